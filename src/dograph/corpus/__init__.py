@@ -1,0 +1,1 @@
+"""Text to tokens to batches. Importing this package pulls in neither torch nor any extra."""

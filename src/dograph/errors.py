@@ -1,0 +1,50 @@
+"""Errors for users: each says what was given, what is allowed and what to do."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class DographError(Exception):
+    """Root of every error that a user can cause and mend."""
+
+
+class ConfigError(DographError, ValueError):
+    """A setting is wrong."""
+
+
+class CorpusError(DographError, ValueError):
+    """An input to the corpus, or a prepared corpus, is wrong."""
+
+
+class RunError(DographError):
+    """A run directory cannot be used as asked."""
+
+
+class NonFiniteError(DographError, ArithmeticError):
+    """A loss or a gradient stopped being a number; the run halted before the update."""
+
+
+class MissingExtraError(DographError, ImportError):
+    """An optional dependency is not installed."""
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """A clause that names the nearest allowed word, or lists them all if none is near."""
+    allowed = sorted(allowed)
+    near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else f"allowed: {', '.join(allowed)}"
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency, or say exactly how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{module.split('.')[0]} is not installed. Install it with: "
+            f"pip install 'dograph[{extra}]'"
+        ) from error

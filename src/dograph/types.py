@@ -1,0 +1,90 @@
+"""The nouns: Mixture, Batch, Signals.
+
+Shapes: B samples of the world batch of one optimizer step (all ranks and micro-batches, in global
+order), T tokens, K sketch, S sources.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dograph.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:  # torch takes seconds to import; preparing a corpus does not need it
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Sampling weights over named sources (or strata): what to draw from. They sum to 1."""
+
+    weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        bad = {name: w for name, w in self.weights.items() if not (math.isfinite(w) and w >= 0)}
+        if bad:
+            raise ConfigError(f"mixture weights must be finite and >= 0, got {bad}")
+        total = math.fsum(self.weights.values())
+        if not self.weights or abs(total - 1) > 1e-6:
+            raise ConfigError(
+                f"mixture weights must sum to 1, got {total:.6g} over {len(self.weights)} names; "
+                "divide them by their sum, or use Mixture.normalised"
+            )
+
+    @classmethod
+    def normalised(cls, weights: Mapping[str, float]) -> "Mixture":
+        """A mixture proportional to `weights`."""
+        total = math.fsum(weights.values())
+        if not (math.isfinite(total) and total > 0):
+            raise ConfigError(
+                f"mixture weights need a positive finite sum, got {total} from {dict(weights)}"
+            )
+        return cls({name: weight / total for name, weight in weights.items()})
+
+    def require_names(self, known: list[str]) -> None:
+        """Refuse a name that the corpus does not have."""
+        for name in self.weights:
+            if name not in known:
+                raise ConfigError(
+                    f'the mixture names "{name}", which is not in the corpus; '
+                    f"{did_you_mean(name, known)}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleIds:
+    """Where each sample of a batch comes from: enough to read its text again."""
+
+    stratum_B: np.ndarray  # index into the corpus' training strata
+    block_B: np.ndarray  # which block of that stratum
+    document_B: np.ndarray  # document in which the block starts, counted within the stratum
+    offset_B: np.ndarray  # token of that document at which the block starts
+    epoch_B: np.ndarray  # how many times the stratum had been read through before
+
+    def __len__(self) -> int:
+        return len(self.stratum_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """This rank's samples of one optimizer step, and where they stand in the world batch."""
+
+    token_BT: "Tensor"  # (local samples, T) int64
+    source_B: "Tensor"  # (world batch,) int64: source of every sample in the world
+    ids: SampleIds  # of the world batch
+    local: slice  # which samples of the world batch are token_BT
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What one step knows of its samples. A mixer's `needs` says which fields are filled."""
+
+    step: int
+    num_samples: int  # B, the world batch
+    loss_B: "Tensor | None" = None  # mean NLL in nats over each sample's own predicted tokens
+    reference_loss_B: "Tensor | None" = None  # the same under a reference model
+    source_B: "Tensor | None" = None  # index into the corpus' sources
+    sketch_BK: "Tensor | None" = None  # projected per-sample gradients
