@@ -14,6 +14,7 @@ import numpy as np
 from dograph.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:  # torch takes seconds to import; preparing a corpus does not need it
+    import torch
     from torch import Tensor
 
 
@@ -84,6 +85,7 @@ class Signals:
 
     step: int
     num_samples: int  # B, the world batch
+    device: "torch.device | None" = None  # where weights are wanted; None: the CPU
     loss_B: "Tensor | None" = None  # mean NLL in nats over each sample's own predicted tokens
     reference_loss_B: "Tensor | None" = None  # the same under a reference model
     source_B: "Tensor | None" = None  # index into the corpus' sources

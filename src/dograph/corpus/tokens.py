@@ -4,9 +4,11 @@ A block is `seq_len` consecutive tokens; blocks do not overlap, and the tail tha
 block is left out. Documents run on inside a block, divided by the end-of-text token.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,20 +51,25 @@ class StratumTokens:
                 f"{path} should hold at least {wanted} bytes, found {have}; "
                 "prepare the corpus again, or copy the whole folder"
             )
-        self.token_N = np.memmap(
+        mapped = np.memmap(
             path,
             mode="r",
             dtype=entry.dtype,
             offset=entry.header_bytes + entry.first_token * itemsize,
             shape=(entry.tokens,),
         )
+        self.token_N = mapped.view(np.ndarray)  # the same memory without memmap's slow indexing
 
     @cached_property
     def documents(self) -> np.ndarray:
         """The documents of this stratum, memory-mapped, of DOCUMENT_DTYPE."""
         path = self.directory / self.entry.documents_file
         documents: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        return documents
+        return documents.view(np.ndarray)
+
+    @cached_property
+    def _end_D(self) -> Any:
+        return self.documents["end"]
 
     def num_blocks(self, seq_len: int) -> int:
         return self.entry.tokens // seq_len
@@ -70,11 +77,11 @@ class StratumTokens:
     def read_block(self, block: int, seq_len: int) -> np.ndarray:
         return self.token_N[block * seq_len : (block + 1) * seq_len]
 
-    def locate(self, token: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For tokens of this stratum: the document each is in, and its offset there."""
-        document = np.searchsorted(self.documents["end"], token, side="right")
-        start = np.where(document > 0, self.documents["end"][np.maximum(document - 1, 0)], 0)
-        return document, token - start
+    def locate(self, token: int) -> tuple[int, int]:
+        """The document that a token is in, and its offset there."""
+        # Not np.searchsorted: it would copy the whole strided field on every call.
+        document = bisect_right(self._end_D, token)
+        return document, token - (int(self._end_D[document - 1]) if document else 0)
 
     def document(self, index: int) -> DocumentSpan:
         end, record, source = self.documents[index].tolist()

@@ -1,0 +1,45 @@
+# Every target sets up what it needs. PYTHON may name any Python from 3.11 on.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUNS ?= runs
+JOBS ?= 2
+
+.PHONY: demo test test-slow check format bench clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)  ## two short runs on the embedded corpus, and their losses side by side
+	$(BIN)/dograph data prepare demo --out data/demo
+	rm -rf $(RUNS)/demo-natural $(RUNS)/demo-uniform
+	$(BIN)/dograph train demo mixer.name=natural run=$(RUNS)/demo-natural
+	$(BIN)/dograph train demo mixer.name=uniform run=$(RUNS)/demo-uniform
+	$(BIN)/dograph losses $(RUNS)/demo-natural $(RUNS)/demo-uniform
+	@echo "runs: $(RUNS)/demo-natural $(RUNS)/demo-uniform"
+
+test: $(READY)  ## the fast suite, under 6 minutes on two cores
+	$(BIN)/python -m pytest -m 'not slow' -n $(JOBS)
+
+test-slow: $(READY)  ## what takes longer: many kills, world sizes, a real corpus
+	$(BIN)/python -m pytest -m slow -n $(JOBS)
+
+check: $(READY)  ## format, lint, types, layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/contracts -m 'not slow'
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## rewrite benchmarks/results on this machine
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

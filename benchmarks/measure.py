@@ -1,0 +1,84 @@
+"""How the figures are taken: interleaved blocks, medians of ratios, exact intervals."""
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+RESULTS = Path(__file__).parent / "results"
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+
+
+def interleave(
+    arms: dict[str, Callable[[], None]],
+    blocks: int,
+    steps: int,
+    wait: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Seconds per step of each arm in each block; the order of the arms turns every block."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    for block in range(blocks):
+        for name in names if block % 2 == 0 else reversed(names):
+            start = time.perf_counter()
+            for _ in range(steps):
+                arms[name]()
+            wait()
+            seconds[name].append((time.perf_counter() - start) / steps)
+    return seconds
+
+
+def median_interval(values: list[float], confidence: float = 0.95) -> dict[str, Any]:
+    """The median and its exact distribution-free interval, from order statistics."""
+    ordered = sorted(values)
+    n = len(ordered)
+    low = max(int(stats.binom.ppf((1 - confidence) / 2, n, 0.5)) - 1, 0)
+    while low > 0 and 1 - 2 * stats.binom.cdf(low, n, 0.5) < confidence:
+        low -= 1
+    covered = 1 - 2 * stats.binom.cdf(low, n, 0.5)
+    return {
+        "median": float(np.median(ordered)),
+        "low": ordered[low],
+        "high": ordered[n - 1 - low],
+        "confidence": round(float(covered), 4),
+        "blocks": n,
+    }
+
+
+def ratio(over: list[float], under: list[float]) -> dict[str, Any]:
+    """Median of block ratios, with its interval."""
+    return median_interval([a / b for a, b in zip(over, under, strict=True)])
+
+
+def write(name: str, command: str, config: dict[str, Any], result: dict[str, Any]) -> None:
+    """One JSON file a benchmark, with all that is needed to judge and repeat it."""
+    record = {
+        "benchmark": name,
+        "command": command,
+        "config": config,
+        "result": result,
+        "machine": {
+            "processor": processor(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "versions": {library: version(library) for library in LIBRARIES},
+        },
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps({name: result}, indent=2), flush=True)
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

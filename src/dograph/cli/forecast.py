@@ -1,0 +1,47 @@
+"""dograph train --dry-run: the forecast as tables."""
+
+from rich.console import Console
+from rich.table import Table
+
+from dograph.corpus.corpus import Corpus
+from dograph.corpus.embedded import ensure_corpus
+from dograph.training.config import RunConfig
+from dograph.training.forecast import EFFICIENCY, forecast
+
+
+def print_forecast(config: RunConfig) -> None:
+    corpus = Corpus(ensure_corpus(config.data.corpus))
+    costs = forecast(config, corpus)
+    console = Console()
+
+    table = Table(title="forecast", show_header=False)
+    table.add_row("parameters", f"{costs.parameters:,}")
+    table.add_row("memory, weights and optimizer", _size(costs.state_bytes))
+    table.add_row("memory, activations (estimate)", _size(costs.activation_bytes))
+    table.add_row("training tokens", f"{costs.tokens:,}")
+    table.add_row("training FLOPs", f"{costs.flops:.2e}")
+    table.add_row(
+        "time on this machine (estimate)",
+        f"{_duration(costs.seconds)} at {EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} "
+        "TFLOP/s measured",
+    )
+    console.print(table)
+
+    sources = Table(title=f"what {config.mixer.name} would draw")
+    for column in ("source", "weight", "times read through", ""):
+        sources.add_column(column, justify="left" if column in ("source", "") else "right")
+    for source, weight in costs.weights.items():
+        epochs = costs.epochs[source]
+        note = f"more than {config.data.warn_epochs:g}" if epochs > config.data.warn_epochs else ""
+        sources.add_row(source, f"{weight:.4f}", f"{epochs:.2f}", note)
+    console.print(sources)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

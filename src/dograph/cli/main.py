@@ -1,0 +1,31 @@
+"""The `dograph` command."""
+
+import os
+import sys
+
+import typer
+
+from dograph.cli import data, doctor, losses, show, train
+from dograph.errors import DographError
+
+app = typer.Typer(
+    help="Mix pre-training data by what the model itself perceives.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("train")(train.train)
+app.command("losses")(losses.losses)
+app.command("doctor")(doctor.doctor)
+data.app.command("show")(show.show)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is told in plain words, without a traceback."""
+    try:
+        app()
+    except DographError as error:
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,124 @@
+"""What `dograph data prepare` shows: a live bar on a terminal, now and then a line elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dograph.corpus.composition import absent_sources, composition
+from dograph.corpus.manifest import Manifest
+from dograph.corpus.prepare import Progress as Preparing
+from dograph.corpus.publish import REPAIRS
+
+LINE_SECONDS = 10.0
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[Preparing], None]]:
+    """Something to report progress to; it all goes to stderr."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("reading")
+        clock = _Clock()
+
+        def report(now: Preparing) -> None:
+            text = f"{now.stage} {_amounts(now, clock)}" if now.text_bytes else now.stage
+            bar.update(task, description=text, completed=now.read_bytes, total=now.total_bytes)
+
+        yield report
+
+
+class _Lines:
+    """Plain lines: one at each change of stage, and every LINE_SECONDS."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._clock = _Clock()
+        self._due = time.monotonic() + LINE_SECONDS
+
+    def __call__(self, now: Preparing) -> None:
+        if now.stage == self._stage and time.monotonic() < self._due:
+            return
+        self._stage = now.stage
+        self._due = time.monotonic() + LINE_SECONDS
+        done = ""
+        if now.total_bytes and now.text_bytes:
+            done = f" {100 * now.read_bytes / now.total_bytes:.0f} % read,"
+        amounts = f":{done} {_amounts(now, self._clock)}" if now.text_bytes else ""
+        print(f"{now.stage}{amounts}", file=sys.stderr, flush=True)
+
+
+class _Clock:
+    """Rates since the first report: what was done before a resumption does not count."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, Preparing] | None = None
+
+    def rates(self, now: Preparing) -> tuple[float, float]:
+        """Text bytes and tokens a second."""
+        if self._first is None:
+            self._first = (time.monotonic(), now)
+        start, first = self._first
+        seconds = max(time.monotonic() - start, 1e-9)
+        text, tokens = now.text_bytes - first.text_bytes, now.tokens - first.tokens
+        return text / seconds, tokens / seconds
+
+
+def _amounts(now: Preparing, clock: _Clock) -> str:
+    text, tokens = clock.rates(now)
+    amounts = (
+        f"{now.text_bytes / 2**20:.1f} MiB, {now.documents:,} documents, {now.tokens:,} tokens"
+    )
+    return f"{amounts}, {text / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s" if tokens else amounts
+
+
+def print_composition(manifest: Manifest) -> None:
+    """The table that a preparation ends with, and what a reader should know beside it."""
+    rows = composition(manifest)
+    by_bytes = all(row.bytes is not None for row in rows)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("source", no_wrap=True)
+    share = "share of bytes" if by_bytes else "share of tokens"
+    titles = ["documents", "tokens", *(["MB"] if by_bytes else []), share]
+    titles += ["paper"] if manifest.recipe else []
+    for title in (*titles, "validation tokens"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [f"{row.documents:,}", f"{row.tokens:,}"]
+        cells += [f"{(row.bytes or 0) / 1e6:.2f}"] if by_bytes else []
+        cells += [_percent(row.share)]
+        cells += [_percent(row.paper_share)] if manifest.recipe else []
+        table.add_row(row.source, *cells, f"{row.validation_tokens:,}")
+    # a pipe has no width: nothing should be cut there
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table, highlight=False)
+    for note in _notes(manifest):
+        print(note)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _notes(manifest: Manifest) -> Iterator[str]:
+    rows = composition(manifest)
+    absent = absent_sources(manifest)
+    if absent:
+        yield f"absent from this corpus, in the paper's table: {', '.join(absent)}"
+    untested = [row.source for row in rows if not row.validation_tokens]
+    if untested:
+        yield f"without validation text: {', '.join(untested)}"
+    untrained = [row.source for row in rows if not row.tokens]
+    if untrained:
+        yield f"validation text only: {', '.join(untrained)}"
+    if manifest.repairs:
+        counts = ", ".join(f"{kind}: {n:,}" for kind, n in sorted(manifest.repairs.items()))
+        yield f"records mended or left out: {counts} (listed in {REPAIRS}, exclusions apart)"

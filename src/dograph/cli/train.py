@@ -1,0 +1,151 @@
+"""dograph train: from a corpus to a model and a run directory."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dograph.training.config import RunConfig
+    from dograph.training.run_dir import RunDirectory
+    from dograph.training.world import World
+
+# What may change when a run goes on: nothing that would change its numbers.
+RESUMABLE = ("log", "checkpoint", "train.device")
+
+
+def train(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [NAME=VALUE]...",
+            help="a YAML file or a preset, then overrides such as train.steps=200",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="go on with this run, exactly where it stopped")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print the resolved settings and stop")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="forecast parameters, memory, tokens, repeats and time, and stop"
+        ),
+    ] = False,
+) -> None:
+    r"""Train a language model on a prepared corpus.
+
+    Without arguments: the embedded demo corpus and a small GPT-2, minutes on a laptop CPU.
+
+    \b
+    dograph train                                        the demo
+    dograph train mixer.name=uniform run=runs/uniform    the same, equal weight per source
+    dograph train recipe.yaml train.steps=200            your settings, one of them overridden
+    dograph train paper-gpt2-small data.corpus=data/spj  the paper's recipe
+    dograph train recipe.yaml --dry-run                  what it would cost
+    dograph train --resume runs/demo                     go on after Ctrl-C, a kill or a crash
+    torchrun --nproc-per-node 8 -m dograph train recipe.yaml
+
+    Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
+    """
+    settings = settings or []
+    config = _resumed(resume, settings) if resume else _fresh(settings)
+    if print_config:
+        print(config.dump(), end="")
+        return
+    if dry_run:
+        from dograph.cli.forecast import print_forecast
+
+        print_forecast(config)
+        return
+    from dograph.training.world import open_world
+
+    with open_world(config.train.device) as world:
+        asked = _run(config, world, resume)
+    if asked:
+        sys.exit(128 + asked)
+
+
+def _fresh(settings: list[str]) -> "RunConfig":
+    from dograph.training.presets import resolve_config
+
+    name = settings[0] if settings and "=" not in settings[0] else None
+    return resolve_config(name, settings[1:] if name else settings)
+
+
+def _resumed(run: Path, settings: list[str]) -> "RunConfig":
+    """The run's own configuration, with such overrides as leave its numbers alone."""
+    from dograph.training.config import parse_config
+    from dograph.training.presets import merge, parse_override
+    from dograph.training.run_dir import RunDirectory
+
+    values = RunDirectory.open(run).config().model_dump(mode="json")
+    for setting in settings:
+        name = setting.partition("=")[0]
+        if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in RESUMABLE):
+            raise ConfigError(
+                f'"{setting}" cannot change when a run is resumed: its numbers would no longer be '
+                f"those of one run. Allowed: {', '.join(RESUMABLE)}. For another run, start anew."
+            )
+        values = merge(values, parse_override(setting))
+    return parse_config(values | {"run": str(run)}, str(run))
+
+
+def _run(config: "RunConfig", world: "World", resume: Path | None) -> int:
+    from dograph.corpus.embedded import ensure_corpus
+    from dograph.training.environment import describe_environment
+    from dograph.training.run_dir import RunDirectory
+
+    if world.is_main:
+        corpus = ensure_corpus(config.data.corpus)
+    world.barrier()
+    if not world.is_main:
+        corpus = ensure_corpus(config.data.corpus)
+    data = config.data.model_copy(update={"corpus": str(corpus)})
+    config = config.model_copy(update={"data": data})
+
+    run = RunDirectory(Path(config.run))
+    if world.is_main and resume is None:
+        run = RunDirectory.create(run.path, config, describe_environment())
+    elif world.is_main:
+        run.lock()
+    world.barrier()
+    try:
+        return _train(config, run, world, resume is not None)
+    finally:
+        run.unlock()
+
+
+def _train(config: "RunConfig", run: "RunDirectory", world: "World", resume: bool) -> int:
+    from dograph.cli.losses import print_losses
+    from dograph.training.forecast import repeat_warnings
+    from dograph.training.trainer import Trainer
+
+    trainer = Trainer(config, run, world)
+    trainer.resume() if resume else trainer.begin()
+    if world.is_main:
+        for warning in repeat_warnings(config, trainer.state.sampler):
+            print(f"warning: {warning}", file=sys.stderr)
+    if trainer.done >= config.train.steps:
+        print(f"{run.path} is complete: {trainer.done} steps", file=sys.stderr)
+    asked = trainer.train()
+    if not world.is_main:
+        return asked
+    if asked:
+        name = signal.Signals(asked).name
+        print(
+            f"stopped by {name} after step {trainer.done}; nothing is lost. "
+            f"Go on: dograph train --resume {run.path}",
+            file=sys.stderr,
+        )
+    else:
+        print_losses([run.path])
+        print(f"run: {run.path}")
+    return asked

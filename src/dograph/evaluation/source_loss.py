@@ -1,0 +1,61 @@
+"""Validation loss of each source: mean NLL in nats over held-out tokens.
+
+The blocks are a fixed, evenly spaced choice from each source, so every evaluation of every run on
+a corpus reads the same text.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dograph.corpus.corpus import Corpus
+
+
+def validation_blocks(corpus: Corpus, source: str, seq_len: int, most: int) -> list[np.ndarray]:
+    """At most `most` blocks of a source; a text shorter than one block is one short block."""
+    strata = [s for s in corpus.validation if s.entry.source == source]
+    ends = np.cumsum([s.num_blocks(seq_len) for s in strata], dtype=np.int64)
+    if not strata or ends[-1] == 0:
+        return [np.asarray(s.token_N) for s in strata if s.entry.tokens >= 2][:most]
+    chosen = np.linspace(0, ends[-1] - 1, min(most, int(ends[-1]))).round().astype(np.int64)
+    blocks = []
+    for s, index in zip(np.searchsorted(ends, chosen, side="right"), chosen, strict=True):
+        before = int(ends[s - 1]) if s else 0
+        blocks.append(strata[s].read_block(int(index) - before, seq_len))
+    return blocks
+
+
+@torch.no_grad()
+def validate(
+    losses: Callable[[Tensor], Tensor],
+    blocks_of: dict[str, list[np.ndarray]],
+    *,
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
+    total: Callable[[Tensor], Tensor],
+) -> dict[str, float]:
+    """Loss in nats of each source that has validation text; ranks share the blocks out."""
+    sums_S2 = torch.zeros(len(blocks_of), 2, dtype=torch.float64)
+    for s, blocks in enumerate(blocks_of.values()):
+        mine = blocks[rank::world_size]
+        for first in range(0, len(mine), micro_batch_size):
+            chunk = mine[first : first + micro_batch_size]
+            for token_bT in _stack(chunk):
+                loss_b = losses(token_bT).double().cpu()
+                predictions = token_bT.shape[1] - 1
+                sums_S2[s, 0] += loss_b.sum() * predictions
+                sums_S2[s, 1] += len(loss_b) * predictions
+    sums_S2 = total(sums_S2)
+    rows = zip(blocks_of, sums_S2.tolist(), strict=True)
+    return {source: nats / tokens for source, (nats, tokens) in rows if tokens}
+
+
+def _stack(blocks: list[np.ndarray]) -> list[Tensor]:
+    """One tensor of equal-length blocks, or one each where lengths differ."""
+    rows = [torch.from_numpy(block.astype(np.int64)) for block in blocks]
+    if len({len(row) for row in rows}) == 1:
+        return [torch.stack(rows)]
+    return [row.unsqueeze(0) for row in rows]

@@ -1,0 +1,1 @@
+"""The methods: each answers at most three questions (plan, weigh, remix)."""

@@ -1,0 +1,58 @@
+"""Mixer: the one type behind every method. The base class is `natural`.
+
+A method answers at most three questions: what to draw from (`plan`, before training), how much
+each sample counts (`weigh`, each step), and whether to draw differently (`remix`, now and then).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from dograph.types import Mixture, Signals
+
+# What `weigh` may ask for. The step computes only what the mixer needs.
+SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})
+
+
+class Lab(Protocol):
+    """What a plan may know and do before training. Injected, so mixers never import training."""
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """Training tokens of each source."""
+
+    @property
+    def budget(self) -> int:
+        """Tokens that the run will draw."""
+
+
+class Mixer:
+    """Natural mixing: draw by tokens, count every sample alike."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def plan(self, lab: Lab) -> Mixture:
+        """What to draw from at first."""
+        return Mixture.normalised({name: float(n) for name, n in lab.tokens.items()})
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """Weight of each sample of the world batch: (B,), >= 0, summing to 1."""
+        equal = 1 / signals.num_samples
+        return torch.full((signals.num_samples,), equal, device=signals.device)
+
+    def remix(self, signals: Signals) -> Mixture | None:
+        """What to draw from after `signals.step`, or None to go on as before."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: tensors and JSON values by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def report(self) -> dict[str, float]:
+        """Metrics of the last step, named `area/quantity_unit`."""
+        return {}

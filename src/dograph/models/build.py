@@ -1,0 +1,142 @@
+"""Models for training: Hugging Face causal LMs with the vocabulary padded to a multiple of 64.
+
+Padding makes the largest matmul of a step a friendly shape. Padded rows are zero, their logits
+are cut off before the softmax, so they receive no gradient and stay zero; saving trims them, so
+a checkpoint loads anywhere. `transformers` enters the models here and in files.py alone.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dograph.errors import ConfigError, did_you_mean
+from dograph.models.loss import PerSampleLoss
+from dograph.models.presets import PRESETS, Shape
+from dograph.rng import key64
+
+PAD_TO = 64
+
+
+def build_model(
+    preset: str, *, vocab_size: int, seq_len: int, dropout: float, seed: int
+) -> PerSampleLoss:
+    """A fresh model of a named shape; the same seed gives the same weights."""
+    config = preset_config(preset, vocab_size=vocab_size, seq_len=seq_len, dropout=dropout)
+    return _padded(_from_config(config, seed, attn_implementation=_plain_causal_attention()))
+
+
+def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> PerSampleLoss:
+    """Any causal LM by Hugging Face name or path: its weights, or only its shape."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+        if config.vocab_size < vocab_size:
+            raise ConfigError(
+                f"{name} has a vocabulary of {config.vocab_size}, smaller than the corpus' "
+                f"{vocab_size}; prepare the corpus with that model's tokenizer"
+            )
+        if not pretrained:
+            return _padded(_from_config(config, seed))
+        return _padded(AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32))
+    except OSError as error:
+        raise ConfigError(
+            f'model.path="{name}" could not be loaded: {error}. Give a folder saved by '
+            f"save_pretrained, a Hugging Face name, or a preset: {', '.join(PRESETS)}"
+        ) from error
+
+
+def preset_config(preset: str, *, vocab_size: int, seq_len: int, dropout: float) -> Any:
+    """The Hugging Face configuration of a preset."""
+    if preset not in PRESETS:
+        raise ConfigError(f'model.preset="{preset}" is not known; {did_you_mean(preset, PRESETS)}')
+    shape = PRESETS[preset]
+    if dropout and shape.family == "llama":
+        raise ConfigError(f"model.dropout={dropout}: LLaMA models have no dropout; set it to 0")
+    positions = max(shape.positions, seq_len) if shape.family == "gpt2" else shape.positions
+    return (_gpt2_config if shape.family == "gpt2" else _llama_config)(
+        shape, vocab_size, positions, dropout
+    )
+
+
+def _gpt2_config(shape: Shape, vocab_size: int, positions: int, dropout: float) -> Any:
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=positions,
+        n_embd=shape.width,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_inner=shape.feed_forward,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def _llama_config(shape: Shape, vocab_size: int, positions: int, dropout: float) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=shape.tied,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def _from_config(config: Any, seed: int, **options: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key64(seed, "init") >> 1)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+
+
+def _plain_causal_attention() -> str:
+    """SDPA under a name that has no mask builder, so its own causal flag is used.
+
+    The builder looks for packed sequences by reading positions back to the host in every step.
+    Our samples are never packed that way; a model loaded by path keeps its own attention.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("sdpa_plain_causal", sdpa_attention_forward)
+    return "sdpa_plain_causal"
+
+
+def _padded(model: Any) -> PerSampleLoss:
+    vocab_size = model.config.vocab_size
+    resize_vocab(model, -(-vocab_size // PAD_TO) * PAD_TO)
+    return PerSampleLoss(model, vocab_size)
+
+
+def resize_vocab(model: Any, rows: int) -> None:
+    """Set the number of embedding rows, tied or not: new ones are zero, surplus ones go."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head.weight is embedding.weight
+    for layer in (embedding, head):
+        kept = layer.weight.detach()[:rows]
+        grown = torch.cat([kept, kept.new_zeros(rows - len(kept), kept.shape[1])])
+        layer.weight = nn.Parameter(grown)
+        if getattr(layer, "bias", None) is not None:
+            kept = layer.bias.detach()[:rows]
+            layer.bias = nn.Parameter(torch.cat([kept, kept.new_zeros(rows - len(kept))]))
+    if tied:
+        head.weight = embedding.weight
+    embedding.num_embeddings = head.out_features = model.config.vocab_size = rows

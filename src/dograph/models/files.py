@@ -1,0 +1,67 @@
+"""A trained model on disk, in Hugging Face's format, with the vocabulary at its true size."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dograph.errors import RunError
+from dograph.models.loss import PerSampleLoss
+
+WEIGHTS = "model.safetensors"
+
+
+def save_model(wrapped: PerSampleLoss, directory: Path, tokenizer_file: Path | None) -> None:
+    """Write what `AutoModelForCausalLM.from_pretrained` (and AutoTokenizer) can read."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would tear the run's own progress line
+    model, padded = wrapped.model, wrapped.model.config.vocab_size
+    weights = trim_vocab(wrapped, model.state_dict())
+    model.config.vocab_size = wrapped.vocab_size
+    try:
+        model.save_pretrained(directory, state_dict=weights, max_shard_size="1TB")
+    finally:
+        model.config.vocab_size = padded
+    if tokenizer_file is not None:
+        PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file)).save_pretrained(directory)
+
+
+def restore_model(wrapped: PerSampleLoss, directory: Path) -> None:
+    """Read weights back into a model of the same shape, padding the vocabulary again."""
+    stored = load_file(directory / WEIGHTS)
+    for name, parameter in wrapped.model.named_parameters():
+        if name not in stored:
+            raise RunError(f"{directory / WEIGHTS} lacks the parameter {name}")
+        pad_rows_into(parameter.data, stored[name])
+    for name, buffer in wrapped.model.named_buffers():
+        if name in stored:
+            buffer.copy_(stored[name])
+
+
+def vocab_names(wrapped: PerSampleLoss) -> set[str]:
+    """Names, in the Hugging Face model, of the tensors that have a row for every token."""
+    model = wrapped.model
+    rows = {id(model.get_input_embeddings().weight)}
+    rows |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in every if id(parameter) in rows}
+
+
+def trim_vocab(wrapped: PerSampleLoss, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Cut padded vocabulary rows off the tensors that have them."""
+    rows = vocab_names(wrapped)
+    return {
+        name: tensor[: wrapped.vocab_size] if name in rows else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def pad_rows_into(target: Tensor, stored: Tensor) -> None:
+    """Copy `stored` into the first rows of `target`; rows that were trimmed become zero."""
+    missing = target.shape[0] - stored.shape[0] if target.ndim else 0
+    if missing:
+        stored = torch.cat([stored, stored.new_zeros(missing, *stored.shape[1:])])
+    target.copy_(stored)

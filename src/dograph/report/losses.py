@@ -1,0 +1,65 @@
+"""A table of validation losses per source, from run directories."""
+
+from pathlib import Path
+
+from rich.table import Table
+
+from dograph.errors import RunError
+from dograph.training.metrics import Row, read_metrics
+from dograph.training.run_dir import RunDirectory
+
+SUMMARIES = ("mean", "natural", "worst")
+
+
+def last_validation(run: RunDirectory) -> Row:
+    """The newest validation of a run."""
+    rows = read_metrics(run.metrics_file) if run.metrics_file.is_file() else []
+    validations = [row for row in rows if "valid/mean/loss_nats" in row]
+    if not validations:
+        raise RunError(f"{run.path} has no validation yet; it makes one every eval.every steps")
+    return validations[-1]
+
+
+def losses_table(paths: list[Path]) -> Table:
+    """Sources down, runs across: loss in nats, perplexity, bits per byte, times read through."""
+    table = Table(title="validation loss per source")
+    table.add_column("source")
+    columns = []
+    for path in paths:
+        run = RunDirectory.open(path)
+        row, mixer = last_validation(run), run.config().mixer.name
+        epochs = last_epochs(run)
+        columns.append((row, epochs))
+        table.add_column(f"{mixer}\nnats", justify="right")
+        table.add_column("\nppl", justify="right")
+        table.add_column("\nbits/byte", justify="right")
+        table.add_column("\nepochs", justify="right")
+    sources = sorted(
+        {
+            name.removeprefix("valid/").removesuffix("/loss_nats")
+            for row, _ in columns
+            for name in row
+            if name.startswith("valid/") and name.endswith("/loss_nats")
+        }
+        - set(SUMMARIES)
+    )
+    for name in [*sources, *SUMMARIES]:
+        cells = [cell for row, epochs in columns for cell in _cells(row, epochs, name)]
+        table.add_row(name, *cells, end_section=name == sources[-1])
+    return table
+
+
+def last_epochs(run: RunDirectory) -> Row:
+    rows = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
+    named = {k: v for row in rows for k, v in row.items() if k.startswith("data/")}
+    return named
+
+
+def _cells(row: Row, epochs: Row, name: str) -> list[str]:
+    units = (("loss_nats", ".4f"), ("ppl", ".2f"), ("bits_per_byte", ".3f"))
+    cells = []
+    for unit, shape in units:
+        value = row.get(f"valid/{name}/{unit}")
+        cells.append("" if value is None else format(value, shape))
+    times = epochs.get(f"data/{name}/epochs")
+    return [*cells, "" if times is None else f"{times:.2f}"]

@@ -1,0 +1,182 @@
+"""The configuration of a run: typed, checked, printed, stored, replayed.
+
+A value that is wrong is refused with its dotted name, what is allowed and what to do.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dograph.errors import ConfigError, did_you_mean
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Part):
+    corpus: str = Field("demo", description="a prepared corpus, or demo, unigram, bigram")
+    seq_len: int = Field(128, ge=2, description="tokens of a sample")
+    warn_epochs: float = Field(
+        4.0, gt=0, description="warn if a source would be read through more often"
+    )
+
+
+class ModelConfig(Part):
+    preset: str | None = Field("demo", description="a shape by name, trained from scratch")
+    path: str | None = Field(None, description="any causal LM by Hugging Face name or folder")
+    pretrained: bool = Field(True, description="with path: keep its weights, not only its shape")
+    dropout: float = Field(0.0, ge=0, lt=1, description="GPT-2 presets only; the paper has 0.1")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.preset is None) == (self.path is None):
+            raise ValueError(
+                f"give model.preset or model.path, and not both (set the other to null); "
+                f"got preset={self.preset!r}, path={self.path!r}"
+            )
+        return self
+
+
+class MixerConfig(BaseModel):
+    """The mixer's name; every other key is an argument of that mixer."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field("natural", description="natural, uniform, static, ... or module:Class")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class OptimConfig(Part):
+    lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
+    lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
+    lr_start: float = Field(1e-7, ge=0, description="learning rate of the first step")
+    warmup_steps: int = Field(20, ge=0, description="steps to reach the highest rate")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="of AdamW")
+    eps: float = Field(1e-8, gt=0, description="of AdamW")
+    weight_decay: float = Field(0.01, ge=0, description="on matrices; not on biases and norms")
+    clip_norm: float = Field(1.0, gt=0, description="gradient norm above which it is scaled down")
+
+
+class TrainConfig(Part):
+    steps: int = Field(200, ge=1, description="optimizer steps")
+    batch_size: int = Field(16, ge=1, description="samples of one step, over all ranks")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="samples a rank computes at once; null: all of its share"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the forward pass; weights stay float32"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    compile: bool = Field(False, description="torch.compile the model and its loss")
+    activation_checkpointing: bool = Field(False, description="less memory, one more forward")
+    deterministic: bool = Field(False, description="CUDA: bitwise repeatable, slower")
+
+
+class EvalConfig(Part):
+    every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
+    max_blocks: int = Field(32, ge=1, description="validation samples per source")
+
+
+class CheckpointConfig(Part):
+    every: int = Field(50, ge=0, description="steps between checkpoints; 0: only when it stops")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class LogConfig(Part):
+    every: int = Field(10, ge=1, description="steps between writes of the metrics")
+    sinks: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default_factory=list, description="where else metrics go"
+    )
+
+
+class RunConfig(Part):
+    """Everything that decides a run."""
+
+    seed: int = Field(0, ge=0, description="of the weights, the data order and the mixer")
+    run: str = Field("runs/demo", description="directory of the run")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    mixer: MixerConfig = MixerConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.optim.warmup_steps > self.train.steps:
+            raise ValueError(
+                f"optim.warmup_steps={self.optim.warmup_steps} exceeds "
+                f"train.steps={self.train.steps}; lower it or train longer"
+            )
+        return self
+
+    def dump(self) -> str:
+        """YAML that gives this configuration back."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def parse_config(values: dict[str, Any], where: str) -> RunConfig:
+    """Check nested values and build the configuration; all problems are told at once."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(problem) for problem in error.errors()]
+        raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in problems)) from None
+
+
+def _explain(problem: Any) -> str:
+    path = [str(part) for part in problem["loc"]]
+    name = ".".join(path) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
+        return f"{name} is not a setting; {did_you_mean(name, known)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if problem["type"] == "value_error" else f" (got {problem['input']!r})"
+    return f"{name}: {message[0].lower()}{message[1:]}{given}"
+
+
+def setting_names(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted name that a configuration may set."""
+    names = []
+    for name, field in part.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += setting_names(kind, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but 1e-3 is a number, as everybody means it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
+)
+
+
+def load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A configuration file as nested values."""
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold settings (name: value), got {type(content).__name__}")
+    return content

@@ -1,0 +1,139 @@
+"""What a run would cost, before it is started: parameters, memory, tokens, repeats, time.
+
+Parameters, tokens and repeats are exact. Memory is weights, gradients and AdamW's moments
+(exact) plus activations (a count of what each layer keeps for the backward pass). Time is the
+run's matmul FLOPs at EFFICIENCY times the matmul speed measured on this machine just now.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from dograph.corpus.corpus import Corpus
+from dograph.corpus.sampler import Sampler
+from dograph.mixers.registry import build_mixer
+from dograph.training.assembly import open_model, open_sampler
+from dograph.training.config import RunConfig
+from dograph.training.lab import open_lab
+from dograph.training.world import pick_device
+
+EFFICIENCY = 0.6  # of the measured matmul speed; what is not a matmul takes the rest
+KEPT_PER_LAYER = 34  # bytes a layer keeps per token and unit of width in half precision
+PROBE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A run's costs."""
+
+    parameters: int
+    state_bytes: int  # weights, gradients, moments
+    activation_bytes: int  # of one micro-batch on one rank
+    tokens: int
+    weights: dict[str, float]
+    epochs: dict[str, float]
+    flops: float
+    flops_per_second: float
+    seconds: float
+
+
+def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
+    """Costs of the run on one process of this machine."""
+    with torch.device("meta"):
+        model = open_model(config, corpus)
+    parameters = sum(p.numel() for p in model.parameters())
+    shape = model.model.config
+    embedding = model.model.get_input_embeddings().weight.numel()
+    matmul_parameters = parameters - (0 if shape.tie_word_embeddings else embedding)
+    tokens = config.train.steps * config.train.batch_size * config.data.seq_len
+    layers, width = shape.num_hidden_layers, shape.hidden_size
+    flops = tokens * (6.0 * matmul_parameters + 12.0 * layers * width * config.data.seq_len)
+    if config.train.activation_checkpointing:
+        flops *= 4 / 3
+
+    speed = measure_matmul(config, width)
+    sampler = open_sampler(config, corpus)
+    mixer = build_mixer(config.mixer.name, config.mixer.options)
+    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    return Forecast(
+        parameters=parameters,
+        state_bytes=16 * parameters,
+        activation_bytes=activation_bytes(config, layers, width, model.vocab_size),
+        tokens=tokens,
+        weights=weights_by_source(sampler),
+        epochs=planned_epochs(config, sampler),
+        flops=flops,
+        flops_per_second=speed,
+        seconds=flops / (EFFICIENCY * speed),
+    )
+
+
+def activation_bytes(config: RunConfig, layers: int, width: int, vocab_size: int) -> int:
+    """What the backward pass keeps, for one micro-batch."""
+    samples = config.train.micro_batch_size or config.train.batch_size
+    tokens = samples * config.data.seq_len
+    scale = 1 if config.train.dtype == "bfloat16" else 2
+    per_layer = tokens * width * scale * KEPT_PER_LAYER
+    kept = layers * tokens * width * 2 * scale + per_layer
+    whole = kept if config.train.activation_checkpointing else layers * per_layer
+    return whole + 3 * 4 * tokens * vocab_size  # logits, their log-softmax and its gradient
+
+
+def measure_matmul(config: RunConfig, width: int) -> float:
+    """FLOP/s of this machine on a matmul like the model's own."""
+    device = pick_device(config.train.device)
+    dtype = torch.bfloat16 if config.train.dtype == "bfloat16" else torch.float32
+    rows = min(config.train.batch_size * config.data.seq_len, 8192)
+    a, b = (
+        torch.randn(shape, device=device, dtype=dtype)
+        for shape in [(rows, width), (width, 4 * width)]
+    )
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    a @ b
+    wait()
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < PROBE_SECONDS:
+        for _ in range(4):
+            a @ b
+        done += 4
+        wait()
+    return done * 2.0 * rows * width * 4 * width / (time.perf_counter() - start)
+
+
+def weights_by_source(sampler: Sampler) -> dict[str, float]:
+    """The mixture in force at the start, per source."""
+    weights: dict[str, float] = {}
+    for stratum, weight in zip(sampler.strata, sampler.log.entries[0].weight_S, strict=True):
+        source = stratum.entry.source
+        weights[source] = weights.get(source, 0.0) + float(weight)
+    return weights
+
+
+def planned_epochs(config: RunConfig, sampler: Sampler) -> dict[str, float]:
+    """How often each source will have been read through, if the mixture stays as it now is."""
+    entry = sampler.log.entries[-1]
+    left = (config.train.steps - entry.step) * config.train.batch_size
+    drawn: dict[str, float] = {}
+    blocks: dict[str, int] = {}
+    for s, stratum in enumerate(sampler.strata):
+        source = stratum.entry.source
+        planned = float(entry.drawn_S[s]) + left * float(entry.weight_S[s])
+        drawn[source] = drawn.get(source, 0.0) + planned
+        blocks[source] = blocks.get(source, 0) + int(sampler.blocks_S[s])
+    return {source: drawn[source] / max(blocks[source], 1) for source in drawn}
+
+
+def repeat_warnings(config: RunConfig, sampler: Sampler) -> list[str]:
+    """One line for every source that would be read through too often."""
+    most = config.data.warn_epochs
+    return [
+        f"{source} would be read through {epochs:.1f} times, more than data.warn_epochs={most:g}; "
+        "train fewer steps, give it less weight, or use mixer.name=unimax"
+        for source, epochs in planned_epochs(config, sampler).items()
+        if epochs > most
+    ]

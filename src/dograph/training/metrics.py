@@ -1,0 +1,108 @@
+"""From steps to rows of metrics.jsonl: one line a step, every number named with its unit.
+
+`loss_nats` is the mean negative log likelihood per token, `ppl` its exponential, `bits_per_byte`
+the same loss per byte of text. Per source, as the plain mean over sources (`mean`), weighted by
+the sources' training tokens (`natural`), and of the worst source (`worst`).
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from dograph.errors import RunError
+from dograph.training.step import StepRecord
+
+Row = dict[str, float]
+
+
+def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
+    """A loss under its three names."""
+    row = {f"{prefix}/loss_nats": nats, f"{prefix}/ppl": math.exp(min(nats, 700.0))}
+    if bytes_per_token:
+        row[f"{prefix}/bits_per_byte"] = nats / bytes_per_token / math.log(2)
+    return row
+
+
+def step_rows(
+    records: Sequence[StepRecord], sources: list[str], bytes_per_token: Mapping[str, float | None]
+) -> list[Row]:
+    """One row a step. All that is on the device comes over in four transfers."""
+    if not records:
+        return []
+    loss_NB = torch.stack([record.loss_B for record in records]).double().cpu().numpy()
+    weight_NB = torch.stack([record.weight_B for record in records]).double().cpu().numpy()
+    norm_N = torch.stack([record.grad_norm for record in records]).tolist()
+    source_NB = torch.stack([record.source_B for record in records]).cpu().numpy()
+    rows = []
+    for n, record in enumerate(records):
+        row: Row = {"step": record.step + 1}
+        row |= loss_row("train", float(loss_NB[n].mean()), None)
+        for s, source in enumerate(sources):
+            own_B = source_NB[n] == s
+            if own_B.any():
+                mean = float(loss_NB[n][own_B].mean())
+                row |= loss_row(f"train/{source}", mean, bytes_per_token[source])
+        row["train/weighted_loss_nats"] = float((weight_NB[n] * loss_NB[n]).sum())
+        row["weights/effective_samples"] = float(1 / (weight_NB[n] ** 2).sum())
+        row["optim/lr"] = record.lr
+        row["optim/grad_norm"] = norm_N[n]
+        rows.append(row)
+    return rows
+
+
+def validation_row(
+    step: int,
+    nats: Mapping[str, float],
+    tokens: Mapping[str, int],
+    bytes_per_token: Mapping[str, float | None],
+) -> Row:
+    """Validation losses per source and their three summaries."""
+    row: Row = {"step": step}
+    for source, value in nats.items():
+        row |= loss_row(f"valid/{source}", value, bytes_per_token[source])
+    if nats:
+        total = sum(tokens[source] for source in nats)
+        natural = sum(tokens[source] * value for source, value in nats.items()) / total
+        row |= loss_row("valid/mean", sum(nats.values()) / len(nats), None)
+        row |= loss_row("valid/natural", natural, None)
+        row |= loss_row("valid/worst", max(nats.values()), None)
+    return row
+
+
+class MetricsFile:
+    """metrics.jsonl, appended to; what is written is a whole number of lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self._file.write("".join(json.dumps(row) + "\n" for row in rows))
+            self._file.flush()
+        except OSError as error:
+            raise RunError(
+                f"{self.path} cannot be written ({error.strerror}); make room, then resume the run"
+            ) from error
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a metrics file; a line that a kill cut short is left out."""
+    rows: list[Row] = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if not line.endswith("\n"):
+                break
+            rows.append(json.loads(line))
+    return rows

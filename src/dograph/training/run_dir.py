@@ -1,0 +1,114 @@
+"""A run on disk: the interface between commands.
+
+config.yaml     the resolved configuration; `dograph train config.yaml` replays the run
+env.json        versions and devices
+metrics.jsonl   one line a step, and one a validation
+weights.jsonl   the weight log: mixtures and counters by step
+checkpoints/    step-00000100/: model (Hugging Face), optimizer, mixer, weight log
+model           link to the newest checkpoint's model, once the run is complete
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from dograph.errors import RunError
+from dograph.files import sync_directory, write_bytes, write_json, write_text
+from dograph.training.config import RunConfig, parse_config, read_yaml
+
+CHECKPOINT = "step-{:08d}"
+
+
+class RunDirectory:
+    """Paths of a run, and the lock that keeps it to one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.weights_file = path / "weights.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(
+        cls, path: Path, config: RunConfig, environment: dict[str, object]
+    ) -> "RunDirectory":
+        """A new run; an existing directory is refused."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(
+                f"{path} already exists. Go on with it: dograph train --resume {path}; "
+                f"or name another: run={path}-2"
+            )
+        run = cls(path)
+        run.checkpoints.mkdir(parents=True)
+        run.lock()
+        write_json(path / "env.json", environment)
+        write_text(run.config_file, config.dump())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """An existing run."""
+        run = cls(path)
+        if not run.config_file.is_file():
+            raise RunError(
+                f"{path} is not a run: it has no config.yaml. Runs: dograph train run=DIR"
+            )
+        return run
+
+    def lock(self) -> None:
+        """Refuse to share the directory with a live process; a dead one leaves no lock."""
+        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(
+                f"{self.path} is in use by another process; wait for it to end"
+            ) from None
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def config(self) -> RunConfig:
+        return parse_config(read_yaml(self.config_file), str(self.config_file))
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / CHECKPOINT.format(step)
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending. Unfinished ones have another name."""
+        names = (path.name for path in self.checkpoints.glob("step-*") if path.is_dir())
+        return sorted(int(name.removeprefix("step-")) for name in names if name[5:].isdecimal())
+
+    def clean(self) -> None:
+        """Remove what a kill left behind."""
+        for path in [*self.checkpoints.glob(".*"), *self.path.glob(".*.tmp")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def rotate(self, keep: int) -> None:
+        """Delete all but the newest `keep` checkpoints, each by a rename first."""
+        for step in self.checkpoint_steps()[:-keep]:
+            doomed = self.checkpoints / f".old-{step}"
+            os.rename(self.checkpoint(step), doomed)
+            shutil.rmtree(doomed)
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the metrics of steps after `step`; they will be made again."""
+        written = self.metrics_file.read_bytes() if self.metrics_file.is_file() else b""
+        lines = [line for line in written.splitlines(keepends=True) if line.endswith(b"\n")]
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        write_bytes(self.metrics_file, b"".join(kept))
+
+    def link_model(self, step: int) -> None:
+        """Point `model` at the model of a checkpoint."""
+        link, temporary = self.path / "model", self.path / ".model.tmp"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(self.checkpoint(step).relative_to(self.path) / "model")
+        os.replace(temporary, link)
+        sync_directory(self.path)

@@ -1,0 +1,254 @@
+"""The loop around the step: log, validate, checkpoint, stop, resume."""
+
+import os
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from dograph.corpus.corpus import Corpus
+from dograph.corpus.loader import Loader
+from dograph.errors import ConfigError
+from dograph.evaluation.source_loss import validate, validation_blocks
+from dograph.files import write_text
+from dograph.mixers.registry import build_mixer
+from dograph.training.assembly import open_model, open_sampler
+from dograph.training.checkpoint import TrainingState, read_checkpoint, write_checkpoint
+from dograph.training.config import RunConfig
+from dograph.training.interrupts import Interrupts
+from dograph.training.lab import open_lab
+from dograph.training.metrics import MetricsFile, Row, step_rows, validation_row
+from dograph.training.nonfinite import stop_for_nonfinite
+from dograph.training.optim import build_optimizer
+from dograph.training.progress import Progress, open_progress
+from dograph.training.run_dir import RunDirectory
+from dograph.training.sinks import Sink, open_sink
+from dograph.training.step import StepRecord, TrainStep
+from dograph.training.world import World
+
+
+@dataclass(slots=True)
+class Clock:
+    """Time and tokens since metrics were last written."""
+
+    tokens_per_step: int
+    start: float = field(default_factory=time.monotonic)
+
+    def lap(self, steps: int) -> Row:
+        now = time.monotonic()
+        seconds, self.start = now - self.start, now
+        return {
+            "time/step_seconds": seconds / steps,
+            "time/tokens_per_second": steps * self.tokens_per_step / seconds,
+        }
+
+
+class Trainer:
+    """A run in progress."""
+
+    def __init__(self, config: RunConfig, run: RunDirectory, world: World) -> None:
+        self.config, self.run, self.world = config, run, world
+        if config.train.batch_size < world.size:
+            raise ConfigError(
+                f"train.batch_size={config.train.batch_size} samples cannot be shared by "
+                f"{world.size} processes; raise it or start fewer"
+            )
+        self.corpus = Corpus(config.data.corpus)
+        self.bytes_per_token = {
+            "train": self.corpus.bytes_per_token("train"),
+            "validation": self.corpus.bytes_per_token("validation"),
+        }
+        if config.train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        torch.use_deterministic_algorithms(config.train.deterministic)
+        model = open_model(config, self.corpus).to(world.device)
+        if config.train.activation_checkpointing:
+            model.model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        self.state = TrainingState(
+            model=model,
+            optimizer=build_optimizer(model, config.optim),
+            mixer=build_mixer(config.mixer.name, config.mixer.options),
+            sampler=open_sampler(config, self.corpus),
+        )
+        runnable: nn.Module = world.wrap(model)
+        if config.train.compile:
+            runnable = torch.compile(runnable)  # type: ignore[assignment]
+        self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
+        self.validation_blocks = {
+            source: validation_blocks(
+                self.corpus, source, config.data.seq_len, config.eval.max_blocks
+            )
+            for source in self.corpus.sources
+        }
+        self.records: list[StepRecord] = []
+        self.done = 0  # steps made
+
+    def begin(self) -> None:
+        """Start from the beginning: plan, and open the weight log with the plan."""
+        mixture = self.state.mixer.plan(open_lab(self.config, self.corpus))
+        self.state.sampler.remix(0, mixture, reason="plan")
+
+    def resume(self) -> None:
+        """Start from the newest checkpoint, or from the beginning where there is none yet."""
+        steps = self.run.checkpoint_steps()
+        if steps:
+            self.done = steps[-1]
+            read_checkpoint(self.run, self.done, self.state)
+        else:
+            self.begin()
+        if self.world.is_main:
+            self.run.clean()
+            self.run.cut_metrics(self.done)
+        self.world.barrier()
+
+    def train(self) -> int:
+        """Train to the end, or until asked to stop; return the signal that asked, or 0."""
+        config, total = self.config, self.config.train.steps
+        loader = self.open_loader()
+        progress = open_progress(total, self.done, main=self.world.is_main)
+        self.open_outputs()
+        clock = Clock(config.train.batch_size * config.data.seq_len)
+        asked = 0
+        try:
+            with Interrupts() as interrupts:
+                while self.done < total and not asked:
+                    record = self.advance(loader)
+                    asked = self.stop_asked(interrupts)
+                    ending = bool(asked) or self.done == total
+                    if ending or self.done % config.log.every == 0 or self.halted_now(record):
+                        self.write_metrics(clock, progress)
+                    if self.done == total or is_due(self.done, config.eval.every):
+                        self.write_validation(progress)
+                    if ending or is_due(self.done, config.checkpoint.every):
+                        self.save()
+        finally:
+            progress.close()
+            loader.close()
+            self.close_outputs()
+        return asked
+
+    def open_loader(self) -> Loader:
+        return Loader(
+            self.corpus,
+            self.state.sampler,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            pin=self.world.device.type == "cuda",
+        )
+
+    def advance(self, loader: Loader) -> StepRecord:
+        """One step: draw, compute, update; then draw differently if the mixer says so."""
+        batch = loader.load(self.done, ahead=self.done + 1 < self.config.train.steps)
+        record = self.step(batch, self.done)
+        self.records.append(record)
+        self.done += 1
+        mixture = self.state.mixer.remix(record.signals)
+        if mixture is not None:
+            self.state.sampler.remix(self.done, mixture, reason=self.config.mixer.name)
+        return record
+
+    def stop_asked(self, interrupts: Interrupts) -> int:
+        """Every rank must stop at the same step; asking costs a wait, so a GPU asks seldom."""
+        if self.world.device.type == "cuda" and self.done % self.config.log.every:
+            return 0
+        return self.world.agree(interrupts.asked)
+
+    def halted_now(self, record: StepRecord) -> bool:
+        """On a CPU a look is free; on a GPU it would wait, and `halted` holds the update anyway."""
+        return self.world.device.type == "cpu" and bool(record.halted)
+
+    def write_metrics(self, clock: Clock, progress: Progress) -> None:
+        """Bring the steps since the last time to the host, check them, write them."""
+        records, self.records = self.records, []
+        if bool(records[-1].halted):
+            bad = next(i for i, record in enumerate(records) if bool(record.halted))
+            self.write_rows(
+                step_rows(records[:bad], self.corpus.sources, self.bytes_per_token["train"])
+            )
+            stop_for_nonfinite(
+                records[bad], self.run, self.corpus, self.state.sampler, main=self.world.is_main
+            )
+        rows = step_rows(records, self.corpus.sources, self.bytes_per_token["train"])
+        rows[-1] |= clock.lap(len(records))
+        if self.done % self.config.log.every == 0 or self.done == self.config.train.steps:
+            # Not where a run merely stopped: its rows must be those of one that did not.
+            epochs = self.state.sampler.epochs(self.done)
+            rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
+            rows[-1] |= self.state.mixer.report()
+        self.write_rows(rows)
+        if self.world.is_main:
+            write_text(self.run.weights_file, self.state.sampler.log.cut(self.done).dump())
+        speed = rows[-1]["time/tokens_per_second"]
+        note = f"loss {rows[-1]['train/loss_nats']:.3f}  {speed:,.0f} tokens/s"
+        progress.update(self.done, note)
+
+    def write_validation(self, progress: Progress) -> None:
+        model = self.state.model
+        model.eval()
+        nats = validate(
+            self.validation_losses,
+            self.validation_blocks,
+            micro_batch_size=self.config.train.micro_batch_size or 16,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            total=self.total_on_device,
+        )
+        model.train()
+        tokens = self.corpus.tokens_by_source()
+        row = validation_row(self.done, nats, tokens, self.bytes_per_token["validation"])
+        self.write_rows([row])
+        if nats:
+            progress.say(
+                f"step {self.done}: validation loss {row['valid/mean/loss_nats']:.4f} nats"
+            )
+
+    def validation_losses(self, token_bT: Tensor) -> Tensor:
+        half = self.config.train.dtype == "bfloat16"
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            loss_b: Tensor = self.state.model(token_bT.to(self.world.device))
+        return loss_b
+
+    def total_on_device(self, values: Tensor) -> Tensor:
+        return self.world.total(values.to(self.world.device)).cpu()
+
+    def save(self) -> None:
+        if self.world.is_main:
+            self.metrics.sync()
+            tokenizer = self.corpus.manifest.tokenizer.file
+            file = self.corpus.directory / tokenizer if tokenizer else None
+            write_checkpoint(self.run, self.done, self.state, file)
+            self.run.rotate(self.config.checkpoint.keep)
+            if self.done == self.config.train.steps:
+                self.run.link_model(self.done)
+        self.world.barrier()
+
+    def open_outputs(self) -> None:
+        self.sinks: list[Sink] = []
+        if not self.world.is_main:
+            return
+        self.metrics = MetricsFile(self.run.metrics_file)
+        values = self.config.model_dump(mode="json")
+        self.sinks = [
+            open_sink(name, self.run.path, self.run.path.name, values, self.done + 1)
+            for name in self.config.log.sinks
+        ]
+
+    def write_rows(self, rows: list[Row]) -> None:
+        if not self.world.is_main:
+            return
+        self.metrics.write(rows)
+        for sink in self.sinks:
+            for row in rows:
+                sink.log(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
+
+    def close_outputs(self) -> None:
+        if self.world.is_main:
+            self.metrics.close()
+        for sink in self.sinks:
+            sink.close()
+
+
+def is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,114 @@
+"""The processes of a run: one, or many under torchrun.
+
+Everything that differs between one process and many is here: gathering what each rank knows into
+the world batch, slicing weights back, agreeing to stop.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dograph.corpus.loader import rank_slice
+from dograph.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among those of the run."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, value_b: Tensor, num_samples: int) -> Tensor:
+        """Every rank's samples, in the global order of the world batch: (num_samples,)."""
+        if self.size == 1:
+            return value_b
+        sizes = [_length(rank_slice(num_samples, rank, self.size)) for rank in range(self.size)]
+        padded = value_b.new_zeros(sizes[0])  # the first ranks hold the most
+        padded[: len(value_b)] = value_b
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def local(self, weight_B: Tensor) -> Tensor:
+        """This rank's weights, times the world size because DDP averages what should be a sum."""
+        return weight_B[rank_slice(len(weight_B), self.rank, self.size)] * self.size
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self.size == 1:
+            return model
+        on_gpu = self.device.type == "cuda"
+        return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
+
+    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        """Inside it, gradients stay on this rank until the last micro-batch."""
+        if isinstance(model, DistributedDataParallel) and not last:
+            return model.no_sync()
+        return nullcontext()
+
+    def agree(self, flag: int) -> int:
+        """The largest flag that any rank holds."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor(flag, device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return int(flags.item())
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def open_world(device: str) -> Iterator[World]:
+    """This process' world: torchrun's, if it started us, else a world of one."""
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    place = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if size == 1:
+        yield World(rank=0, size=1, device=place)
+        return
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(rank=rank, size=size, device=place)
+    finally:
+        dist.destroy_process_group()
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f'train.device="{name}": {str(error).splitlines()[0]}') from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f'train.device="{name}", but torch sees no GPU; set train.device=cpu, or see '
+            "`dograph doctor`"
+        )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local_rank)
+    return device
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)

@@ -1,0 +1,107 @@
+"""Imports point one way, files and functions stay short, heavy and optional imports stay lazy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "dograph"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# What each part may import; everything may import the foundation.
+FOUNDATION = {"types", "rng", "errors", "files", "dograph"}
+ALLOWED = {
+    "corpus": {"corpus"},
+    "models": {"models"},
+    "mixers": {"mixers"},
+    "evaluation": {"evaluation", "corpus", "models"},
+    "training": {"training", "corpus", "models", "mixers", "evaluation"},
+    "report": {"report", "training", "corpus", "evaluation"},
+    "testing": {"mixers"},
+    "doctor": set(),
+    "cli": {"cli", "corpus", "training", "report", "doctor"},
+    "__main__": {"cli"},
+    "__init__": {"corpus", "mixers"},
+}
+EXTRAS = {"datasets", "zstandard", "pyarrow", "tensorboard", "wandb", "trackio"}
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    part = part_of(path)
+    allowed = FOUNDATION if part in FOUNDATION else FOUNDATION | ALLOWED[part]
+    ours = {name.split(".")[1] for name in imported(path) if name.startswith("dograph.")}
+    public = {"__version__", "Corpus", "Mixer", "Mixture", "Sampler", "Signals"}
+    assert ours - public <= allowed, f"{path} imports {ours - public - allowed}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_are_short(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 300
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 60, f"{path}:{node.lineno} {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_extras_are_never_imported_at_the_top(path):
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+            assert not {str(name).split(".")[0] for name in names} & EXTRAS
+
+
+def test_every_module_imports_with_the_core_dependencies_alone():
+    """In a process where the extras cannot be found at all."""
+    modules = [
+        ".".join(("dograph", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
+        for path in FILES
+        if path.stem != "__main__"
+    ]
+    code = (
+        "import sys, importlib, importlib.abc\n"
+        f"blocked = {EXTRAS!r}\n"
+        "class Block(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in blocked:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "from dograph.errors import MissingExtraError, require\n"
+        "try: require('datasets', 'corpus')\n"
+        "except MissingExtraError as e: assert \"pip install 'dograph[corpus]'\" in str(e)\n"
+        "else: raise SystemExit('datasets was not missed')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_import_is_light():
+    """`import dograph` loads neither torch nor transformers, and takes well under 0.3 s."""
+    code = (
+        "import sys, time; start = time.perf_counter(); import dograph\n"
+        "assert time.perf_counter() - start < 0.3\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,99 @@
+"""The same trainer on a GPU: no hidden waits, bitwise repeatable when asked, compiled, bf16."""
+
+import math
+
+import pytest
+import torch
+
+from corpora import write_corpus
+from dograph.training.presets import resolve_config
+from dograph.training.run_dir import RunDirectory
+from dograph.training.trainer import Trainer
+from dograph.training.world import open_world
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def open_trainer(folder, *overrides, name="run"):
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        write_corpus(corpus)
+    config = resolve_config(
+        None,
+        [
+            f"data.corpus={corpus}",
+            "data.seq_len=64",
+            "model.preset=tiny",
+            "train.steps=40",
+            "train.batch_size=16",
+            "train.device=cuda",
+            "eval.every=20",
+            "checkpoint.every=10",
+            f"run={folder / name}",
+            *overrides,
+        ],
+    )
+    with open_world("cuda") as world:
+        return Trainer(config, RunDirectory.create(folder / name, config, {}), world)
+
+
+@pytest.mark.parametrize("extra", [(), ("train.dtype=bfloat16",), ("train.micro_batch_size=5",)])
+def test_the_step_never_waits_for_the_device(tmp_path, extra):
+    trainer = open_trainer(tmp_path, *extra)
+    trainer.begin()
+    loader = trainer.open_loader()
+    for _ in range(5):
+        trainer.advance(loader)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            trainer.advance(loader)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(math.isfinite(record.loss_B.mean().item()) for record in trainer.records)
+
+
+def test_deterministic_runs_are_bitwise_equal_also_when_stopped(tmp_path):
+    from processes import rows
+
+    whole = open_trainer(tmp_path, "train.deterministic=true", "train.dtype=bfloat16", name="whole")
+    whole.begin()
+    whole.train()
+    stopped = open_trainer(tmp_path, "train.deterministic=true", "train.dtype=bfloat16", name="cut")
+    stopped.begin()
+    stopped.stop_asked = lambda _: 15 if stopped.done == 23 else 0
+    assert stopped.train() == 15
+    stopped.run.unlock()
+    with open_world("cuda") as world:
+        again = Trainer(stopped.config, RunDirectory.open(stopped.run.path), world)
+    again.resume()
+    again.train()
+    torch.use_deterministic_algorithms(False)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_compiled_steps_give_the_losses_of_eager_ones(tmp_path):
+    eager = open_trainer(tmp_path, name="eager")
+    compiled = open_trainer(tmp_path, "train.compile=true", name="compiled")
+    for trainer in (eager, compiled):
+        trainer.begin()
+        loader = trainer.open_loader()
+        for _ in range(10):
+            trainer.advance(loader)
+    for a, b in zip(eager.records, compiled.records, strict=True):
+        assert torch.allclose(a.loss_B, b.loss_B, rtol=1e-3)
+
+
+def test_a_non_finite_step_is_vetoed_without_looking(tmp_path):
+    trainer = open_trainer(tmp_path)
+    trainer.begin()
+    loader = trainer.open_loader()
+    for _ in range(3):
+        trainer.advance(loader)
+    before = [p.clone() for p in trainer.state.model.parameters()]
+    handle = trainer.state.model.register_forward_hook(lambda *args: args[2] * torch.nan)
+    trainer.advance(loader)
+    handle.remove()
+    trainer.advance(loader)
+    after = trainer.state.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

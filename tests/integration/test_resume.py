@@ -1,0 +1,112 @@
+"""Stop at any instant, resume, and get the numbers of a run that never stopped."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from processes import SETTINGS, rows, run, start, steps_logged, wait_until
+from transformers import AutoModelForCausalLM
+
+from corpora import write_corpus
+from dograph.training.run_dir import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "c")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """A run that was never stopped."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    run("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS)
+    return directory
+
+
+def assert_same(stopped, whole):
+    assert rows(stopped) == rows(whole)
+    assert (stopped / "weights.jsonl").read_bytes() == (whole / "weights.jsonl").read_bytes()
+    for name in ("model/model.safetensors", "checkpoints/step-00000040/optimizer.safetensors"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+    assert RunDirectory(stopped).checkpoint_steps() == [35, 40]
+
+
+def kill_and_resume(corpus, directory, rng, kills):
+    """Kill -9 at random instants, half of them while a checkpoint is being written."""
+    arguments = ["train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS]
+    for number in range(kills):
+        process = start(*arguments)
+        goal = steps_logged(directory) + rng.randint(1, 12)
+        if number % 2:
+            ready = wait_until(lambda: any(directory.glob("checkpoints/.step-*.tmp")), process)
+        else:
+            ready = wait_until(lambda goal=goal: steps_logged(directory) >= goal, process)
+        if ready:
+            time.sleep(rng.uniform(0, 0.03))
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if (directory / "config.yaml").exists():
+            arguments = ["train", "--resume", str(directory)]
+    run(*arguments)
+
+
+def test_three_kills_lose_nothing(corpus, whole, tmp_path):
+    kill_and_resume(corpus, tmp_path / "run", random.Random(0), kills=3)
+    assert_same(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_twenty_kills_lose_nothing(corpus, whole, tmp_path, seed):
+    kill_and_resume(corpus, tmp_path / "run", random.Random(seed), kills=5)
+    assert_same(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_asked_to_stop_it_saves_and_says_how_to_go_on(corpus, whole, tmp_path, sent, code):
+    directory = tmp_path / "run"
+    process = start("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS)
+    assert wait_until(lambda: steps_logged(directory) >= 8, process)
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"dograph train --resume {directory}" in err
+    last = RunDirectory(directory).checkpoint_steps()[-1]
+    assert f"after step {last}" in err
+    run("train", "--resume", str(directory))
+    assert_same(directory, whole)
+
+
+def test_the_model_loads_anywhere(whole):
+    model = AutoModelForCausalLM.from_pretrained(whole / "model")
+    assert model.config.vocab_size == 100
+
+
+def test_the_stored_config_replays_the_run(whole, tmp_path):
+    run("train", str(whole / "config.yaml"), f"run={tmp_path / 'again'}")
+    assert_same(tmp_path / "again", whole)
+
+
+def test_an_existing_run_is_refused(corpus, whole):
+    _, err = run("train", f"data.corpus={corpus}", f"run={whole}", *SETTINGS, code=2)
+    assert f"dograph train --resume {whole}" in err
+    _, err = run("train", "--resume", str(whole), "optim.lr=1", code=2)
+    assert "cannot change when a run is resumed" in err
+
+
+def test_two_processes_cannot_share_a_run(corpus, tmp_path):
+    directory = tmp_path / "run"
+    first = start(
+        "train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, "train.steps=4000"
+    )
+    try:
+        assert wait_until(lambda: steps_logged(directory) >= 4, first)
+        _, err = run("train", "--resume", str(directory), code=2)
+        assert "in use by another process" in err
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()

@@ -1,0 +1,105 @@
+"""Configuration: round trips, overrides, and errors that name the setting."""
+
+import contextlib
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dograph.errors import ConfigError
+from dograph.training.config import RunConfig, parse_config, setting_names
+from dograph.training.presets import RUN_PRESETS, merge, resolve_config
+
+
+@pytest.mark.parametrize("name", RUN_PRESETS)
+def test_presets_resolve_and_round_trip(name):
+    config = resolve_config(name, [])
+    assert parse_config(yaml.safe_load(config.dump()), "again") == config
+
+
+def test_the_papers_recipe():
+    config = resolve_config("paper-gpt2-small", [])
+    assert (config.optim.lr, config.optim.lr_end, config.optim.warmup_steps) == (5e-4, 1e-4, 500)
+    assert (config.optim.weight_decay, config.optim.clip_norm) == (0.01, 1.0)
+    assert (config.train.steps, config.train.batch_size, config.data.seq_len) == (20_000, 48, 512)
+    llama = resolve_config("paper-llama-3.2-3b", [])
+    assert (llama.train.steps, llama.train.batch_size) == (25_000, 64)
+
+
+def test_file_over_preset_and_override_over_file(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("preset: paper-gpt2-small\ntrain: {steps: 700}\noptim: {lr: 1e-3}\n")
+    config = resolve_config(str(file), ["optim.lr=3e-4", "mixer.name=unimax", "mixer.max_epochs=2"])
+    assert (config.train.steps, config.train.batch_size) == (700, 48)
+    assert config.optim.lr == 3e-4
+    assert config.mixer.options == {"max_epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.step=5", 'train.step is not a setting; did you mean "train.steps"'),
+        ("trian.steps=5", 'trian is not a setting; did you mean "train"'),
+        ("train.steps=0", "train.steps: input should be greater than or equal to 1"),
+        ("train.steps=many", "train.steps: input should be a valid integer.*'many'"),
+        ("train.dtype=float64", "train.dtype: input should be 'float32' or 'bfloat16'"),
+        ("optim.warmup_steps=999", "exceeds train.steps=200; lower it or train longer"),
+        ("model.path=gpt2", "give model.preset or model.path, and not both"),
+        ("train", "is not an override; write name=value"),
+        ("train.steps=[1", "not YAML"),
+        ("seed.x=1", "seed: input should be a valid integer"),
+    ],
+)
+def test_errors_name_the_setting(override, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve_config(None, [override])
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(None, ["train.steps=0", "optim.lr=-1", "nonsense=1"])
+    assert all(name in str(caught.value) for name in ("train.steps", "optim.lr", "nonsense"))
+
+
+def test_unknown_name_lists_presets():
+    with pytest.raises(ConfigError, match='did you mean "paper-gpt2-small"'):
+        resolve_config("paper-gpt2-smal", [])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve_config("no-such-file.yaml", [])
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(name=st.sampled_from([*setting_names(), "data", "mixer", "train.unknown", ""]), value=values)
+def test_any_value_is_taken_or_refused_in_words(name, value):
+    nested = value
+    for part in reversed(name.split(".")):
+        nested = {part: nested}
+    try:
+        config = parse_config(merge({}, nested), "fuzz")
+    except ConfigError:
+        return
+    assert isinstance(config, RunConfig)
+
+
+@given(text=st.text(max_size=40))
+def test_any_override_text_is_taken_or_refused_in_words(text):
+    with contextlib.suppress(ConfigError):
+        resolve_config(None, [text])
+
+
+@given(content=st.binary(max_size=200))
+def test_any_file_is_taken_or_refused_in_words(tmp_path_factory, content):
+    file = tmp_path_factory.mktemp("fuzz") / "recipe.yaml"
+    file.write_bytes(content)
+    with contextlib.suppress(ConfigError):
+        resolve_config(str(file), [])
