@@ -38,8 +38,12 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## rewrite benchmarks/results on this machine
-	$(BIN)/python -m benchmarks.run
+bench: $(READY)  ## rewrite the CPU figures in benchmarks/results; keep the machine idle meanwhile
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.imports
+	$(BIN)/python -m benchmarks.memory
+	@echo "preparing is measured on your own text: python -m benchmarks.prepare INPUT... --tokenizer FILE"
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks import measure
 from dograph.corpus.corpus import Corpus
-from dograph.corpus.embedded import ensure_corpus
 from dograph.corpus.loader import Loader
 from dograph.corpus.sampler import Sampler
+from dograph.prepare.embedded.ensure import ensure_corpus
 from dograph.types import Mixture
 
 STEPS = 10

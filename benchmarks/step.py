@@ -6,6 +6,7 @@
 """
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,11 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from dograph.corpus.embedded import ensure_corpus
 from dograph.models import presets
+from dograph.prepare.embedded.ensure import ensure_corpus
 from dograph.training.presets import resolve_config
 from dograph.training.progress import Silent
-from dograph.training.run_dir import RunDirectory
+from dograph.training.start import start_run
 from dograph.training.trainer import Clock, Trainer
 from dograph.training.world import open_world
 
@@ -38,13 +39,13 @@ def open_trainer(args: argparse.Namespace, folder: Path) -> Trainer:
             f"train.device={args.device}",
             f"train.dtype={args.dtype}",
             f"train.compile={args.compile}",
+            f"train.deterministic={args.deterministic}",
             "train.steps=100000",
             f"run={folder / 'run'}",
         ],
     )
     with open_world(args.device) as world:
-        trainer = Trainer(config, RunDirectory.create(Path(config.run), config, {}), world)
-    trainer.begin()
+        trainer = start_run(config, world)
     trainer.open_outputs()
     return trainer
 
@@ -110,8 +111,7 @@ def main(args: argparse.Namespace) -> None:
         trainer.close_outputs()
     measure.write(
         args.name,
-        "python -m benchmarks.step "
-        + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in vars(args).items()),
+        "python -m benchmarks.step " + " ".join(sys.argv[1:]),
         {
             **{k: v for k, v in vars(args).items() if k != "name"},
             "parameters": sum(p.numel() for p in trainer.state.model.parameters()),
@@ -135,9 +135,8 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument(
-        "--compile", type=lambda text: text == "True", default=False, nargs="?", const=True
-    )
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--name", default="step")
     main(parser.parse_args())

@@ -14,6 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FOUNDATION = {"types", "rng", "errors", "files", "dograph"}
 ALLOWED = {
     "corpus": {"corpus"},
+    "prepare": {"prepare", "corpus"},
     "models": {"models"},
     "mixers": {"mixers"},
     "evaluation": {"evaluation", "corpus", "models"},
@@ -21,7 +22,7 @@ ALLOWED = {
     "report": {"report", "training", "corpus", "evaluation"},
     "testing": {"mixers"},
     "doctor": set(),
-    "cli": {"cli", "corpus", "training", "report", "doctor"},
+    "cli": {"cli", "corpus", "prepare", "training", "report", "doctor"},
     "__main__": {"cli"},
     "__init__": {"corpus", "mixers"},
 }

@@ -7,8 +7,7 @@ import torch
 
 from corpora import write_corpus
 from dograph.training.presets import resolve_config
-from dograph.training.run_dir import RunDirectory
-from dograph.training.trainer import Trainer
+from dograph.training.start import resume_run, start_run
 from dograph.training.world import open_world
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -34,13 +33,12 @@ def open_trainer(folder, *overrides, name="run"):
         ],
     )
     with open_world("cuda") as world:
-        return Trainer(config, RunDirectory.create(folder / name, config, {}), world)
+        return start_run(config, world)
 
 
 @pytest.mark.parametrize("extra", [(), ("train.dtype=bfloat16",), ("train.micro_batch_size=5",)])
 def test_the_step_never_waits_for_the_device(tmp_path, extra):
     trainer = open_trainer(tmp_path, *extra)
-    trainer.begin()
     loader = trainer.open_loader()
     for _ in range(5):
         trainer.advance(loader)
@@ -57,17 +55,13 @@ def test_deterministic_runs_are_bitwise_equal_also_when_stopped(tmp_path):
     from processes import rows
 
     whole = open_trainer(tmp_path, "train.deterministic=true", "train.dtype=bfloat16", name="whole")
-    whole.begin()
     whole.train()
     stopped = open_trainer(tmp_path, "train.deterministic=true", "train.dtype=bfloat16", name="cut")
-    stopped.begin()
     stopped.stop_asked = lambda _: 15 if stopped.done == 23 else 0
     assert stopped.train() == 15
     stopped.run.unlock()
     with open_world("cuda") as world:
-        again = Trainer(stopped.config, RunDirectory.open(stopped.run.path), world)
-    again.resume()
-    again.train()
+        resume_run(stopped.config, world).train()
     torch.use_deterministic_algorithms(False)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
@@ -76,7 +70,6 @@ def test_compiled_steps_give_the_losses_of_eager_ones(tmp_path):
     eager = open_trainer(tmp_path, name="eager")
     compiled = open_trainer(tmp_path, "train.compile=true", name="compiled")
     for trainer in (eager, compiled):
-        trainer.begin()
         loader = trainer.open_loader()
         for _ in range(10):
             trainer.advance(loader)
@@ -86,7 +79,6 @@ def test_compiled_steps_give_the_losses_of_eager_ones(tmp_path):
 
 def test_a_non_finite_step_is_vetoed_without_looking(tmp_path):
     trainer = open_trainer(tmp_path)
-    trainer.begin()
     loader = trainer.open_loader()
     for _ in range(3):
         trainer.advance(loader)

@@ -9,26 +9,28 @@ app = typer.Typer(
     help="Prepare corpora and look into them.", no_args_is_help=True, add_completion=False
 )
 
-
+# A backslash joins lines into one paragraph; before a bracket it keeps rich from reading it.
 _HELP = """\
 Turn text into a corpus: memory-mapped tokens per source, and a manifest.
 
 \b
-dograph data prepare demo --out data/demo                           no download
-dograph data prepare slimpajama-6b --out data/spj --tokenizer gpt2  from the hub
-dograph data prepare c4.jsonl.zst wiki=dump/*.parquet --out data/w  two sources
-dograph data prepare texts/ --out data/t --strata 8                 a folder a source
-dograph data prepare pile/*.jsonl.zst --recipe pile --out data/pile labelled records
-dograph data prepare fineweb_train_*.bin --validation fineweb_val_000000.bin --out data/fw
+dograph data prepare demo --out data/demo
+dograph data prepare slimpajama-6b --tokenizer gpt2 --out data/spj
+dograph data prepare c4.jsonl.zst 'wiki=dump/*.parquet' --out data/web
+dograph data prepare texts/ --strata 8 --out data/texts
+dograph data prepare 'pile/*.jsonl.zst' --recipe pile --out data/pile
+dograph data prepare fw_train_*.bin --validation fw_val_0000.bin --out data/fw
 
-An INPUT is one of: demo, unigram, bigram (embedded); slimpajama-6b, pile (recipes);
-.jsonl or .json, plain or .gz, .xz, .zst; .parquet; a folder of such files, with train/ and
-validation/ inside if you like; a folder with a subfolder of text files for each source; a
-dataset saved with save_to_disk; hf:NAME[:CONFIG][@SPLIT]; Megatron .bin with .idx;
-nanoGPT or llm.c .bin. Write ./demo for a folder of that name.
+An INPUT is one of: demo, unigram, bigram (embedded, no download); slimpajama-6b, pile (recipes, \
+from the Hugging Face hub); .jsonl or .json, plain or .gz, .xz, .zst; .parquet; a folder of such \
+files, with train/ and validation/ (or val/, or test/) inside if you like; a folder with a \
+subfolder of text files for each source; a dataset saved with save_to_disk; \
+hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT or llm.c .bin. Write ./demo for a \
+folder of that name.
 
-A source is named after its file (without shard numbers and words like train or val), its
-folder, or --source-field. A stopped preparation goes on when the command is repeated.
+A source is named after its file (without shard numbers and words like train or val), its folder, \
+NAME= before the input, or --source-field. A stopped preparation goes on when the command is \
+repeated.
 """
 
 _Inputs = Annotated[
@@ -107,8 +109,8 @@ def prepare(
 ) -> None:
     """Turn text into a corpus: memory-mapped tokens per source, and a manifest."""
     from dograph.cli.preparing import print_composition, shown
-    from dograph.corpus import prepare as preparing
-    from dograph.corpus.options import PrepareOptions
+    from dograph.prepare import pipeline as preparing
+    from dograph.prepare.options import PrepareOptions
 
     options = PrepareOptions(
         inputs=tuple(inputs),

@@ -3,14 +3,14 @@
 from rich.console import Console
 from rich.table import Table
 
+from dograph.cli.preparing import ensured
 from dograph.corpus.corpus import Corpus
-from dograph.corpus.embedded import ensure_corpus
 from dograph.training.config import RunConfig
 from dograph.training.forecast import EFFICIENCY, forecast
 
 
 def print_forecast(config: RunConfig) -> None:
-    corpus = Corpus(ensure_corpus(config.data.corpus))
+    corpus = Corpus(ensured(config.data.corpus))
     costs = forecast(config, corpus)
     console = Console()
 

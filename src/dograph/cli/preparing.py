@@ -4,15 +4,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dograph.corpus.composition import absent_sources, composition
 from dograph.corpus.manifest import Manifest
-from dograph.corpus.prepare import Progress as Preparing
-from dograph.corpus.publish import REPAIRS
+from dograph.prepare.composition import absent_sources, composition
+from dograph.prepare.embedded.ensure import ensure_corpus
+from dograph.prepare.pipeline import Progress as Preparing
+from dograph.prepare.publish import REPAIRS
 
 LINE_SECONDS = 10.0
 
@@ -24,16 +26,30 @@ def shown() -> Iterator[Callable[[Preparing], None]]:
     if not console.is_terminal:
         yield _Lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    stage, amounts = TextColumn("{task.description}"), TextColumn("{task.fields[amounts]}")
+    columns = (stage, BarColumn(bar_width=12), amounts, TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("reading")
+        task = bar.add_task("reading", amounts="")
         clock = _Clock()
 
         def report(now: Preparing) -> None:
-            text = f"{now.stage} {_amounts(now, clock)}" if now.text_bytes else now.stage
-            bar.update(task, description=text, completed=now.read_bytes, total=now.total_bytes)
+            _, tokens = clock.rates(now)
+            done = f"{now.text_bytes / 2**20:.0f} MiB {now.documents:,} documents"
+            bar.update(
+                task,
+                description=now.stage,
+                completed=now.read_bytes,
+                total=now.total_bytes,
+                amounts=f"{done} {tokens:,.0f} tokens/s" if now.text_bytes else "",
+            )
 
         yield report
+
+
+def ensured(name: str) -> Path:
+    """The folder of a corpus, an embedded one prepared before the user's eyes."""
+    with shown() as report:
+        return ensure_corpus(name, report)
 
 
 class _Lines:
@@ -84,22 +100,23 @@ def print_composition(manifest: Manifest) -> None:
     """The table that a preparation ends with, and what a reader should know beside it."""
     rows = composition(manifest)
     by_bytes = all(row.bytes is not None for row in rows)
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("source", no_wrap=True)
-    share = "share of bytes" if by_bytes else "share of tokens"
-    titles = ["documents", "tokens", *(["MB"] if by_bytes else []), share]
+    titles = ["documents", "tokens", *(["MB"] if by_bytes else []), "share"]
     titles += ["paper"] if manifest.recipe else []
-    for title in (*titles, "validation tokens"):
+    for title in (*titles, "held out"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         cells = [f"{row.documents:,}", f"{row.tokens:,}"]
-        cells += [f"{(row.bytes or 0) / 1e6:.2f}"] if by_bytes else []
+        cells += [f"{(row.bytes or 0) / 1e6:,.2f}"] if by_bytes else []
         cells += [_percent(row.share)]
         cells += [_percent(row.paper_share)] if manifest.recipe else []
         table.add_row(row.source, *cells, f"{row.validation_tokens:,}")
     # a pipe has no width: nothing should be cut there
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table, highlight=False)
+    paper = "; paper: the same in the paper's data table" if manifest.recipe else ""
+    print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
     for note in _notes(manifest):
         print(note)
 

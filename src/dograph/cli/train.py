@@ -11,7 +11,6 @@ from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.training.config import RunConfig
-    from dograph.training.run_dir import RunDirectory
     from dograph.training.world import World
 
 # What may change when a run goes on: nothing that would change its numbers.
@@ -68,7 +67,7 @@ def train(
     from dograph.training.world import open_world
 
     with open_world(config.train.device) as world:
-        asked = _run(config, world, resume)
+        asked = _run(config, world, resume=resume is not None)
     if asked:
         sys.exit(128 + asked)
 
@@ -98,44 +97,28 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     return parse_config(values | {"run": str(run)}, str(run))
 
 
-def _run(config: "RunConfig", world: "World", resume: Path | None) -> int:
-    from dograph.corpus.embedded import ensure_corpus
-    from dograph.training.environment import describe_environment
-    from dograph.training.run_dir import RunDirectory
+def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
+    from dograph.cli.losses import print_losses
+    from dograph.cli.preparing import ensured
+    from dograph.training.forecast import repeat_warnings
+    from dograph.training.start import resume_run, start_run
 
     if world.is_main:
-        corpus = ensure_corpus(config.data.corpus)
+        ensured(config.data.corpus)
     world.barrier()
-    if not world.is_main:
-        corpus = ensure_corpus(config.data.corpus)
-    data = config.data.model_copy(update={"corpus": str(corpus)})
+    data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
     config = config.model_copy(update={"data": data})
-
-    run = RunDirectory(Path(config.run))
-    if world.is_main and resume is None:
-        run = RunDirectory.create(run.path, config, describe_environment())
-    elif world.is_main:
-        run.lock()
-    world.barrier()
-    try:
-        return _train(config, run, world, resume is not None)
-    finally:
-        run.unlock()
-
-
-def _train(config: "RunConfig", run: "RunDirectory", world: "World", resume: bool) -> int:
-    from dograph.cli.losses import print_losses
-    from dograph.training.forecast import repeat_warnings
-    from dograph.training.trainer import Trainer
-
-    trainer = Trainer(config, run, world)
-    trainer.resume() if resume else trainer.begin()
+    trainer = resume_run(config, world) if resume else start_run(config, world)
+    run = trainer.run
     if world.is_main:
         for warning in repeat_warnings(config, trainer.state.sampler):
             print(f"warning: {warning}", file=sys.stderr)
     if trainer.done >= config.train.steps:
         print(f"{run.path} is complete: {trainer.done} steps", file=sys.stderr)
-    asked = trainer.train()
+    try:
+        asked = trainer.train()
+    finally:
+        run.unlock()
     if not world.is_main:
         return asked
     if asked:

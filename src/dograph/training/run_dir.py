@@ -33,22 +33,21 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
 
-    @classmethod
-    def create(
-        cls, path: Path, config: RunConfig, environment: dict[str, object]
-    ) -> "RunDirectory":
-        """A new run; an existing directory is refused."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    def create(self, config: RunConfig, environment: dict[str, object]) -> None:
+        """Make the directory of a new run."""
+        self.refuse_existing()
+        self.checkpoints.mkdir(parents=True)
+        self.lock()
+        write_json(self.path / "env.json", environment)
+        write_text(self.config_file, config.dump())
+
+    def refuse_existing(self) -> None:
+        """A new run must not write into what is there."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunError(
-                f"{path} already exists. Go on with it: dograph train --resume {path}; "
-                f"or name another: run={path}-2"
+                f"{self.path} already exists. Go on with it: dograph train --resume {self.path}; "
+                f"or name another: run={self.path}-2"
             )
-        run = cls(path)
-        run.checkpoints.mkdir(parents=True)
-        run.lock()
-        write_json(path / "env.json", environment)
-        write_text(run.config_file, config.dump())
-        return run
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.loader import Loader
+from dograph.corpus.weight_log import WeightEntry
 from dograph.errors import ConfigError
 from dograph.evaluation.source_loss import validate, validation_blocks
 from dograph.files import write_text
@@ -84,6 +85,7 @@ class Trainer:
         }
         self.records: list[StepRecord] = []
         self.done = 0  # steps made
+        self.last_weights: WeightEntry | None = None  # the newest that is on disk
 
     def begin(self) -> None:
         """Start from the beginning: plan, and open the weight log with the plan."""
@@ -178,11 +180,17 @@ class Trainer:
             rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
             rows[-1] |= self.state.mixer.report()
         self.write_rows(rows)
-        if self.world.is_main:
-            write_text(self.run.weights_file, self.state.sampler.log.cut(self.done).dump())
+        self.write_weights()
         speed = rows[-1]["time/tokens_per_second"]
         note = f"loss {rows[-1]['train/loss_nats']:.3f}  {speed:,.0f} tokens/s"
         progress.update(self.done, note)
+
+    def write_weights(self) -> None:
+        """Bring weights.jsonl up to date; it changes seldom, and writing it waits for the disk."""
+        log = self.state.sampler.log.cut(self.done)
+        if self.world.is_main and log.entries[-1] is not self.last_weights:
+            write_text(self.run.weights_file, log.dump())
+            self.last_weights = log.entries[-1]
 
     def write_validation(self, progress: Progress) -> None:
         model = self.state.model

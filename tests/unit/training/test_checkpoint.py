@@ -45,7 +45,9 @@ def parts(tmp_path):
         sampler.remix(0, Mixer().plan(open_lab(config, corpus)), "plan")
         return TrainingState(model, optimizer, Remembering(), sampler)
 
-    return state, RunDirectory.create(tmp_path / "run", config, {})
+    run = RunDirectory(tmp_path / "run")
+    run.create(config, {})
+    return state, run
 
 
 def test_round_trip_of_everything(parts):

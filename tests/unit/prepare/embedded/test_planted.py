@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from dograph.corpus import planted
 from dograph.errors import ConfigError
+from dograph.prepare.embedded import planted
 
 KINDS = ["unigram", "bigram"]
 SOURCES = planted.source_names(noise=True)

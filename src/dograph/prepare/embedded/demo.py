@@ -25,7 +25,7 @@ from types import CodeType
 from typing import Any
 from zipimport import zipimporter
 
-from dograph.corpus.documents import Document
+from dograph.prepare.inputs.documents import Document
 from dograph.rng import key64
 
 # Upper bounds in characters. Sources of a real corpus are unequal, and so are these.

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dograph.corpus.groups import moved_centres, ngram_features, spherical_kmeans
 from dograph.corpus.tokens import StratumTokens
+from dograph.prepare.groups import moved_centres, ngram_features, spherical_kmeans
 from dograph.rng import stream
 from token_corpora import random_tokens, write_split
 

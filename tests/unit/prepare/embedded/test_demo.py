@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dograph.corpus import demo
+from dograph.prepare.embedded import demo
 
 DIGEST_OF_A_TENTH = """
 import hashlib
-from dograph.corpus import demo
+from dograph.prepare.embedded import demo
 demo.MAX_CHARS = {source: chars // 10 for source, chars in demo.MAX_CHARS.items()}
 demo.MIN_SOURCE_CHARS = 0
 digest = hashlib.sha256()

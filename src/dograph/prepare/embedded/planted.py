@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from dograph.corpus.documents import Document
 from dograph.errors import ConfigError, did_you_mean
+from dograph.prepare.inputs.documents import Document
 from dograph.rng import stream
 
 Kind = Literal["unigram", "bigram"]

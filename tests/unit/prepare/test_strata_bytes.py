@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from dograph.corpus import strata
 from dograph.corpus.manifest import TokenizerEntry
+from dograph.prepare import strata
 from dograph.rng import stream
 from token_corpora import documents_of, write_manifest, write_split
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dograph.corpus.groups import Groups, chunks, find_groups, spans
 from dograph.corpus.manifest import Manifest, StratumEntry
 from dograph.corpus.tokens import DOCUMENT_DTYPE, StratumTokens
 from dograph.errors import ConfigError, CorpusError
 from dograph.files import sync_file
+from dograph.prepare.groups import Groups, chunks, find_groups, spans
 
 COPY_TOKENS = 1 << 20  # at once
 

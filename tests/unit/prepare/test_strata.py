@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dograph.corpus import planted, strata
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.manifest import Manifest
 from dograph.errors import ConfigError, CorpusError
+from dograph.prepare import strata
+from dograph.prepare.embedded import planted
 from dograph.rng import stream
 from token_corpora import documents_of, random_tokens, write_manifest, write_split
 

@@ -1,0 +1,1 @@
+"""Text to a prepared corpus. Importing this package pulls in neither torch nor any extra."""

@@ -1,0 +1,1 @@
+"""Corpora that need no download."""

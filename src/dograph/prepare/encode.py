@@ -1,0 +1,142 @@
+"""What a worker does: raw records in, tokens per split and source out.
+
+The result depends on the records alone, never on how they were gathered into chunks, so the
+corpus is the same for any number of workers and after any interruption.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from dograph.prepare.inputs.checks import Checker, RefusedRecordError, Text
+from dograph.prepare.inputs.chunks import Bad, Chunk, Fields, Position
+from dograph.prepare.tokenizer import open_tokenizer
+from dograph.rng import key64
+
+Split = Literal["train", "validation"]
+
+# A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
+RAW_DOCUMENT_DTYPE = np.dtype(
+    [
+        ("end", "<i8"),
+        ("record", "<i8"),
+        ("input", "<i4"),
+        ("bytes", "<u4"),  # of its text in UTF-8
+        ("hash", "<u8"),  # keyed hash of its text: decides the split
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """How records become tokens; plain values, so that it travels to the workers."""
+
+    tokenizer: str  # path of a tokenizer.json
+    eot_id: int
+    dtype: Literal["uint16", "uint32"]
+    fields: Fields
+    splits: tuple[Split, ...]  # by input
+    sources: tuple[str | None, ...]  # by input; None: each record says
+    only: frozenset[str] | None  # documents of other sources are left out
+    validation_fraction: float  # of the training documents
+    seed: int
+    repair: bool
+
+
+class Group(NamedTuple):
+    """The documents of a chunk that go to one split of one source."""
+
+    split: Split
+    source: str
+    token_N: np.ndarray
+    document_M: np.ndarray  # of RAW_DOCUMENT_DTYPE, ends counted from this group's first token
+
+
+class Encoded(NamedTuple):
+    """A chunk, encoded."""
+
+    input: int
+    end: Position
+    groups: list[Group]
+    bad: list[Bad]
+    excluded: dict[str, int]  # documents left out, by source
+
+
+@dataclass(slots=True)
+class _Gathering:
+    ids: list[int] = field(default_factory=list)
+    documents: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+
+
+class Encoder:
+    """Turns chunks into tokens. Every worker process holds one."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding = encoding
+        self.tokenizer = open_tokenizer(encoding.tokenizer)
+        self.threshold = validation_threshold(encoding.validation_fraction)
+
+    def __call__(self, chunk: Chunk) -> Encoded:
+        """Encode a chunk; raises RefusedRecordError at its first bad record if none is allowed."""
+        how = self.encoding
+        split = how.splits[chunk.input]
+        checker = Checker(chunk, how.fields, how.sources[chunk.input], repair=how.repair)
+        groups: dict[tuple[Split, str], _Gathering] = {}
+        excluded: dict[str, int] = {}
+        texts: list[Text] = []
+        for text in checker.texts():
+            if how.only is not None and text.source not in how.only:
+                excluded[text.source] = excluded.get(text.source, 0) + 1
+            elif text.content:
+                texts.append(text)
+            else:
+                what = Bad(text.record, "empty", "the text is empty", "skips it", text.file)
+                checker.bad.append(what)
+                groups.setdefault((split, text.source), _Gathering())  # the source is known of
+        for text, ids in zip(texts, self._encode(chunk.input, texts), strict=True):
+            digest = text_hash(text.content, how.seed)
+            held_out: Split = "validation" if digest < self.threshold else "train"
+            key = (held_out if split == "train" else split, text.source)
+            group = groups.setdefault(key, _Gathering())
+            group.ids += ids
+            group.ids.append(how.eot_id)
+            group.documents.append(
+                (len(group.ids), text.record, chunk.input, len(text.content), digest)
+            )
+        made = [
+            Group(*key, np.array(g.ids, how.dtype), np.array(g.documents, RAW_DOCUMENT_DTYPE))
+            for key, g in groups.items()
+        ]
+        # in the order of the records, however they were gathered
+        bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
+        return Encoded(chunk.input, chunk.end, made, bad, excluded)
+
+    def _encode(self, chunk_input: int, texts: list[Text]) -> list[list[int]]:
+        batch = [text.text for text in texts]
+        try:
+            encoded = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        # the library raises bare Exceptions; taken one by one, the record can be named
+        except Exception:
+            encoded = [self._encode_one(chunk_input, text) for text in texts]
+        return [encoding.ids for encoding in encoded]
+
+    def _encode_one(self, chunk_input: int, text: Text) -> Any:
+        try:
+            return self.tokenizer.encode(text.text, add_special_tokens=False)
+        except Exception as error:
+            what = f"the tokenizer cannot encode this text ({error}); take another one"
+            bad = Bad(text.record, "not encodable", what, "cannot mend this", text.file)
+            raise RefusedRecordError(chunk_input, bad) from error
+
+
+def text_hash(content: bytes, seed: int) -> int:
+    """64 bits that depend on the text and the seed alone: equal texts go to the same split."""
+    key = key64(seed, "validation").to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest(), "little")
+
+
+def validation_threshold(fraction: float) -> int:
+    """Texts with a hash below this are held out."""
+    return round(fraction * 2**64)

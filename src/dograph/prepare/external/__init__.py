@@ -1,0 +1,1 @@
+"""Tokens made elsewhere, used where they are."""

@@ -1,0 +1,1 @@
+"""What a user names, read in order as records of text."""

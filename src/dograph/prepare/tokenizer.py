@@ -1,0 +1,167 @@
+"""Tokenizers: a tokenizer.json, a Hugging Face name, or a byte-level BPE trained on the corpus."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+from tokenizers import Tokenizer
+
+from dograph.errors import ConfigError, CorpusError, require
+
+TOKENIZER_FILE = "tokenizer.json"
+EOT = "<|endoftext|>"
+# What tokenizers without an end-of-text in their config call it, the likeliest first.
+_EOT_NAMES = (EOT, "</s>", "<|end_of_text|>", "<eos>")
+_MIN_VOCAB = 257  # every byte, and the end of text
+
+
+class FoundTokenizer(NamedTuple):
+    """A tokenizer.json, and the end-of-sequence token that its folder's config names."""
+
+    content: str
+    eos: str | None
+
+
+def open_tokenizer(path: Path | str) -> Tokenizer:
+    """A tokenizer for plain text: what looks like a special token in a document stays text."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CorpusError(f"{path} is not a tokenizer.json of `tokenizers`: {error}") from error
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def find_tokenizer(name: str) -> FoundTokenizer:
+    """The tokenizer at a path (a file, or a folder that holds one) or of that Hugging Face name."""
+    path = Path(name)
+    if path.is_file():
+        return FoundTokenizer(_read(path), _configured_eos(path.parent / "tokenizer_config.json"))
+    if path.is_dir():
+        if not (path / TOKENIZER_FILE).is_file():
+            raise CorpusError(f"{path} holds no {TOKENIZER_FILE}; name a folder or file that does")
+        return find_tokenizer(str(path / TOKENIZER_FILE))
+    if name.endswith(".json") or name.startswith((".", "/", "~")):
+        raise CorpusError(f"there is no tokenizer at {name}; give a tokenizer.json, a name or bpe")
+    return _download(name)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not a tokenizer.json of `tokenizers`: {error}") from error
+
+
+def _download(name: str) -> FoundTokenizer:
+    hub = require("huggingface_hub", "corpus")
+    errors = require("huggingface_hub.errors", "corpus")
+    try:
+        file = Path(hub.hf_hub_download(name, TOKENIZER_FILE))
+    # names that are none, no connection, no permission: each library layer raises its own
+    except Exception as error:
+        offline = isinstance(error, errors.LocalEntryNotFoundError)
+        if isinstance(error, errors.EntryNotFoundError) and not offline:
+            return _convert(name)
+        raise CorpusError(
+            f"cannot get the tokenizer {name!r} from the Hugging Face hub ({error}); give the path "
+            "of a tokenizer.json, or bpe to train one on the corpus"
+        ) from error
+    try:
+        config = Path(hub.hf_hub_download(name, "tokenizer_config.json"))
+    except Exception:  # it is optional: common end-of-text names are tried instead
+        return FoundTokenizer(_read(file), None)
+    return FoundTokenizer(_read(file), _configured_eos(config))
+
+
+def _convert(name: str) -> FoundTokenizer:
+    """A tokenizer that is stored in an older form, converted by transformers."""
+    transformers = require("transformers", "corpus")
+    try:
+        converted = transformers.AutoTokenizer.from_pretrained(name)
+        return FoundTokenizer(converted.backend_tokenizer.to_str(), converted.eos_token)
+    except Exception as error:
+        raise CorpusError(
+            f"{name!r} has no {TOKENIZER_FILE} and transformers cannot convert what it has "
+            f"({error}); choose another tokenizer"
+        ) from error
+
+
+def _configured_eos(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        eos = json.loads(path.read_bytes()).get("eos_token")
+    except (ValueError, AttributeError) as error:
+        raise CorpusError(f"{path} is damaged: {error}") from error
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    return eos if isinstance(eos, str) else None
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """A byte-level BPE trained on these texts, as the content of a tokenizer.json."""
+    if vocab_size < _MIN_VOCAB:
+        raise ConfigError(
+            f"--vocab-size must be at least {_MIN_VOCAB} (256 bytes and the end of text), "
+            f"got {vocab_size}"
+        )
+    tokenizer = Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOT],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    content: str = tokenizer.to_str(pretty=True)
+    return content
+
+
+def end_of_text(tokenizer: Tokenizer, given: str | None, eos: str | None) -> int:
+    """The id put after every document: the token asked for, or the one the tokenizer has."""
+    names = (given,) if given is not None else (eos, *_EOT_NAMES)
+    for name in names:
+        token = tokenizer.token_to_id(name) if name is not None else None
+        if token is not None:
+            return int(token)
+    if given is not None:
+        raise ConfigError(f"the tokenizer has no token {given!r}; pass another with --eot TOKEN")
+    raise ConfigError(
+        f"the tokenizer has no end-of-text token (looked for {', '.join(_EOT_NAMES)}); "
+        "say which token ends a document with --eot TOKEN"
+    )
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id; ids may have gaps."""
+    return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+
+def token_bytes(tokenizer_file: Path, eot_id: int | None) -> np.ndarray | None:
+    """UTF-8 bytes of text behind each token id, (V,); None where tokens do not spell the text.
+
+    A byte-level vocabulary spells every byte as one character, so a token has as many bytes as
+    characters. The end-of-text token stands for no text.
+    """
+    settings = json.loads(tokenizer_file.read_bytes())
+    splitter = settings.get("pre_tokenizer") or {}
+    steps = [splitter, *splitter.get("pretokenizers", [])]
+    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+    changes_text = any(step.get("add_prefix_space") for step in steps) or settings.get("normalizer")
+    if not byte_level or changes_text:
+        return None
+    length = {index: len(token) for token, index in settings["model"]["vocab"].items()}
+    for added in settings.get("added_tokens", []):
+        length[added["id"]] = len(added["content"].encode())
+    if eot_id is not None:
+        length[eot_id] = 0
+    bytes_V = np.zeros(max(length) + 1, dtype=np.int64)
+    bytes_V[list(length)] = list(length.values())
+    return bytes_V

@@ -1,0 +1,152 @@
+"""A stopped preparation goes on, and nobody can tell from the result."""
+
+import json
+import os
+from contextlib import suppress
+
+import pytest
+
+from dograph.errors import CorpusError
+from dograph.prepare import finish, preparation, publish
+from dograph.prepare.inputs import archives, chunks
+from dograph.prepare.options import PrepareOptions
+from dograph.prepare.pipeline import prepare as prepare_corpus
+from text_inputs import COMPRESS, files_of, lines, prepare, text, write_jsonl, write_tokenizer
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing but the operating system sees it."""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A corpus of many chunks, with repairs, a cut archive and labels; and its true outcome."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(archives, "READ_BYTES", 500)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    records = [{"text": text(n, 30), "s": f"s{n % 3}"} for n in range(60)]
+    content = lines(records[:30]) + b"{broken\n" + lines(records[30:])
+    (tmp_path / "a.jsonl.gz").write_bytes(COMPRESS[".gz"](content)[:-300])
+    (tmp_path / "b.jsonl").write_bytes(lines(records))
+    write_jsonl(tmp_path / "c.jsonl.zst", [text(n) for n in range(100, 140)], s="rare")
+    options = {
+        "inputs": tuple(str(tmp_path / name) for name in ("a.jsonl.gz", "b.jsonl", "c.jsonl.zst")),
+        "tokenizer": str(tokenizer),
+        "source_field": "s",
+        "bad_records": "repair",
+        "validation_fraction": 0.05,
+        "workers": 1,
+    }
+    prepare_corpus(PrepareOptions(out=tmp_path / "true", **options))
+    return options, files_of(tmp_path / "true")
+
+
+def prepare_until(options, out, reports, monkeypatch, *, commit):
+    """Prepare, and die at a given report; `commit` says whether the journal was kept up."""
+    left = iter(range(reports))
+
+    def report(_progress):
+        if next(left, None) is None:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "COMMIT_SECONDS", 0.0 if commit else 1e9)
+        if not commit:  # a kill leaves no time for the last commit
+            patch.setattr(preparation.Preparation, "commit", lambda self: None)
+        with pytest.raises(Killed):
+            prepare_corpus(PrepareOptions(out=out, **options), report)
+
+
+@pytest.mark.parametrize("reports", [0, 1, 5, 9, 14, 15, 22])
+@pytest.mark.parametrize("commit", [True, False])
+def test_stopped_anywhere(tmp_path, job, monkeypatch, reports, commit):
+    options, truth = job
+    prepare_until(options, tmp_path / "out", reports, monkeypatch, commit=commit)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not prepare_corpus(PrepareOptions(out=tmp_path / "out", **options)).already
+    assert files_of(tmp_path / "out") == truth
+
+
+def test_stopped_again_and_again(tmp_path, job, monkeypatch):
+    options, truth = job
+    for reports in (3, 1, 4, 0, 2):
+        prepare_until(options, tmp_path / "out", reports, monkeypatch, commit=True)
+    prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
+    assert files_of(tmp_path / "out") == truth
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("step", range(0, 44, 5))
+def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
+    """At every rename, removal and write of the last step; also in place of an older corpus."""
+    options, truth = job
+    out = tmp_path / "out"
+    if overwrite:
+        other = write_jsonl(tmp_path / "s0.jsonl", ["older", "corpus"])
+        prepare(out, other, tokenizer=options["tokenizer"])
+        options = {**options, "overwrite": True}
+    left = iter(range(step))
+
+    def dying(function):
+        def call(*arguments, **keywords):
+            if next(left, None) is None:
+                raise Killed
+            return function(*arguments, **keywords)
+
+        return call
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(os, "replace", dying(os.replace))
+        patch.setattr(finish, "link", dying(finish.link))
+        patch.setattr(finish, "clear", dying(finish.clear))
+        patch.setattr(publish.Path, "unlink", dying(publish.Path.unlink))
+        patch.setattr(preparation, "COMMIT_SECONDS", 1e9)
+        prepare_corpus(PrepareOptions(out=out, **options))
+    prepare_corpus(PrepareOptions(out=out, **options))
+    assert files_of(out) == truth
+
+
+def test_other_options_are_refused_and_named(tmp_path, job, monkeypatch):
+    options, truth = job
+    out = tmp_path / "out"
+    prepare_until(options, out, 12, monkeypatch, commit=True)
+    for change, message in (
+        ({"seed": 5}, "--seed was 0, now 5"),
+        ({"text_field": "s"}, "--text-field was text, now s"),
+        ({"inputs": options["inputs"][:2]}, r"c\.jsonl\.zst was left out"),
+        ({"bad_records": "refuse"}, "bad records were repaired"),
+    ):
+        with pytest.raises(CorpusError, match=rf"{message}.*--restart"):
+            prepare_corpus(PrepareOptions(out=out, **{**options, **change}))
+    prepare_corpus(PrepareOptions(out=out, **{**options, "workers": 2}))
+    assert files_of(out) == truth
+
+
+def test_a_changed_input_is_refused_and_restart_begins_anew(tmp_path, job, monkeypatch):
+    options, _ = job
+    out = tmp_path / "out"
+    prepare_until(options, out, 3, monkeypatch, commit=True)
+    with open(tmp_path / "b.jsonl", "ab") as file:
+        file.write(lines([{"text": "one more", "s": "s0"}]))
+    with pytest.raises(CorpusError, match=r"b\.jsonl has changed"):
+        prepare_corpus(PrepareOptions(out=out, **options))
+    prepare_corpus(PrepareOptions(out=out, restart=True, **options))
+    prepare_corpus(PrepareOptions(out=tmp_path / "fresh", **options))
+    assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+def test_a_damaged_journal_says_what_to_do(tmp_path, job, monkeypatch):
+    options, truth = job
+    out = tmp_path / "out"
+    prepare_until(options, out, 9, monkeypatch, commit=True)
+    staging = out / ".preparing"
+    tokens = next(staging.glob("*.tokens"))
+    whole = tokens.read_bytes()
+    tokens.write_bytes(whole[:10])
+    with pytest.raises(CorpusError, match=r"\.tokens.*--restart"):
+        prepare_corpus(PrepareOptions(out=out, **options))
+    (staging / "journal.json").write_text(json.dumps({"version": 1}))
+    with pytest.raises(CorpusError, match=r"journal\.json.*--restart"):
+        prepare_corpus(PrepareOptions(out=out, **options))
+    prepare_corpus(PrepareOptions(out=out, restart=True, **options))
+    assert files_of(out) == truth
