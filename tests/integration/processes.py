@@ -40,10 +40,10 @@ def start(*arguments: str, ranks: int = 1) -> subprocess.Popen[str]:
     )
 
 
-def run(*arguments: str, ranks: int = 1, code: int = 0) -> tuple[str, str]:
+def run(*arguments: str, ranks: int = 1, code: int = 0, seconds: float = 110) -> tuple[str, str]:
     """Run to the end; return what it printed."""
     process = start(*arguments, ranks=ranks)
-    out, err = process.communicate(timeout=110)
+    out, err = process.communicate(timeout=seconds)
     assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
     return out, err
 

@@ -64,3 +64,26 @@ def test_more_ranks_than_samples_is_refused(corpus, tmp_path):
     _, err = process.communicate(timeout=100)
     assert process.returncode != 0
     assert "train.batch_size=1" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_weights_cover_the_world_batch_under_accumulation(corpus, tmp_path, monkeypatch, ranks):
+    """A mixer that needs every loss of the step: uneven ranks and micro-batches change nothing."""
+    (tmp_path / "by_loss.py").write_text(
+        "import torch\nfrom dograph import Mixer\n"
+        "class ByLoss(Mixer):\n"
+        "    needs = frozenset({'loss', 'source'})\n"
+        "    def weigh(self, signals):\n"
+        "        assert len(signals.loss_B) == len(signals.source_B) == signals.num_samples\n"
+        "        return torch.softmax(2 * signals.loss_B, dim=0)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = [*SETTINGS, "mixer.name=by_loss:ByLoss", "train.batch_size=11", "train.steps=20"]
+    run("train", f"data.corpus={corpus}", f"run={tmp_path / 'one'}", *settings)
+    many = [*settings, "train.micro_batch_size=2"]
+    run("train", f"data.corpus={corpus}", f"run={tmp_path / 'many'}", *many, ranks=ranks)
+    one, split = rows(tmp_path / "one"), rows(tmp_path / "many")
+    for row in [*one, *split]:
+        row.pop("weights/effective_samples", None)
+    assert_close(split, one)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.prepare.inputs.readers import BadRecords
+from dograph.prepare.inputs.resolve import EMBEDDED
 from dograph.prepare.journal import Value
 from dograph.prepare.recipes import RECIPES, Recipe
 
@@ -19,7 +20,7 @@ class PrepareOptions:
     inputs: tuple[str, ...]
     out: Path
     validation: tuple[str, ...] = ()
-    validation_fraction: float = 0.01
+    validation_fraction: float | None = None  # None: a little, or more of a small embedded corpus
     tokenizer: str = "bpe"
     vocab_size: int | None = None  # of bpe; of tokens made elsewhere, where no tokenizer is given
     eot: str | None = None
@@ -38,10 +39,8 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         if not self.inputs:
             raise ConfigError("name at least one input, for example: dograph data prepare demo")
-        if not 0 <= self.validation_fraction < 1:
-            raise ConfigError(
-                f"--validation-fraction must be in [0, 1), got {self.validation_fraction}"
-            )
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"--validation-fraction must be in [0, 1), got {self.held_out}")
         if self.recipe is not None and self.recipe not in RECIPES:
             raise ConfigError(
                 f"there is no recipe {self.recipe!r}; {did_you_mean(self.recipe, RECIPES)}"
@@ -66,6 +65,13 @@ class PrepareOptions:
         return RECIPES[named.pop()] if named else None
 
     @property
+    def held_out(self) -> float:
+        """Share of the documents kept for validation where no validation text is given."""
+        if self.validation_fraction is not None:
+            return self.validation_fraction
+        return 0.05 if set(self.inputs) <= set(EMBEDDED) else 0.01
+
+    @property
     def bpe_vocab_size(self) -> int:
         return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
 
@@ -77,7 +83,7 @@ class PrepareOptions:
         """The options that decide the outcome, for the journal and the manifest."""
         return {
             "validation": " ".join(self.validation) or None,
-            "validation_fraction": None if self.validation else self.validation_fraction,
+            "validation_fraction": None if self.validation else self.held_out,
             "tokenizer": self.tokenizer,
             "vocab_size": self.bpe_vocab_size if self.tokenizer == "bpe" else self.vocab_size,
             "eot": self.eot,

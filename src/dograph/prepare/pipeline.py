@@ -153,7 +153,7 @@ def _look_up(options: PrepareOptions) -> _Job:
         content = f"{found.content}\0{found.eos}".encode()
         stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
     given = any(entry.split == "validation" for entry in inputs)
-    fraction = 0.0 if given else options.validation_fraction
+    fraction = 0.0 if given else options.held_out
     return _Job(options, inputs, found, options.recorded(), stamps, fraction)
 
 

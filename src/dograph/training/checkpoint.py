@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dograph.corpus.sampler import Sampler
@@ -71,11 +72,12 @@ def write_checkpoint(
         sync_directory(temporary)
         os.rename(temporary, final)
         sync_directory(run.checkpoints)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
         free = shutil.disk_usage(run.path).free / 2**20
         raise RunError(
-            f"the checkpoint of step {step} could not be written ({error.strerror or error}; "
+            f"the checkpoint of step {step} could not be written ({reason}; "
             f"{free:.0f} MiB free). Earlier checkpoints are whole. Make room, then: "
             f"dograph train --resume {run.path}"
         ) from error

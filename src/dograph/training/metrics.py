@@ -9,12 +9,12 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from dograph.errors import RunError
 from dograph.training.step import StepRecord
 
 Row = dict[str, float]
@@ -82,19 +82,15 @@ class MetricsFile:
         self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        try:
-            self._file.write("".join(json.dumps(row) + "\n" for row in rows))
-            self._file.flush()
-        except OSError as error:
-            raise RunError(
-                f"{self.path} cannot be written ({error.strerror}); make room, then resume the run"
-            ) from error
+        self._file.write("".join(json.dumps(row) + "\n" for row in rows))
+        self._file.flush()
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what a full disk refused was told when it was written
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[Row]:

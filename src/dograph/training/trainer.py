@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.loader import Loader
 from dograph.corpus.weight_log import WeightEntry
-from dograph.errors import ConfigError
+from dograph.errors import ConfigError, RunError
 from dograph.evaluation.source_loss import validate, validation_blocks
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
@@ -125,6 +125,11 @@ class Trainer:
                         self.write_validation(progress)
                     if ending or is_due(self.done, config.checkpoint.every):
                         self.save()
+        except OSError as error:
+            raise RunError(
+                f"{error.filename or self.run.path}: {error.strerror or error}. Mend it (perhaps "
+                f"make room), then: dograph train --resume {self.run.path}"
+            ) from error
         finally:
             progress.close()
             loader.close()

@@ -13,6 +13,8 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.prepare import outputs, workers
 from dograph.prepare.inputs import archives, chunks
 from dograph.prepare.journal import lock
+from dograph.prepare.options import PrepareOptions
+from dograph.prepare.pipeline import prepare as prepare_corpus
 from text_inputs import (
     COMPRESS,
     files_of,
@@ -143,6 +145,32 @@ def test_a_label_with_a_new_value_in_every_record_is_no_source(tmp_path, tokeniz
     (tmp_path / "a.jsonl").write_bytes(lines(records))
     with pytest.raises(CorpusError, match="more than 5 sources"):
         prepare(tmp_path / "out", tmp_path / "a.jsonl", tokenizer=tokenizer, source_field="url")
+
+
+def test_progress_runs_from_nothing_to_everything(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
+    monkeypatch.setattr(archives, "READ_BYTES", 300)
+    texts = [text(n) for n in range(100)]
+    write_jsonl(tmp_path / "a.jsonl.xz", texts)
+    pq.write_table(pa.table({"text": texts}), tmp_path / "b.parquet")
+    (tmp_path / "poems").mkdir()
+    for n in range(20):
+        (tmp_path / "poems" / f"{n}.txt").write_text(texts[n])
+    paths = [tmp_path / name for name in ("a.jsonl.xz", "b.parquet", "poems")]
+    total = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    options = PrepareOptions(
+        inputs=tuple(map(str, paths)), out=tmp_path / "out", tokenizer=tokenizer, workers=1
+    )
+    seen = []
+    prepare_corpus(options, seen.append)
+    encoding = [entry for entry in seen if entry.stage == "encoding"]
+    assert {entry.total_bytes for entry in encoding} == {total}
+    read = [entry.read_bytes for entry in encoding]
+    assert read == sorted(read)
+    assert 0 < read[0] < total / 4
+    assert read[-1] == total
+    assert encoding[-1].documents == 220
+    assert seen[-1].stage == "finishing"
 
 
 def test_sources_may_have_any_name(tmp_path, tokenizer):

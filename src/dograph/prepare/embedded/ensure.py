@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dograph.corpus.manifest import MANIFEST
+from dograph.prepare.inputs.resolve import EMBEDDED
 from dograph.prepare.options import PrepareOptions
 from dograph.prepare.pipeline import Progress, prepare
-
-EMBEDDED = ("demo", "unigram", "bigram")
 
 
 def ensure_corpus(name: str, report: Callable[[Progress], None] = lambda _: None) -> Path:

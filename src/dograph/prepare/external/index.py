@@ -80,7 +80,7 @@ def prepare_external(
     built.mkdir()
     meaning = _meaning(options, found, built)
     given = any(entry.split == "validation" for entry in inputs)
-    fraction = 0.0 if given else options.validation_fraction
+    fraction = 0.0 if given else options.held_out
     runs: list[_Run] = []
     eot_id = meaning.eot_id
     for number, entry in enumerate(inputs):

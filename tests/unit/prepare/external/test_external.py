@@ -158,6 +158,17 @@ def test_ids_out_of_range_are_named(tmp_path, monkeypatch):
         prepare(tmp_path / "out", tmp_path / "m.bin")
 
 
+def test_strata_copy_the_tokens_and_leave_the_file_alone(tmp_path):
+    flat = [[1 + n % 2] * 40 + [50256] for n in range(60)]
+    np.concatenate(flat).astype(np.uint16).tofile(tmp_path / "a.bin")
+    before = (tmp_path / "a.bin").read_bytes()
+    manifest = prepare(tmp_path / "out", tmp_path / "a.bin", strata=2).manifest
+    assert {entry.stratum for entry in manifest.train} == {"a/0", "a/1"}
+    assert (tmp_path / "a.bin").read_bytes() == before
+    found = documents_in(tmp_path / "out", "train") + documents_in(tmp_path / "out", "validation")
+    assert sorted(found) == sorted(flat)
+
+
 def test_tokens_and_text_do_not_mix(tmp_path):
     np.ones(10, np.uint16).tofile(tmp_path / "a.bin")
     path = write_jsonl(tmp_path / "b.jsonl", ["x", "y"])

@@ -163,3 +163,35 @@ def test_a_damaged_row_group_loses_no_other(tmp_path):
     assert {*range(10), *range(20, 30)} <= set(good)
     assert all(good[n] == content["text"][n] for n in good)
     assert sum(len(piece.bad) for piece in pieces) == 1
+
+
+def test_a_dataset_brings_its_own_validation_split(tmp_path):
+    write_jsonl(tmp_path / "set" / "train.jsonl", [text(1), text(2)])
+    write_jsonl(tmp_path / "set" / "validation.jsonl", [text(3)])
+    inputs = resolve(f"hf:{tmp_path / 'set'}", "train", labelled=False)
+    assert [(entry.part, entry.split, entry.source) for entry in inputs] == [
+        ("train", "train", "set"),
+        ("validation", "validation", "set"),
+    ]
+
+
+def test_a_damaged_saved_dataset_is_named(tmp_path):
+    datasets.Dataset.from_dict({"text": [text(n) for n in range(50)]}).save_to_disk(tmp_path / "d")
+    (entry,) = resolve(str(tmp_path / "d"), "train", labelled=False)
+    (arrow,) = (tmp_path / "d").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:200])
+    with pytest.raises(CorpusError, match=str(tmp_path / "d")):
+        list(read_chunks([entry], Position(), Reading(Fields(), "refuse")))
+
+
+def test_a_file_of_text_beyond_the_limit_is_named_or_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "MAX_RECORD_BYTES", 100)
+    (tmp_path / "s").mkdir()
+    for name, size in (("a.txt", 10), ("b.txt", 101), ("c.txt", 100)):
+        (tmp_path / "s" / name).write_text("x" * size)
+    inputs = resolve(str(tmp_path / "s"), "train", labelled=False)
+    with pytest.raises(CorpusError, match=r"b\.txt: .*longer than"):
+        list(read_chunks(inputs, Position(), Reading(Fields(), "refuse")))
+    pieces = list(read_chunks(inputs, Position(), Reading(Fields(), "repair")))
+    good = [t for p in pieces for t in Checker(p, Fields(), "s", repair=False).texts()]
+    assert [(t.record, len(t.text)) for t in good] == [(0, 10), (2, 100)]

@@ -1,0 +1,40 @@
+"""A disk that really fills up: the run stops in words, keeps what it has, and goes on later."""
+
+import subprocess
+
+import pytest
+from processes import SETTINGS, rows, run
+
+from corpora import write_corpus
+from dograph.training.checkpoint import check_checkpoint
+from dograph.training.run_dir import RunDirectory
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 6 MiB, where the machine lets us mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount a file system")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_training_survives_a_full_disk(small_disk, tmp_path):
+    corpus = write_corpus(tmp_path / "corpus")
+    directory = small_disk / "run"
+    arguments = [f"data.corpus={corpus}", *SETTINGS, "checkpoint.keep=9"]
+    _, err = run("train", f"run={directory}", *arguments, code=2)
+    assert f"dograph train --resume {directory}" in err
+    assert "No space left on device" in err
+    assert "Traceback" not in err
+    whole = RunDirectory(directory).checkpoint_steps()
+    assert whole
+    for step in whole:
+        check_checkpoint(RunDirectory(directory).checkpoint(step))
+    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    run("train", "--resume", str(directory))
+    run("train", f"run={tmp_path / 'straight'}", *arguments)
+    assert rows(directory) == rows(tmp_path / "straight")
