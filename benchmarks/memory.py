@@ -54,13 +54,13 @@ def run(code: str, *arguments: str) -> list[float]:
 
 
 def main(times: int) -> None:
-    result = {}
+    result, texts = {}, list(documents())
     with tempfile.TemporaryDirectory() as name:
         for label, copies in (("demo", 1), (f"demo x {times}", times)):
             file = Path(name) / f"{copies}.jsonl"
             with open(file, "w") as out:
                 for copy in range(copies):
-                    for source, text in documents():
+                    for source, text in texts:
                         line = {"source": source, "text": f"{copy}\n{text}"}
                         out.write(json.dumps(line) + "\n")
             folder = str(Path(name) / f"out-{copies}")

@@ -1,5 +1,8 @@
 """Contracts that anybody's plug-in can be checked against."""
 
+import copy
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,6 +23,20 @@ def check_mixer(mixer: Mixer, *, num_sources: int = 3, sizes: tuple[int, ...] = 
         total = float(weight_B.sum())
         assert abs(total - 1) < 1e-5, f"weights must sum to 1, got {total}"
         assert not weight_B.requires_grad, "no gradient may flow through the weights"
+        again_B = copy.deepcopy(mixer).weigh(signals)
+        assert torch.equal(again_B, copy.deepcopy(mixer).weigh(signals)), "weights must repeat"
+        order_B = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+        moved_B = copy.deepcopy(mixer).weigh(permuted(signals, order_B))
+        assert torch.allclose(moved_B, again_B[order_B], atol=1e-6), (
+            "weights must follow their samples when these change places"
+        )
+
+
+def permuted(signals: Signals, order_B: Tensor) -> Signals:
+    """The same samples in another order."""
+    fields = ("loss_B", "reference_loss_B", "source_B", "sketch_BK")
+    moved = {name: getattr(signals, name) for name in fields}
+    return replace(signals, **{k: v[order_B] for k, v in moved.items() if v is not None})
 
 
 def random_signals(mixer: Mixer, size: int, num_sources: int) -> Signals:

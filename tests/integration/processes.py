@@ -62,6 +62,13 @@ def steps_logged(directory: Path) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
+def last_step(directory: Path) -> int:
+    """The newest step in the metrics; a line still being written does not count."""
+    path = directory / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return max((json.loads(x)["step"] for x in lines if x.endswith(b"\n")), default=0)
+
+
 def wait_until(condition, process: subprocess.Popen[str], seconds: float = 60) -> bool:
     """Poll until the condition holds; False if the process ended first."""
     deadline = time.monotonic() + seconds

@@ -51,7 +51,7 @@ def test_it_ends_with_a_table_and_the_path_of_the_run(scheduled):
 
 def test_repeats_are_warned_about_before_training(scheduled):
     _, _, err = scheduled
-    assert "warning: beta would be read through" in err
+    assert "warning: gamma would be read through" in err
 
 
 def test_the_schedule_was_followed(scheduled):
@@ -90,7 +90,7 @@ def test_show_prints_a_table_json_and_errors(scheduled):
     out, _ = run("data", "show", str(directory), "--step", "3")
     assert "12 samples" in out
     _, err = run("data", "show", str(directory), "--step", "13", code=2)
-    assert "has steps 1 to 12; step 13 is not one" in err
+    assert "has made steps 1 to 12; step 13 is not one of them" in err
 
 
 def test_print_config_is_a_config(corpus, tmp_path):

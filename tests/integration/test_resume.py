@@ -2,11 +2,12 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 
 import pytest
-from processes import SETTINGS, rows, run, start, steps_logged, wait_until
+from processes import SETTINGS, last_step, rows, run, start, steps_logged, wait_until
 from transformers import AutoModelForCausalLM
 
 from corpora import write_corpus
@@ -37,17 +38,21 @@ def assert_same(stopped, whole):
 def kill_and_resume(corpus, directory, rng, kills):
     """Kill -9 at random instants, half of them while a checkpoint is being written."""
     arguments = ["train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS]
-    for number in range(kills):
+    killed = 0
+    while killed < kills:
         process = start(*arguments)
-        goal = steps_logged(directory) + rng.randint(1, 12)
-        if number % 2:
+        if killed % 2:
             ready = wait_until(lambda: any(directory.glob("checkpoints/.step-*.tmp")), process)
         else:
-            ready = wait_until(lambda goal=goal: steps_logged(directory) >= goal, process)
-        if ready:
-            time.sleep(rng.uniform(0, 0.03))
-            os.killpg(process.pid, signal.SIGKILL)
+            # Resuming cuts the metrics back first, so the goal counts from the checkpoint.
+            steps = RunDirectory(directory).checkpoint_steps()
+            goal = min((steps[-1] if steps else 0) + rng.randint(1, 9), 38)
+            ready = wait_until(lambda goal=goal: last_step(directory) >= goal, process)
+        assert ready, f"it ended before kill {killed + 1}: {process.communicate()}"
+        time.sleep(rng.uniform(0, 0.03))
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+        killed += 1
         if (directory / "config.yaml").exists():
             arguments = ["train", "--resume", str(directory)]
     run(*arguments)
@@ -77,6 +82,29 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(corpus, whole, tmp_path, s
     assert f"dograph train --resume {directory}" in err
     last = RunDirectory(directory).checkpoint_steps()[-1]
     assert f"after step {last}" in err
+    run("train", "--resume", str(directory))
+    assert_same(directory, whole)
+
+
+def test_a_checkpoint_never_outruns_the_metrics(corpus, whole, tmp_path):
+    """Killed right after the checkpoint of step 5, between two writes of the log at 4 and 8."""
+    directory = tmp_path / "run"
+    process = start("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS)
+    assert wait_until(lambda: RunDirectory(directory).checkpoint_steps() == [5], process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert last_step(directory) >= RunDirectory(directory).checkpoint_steps()[-1]
+    run("train", "--resume", str(directory))
+    assert_same(directory, whole)
+
+
+def test_a_kill_after_the_last_checkpoint_is_tidied_up(whole, tmp_path):
+    directory = tmp_path / "run"
+    shutil.copytree(whole, directory, symlinks=True)
+    (directory / "model").unlink()
+    shutil.copytree(
+        directory / "checkpoints/step-00000035", directory / "checkpoints/step-00000030"
+    )
     run("train", "--resume", str(directory))
     assert_same(directory, whole)
 

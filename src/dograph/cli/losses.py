@@ -1,5 +1,6 @@
 """dograph losses: what each source's validation loss came to, run beside run."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,4 +19,6 @@ def print_losses(runs: list[Path]) -> None:
 
     from dograph.report.losses import losses_table
 
-    Console().print(losses_table(runs))
+    # A pipe has no width to fit into, and what is cut off there is lost.
+    width = None if sys.stdout.isatty() else 40 + 40 * len(runs)
+    Console(width=width).print(losses_table(runs))

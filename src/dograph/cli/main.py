@@ -26,6 +26,6 @@ def main() -> None:
     try:
         app()
     except DographError as error:
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"error: {error}", file=sys.stderr)
+        rank = int(os.environ.get("RANK", "0"))
+        print(f"rank {rank}: error: {error}" if rank else f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -45,16 +45,16 @@ def samples_of_step(run_path: Path, step: int) -> list[dict[str, object]]:
     from dograph.corpus.weight_log import WeightLog
     from dograph.errors import RunError
     from dograph.training.assembly import open_sampler
+    from dograph.training.metrics import read_metrics
     from dograph.training.run_dir import RunDirectory
 
     run = RunDirectory.open(run_path)
     config = run.config()
-    if not 1 <= step <= config.train.steps:
-        raise RunError(f"{run_path} has steps 1 to {config.train.steps}; step {step} is not one")
+    made = max((int(row["step"]) for row in read_metrics(run.metrics_file)), default=0)
+    if not 1 <= step <= made:
+        raise RunError(f"{run_path} has made steps 1 to {made}; step {step} is not one of them")
     corpus = Corpus(config.data.corpus)
     sampler = open_sampler(config, corpus)
-    if not run.weights_file.is_file():
-        raise RunError(f"{run_path} has not made a step yet: it has no weights.jsonl")
     sampler.log = WeightLog.load(run.weights_file, sampler.names)
     ids = sampler.draw(step - 1)
     has_text = corpus.manifest.tokenizer.file is not None

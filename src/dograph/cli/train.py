@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dograph.training.config import RunConfig
     from dograph.training.world import World
 
-# What may change when a run goes on: nothing that would change its numbers.
+# What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device")
 
 
@@ -111,7 +111,7 @@ def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
     trainer = resume_run(config, world) if resume else start_run(config, world)
     run = trainer.run
     if world.is_main:
-        for warning in repeat_warnings(config, trainer.state.sampler):
+        for warning in repeat_warnings(config, trainer.state.sampler, trainer.state.mixer):
             print(f"warning: {warning}", file=sys.stderr)
     if trainer.done >= config.train.steps:
         print(f"{run.path} is complete: {trainer.done} steps", file=sys.stderr)
@@ -129,6 +129,9 @@ def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
             file=sys.stderr,
         )
     else:
-        print_losses([run.path])
+        if trainer.corpus.validation:
+            print_losses([run.path])
+        else:
+            print("the corpus has no validation text, so there are no losses to show")
         print(f"run: {run.path}")
     return asked

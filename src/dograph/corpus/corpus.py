@@ -1,5 +1,6 @@
 """A prepared corpus on disk, opened for reading."""
 
+import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ class Corpus:
         if not self.train:
             raise CorpusError(f"{self.directory} holds no training tokens; prepare it again")
         self.sources = list(dict.fromkeys(stratum.entry.source for stratum in self.train))
+
+    @property
+    def digest(self) -> str:
+        """What the training text is, in one string: equal digests mean equal samples."""
+        rows = [f"{s.entry.stratum}:{s.entry.sha256}:{s.entry.dtype}" for s in self.train]
+        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     @property
     def vocab_size(self) -> int:

@@ -107,7 +107,7 @@ class Sampler:
             source = stratum.entry.source
             drawn[source] = drawn.get(source, 0) + int(drawn_S[s])
             blocks[source] = blocks.get(source, 0) + int(self.blocks_S[s])
-        return {source: drawn[source] / blocks[source] for source in drawn}
+        return {source: drawn[source] / max(blocks[source], 1) for source in drawn}
 
     def weights_of(self, mixture: Mixture) -> np.ndarray:
         """Weights over strata. A source's weight is shared among its strata by their tokens."""

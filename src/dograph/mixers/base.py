@@ -46,12 +46,16 @@ class Mixer:
         """What to draw from after `signals.step`, or None to go on as before."""
         return None
 
+    def schedule(self) -> Mapping[int, Mixture]:
+        """Mixtures that `remix` is known to ask for, by the step from which they hold."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: tensors and JSON values by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave; tensors come back on the CPU."""
 
     def report(self) -> dict[str, float]:
         """Metrics of the last step, named `area/quantity_unit`."""

@@ -38,6 +38,8 @@ class Scheduled(Mixer):
     """A mixture by step: each stage holds from its step until the next."""
 
     def __init__(self, stages: Mapping[int | str, Mapping[str, float] | str]) -> None:
+        if not isinstance(stages, Mapping):
+            raise ConfigError(f"mixer.stages must be a mapping of step: mixture, got {stages!r}")
         self.stages: dict[int, Mixture] = {}
         for key, stage in stages.items():
             name = f"mixer.stages.{key}"
@@ -56,6 +58,9 @@ class Scheduled(Mixer):
 
     def remix(self, signals: Signals) -> Mixture | None:
         return self.stages.get(signals.step + 1)
+
+    def schedule(self) -> Mapping[int, Mixture]:
+        return self.stages
 
 
 class UniMax(Mixer):
@@ -80,6 +85,19 @@ class UniMax(Mixer):
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 
 
+def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a static or scheduled mixer with the mixture files they name read in."""
+    settled = dict(options)
+    if isinstance(file := options.get("file"), str):
+        settled = {"weights": dict(read_mixture(Path(file)).weights)}
+    if isinstance(stages := options.get("stages"), Mapping):
+        settled["stages"] = {
+            step: dict(read_mixture(Path(stage)).weights) if isinstance(stage, str) else stage
+            for step, stage in stages.items()
+        }
+    return settled
+
+
 def as_mixture(weights: Any, where: str) -> Mixture:
     """A mixture from YAML; weights are divided by their sum."""
     if not isinstance(weights, Mapping) or not weights:
@@ -94,9 +112,9 @@ def read_mixture(path: Path) -> Mixture:
     """A mixture file: YAML with `weights: {source: weight}`; other keys tell where it is from."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no mixture file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"the mixture file {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, Mapping) or "weights" not in content:
         raise ConfigError(

@@ -40,7 +40,9 @@ def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> Pe
         if not pretrained:
             return _padded(_from_config(config, seed))
         return _padded(AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32))
-    except OSError as error:
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f'model.path="{name}" could not be loaded: {error}. Give a folder saved by '
             f"save_pretrained, a Hugging Face name, or a preset: {', '.join(PRESETS)}"

@@ -26,7 +26,10 @@ def save_model(wrapped: PerSampleLoss, directory: Path, tokenizer_file: Path | N
     finally:
         model.config.vocab_size = padded
     if tokenizer_file is not None:
-        PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file)).save_pretrained(directory)
+        try:
+            PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file)).save_pretrained(directory)
+        except Exception as error:  # the library has no narrower one, a full disk included
+            raise OSError(f"the tokenizer could not be saved: {error}") from error
 
 
 def restore_model(wrapped: PerSampleLoss, directory: Path) -> None:

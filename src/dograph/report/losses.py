@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dograph.errors import RunError
-from dograph.training.metrics import Row, read_metrics
+from dograph.training.metrics import SUMMARIES, Row, read_metrics
 from dograph.training.run_dir import RunDirectory
-
-SUMMARIES = ("mean", "natural", "worst")
 
 
 def last_validation(run: RunDirectory) -> Row:
@@ -21,19 +20,16 @@ def last_validation(run: RunDirectory) -> Row:
 
 
 def losses_table(paths: list[Path]) -> Table:
-    """Sources down, runs across: loss in nats, perplexity, bits per byte, times read through."""
-    table = Table(title="validation loss per source")
-    table.add_column("source")
+    """Sources down, runs across: nats per token, perplexity, bits per byte, times read through."""
+    table = Table(title="validation loss per source", box=SIMPLE_HEAD, padding=0)
+    table.add_column("source", no_wrap=True)
     columns = []
     for path in paths:
         run = RunDirectory.open(path)
-        row, mixer = last_validation(run), run.config().mixer.name
-        epochs = last_epochs(run)
-        columns.append((row, epochs))
-        table.add_column(f"{mixer}\nnats", justify="right")
-        table.add_column("\nppl", justify="right")
-        table.add_column("\nbits/byte", justify="right")
-        table.add_column("\nepochs", justify="right")
+        columns.append((last_validation(run), last_epochs(run)))
+        table.add_column(f"{path.resolve().name}\nnats", justify="right", no_wrap=True)
+        for unit in ("ppl", "bits/B", "epochs"):
+            table.add_column(f"\n{unit}", justify="right", no_wrap=True)
     sources = sorted(
         {
             name.removeprefix("valid/").removesuffix("/loss_nats")
@@ -56,7 +52,7 @@ def last_epochs(run: RunDirectory) -> Row:
 
 
 def _cells(row: Row, epochs: Row, name: str) -> list[str]:
-    units = (("loss_nats", ".4f"), ("ppl", ".2f"), ("bits_per_byte", ".3f"))
+    units = (("loss_nats", ".4f"), ("ppl", ".1f"), ("bits_per_byte", ".3f"))
     cells = []
     for unit, shape in units:
         value = row.get(f"valid/{name}/{unit}")

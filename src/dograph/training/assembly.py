@@ -2,6 +2,7 @@
 
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.sampler import Sampler
+from dograph.errors import ConfigError
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 from dograph.training.config import RunConfig
@@ -9,12 +10,19 @@ from dograph.training.config import RunConfig
 
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
     if config.model.path is not None:
-        return load_model(
+        model = load_model(
             config.model.path,
             vocab_size=corpus.vocab_size,
             seed=config.seed,
             pretrained=config.model.pretrained,
         )
+        positions = getattr(model.model.config, "max_position_embeddings", config.data.seq_len)
+        if positions < config.data.seq_len:
+            raise ConfigError(
+                f"data.seq_len={config.data.seq_len}, but {config.model.path} has {positions} "
+                f"positions; set data.seq_len to {positions} or less"
+            )
+        return model
     assert config.model.preset is not None
     return build_model(
         config.model.preset,

@@ -42,6 +42,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     mixer: Mixer
     sampler: Sampler
+    corpus_digest: str
 
 
 def write_checkpoint(
@@ -64,7 +65,13 @@ def write_checkpoint(
         digests = {str(path.relative_to(temporary)): sha256_of(path) for path in files}
         write_json(
             temporary / STATE,
-            {"version": 1, "step": step, "mixer": values, "sha256": digests},
+            {
+                "version": 1,
+                "step": step,
+                "corpus": state.corpus_digest,
+                "mixer": values,
+                "sha256": digests,
+            },
         )
         for path in files:
             sync_file(path)
@@ -87,6 +94,11 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> None:
     """Put everything back as it was after `step` steps."""
     folder = run.checkpoint(step)
     stored = check_checkpoint(folder)
+    if stored["corpus"] != state.corpus_digest:
+        raise RunError(
+            f"the corpus is not the one that {run.path} was trained on: its tokens have changed "
+            "since. Put the old corpus back, or start a new run"
+        )
     restore_model(state.model, folder / MODEL)
     restore_optimizer(state.optimizer, state.model, load_file(folder / OPTIMIZER), step)
     state.mixer.load_state_dict({**stored["mixer"], **load_file(folder / MIXER)})
@@ -95,7 +107,13 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> None:
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint whose files are what was written."""
-    state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder / STATE} is damaged or missing ({error}). Remove {folder} to resume from the "
+            "checkpoint before it"
+        ) from error
     for name, digest in state["sha256"].items():
         path = folder / name
         if not path.is_file() or sha256_of(path) != digest:

@@ -5,12 +5,14 @@ A value that is wrong is refused with its dotted name, what is allowed and what 
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dograph.errors import ConfigError, did_you_mean
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Part(BaseModel):
@@ -38,6 +40,8 @@ class ModelConfig(Part):
                 f"give model.preset or model.path, and not both (set the other to null); "
                 f"got preset={self.preset!r}, path={self.path!r}"
             )
+        if self.path is not None and self.dropout:
+            raise ValueError("model.dropout is for presets; a model by path has its own")
         return self
 
 
@@ -58,7 +62,7 @@ class OptimConfig(Part):
     lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
     lr_start: float = Field(1e-7, ge=0, description="learning rate of the first step")
     warmup_steps: int = Field(20, ge=0, description="steps to reach the highest rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="of AdamW")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="of AdamW")
     eps: float = Field(1e-8, gt=0, description="of AdamW")
     weight_decay: float = Field(0.01, ge=0, description="on matrices; not on biases and norms")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm above which it is scaled down")
@@ -173,7 +177,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as nested values."""
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if content is None:
         return {}

@@ -12,6 +12,7 @@ import torch
 
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.sampler import Sampler
+from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.training.assembly import open_model, open_sampler
 from dograph.training.config import RunConfig
@@ -40,8 +41,9 @@ class Forecast:
 
 def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     """Costs of the run on one process of this machine."""
+    shape_only = config.model.model_copy(update={"pretrained": False})
     with torch.device("meta"):
-        model = open_model(config, corpus)
+        model = open_model(config.model_copy(update={"model": shape_only}), corpus)
     parameters = sum(p.numel() for p in model.parameters())
     shape = model.model.config
     embedding = model.model.get_input_embeddings().weight.numel()
@@ -62,7 +64,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         activation_bytes=activation_bytes(config, layers, width, model.vocab_size),
         tokens=tokens,
         weights=weights_by_source(sampler),
-        epochs=planned_epochs(config, sampler),
+        epochs=planned_epochs(config, sampler, mixer),
         flops=flops,
         flops_per_second=speed,
         seconds=flops / (EFFICIENCY * speed),
@@ -114,26 +116,32 @@ def weights_by_source(sampler: Sampler) -> dict[str, float]:
     return weights
 
 
-def planned_epochs(config: RunConfig, sampler: Sampler) -> dict[str, float]:
-    """How often each source will have been read through, if the mixture stays as it now is."""
+def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:
+    """How often each source will have been read through, as far as the mixer's plans are known."""
     entry = sampler.log.entries[-1]
-    left = (config.train.steps - entry.step) * config.train.batch_size
+    later = {step: m for step, m in mixer.schedule().items() if entry.step < step}
+    weights = [(entry.step, entry.weight_S)]
+    weights += [(step, sampler.weights_of(later[step])) for step in sorted(later)]
+    ends = [step for step, _ in weights[1:]] + [config.train.steps]
+    planned_S = entry.drawn_S.astype(float)
+    for (step, weight_S), end in zip(weights, ends, strict=True):
+        steps = max(min(end, config.train.steps) - step, 0)
+        planned_S = planned_S + steps * config.train.batch_size * weight_S
     drawn: dict[str, float] = {}
     blocks: dict[str, int] = {}
     for s, stratum in enumerate(sampler.strata):
         source = stratum.entry.source
-        planned = float(entry.drawn_S[s]) + left * float(entry.weight_S[s])
-        drawn[source] = drawn.get(source, 0.0) + planned
+        drawn[source] = drawn.get(source, 0.0) + float(planned_S[s])
         blocks[source] = blocks.get(source, 0) + int(sampler.blocks_S[s])
     return {source: drawn[source] / max(blocks[source], 1) for source in drawn}
 
 
-def repeat_warnings(config: RunConfig, sampler: Sampler) -> list[str]:
+def repeat_warnings(config: RunConfig, sampler: Sampler, mixer: Mixer) -> list[str]:
     """One line for every source that would be read through too often."""
     most = config.data.warn_epochs
     return [
         f"{source} would be read through {epochs:.1f} times, more than data.warn_epochs={most:g}; "
         "train fewer steps, give it less weight, or use mixer.name=unimax"
-        for source, epochs in planned_epochs(config, sampler).items()
+        for source, epochs in planned_epochs(config, sampler, mixer).items()
         if epochs > most
     ]

@@ -18,6 +18,7 @@ import torch
 from dograph.training.step import StepRecord
 
 Row = dict[str, float]
+SUMMARIES = ("mean", "natural", "worst")
 
 
 def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
@@ -96,6 +97,8 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics file; a line that a kill cut short is left out."""
     rows: list[Row] = []
+    if not path.is_file():
+        return rows
     with open(path, encoding="utf-8") as file:
         for line in file:
             if not line.endswith("\n"):

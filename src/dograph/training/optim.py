@@ -52,6 +52,8 @@ def restore_optimizer(
     for name, parameter in model.model.named_parameters():
         if not parameter.requires_grad:
             continue
+        if not any(f"{moment}.{name}" in tensors for moment in MOMENTS):
+            continue  # it never had a gradient
         state = optimizer.state[parameter]
         state["step"] = torch.tensor(float(step), device=parameter.device)
         for moment in MOMENTS:

@@ -80,15 +80,24 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
         values = merge(_preset(values.pop("preset", "demo")), values)
     else:
         values = _preset(name)
-    for override in overrides:
-        values = merge(values, parse_override(override))
-    return parse_config(values, name)
+    changes = merge({}, *(parse_override(override) for override in overrides))
+    return parse_config(_with_mixer(merge(values, changes), values, changes), name)
 
 
-def _preset(name: str) -> dict[str, Any]:
-    if name not in RUN_PRESETS:
+def _with_mixer(
+    merged: dict[str, Any], values: dict[str, Any], changes: dict[str, Any]
+) -> dict[str, Any]:
+    """Naming another mixer drops the options of the one it replaces."""
+    old, new = values.get("mixer"), changes.get("mixer")
+    if isinstance(old, dict) and isinstance(new, dict) and new.get("name") != old.get("name"):
+        return merged | {"mixer": new if "name" in new else merged["mixer"]}
+    return merged
+
+
+def _preset(name: Any) -> dict[str, Any]:
+    if not isinstance(name, str) or name not in RUN_PRESETS:
         raise ConfigError(
-            f'"{name}" is neither a YAML file nor a preset; {did_you_mean(name, RUN_PRESETS)}'
+            f'"{name}" is neither a YAML file nor a preset; {did_you_mean(str(name), RUN_PRESETS)}'
         )
     return RUN_PRESETS[name]
 
@@ -100,7 +109,7 @@ def parse_override(text: str) -> dict[str, Any]:
         raise ConfigError(f'"{text}" is not an override; write name=value, as in train.steps=200')
     try:
         parsed: Any = load_yaml(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f'"{text}": the value is not YAML: {error}') from error
     for part in reversed(name.split(".")):
         parsed = {part: parsed}

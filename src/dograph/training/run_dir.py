@@ -36,14 +36,19 @@ class RunDirectory:
     def create(self, config: RunConfig, environment: dict[str, object]) -> None:
         """Make the directory of a new run."""
         self.refuse_existing()
-        self.checkpoints.mkdir(parents=True)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
         write_json(self.path / "env.json", environment)
         write_text(self.config_file, config.dump())
 
     def refuse_existing(self) -> None:
         """A new run must not write into what is there."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        stillborn = {".lock", "env.json", "checkpoints"}  # all that a kill at the start leaves
+        if self.path.is_dir() and not self.checkpoint_steps():
+            found = {path.name for path in self.path.iterdir() if path.suffix != ".tmp"}
+            if found <= stillborn:
+                return
+        if self.path.exists():
             raise RunError(
                 f"{self.path} already exists. Go on with it: dograph train --resume {self.path}; "
                 f"or name another: run={self.path}-2"

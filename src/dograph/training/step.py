@@ -107,8 +107,7 @@ class TrainStep:
 
     def losses(self, token_bT: Tensor, step: int, micro: int) -> Tensor:
         """Loss of each sample of a micro-batch. Dropout is a function of (seed, step, place)."""
-        if self.config.model.dropout:
-            torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
+        torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
         half = self.config.train.dtype == "bfloat16"
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
             loss_b: Tensor = self.model(token_bT)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.loader import Loader
 from dograph.corpus.weight_log import WeightEntry
-from dograph.errors import ConfigError, RunError
+from dograph.errors import ConfigError, RunError, require
 from dograph.evaluation.source_loss import validate, validation_blocks
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
@@ -19,7 +19,7 @@ from dograph.training.checkpoint import TrainingState, read_checkpoint, write_ch
 from dograph.training.config import RunConfig
 from dograph.training.interrupts import Interrupts
 from dograph.training.lab import open_lab
-from dograph.training.metrics import MetricsFile, Row, step_rows, validation_row
+from dograph.training.metrics import SUMMARIES, MetricsFile, Row, step_rows, validation_row
 from dograph.training.nonfinite import stop_for_nonfinite
 from dograph.training.optim import build_optimizer
 from dograph.training.progress import Progress, open_progress
@@ -55,7 +55,14 @@ class Trainer:
                 f"train.batch_size={config.train.batch_size} samples cannot be shared by "
                 f"{world.size} processes; raise it or start fewer"
             )
+        for name in config.log.sinks:
+            require(name, name)
         self.corpus = Corpus(config.data.corpus)
+        if taken := set(SUMMARIES) & set(self.corpus.sources):
+            raise ConfigError(
+                f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
+                "prepare the corpus with another: NAME=path"
+            )
         self.bytes_per_token = {
             "train": self.corpus.bytes_per_token("train"),
             "validation": self.corpus.bytes_per_token("validation"),
@@ -72,10 +79,10 @@ class Trainer:
             optimizer=build_optimizer(model, config.optim),
             mixer=build_mixer(config.mixer.name, config.mixer.options),
             sampler=open_sampler(config, self.corpus),
+            corpus_digest=self.corpus.digest,
         )
-        runnable: nn.Module = world.wrap(model)
-        if config.train.compile:
-            runnable = torch.compile(runnable)  # type: ignore[assignment]
+        compiled: nn.Module = torch.compile(model) if config.train.compile else model  # type: ignore[assignment]
+        runnable = world.wrap(compiled)  # outermost, so that accumulation can hold its messages
         self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
         self.validation_blocks = {
             source: validation_blocks(
@@ -90,6 +97,8 @@ class Trainer:
     def begin(self) -> None:
         """Start from the beginning: plan, and open the weight log with the plan."""
         mixture = self.state.mixer.plan(open_lab(self.config, self.corpus))
+        for later in self.state.mixer.schedule().values():
+            self.state.sampler.weights_of(later)  # a wrong name must not wait for its step
         self.state.sampler.remix(0, mixture, reason="plan")
 
     def resume(self) -> None:
@@ -103,14 +112,16 @@ class Trainer:
         if self.world.is_main:
             self.run.clean()
             self.run.cut_metrics(self.done)
+            self.write_weights()
+            self.tidy()
         self.world.barrier()
 
     def train(self) -> int:
         """Train to the end, or until asked to stop; return the signal that asked, or 0."""
         config, total = self.config, self.config.train.steps
         loader = self.open_loader()
-        progress = open_progress(total, self.done, main=self.world.is_main)
         self.open_outputs()
+        progress = open_progress(total, self.done, main=self.world.is_main)
         clock = Clock(config.train.batch_size * config.data.seq_len)
         asked = 0
         try:
@@ -119,11 +130,14 @@ class Trainer:
                     record = self.advance(loader)
                     asked = self.stop_asked(interrupts)
                     ending = bool(asked) or self.done == total
-                    if ending or self.done % config.log.every == 0 or self.halted_now(record):
+                    validates = self.done == total or is_due(self.done, config.eval.every)
+                    saves = ending or is_due(self.done, config.checkpoint.every)
+                    logs = is_due(self.done, config.log.every) or self.halted_now(record)
+                    if logs or validates or saves:  # a checkpoint must not outrun the metrics
                         self.write_metrics(clock, progress)
-                    if self.done == total or is_due(self.done, config.eval.every):
+                    if validates:
                         self.write_validation(progress)
-                    if ending or is_due(self.done, config.checkpoint.every):
+                    if saves:
                         self.save()
         except OSError as error:
             raise RunError(
@@ -157,8 +171,9 @@ class Trainer:
         return record
 
     def stop_asked(self, interrupts: Interrupts) -> int:
-        """Every rank must stop at the same step; asking costs a wait, so a GPU asks seldom."""
-        if self.world.device.type == "cuda" and self.done % self.config.log.every:
+        """Every rank must stop at the same step; asking costs a wait, so many GPUs ask seldom."""
+        several_gpus = self.world.size > 1 and self.world.device.type == "cuda"
+        if several_gpus and self.done % self.config.log.every:
             return 0
         return self.world.agree(interrupts.asked)
 
@@ -174,6 +189,7 @@ class Trainer:
             self.write_rows(
                 step_rows(records[:bad], self.corpus.sources, self.bytes_per_token["train"])
             )
+            self.write_weights()
             stop_for_nonfinite(
                 records[bad], self.run, self.corpus, self.state.sampler, main=self.world.is_main
             )
@@ -232,10 +248,14 @@ class Trainer:
             tokenizer = self.corpus.manifest.tokenizer.file
             file = self.corpus.directory / tokenizer if tokenizer else None
             write_checkpoint(self.run, self.done, self.state, file)
-            self.run.rotate(self.config.checkpoint.keep)
-            if self.done == self.config.train.steps:
-                self.run.link_model(self.done)
+            self.tidy()
         self.world.barrier()
+
+    def tidy(self) -> None:
+        """What follows a checkpoint; done again on resume, where a kill may have come between."""
+        self.run.rotate(self.config.checkpoint.keep)
+        if self.done == self.config.train.steps:
+            self.run.link_model(self.done)
 
     def open_outputs(self) -> None:
         self.sinks: list[Sink] = []

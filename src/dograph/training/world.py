@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -86,7 +87,9 @@ def open_world(device: str) -> Iterator[World]:
     if size == 1:
         yield World(rank=0, size=1, device=place)
         return
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    # The others wait while the first rank writes a checkpoint, which may be large.
+    patience = timedelta(hours=2)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=patience)
     try:
         yield World(rank=rank, size=size, device=place)
     finally:
@@ -106,7 +109,12 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
             "`dograph doctor`"
         )
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", local_rank)
+        device = torch.device("cuda", local_rank)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{device} was asked for, but torch sees {torch.cuda.device_count()} GPU(s); start "
+            "fewer processes or name another device"
+        )
     return device
 
 

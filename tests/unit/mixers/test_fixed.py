@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.mixers.fixed import Scheduled, Static, Uniform, UniMax
+from dograph.mixers.fixed import Scheduled, Static, Uniform, UniMax, inlined
 from dograph.mixers.registry import MIXERS, build_mixer
 from dograph.testing import check_mixer
 from dograph.types import Signals
@@ -64,6 +64,18 @@ def test_static_refuses_bad_files(tmp_path, content, message):
         Static(file=str(file))
 
 
+def test_mixture_files_are_read_into_the_options(tmp_path):
+    file = tmp_path / "mixture.yaml"
+    file.write_text("weights: {a: 1, b: 3}\n")
+    assert inlined({"file": str(file)}) == {"weights": {"a": 0.25, "b": 0.75}}
+    stages = inlined({"stages": {0: str(file), 5: {"a": 1}}})["stages"]
+    assert stages == {0: {"a": 0.25, "b": 0.75}, 5: {"a": 1}}
+    with pytest.raises(ConfigError, match="cannot be read"):
+        inlined({"file": str(tmp_path)})
+    with pytest.raises(ConfigError, match="must be a mapping of step"):
+        Scheduled(stages=[1])
+
+
 def test_scheduled_changes_at_its_steps():
     mixer = Scheduled(stages={0: {"a": 1}, 5: {"b": 1}, "9": {"c": 1}})
     assert mixer.plan(LAB).weights == {"a": 1.0}
@@ -114,6 +126,9 @@ def test_own_mixer_by_name(tmp_path, monkeypatch):
         "    def __init__(self, temperature: float = 1.0): self.temperature = temperature\n"
         "    def weigh(self, signals):\n"
         "        return torch.softmax(-signals.loss_B / self.temperature, dim=0)\n"
+        "class ByPlace(Mixer):\n"
+        "    def weigh(self, signals):\n"
+        "        return torch.softmax(torch.arange(signals.num_samples).float(), dim=0)\n"
         "class Broken(Softest):\n"
         "    def weigh(self, signals): return signals.loss_B\n"
     )
@@ -123,3 +138,5 @@ def test_own_mixer_by_name(tmp_path, monkeypatch):
     check_mixer(mixer)
     with pytest.raises(AssertionError, match="sum to 1"):
         check_mixer(build_mixer("my_methods:Broken", {}))
+    with pytest.raises(AssertionError, match="follow their samples"):
+        check_mixer(build_mixer("my_methods:ByPlace", {}))

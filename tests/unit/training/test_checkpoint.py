@@ -1,6 +1,7 @@
 """Checkpoints are whole or absent, and damage is noticed."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def parts(tmp_path):
         optimizer.step()
         sampler = open_sampler(config, corpus)
         sampler.remix(0, Mixer().plan(open_lab(config, corpus)), "plan")
-        return TrainingState(model, optimizer, Remembering(), sampler)
+        return TrainingState(model, optimizer, Remembering(), sampler, corpus.digest)
 
     run = RunDirectory(tmp_path / "run")
     run.create(config, {})
@@ -93,6 +94,34 @@ def test_a_full_disk_leaves_the_checkpoint_before(parts, monkeypatch):
     monkeypatch.undo()
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"]
     read_checkpoint(run, 1, make())
+
+
+def test_another_corpus_is_refused(parts):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    other = replace(make(), corpus_digest="another")
+    with pytest.raises(RunError, match="corpus is not the one"):
+        read_checkpoint(run, 1, other)
+
+
+def test_a_missing_state_is_told_in_words(parts):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    (run.checkpoint(1) / "state.json").unlink()
+    with pytest.raises(RunError, match=r"state\.json is damaged or missing"):
+        read_checkpoint(run, 1, make())
+
+
+def test_a_start_that_was_killed_can_start_again(tmp_path):
+    config = resolve_config(None, [])
+    run = RunDirectory(tmp_path / "run")
+    run.create(config, {})
+    run.unlock()
+    run.config_file.unlink()
+    again = RunDirectory(tmp_path / "run")
+    again.create(config, {})
+    with pytest.raises(RunError, match="already exists"):
+        RunDirectory(tmp_path / "run").refuse_existing()
 
 
 def test_rotation_keeps_the_newest(parts):

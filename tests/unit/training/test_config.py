@@ -45,6 +45,9 @@ def test_file_over_preset_and_override_over_file(tmp_path):
         ("train.steps=many", "train.steps: input should be a valid integer.*'many'"),
         ("train.dtype=float64", "train.dtype: input should be 'float32' or 'bfloat16'"),
         ("optim.warmup_steps=999", "exceeds train.steps=200; lower it or train longer"),
+        ("optim.betas=[0.9,1.0]", "optim.betas.1: input should be less than 1"),
+        ("run=2024-13-45", "the value is not YAML"),
+        ("model={preset: null, path: x, dropout: 0.1}", "model.dropout is for presets"),
         ("model.path=gpt2", "give model.preset or model.path, and not both"),
         ("train", "is not an override; write name=value"),
         ("train.steps=[1", "not YAML"),
@@ -54,6 +57,17 @@ def test_file_over_preset_and_override_over_file(tmp_path):
 def test_errors_name_the_setting(override, message):
     with pytest.raises(ConfigError, match=message):
         resolve_config(None, [override])
+
+
+def test_naming_another_mixer_drops_the_old_ones_options(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("mixer: {name: unimax, max_epochs: 2}\n")
+    assert resolve_config(str(file), ["mixer.name=uniform"]).mixer.options == {}
+    kept = resolve_config(str(file), ["mixer.max_epochs=3"]).mixer
+    assert (kept.name, kept.options) == ("unimax", {"max_epochs": 3})
+    file.write_text("preset: [demo]\n")
+    with pytest.raises(ConfigError, match="nor a preset"):
+        resolve_config(str(file), [])
 
 
 def test_all_problems_are_told_at_once():

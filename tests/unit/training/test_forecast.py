@@ -6,6 +6,7 @@ import torch
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
 from dograph.mixers.registry import build_mixer
+from dograph.models.files import save_model
 from dograph.training.assembly import open_model, open_sampler
 from dograph.training.forecast import activation_bytes, forecast, planned_epochs, repeat_warnings
 from dograph.training.lab import open_lab
@@ -37,10 +38,28 @@ def test_parameters_tokens_and_repeats_are_those_of_the_run(corpus):
 def test_repeats_beyond_the_limit_warn_by_name(corpus):
     config = configure(corpus, "mixer.name=uniform", "data.warn_epochs=2")
     sampler = open_sampler(config, corpus)
-    sampler.remix(0, build_mixer("uniform", {}).plan(open_lab(config, corpus)), "plan")
-    assert planned_epochs(config, sampler)["gamma"] == pytest.approx(100 / 31)
-    (warning,) = repeat_warnings(config, sampler)
+    mixer = build_mixer("uniform", {})
+    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    assert planned_epochs(config, sampler, mixer)["gamma"] == pytest.approx(100 / 31)
+    (warning,) = repeat_warnings(config, sampler, mixer)
     assert warning.startswith("gamma would be read through 3.2 times")
+
+
+def test_a_schedule_is_followed_through_all_its_stages(corpus):
+    config = configure(corpus)
+    stages = {0: {"alpha": 1}, 10: {"gamma": 1}, 99: {"beta": 1}}
+    mixer = build_mixer("scheduled", {"stages": stages})
+    sampler = open_sampler(config, corpus)
+    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    epochs = planned_epochs(config, sampler, mixer)
+    assert epochs == pytest.approx({"alpha": 100 / 187, "beta": 0.0, "gamma": 200 / 31})
+
+
+def test_a_pretrained_model_is_forecast_from_its_shape(corpus, tmp_path):
+    config = configure(corpus)
+    save_model(open_model(config, corpus), tmp_path / "model", None)
+    by_path = configure(corpus, "model.preset=null", f"model.path={tmp_path / 'model'}")
+    assert forecast(by_path, corpus).parameters == forecast(config, corpus).parameters
 
 
 def test_activation_memory_is_near_what_autograd_keeps(corpus):
