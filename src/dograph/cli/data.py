@@ -19,12 +19,13 @@ dograph data prepare slimpajama-6b --tokenizer gpt2 --out data/spj
 dograph data prepare c4.jsonl.zst 'wiki=dump/*.parquet' --out data/web
 dograph data prepare texts/ --strata 8 --out data/texts
 dograph data prepare 'pile/*.jsonl.zst' --recipe pile --out data/pile
-dograph data prepare fw_train_*.bin --validation fw_val_0000.bin --out data/fw
+dograph data prepare 'fw_train_*.bin' --validation fw_val_000000.bin --out data/fw
 
 An INPUT is one of: demo, unigram, bigram (embedded, no download); slimpajama-6b, pile (recipes, \
 from the Hugging Face hub); .jsonl or .json, plain or .gz, .xz, .zst; .parquet; a folder of such \
-files, with train/ and validation/ (or val/, or test/) inside if you like; a folder with a \
-subfolder of text files for each source; a dataset saved with save_to_disk; \
+files or a quoted pattern, with train/ and validation/ (or val, or test; folders or files) inside \
+if you like; a folder with a subfolder of text files for each source; a dataset saved with \
+save_to_disk; \
 hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT or llm.c .bin. Write ./demo for a \
 folder of that name.
 

@@ -103,19 +103,20 @@ def print_composition(manifest: Manifest) -> None:
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("source", no_wrap=True)
     titles = ["documents", "tokens", *(["MB"] if by_bytes else []), "share"]
-    titles += ["paper"] if manifest.recipe else []
+    compared = by_bytes and manifest.recipe is not None
+    titles += ["paper"] if compared else []
     for title in (*titles, "held out"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         cells = [f"{row.documents:,}", f"{row.tokens:,}"]
         cells += [f"{(row.bytes or 0) / 1e6:,.2f}"] if by_bytes else []
         cells += [_percent(row.share)]
-        cells += [_percent(row.paper_share)] if manifest.recipe else []
+        cells += [_percent(row.paper_share)] if compared else []
         table.add_row(row.source, *cells, f"{row.validation_tokens:,}")
     # a pipe has no width: nothing should be cut there
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table, highlight=False)
-    paper = "; paper: the same in the paper's data table" if manifest.recipe else ""
+    paper = "; paper: the same in the paper's data table" if compared else ""
     print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
     for note in _notes(manifest):
         print(note)
@@ -136,6 +137,14 @@ def _notes(manifest: Manifest) -> Iterator[str]:
     untrained = [row.source for row in rows if not row.tokens]
     if untrained:
         yield f"validation text only: {', '.join(untrained)}"
+    if manifest.options.get("eot_guessed"):
+        yield (
+            f"documents were taken to end at token {manifest.tokenizer.eot_id}, GPT-2's end of "
+            "text; --eot-id names another"
+        )
+    left_out = manifest.options.get("left_out")
+    if left_out is not None:
+        yield f"not read: {left_out} (name it as an input, or with --validation, to take it)"
     if manifest.repairs:
         counts = ", ".join(f"{kind}: {n:,}" for kind, n in sorted(manifest.repairs.items()))
         yield f"records mended or left out: {counts} (listed in {REPAIRS}, exclusions apart)"

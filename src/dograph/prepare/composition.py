@@ -8,15 +8,14 @@ from dograph.prepare.recipes import RECIPES
 
 
 class SourceRow(NamedTuple):
-    """One source of a corpus: training and validation text together count as its documents."""
+    """One source of a corpus."""
 
     source: str
     documents: int  # in training
     tokens: int
     bytes: int | None
     share: float | None  # of the training bytes; of the tokens where bytes are not known
-    paper_share: float | None
-    validation_documents: int
+    paper_share: float | None  # of bytes; None where the corpus has no bytes to compare
     validation_tokens: int
 
 
@@ -30,6 +29,7 @@ def composition(manifest: Manifest) -> list[SourceRow]:
     measure = {s: size for s, size in sizes.items() if size is not None}
     if len(measure) < len(sizes):
         measure = tokens
+        paper = {}  # shares of tokens and of bytes do not compare
     total = sum(measure.values())
     rows = []
     for source in sources:
@@ -43,7 +43,6 @@ def composition(manifest: Manifest) -> list[SourceRow]:
                 sizes[source],
                 measure[source] / total,
                 paper.get(source),
-                sum(entry.documents for entry in held_out),
                 sum(entry.tokens for entry in held_out),
             )
         )

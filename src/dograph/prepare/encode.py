@@ -6,16 +6,15 @@ corpus is the same for any number of workers and after any interruption.
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dograph.prepare.inputs.checks import Checker, RefusedRecordError, Text
+from dograph.corpus.manifest import Split
+from dograph.prepare.inputs.checks import Checker, Text
 from dograph.prepare.inputs.chunks import Bad, Chunk, Fields, Position
 from dograph.prepare.tokenizer import open_tokenizer
 from dograph.rng import key64
-
-Split = Literal["train", "validation"]
 
 # A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
 RAW_DOCUMENT_DTYPE = np.dtype(
@@ -95,7 +94,10 @@ class Encoder:
                 what = Bad(text.record, "empty", "the text is empty", "skips it", text.file)
                 checker.bad.append(what)
                 groups.setdefault((split, text.source), _Gathering())  # the source is known of
-        for text, ids in zip(texts, self._encode(chunk.input, texts), strict=True):
+        for text, ids in zip(texts, self._encode(checker, texts), strict=True):
+            if ids is None:
+                groups.setdefault((split, text.source), _Gathering())
+                continue
             digest = text_hash(text.content, how.seed)
             held_out: Split = "validation" if digest < self.threshold else "train"
             key = (held_out if split == "train" else split, text.source)
@@ -113,22 +115,24 @@ class Encoder:
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
         return Encoded(chunk.input, chunk.end, made, bad, excluded)
 
-    def _encode(self, chunk_input: int, texts: list[Text]) -> list[list[int]]:
+    def _encode(self, checker: Checker, texts: list[Text]) -> list[list[int] | None]:
+        """The tokens of each text; None for one that cannot be encoded and may be skipped."""
         batch = [text.text for text in texts]
         try:
             encoded = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         # the library raises bare Exceptions; taken one by one, the record can be named
         except Exception:
-            encoded = [self._encode_one(chunk_input, text) for text in texts]
+            return [self._encode_one(checker, text) for text in texts]
         return [encoding.ids for encoding in encoded]
 
-    def _encode_one(self, chunk_input: int, text: Text) -> Any:
+    def _encode_one(self, checker: Checker, text: Text) -> list[int] | None:
         try:
-            return self.tokenizer.encode(text.text, add_special_tokens=False)
+            ids: list[int] = self.tokenizer.encode(text.text, add_special_tokens=False).ids
         except Exception as error:
-            what = f"the tokenizer cannot encode this text ({error}); take another one"
-            bad = Bad(text.record, "not encodable", what, "cannot mend this", text.file)
-            raise RefusedRecordError(chunk_input, bad) from error
+            what = f"the tokenizer cannot encode this text ({error}); another one may"
+            checker.complain(Bad(text.record, "not encodable", what, "skips it", text.file))
+            return None
+        return ids
 
 
 def text_hash(content: bytes, seed: int) -> int:

@@ -1,7 +1,8 @@
 """Every source gets validation text: the last step of splitting by hash.
 
 A small source may have every document on one side. Then the documents of one extreme hash change
-sides: copies of a text have one hash, so they stay together.
+sides: copies of a text within the source have one hash, so they stay together; copies in another
+source stay where they are.
 """
 
 from collections.abc import Iterator

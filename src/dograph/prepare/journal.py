@@ -19,6 +19,7 @@ from dograph.prepare.outputs import Output
 
 STAGING = ".preparing"
 _JOURNAL = "journal.json"
+_INDECISIVE = ("bad_records", "left_out")
 Value = str | int | float | bool | None
 
 
@@ -27,7 +28,7 @@ class Journal(BaseModel):
 
     version: Literal[1] = 1
     options: dict[str, Value]  # everything that decides the outcome
-    stamps: dict[str, str]  # of every file that is read
+    stamps: dict[str, str]  # of every input, in order, and of the tokenizer
     tokenizer: TokenizerEntry
     position: Position = Position()
     outputs: list[Output] = []
@@ -44,14 +45,15 @@ class Journal(BaseModel):
 
 
 def fingerprint(options: Mapping[str, Value], stamps: Mapping[str, str]) -> str:
-    """Equal for equal options and unchanged inputs."""
-    content = json.dumps([_decisive(options), dict(stamps)], sort_keys=True)
+    """Equal for equal options and unchanged inputs in the same order."""
+    content = json.dumps([dict(sorted(_decisive(options).items())), dict(stamps)])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
-    # a policy for bad records matters only where there are some: the journal counts them
-    return {name: value for name, value in options.items() if name != "bad_records"}
+    # a policy for bad records matters only where there are some: the journal counts them;
+    # what was left out does not enter the corpus
+    return {name: value for name, value in options.items() if name not in _INDECISIVE}
 
 
 def read_journal(staging: Path) -> Journal | None:
@@ -72,6 +74,8 @@ def require_same(journal: Journal, options: Mapping[str, Value], stamps: Mapping
             changes.append(f"{name} was {'added' if name in stamps else 'left out'}")
         elif journal.stamps[name] != stamps[name]:
             changes.append(f"{name} has changed")
+    if not changes and list(journal.stamps) != list(stamps):
+        changes.append(f"the order was {', '.join(journal.stamps)}, now {', '.join(stamps)}")
     if journal.repairs and (journal.options["bad_records"], options["bad_records"]) == (
         "repair",
         "refuse",
@@ -104,7 +108,12 @@ def finished_corpus(
         if strangers and STAGING not in strangers:
             raise CorpusError(f"{out} is not empty and holds no corpus; choose another --out")
         return None
-    manifest = Manifest.read(out)
+    try:
+        manifest = Manifest.read(out)
+    except CorpusError as error:
+        if overwrite:
+            return None
+        raise CorpusError(f"{error} Pass --overwrite to replace it") from error
     if manifest.options.get("fingerprint") == fingerprint(options, stamps):
         return manifest
     if overwrite:

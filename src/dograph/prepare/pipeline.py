@@ -17,18 +17,22 @@ import dograph
 from dograph.corpus.manifest import Manifest, TokenizerEntry
 from dograph.errors import CorpusError
 from dograph.files import sha256_of, write_text
+from dograph.prepare.applicable import refuse_idle_options
 from dograph.prepare.encode import Encoding
-from dograph.prepare.external.index import is_external, prepare_external
+from dograph.prepare.external.index import prepare_external
 from dograph.prepare.finish import Finishing, finish
 from dograph.prepare.inputs.checks import RefusedRecordError
 from dograph.prepare.inputs.chunks import Fields
+from dograph.prepare.inputs.input import Input, listed
 from dograph.prepare.inputs.readers import Reading, read_chunks, refusal, where
-from dograph.prepare.inputs.resolve import Input, resolve_all, size_of, stamp
+from dograph.prepare.inputs.resolve import resolve_all
+from dograph.prepare.inputs.walk import size_of, stamp
 from dograph.prepare.journal import (
     STAGING,
     Journal,
     Value,
     clear,
+    fingerprint,
     finished_corpus,
     lock,
     read_journal,
@@ -36,6 +40,7 @@ from dograph.prepare.journal import (
 )
 from dograph.prepare.options import PrepareOptions
 from dograph.prepare.preparation import Preparation
+from dograph.prepare.publish import remove_replaced
 from dograph.prepare.sample import sample_texts
 from dograph.prepare.tokenizer import (
     TOKENIZER_FILE,
@@ -112,7 +117,8 @@ def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Pre
         _clear_leftover(job)
         return Prepared(manifest, already=True)
     with lock(job.staging):
-        if any(is_external(entry) for entry in job.inputs):
+        remove_replaced(job.staging, options.out)
+        if any(entry.is_tokens for entry in job.inputs):
             manifest = prepare_external(job.inputs, options, job.found, job.recorded, job.stamps)
             return Prepared(manifest, already=False)
         journal = _journal(job, report)
@@ -139,14 +145,17 @@ def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Pre
 
 def _look_up(options: PrepareOptions) -> _Job:
     labelled = _fields(options).source is not None
-    inputs = resolve_all(options.inputs, options.validation, labelled=labelled)
+    inputs, left_out = resolve_all(
+        options.inputs, options.validation, labelled=labelled, recipe=options.known_corpus
+    )
+    refuse_idle_options(options, inputs)
     if options.bad_records == "refuse":
         for entry in inputs:
-            if size_of(entry) == 0:
+            if size_of(entry.path) == 0:
                 raise CorpusError(
                     f"{entry.name} is empty; leave it out, or pass --bad-records repair to drop it"
                 )
-    stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{stamp(e)}" for e in inputs}
+    stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{stamp(e.path)}" for e in inputs}
     found = None
     if options.tokenizer != "bpe":
         found = find_tokenizer(options.tokenizer)
@@ -154,7 +163,8 @@ def _look_up(options: PrepareOptions) -> _Job:
         stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
     given = any(entry.split == "validation" for entry in inputs)
     fraction = 0.0 if given else options.held_out
-    return _Job(options, inputs, found, options.recorded(), stamps, fraction)
+    recorded = {**options.recorded(), "left_out": listed(left_out)}
+    return _Job(options, inputs, found, recorded, stamps, fraction)
 
 
 def _clear_leftover(job: _Job) -> None:
@@ -162,7 +172,7 @@ def _clear_leftover(job: _Job) -> None:
     if job.staging.is_dir():
         with lock(job.staging):
             journal = read_journal(job.staging)
-            if journal is None or journal.stamps == job.stamps:
+            if journal is None or journal.fingerprint == fingerprint(job.recorded, job.stamps):
                 clear(job.staging)
 
 
@@ -187,7 +197,7 @@ def _journal(job: _Job, report: Callable[[Progress], None]) -> Journal:
         content, eos = job.found
     path = job.staging / TOKENIZER_FILE
     write_text(path, content)
-    tokenizer = open_tokenizer(path)
+    tokenizer = open_tokenizer(path, job.options.tokenizer)
     entry = TokenizerEntry(
         name=job.options.tokenizer,
         file=TOKENIZER_FILE,
@@ -221,7 +231,7 @@ def _encode_all(
 ) -> None:
     """Read, encode and write everything that the journal does not have yet."""
     journal = preparation.journal
-    sizes = [size_of(entry) for entry in job.inputs]
+    sizes = [size_of(entry.path) for entry in job.inputs]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     chunks = read_chunks(job.inputs, journal.position, job.reading)
     try:

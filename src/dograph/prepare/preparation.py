@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dograph.files import sync_file
 from dograph.prepare.encode import Encoded
+from dograph.prepare.inputs.input import Input
 from dograph.prepare.inputs.readers import where
-from dograph.prepare.inputs.resolve import Input
 from dograph.prepare.journal import Journal
 from dograph.prepare.outputs import Outputs
 from dograph.prepare.publish import REPAIRS
@@ -24,13 +24,15 @@ class Preparation:
         self.inputs = inputs
         self.outputs = Outputs(staging, journal.outputs, dtype)
         self._committed = time.monotonic()
+        self._writing = False
         self._repairs = staging / REPAIRS
         if self._repairs.exists():
             with open(self._repairs, "ab") as file:
                 file.truncate(journal.repairs_bytes)
 
     def write(self, encoded: Encoded) -> None:
-        """Append a chunk; a failure on the way leaves the journal's state as it was."""
+        """Append a chunk; after an interruption on the way the last commit stands."""
+        self._writing = True
         listed = self._list_repairs(encoded)
         self.outputs.append(encoded.groups)
         repairs = self.journal.repairs
@@ -41,11 +43,14 @@ class Preparation:
             repairs[kind] = repairs.get(kind, 0) + count
         self.journal.repairs_bytes += listed
         self.journal.position = encoded.end
+        self._writing = False
         if time.monotonic() - self._committed >= COMMIT_SECONDS:
             self.commit()
 
     def commit(self) -> None:
-        """Everything written so far is safe once this returns."""
+        """Everything written so far is safe once this returns; half a chunk is not kept."""
+        if self._writing:
+            return
         self.outputs.sync()
         if self._repairs.exists():
             sync_file(self._repairs)

@@ -5,28 +5,45 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from dograph.corpus.manifest import MANIFEST, Manifest
 from dograph.files import sync_directory, sync_file
 
 REPAIRS = "repairs.jsonl"
+_REPLACED = "replaced.json"  # manifest of the corpus that a new one takes the place of
 
 
 def publish(manifest: Manifest, built: Path, out: Path) -> None:
     """Move the files of `manifest` from `built` to `out`, in place of a corpus that was there."""
     names = [name for name in corpus_files(manifest) if (built / name).is_file()]
     if (out / MANIFEST).is_file():
-        outdated = corpus_files(Manifest.read(out))
-        (out / MANIFEST).unlink()
-        for name in outdated:
-            (out / name).unlink(missing_ok=True)
+        os.replace(out / MANIFEST, built.parent / _REPLACED)
+        remove_replaced(built.parent, out)
     for name in names:
         sync_file(built / name)
         (out / name).parent.mkdir(exist_ok=True)
         os.replace(built / name, out / name)
         sync_directory((out / name).parent)
     manifest.write(out)
+
+
+def remove_replaced(staging: Path, out: Path) -> None:
+    """Delete the files of a corpus being replaced, perhaps begun before a kill.
+
+    Where its manifest is damaged nobody knows which files were its own, and they stay.
+    """
+    replaced = staging / _REPLACED
+    # beside a manifest the new files may be in place already, under the same names
+    if not replaced.is_file() or (out / MANIFEST).is_file():
+        return
+    with suppress(ValidationError):
+        for name in corpus_files(Manifest.model_validate_json(replaced.read_bytes())):
+            (out / name).unlink(missing_ok=True)
+    replaced.unlink()
 
 
 def corpus_files(manifest: Manifest) -> list[str]:

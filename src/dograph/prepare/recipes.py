@@ -21,6 +21,11 @@ class Recipe:
     table: Mapping[str, float]  # source -> size in the paper, in any unit
     closed: bool  # documents of a source outside the table are left out
 
+    @property
+    def validation_split(self) -> str:
+        """The split of the dataset to validate on."""
+        return next(part for part, into in self.splits.items() if into == "validation")
+
     def shares(self) -> dict[str, float]:
         """Share of bytes of each source in the paper."""
         total = sum(self.table.values())

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dograph.prepare.encode import text_hash, validation_threshold
 from dograph.prepare.inputs.checks import Checker
 from dograph.prepare.inputs.chunks import Position
+from dograph.prepare.inputs.input import Input
 from dograph.prepare.inputs.readers import Reading, read_chunks
-from dograph.prepare.inputs.resolve import Input
 
 SAMPLE_BYTES = 20_000_000
 

@@ -8,8 +8,8 @@ Shapes: D documents, K groups, V vocabulary.
 """
 
 import hashlib
-import json
 import logging
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,10 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from dograph.corpus.manifest import Manifest, StratumEntry
-from dograph.corpus.tokens import DOCUMENT_DTYPE, StratumTokens
+from dograph.corpus.tokens import StratumTokens
 from dograph.errors import ConfigError, CorpusError
 from dograph.files import sync_file
+from dograph.prepare.document_index import write_document_index
 from dograph.prepare.groups import Groups, chunks, find_groups, spans
+from dograph.prepare.publish import corpus_files
+from dograph.prepare.tokenizer import token_bytes
 
 COPY_TOKENS = 1 << 20  # at once
 
@@ -56,37 +59,16 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation += validation.values()  # of sources without training text to find groups in
     divided = manifest.model_copy(update={"train": new_train, "validation": new_validation})
     divided.write(directory)
-    for name in _corpus_files(manifest) - _corpus_files(divided):
+    for name in set(corpus_files(manifest)) - set(corpus_files(divided)):
         (directory / name).unlink()
     return divided
-
-
-def token_bytes(tokenizer_file: Path, eot_id: int | None) -> np.ndarray | None:
-    """UTF-8 bytes behind each token id, (V,); None if the tokenizer does not work on bytes.
-
-    A byte-level vocabulary spells every byte as one character, so a token has as many bytes as
-    characters. The end-of-text token stands for no text.
-    """
-    settings = json.loads(tokenizer_file.read_bytes())
-    splitter = settings.get("pre_tokenizer") or {}
-    steps = [splitter, *splitter.get("pretokenizers", [])]
-    if all(step.get("type") != "ByteLevel" for step in steps):
-        return None
-    length = {index: len(token) for token, index in settings["model"]["vocab"].items()}
-    for added in settings.get("added_tokens", []):
-        length[added["id"]] = len(added["content"].encode())
-    if eot_id is not None:
-        length[eot_id] = 0
-    bytes_V = np.zeros(max(length) + 1, dtype=np.int64)
-    bytes_V[list(length)] = list(length.values())
-    return bytes_V
 
 
 def _check(manifest: Manifest, num_strata: int) -> None:
     if num_strata < 1:
         raise ConfigError(f"the number of strata must be at least 1, got {num_strata}")
     entries = [*manifest.train, *manifest.validation]
-    taken = _corpus_files(manifest)
+    taken = corpus_files(manifest)
     for entry in entries:
         if entry.stratum != entry.source:
             raise CorpusError(
@@ -106,6 +88,9 @@ def _assign(stratum: StratumTokens, groups: Groups) -> np.ndarray:
     """The group of every document, (D,), in a file that vanishes with the array."""
     num_documents = stratum.entry.documents
     with tempfile.TemporaryFile(dir=stratum.directory) as file:
+        # A full disk must raise an error here, not a signal when the map is written to.
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
         label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
     for chunk_D in chunks(num_documents):
         label_D[chunk_D] = groups.nearest(stratum, chunk_D)
@@ -139,9 +124,15 @@ def _write_strata(
         for group, size in sorted(sizes.items())
     ]
     total, known = sum(entry.bytes or 0 for entry in entries), stratum.entry.bytes
-    if bytes_V is None or total == known:
+    if total == known:
         return entries
-    if known is not None:
+    if known is not None and bytes_V is None:
+        log.warning(
+            'the tokenizer of "%s" does not spell text byte by byte; the bytes of its strata stay '
+            "unknown, and with them its bits per byte",
+            stratum.entry.source,
+        )
+    elif known is not None:
         log.warning(
             'the tokens of "%s" spell %d bytes but its text had %d, for its tokenizer changes the '
             "text; the bytes of its strata stay unknown, and with them its bits per byte",
@@ -159,25 +150,19 @@ def _write_stratum(
     number, num_documents = group
     file, documents_file = _new_files(stratum.entry, number)
     directory = stratum.directory
-    document_D = np.lib.format.open_memmap(
-        directory / documents_file, "w+", DOCUMENT_DTYPE, (num_documents,)
-    )
     digest = hashlib.sha256()
-    num_tokens = num_bytes = done = 0
+    num_tokens = num_bytes = 0
     with open(directory / file, "wb") as output:
         for chunk_D in chunks(len(label_D)):
-            member_D = chunk_D[label_D[chunk_D] == number]
-            start_D, end_D = spans(stratum, member_D)
-            document_D[done : done + len(member_D)] = stratum.documents[member_D]
-            document_D["end"][done : done + len(member_D)] = num_tokens + (end_D - start_D).cumsum()
-            done += len(member_D)
+            start_D, end_D = spans(stratum, chunk_D[label_D[chunk_D] == number])
             num_tokens += int((end_D - start_D).sum())
             for token_N in _pieces(stratum, start_D, end_D):
                 content = token_N.tobytes()
                 output.write(content)
                 digest.update(content)
                 num_bytes += 0 if bytes_V is None else int(bytes_V[token_N].sum())
-    document_D.flush()
+    index = _document_index(stratum, number, label_D)
+    write_document_index(directory / documents_file, index, num_documents)
     sync_file(directory / file)
     sync_file(directory / documents_file)
     return stratum.entry.model_copy(
@@ -193,6 +178,20 @@ def _write_stratum(
             "documents_file": documents_file,
         }
     )
+
+
+def _document_index(
+    stratum: StratumTokens, number: int, label_D: np.ndarray
+) -> Iterator[np.ndarray]:
+    """The documents of one group, their ends counted anew."""
+    num_tokens = 0
+    for chunk_D in chunks(len(label_D)):
+        member_D = chunk_D[label_D[chunk_D] == number]
+        start_D, end_D = spans(stratum, member_D)
+        document_D = stratum.documents[member_D]
+        document_D["end"] = num_tokens + (end_D - start_D).cumsum()
+        num_tokens += int((end_D - start_D).sum())
+        yield document_D
 
 
 def _pieces(stratum: StratumTokens, start_D: np.ndarray, end_D: np.ndarray) -> Iterator[np.ndarray]:
@@ -212,10 +211,3 @@ def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
         stem.with_suffix(f".{group}.bin").as_posix(),
         documents.with_suffix(f".{group}.npy").as_posix(),
     )
-
-
-def _corpus_files(manifest: Manifest) -> set[str]:
-    """Token and document files that belong to the corpus; those used in place do not."""
-    entries = [*manifest.train, *manifest.validation]
-    names = {name for entry in entries for name in (entry.file, entry.documents_file)}
-    return {name for name in names if not Path(name).is_absolute()}

@@ -25,12 +25,17 @@ class FoundTokenizer(NamedTuple):
     eos: str | None
 
 
-def open_tokenizer(path: Path | str) -> Tokenizer:
-    """A tokenizer for plain text: what looks like a special token in a document stays text."""
+def open_tokenizer(path: Path | str, name: str | None = None) -> Tokenizer:
+    """A tokenizer for plain text: what looks like a special token in a document stays text.
+
+    `name` is what the user calls it, where the path is a copy.
+    """
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise CorpusError(f"{path} is not a tokenizer.json of `tokenizers`: {error}") from error
+        raise CorpusError(
+            f"{name or path} is not a tokenizer.json of `tokenizers`: {error}"
+        ) from error
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()

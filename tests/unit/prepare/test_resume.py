@@ -4,10 +4,11 @@ import json
 import os
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from dograph.errors import CorpusError
-from dograph.prepare import finish, preparation, publish
+from dograph.prepare import finish, outputs, preparation, publish
 from dograph.prepare.inputs import archives, chunks
 from dograph.prepare.options import PrepareOptions
 from dograph.prepare.pipeline import prepare as prepare_corpus
@@ -149,4 +150,88 @@ def test_a_damaged_journal_says_what_to_do(tmp_path, job, monkeypatch):
     with pytest.raises(CorpusError, match=r"journal\.json.*--restart"):
         prepare_corpus(PrepareOptions(out=out, **options))
     prepare_corpus(PrepareOptions(out=out, restart=True, **options))
+    assert files_of(out) == truth
+
+
+def test_another_order_of_inputs_is_refused(tmp_path, job, monkeypatch):
+    options, truth = job
+    out = tmp_path / "out"
+    prepare_until(options, out, 12, monkeypatch, commit=True)
+    other = {**options, "inputs": options["inputs"][::-1]}
+    with pytest.raises(CorpusError, match=r"order was.*a\.jsonl.*now.*c\.jsonl.*--restart"):
+        prepare_corpus(PrepareOptions(out=out, **other))
+    prepare_corpus(PrepareOptions(out=out, **options))
+    assert files_of(out) == truth
+    with pytest.raises(CorpusError, match="--overwrite"):
+        prepare_corpus(PrepareOptions(out=out, **other))
+
+
+def test_interrupted_between_two_steps_of_a_write(tmp_path, job, monkeypatch):
+    """The last commit, on the way out, must not take half a chunk for a whole one."""
+    options, truth = job
+    append = outputs.Outputs.append
+    left = iter(range(12))
+
+    def dying(self, groups):
+        append(self, groups)
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "COMMIT_SECONDS", 0.0)
+        patch.setattr(outputs.Outputs, "append", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
+    prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
+    assert files_of(tmp_path / "out") == truth
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_killed_while_the_old_corpus_is_removed(tmp_path, job, monkeypatch, restart):
+    options, truth = job
+    out = tmp_path / "out"
+    older = write_jsonl(tmp_path / "older.jsonl", ["older", "corpus"])
+    prepare(out, older, tokenizer=options["tokenizer"])
+
+    def killed(*_arguments, **_keywords):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.Path, "unlink", killed)
+        with pytest.raises(Killed):
+            prepare_corpus(PrepareOptions(out=out, overwrite=True, **options))
+    prepare_corpus(PrepareOptions(out=out, restart=restart, **options))
+    assert files_of(out) == truth
+
+
+def test_tokens_do_not_sweep_away_text_half_done(tmp_path, job, monkeypatch):
+    options, truth = job
+    out = tmp_path / "out"
+    prepare_until(options, out, 12, monkeypatch, commit=True)
+    np.ones(10, np.uint16).tofile(tmp_path / "t.bin")
+    with pytest.raises(CorpusError, match="--restart"):
+        prepare(out, tmp_path / "t.bin")
+    prepare_corpus(PrepareOptions(out=out, **options))
+    assert files_of(out) == truth
+
+
+def test_a_corpus_found_done_leaves_other_progress_alone(tmp_path, job, monkeypatch):
+    options, _ = job
+    out = tmp_path / "out"
+    prepare_corpus(PrepareOptions(out=out, **options))
+    changed = {**options, "seed": 1, "overwrite": True}
+    prepare_until(changed, out, 12, monkeypatch, commit=True)
+    before = files_of(out / ".preparing")
+    assert prepare_corpus(PrepareOptions(out=out, **options)).already
+    assert files_of(out / ".preparing") == before
+
+
+def test_a_damaged_manifest_can_be_overwritten(tmp_path, job):
+    options, truth = job
+    out = tmp_path / "out"
+    prepare_corpus(PrepareOptions(out=out, **options))
+    (out / "manifest.json").write_text("{")
+    with pytest.raises(CorpusError, match=r"(?s)manifest\.json.*--overwrite"):
+        prepare_corpus(PrepareOptions(out=out, **options))
+    prepare_corpus(PrepareOptions(out=out, overwrite=True, **options))
     assert files_of(out) == truth

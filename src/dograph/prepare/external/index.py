@@ -16,8 +16,15 @@ from dograph.prepare.document_index import write_document_index
 from dograph.prepare.external.megatron import open_megatron
 from dograph.prepare.external.nanogpt import GPT2_EOT, document_ends, holds_token, open_nanogpt
 from dograph.prepare.external.token_files import Digest, TokenFile, digest
-from dograph.prepare.inputs.resolve import Input
-from dograph.prepare.journal import STAGING, Value, clear, fingerprint
+from dograph.prepare.inputs.input import Input
+from dograph.prepare.journal import (
+    STAGING,
+    Value,
+    clear,
+    fingerprint,
+    read_journal,
+    require_same,
+)
 from dograph.prepare.options import PrepareOptions
 from dograph.prepare.publish import file_stems, publish
 from dograph.prepare.tokenizer import (
@@ -62,10 +69,6 @@ class _Run:
             yield block
 
 
-def is_external(entry: Input) -> bool:
-    return entry.kind in ("megatron", "nanogpt")
-
-
 def prepare_external(
     inputs: list[Input],
     options: PrepareOptions,
@@ -75,7 +78,11 @@ def prepare_external(
 ) -> Manifest:
     """Index token files, check them, and write the manifest of a corpus over them."""
     _refuse_text(inputs, options, found)
+    _refuse_strata(inputs, options.strata)
     built = options.out / STAGING / "finished"
+    journal = None if options.restart else read_journal(built.parent)
+    if journal is not None:  # of text, half done
+        require_same(journal, recorded, stamps)
     clear(built.parent)
     built.mkdir()
     meaning = _meaning(options, found, built)
@@ -83,8 +90,10 @@ def prepare_external(
     fraction = 0.0 if given else options.held_out
     runs: list[_Run] = []
     eot_id = meaning.eot_id
+    guessed = False
     for number, entry in enumerate(inputs):
         file, ends_D, used_eot = _open(entry, number, meaning.eot_id, built.parent)
+        guessed |= used_eot is not None and meaning.eot_id is None
         eot_id = used_eot if eot_id is None else eot_id
         runs += _split(_Run(entry, number, entry.split, file, ends_D, 0, len(ends_D)), fraction)
     digests = [
@@ -103,7 +112,11 @@ def prepare_external(
         inputs=[entry.name for entry in inputs],
         train=[entry for run, entry in zip(runs, entries, strict=True) if run.split == "train"],
         validation=[e for run, e in zip(runs, entries, strict=True) if run.split != "train"],
-        options={**recorded, "fingerprint": fingerprint(recorded, stamps)},
+        options={
+            **recorded,
+            "eot_guessed": guessed,
+            "fingerprint": fingerprint(recorded, stamps),
+        },
         made_by=f"dograph {dograph.__version__}",
     )
     if options.strata > 1:
@@ -128,7 +141,7 @@ def _meaning(options: PrepareOptions, found: FoundTokenizer | None, built: Path)
     if found is None:
         return _Meaning(options.vocab_size, options.eot_id, None)
     write_text(built / TOKENIZER_FILE, found.content)
-    tokenizer = open_tokenizer(built / TOKENIZER_FILE)
+    tokenizer = open_tokenizer(built / TOKENIZER_FILE, options.tokenizer)
     eot_id = options.eot_id
     if eot_id is None:
         eot_id = end_of_text(tokenizer, options.eot, found.eos)
@@ -138,14 +151,25 @@ def _meaning(options: PrepareOptions, found: FoundTokenizer | None, built: Path)
 def _refuse_text(
     inputs: list[Input], options: PrepareOptions, found: FoundTokenizer | None
 ) -> None:
-    text = [entry.name for entry in inputs if not is_external(entry)]
+    text = [entry.name for entry in inputs if not entry.is_tokens]
     if text:
         raise CorpusError(
-            f"{text[0]} is text and {next(e.name for e in inputs if is_external(e))} holds tokens; "
+            f"{text[0]} is text and {next(e.name for e in inputs if e.is_tokens)} holds tokens; "
             "prepare them as two corpora, or give the text of both"
         )
     if options.eot is not None and found is None:
         raise ConfigError("--eot names a token of --tokenizer; without one, give --eot-id")
+
+
+def _refuse_strata(inputs: list[Input], strata: int) -> None:
+    files = Counter((entry.split, entry.source) for entry in inputs)
+    for (split, source), number in files.items():
+        if strata > 1 and number > 1:
+            raise ConfigError(
+                f'--strata cannot divide "{source}": it lies in {number} token files ({split}), '
+                "and only a source in one file can be divided; leave --strata out, make one file "
+                "of them, or name each as a source with NAME=INPUT"
+            )
 
 
 def _open(

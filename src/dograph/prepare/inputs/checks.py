@@ -47,7 +47,8 @@ class Checker:
             if text is not None and source is not None:
                 yield Text(record, source, *text, row.file)
 
-    def _complain(self, bad: Bad) -> None:
+    def complain(self, bad: Bad) -> None:
+        """Note a bad record, or refuse it where none may be repaired."""
         if not self.repair:
             raise RefusedRecordError(self.chunk.input, bad)
         self.bad.append(bad)
@@ -70,17 +71,17 @@ class Checker:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            self._complain(_not_utf8(record, error))
+            self.complain(_not_utf8(record, error))
             text = line.decode(errors="replace")
         try:
             value = json.loads(text)
         # ValueError: also for numbers of thousands of digits; RecursionError: nested too deeply
         except (ValueError, RecursionError) as error:
-            self._complain(Bad(record, "broken JSON", f"broken JSON ({error})", "skips it"))
+            self.complain(Bad(record, "broken JSON", f"broken JSON ({error})", "skips it"))
             return None
         if not isinstance(value, dict):
             what = f"the line is a JSON {type(value).__name__}, not an object with fields"
-            self._complain(Bad(record, "broken JSON", what, "skips it"))
+            self.complain(Bad(record, "broken JSON", what, "skips it"))
             return None
         source = self.fields.source
         return Row(pick(value, self.fields.text), pick(value, source) if source else None)
@@ -91,22 +92,22 @@ class Checker:
             content = text.removeprefix(_BOM) if row.file else text
             if row.file and b"\0" in content[:_SNIFF_BYTES]:
                 what = "the file holds zero bytes, so it is not text"
-                self._complain(Bad(record, "binary file", what, "skips it", row.file))
+                self.complain(Bad(record, "binary file", what, "skips it", row.file))
                 return None
             try:
                 return content.decode(), content
             except UnicodeDecodeError as error:
-                self._complain(_not_utf8(record, error, row.file))
+                self.complain(_not_utf8(record, error, row.file))
                 text = content.decode(errors="replace")
         if not isinstance(text, str):
             kind = "is missing or null" if text is None else f"is of type {type(text).__name__}"
             what = f"the text field {self.fields.text!r} {kind} (--text-field names another)"
-            self._complain(Bad(record, "missing text", what, "skips it", row.file))
+            self.complain(Bad(record, "missing text", what, "skips it", row.file))
             return None
         try:
             return text, text.encode()
         except UnicodeEncodeError as error:  # half a surrogate pair, written as a JSON escape
-            self._complain(_not_utf8(record, error, row.file))
+            self.complain(_not_utf8(record, error, row.file))
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             return text, text.encode()
 
@@ -115,7 +116,7 @@ class Checker:
             return row.source
         kind = "is missing or null" if row.source is None else f"is {row.source!r:.40}, no name"
         what = f"the source field {self.fields.source!r} {kind} (--source-field names another)"
-        self._complain(Bad(record, "missing source", what, "skips it", row.file))
+        self.complain(Bad(record, "missing source", what, "skips it", row.file))
         return None
 
 

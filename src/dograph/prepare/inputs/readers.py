@@ -9,9 +9,10 @@ from dograph.errors import CorpusError
 from dograph.prepare.inputs import chunks
 from dograph.prepare.inputs.chunks import Bad, Chunk, Fields, Lost, Position, Row
 from dograph.prepare.inputs.hub import read_disk, read_hub
+from dograph.prepare.inputs.input import Input
 from dograph.prepare.inputs.lines import read_lines, too_long
 from dograph.prepare.inputs.parquet import count_rows, read_parquet
-from dograph.prepare.inputs.resolve import Input, walk
+from dograph.prepare.inputs.walk import walk
 
 _CHUNK_ROWS = 4096
 BadRecords = Literal["refuse", "repair"]

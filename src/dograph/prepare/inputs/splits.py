@@ -8,22 +8,33 @@ from pathlib import Path
 VALIDATION_WORDS = ("validation", "valid", "val", "test")
 SPLIT_WORDS = ("train", *VALIDATION_WORDS)
 
-_SHARD = re.compile(r"[-_.]?(\d{3,}-of-\d{3,}|\d{4,})$")
+# four digits may be a year, and two years are two sources
+_SHARD = re.compile(r"[-_.]?(\d{3,}-of-\d{3,}|\d{5,})$")
+_NUMBER = re.compile(r"[-_.]?\d+(-of-\d+)?$")
 _SPLIT = re.compile(rf"(^|[-_.])({'|'.join(SPLIT_WORDS)})$", re.IGNORECASE)
 _ENDINGS = re.compile(r"(\.(jsonl|json|ndjson|parquet|bin|idx|txt|md))?(\.(gz|xz|zst))?$")
 _MEGATRON = re.compile(r"_(text|content)_(document|sentence)$")
 _NAMELESS = ("", "part", "shard", "chunk", "data")
 
 
-def choose_validation(names: Iterable[str]) -> str | None:
+def choose_validation(names: Iterable[str | None], preferred: str | None = None) -> str | None:
     """The split to validate on, where the input names its splits."""
     present = set(names)
-    return next((word for word in VALIDATION_WORDS if word in present), None)
+    return next((word for word in (preferred, *VALIDATION_WORDS) if word in present), None)
 
 
-def split_word(path: Path) -> str | None:
-    """The split that a file's name speaks of: "val" for fineweb_val_000001.bin."""
-    match = _SPLIT.search(_SHARD.sub("", _stem(path)))
+def split_word(path: Path, folder: Path | None = None) -> str | None:
+    """The split that a file's name speaks of: "val" for fineweb_val_000001.bin.
+
+    A folder named after a split, between `folder` and the file, has the first word.
+    """
+    below = path if path.is_dir() else path.parent
+    for name in below.relative_to(folder).parts if folder is not None else ():
+        if name.lower() in SPLIT_WORDS:
+            return name.lower()
+    if path.is_dir():
+        return None
+    match = _SPLIT.search(_NUMBER.sub("", _MEGATRON.sub("", _stem(path))))
     return match.group(2).lower() if match else None
 
 

@@ -7,13 +7,14 @@ import datasets
 import pytest
 
 from dograph.errors import CorpusError
-from dograph.prepare.inputs.resolve import resolve, resolve_all, stamp
+from dograph.prepare.inputs.resolve import resolve, resolve_all
 from dograph.prepare.inputs.splits import source_of, split_word
+from dograph.prepare.inputs.walk import stamp
 from text_inputs import write_jsonl
 
 
-def kinds(inputs):
-    return [(entry.kind, entry.split, entry.source) for entry in inputs]
+def kinds(resolved):
+    return [(entry.kind, entry.split, entry.source) for entry in resolved.inputs]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def kinds(inputs):
         ("fineweb_val_000000.bin", "fineweb"),
         ("wiki/train-00000-of-00002.parquet", "wiki"),
         ("wiki/data/validation.jsonl.gz", "wiki"),
-        ("web/train/0001.jsonl", "web"),
+        ("web/train/00001.jsonl", "web"),
         ("books/part-00017.jsonl.xz", "books"),
         ("gpt4.jsonl", "gpt4"),
         ("v1.2.jsonl", "v1.2"),
@@ -66,7 +67,7 @@ def test_embedded_names_win_over_folders(tmp_path, monkeypatch):
 
 
 def test_recipes_know_their_splits():
-    inputs = resolve("slimpajama-6b", "train", labelled=True)
+    inputs = resolve("slimpajama-6b", "train", labelled=True).inputs
     assert [(e.name, e.split) for e in inputs] == [
         ("hf:DKYoon/SlimPajama-6B@train", "train"),
         ("hf:DKYoon/SlimPajama-6B@test", "validation"),
@@ -74,7 +75,7 @@ def test_recipes_know_their_splits():
 
 
 def test_a_dataset_name_with_config_and_split():
-    (entry,) = resolve("hf:allenai/c4:en@train", "train", labelled=False)
+    (entry,) = resolve("hf:allenai/c4:en@train", "train", labelled=False).inputs
     assert (entry.hub, entry.part, entry.source) == (("allenai/c4", "en"), "train", "c4")
 
 
@@ -89,7 +90,7 @@ def test_a_folder_with_train_and_validation(tmp_path):
         ("lines", "validation", "b"),
     ]
     given = resolve(str(tmp_path), "validation", labelled=False)
-    assert {Path(entry.name).parent.name for entry in given} == {"validation"}
+    assert {Path(entry.name).parent.name for entry in given.inputs} == {"validation"}
 
 
 def test_files_of_a_folder_named_after_splits(tmp_path):
@@ -107,7 +108,7 @@ def test_an_explicit_validation_replaces_the_one_in_the_folder(tmp_path):
     for split in ("train", "validation"):
         write_jsonl(tmp_path / "in" / split / "a.jsonl", ["x"])
     other = write_jsonl(tmp_path / "other" / "a.jsonl", ["x"])
-    inputs = resolve_all([str(tmp_path / "in")], [str(other)], labelled=False)
+    inputs = resolve_all([str(tmp_path / "in")], [str(other)], labelled=False).inputs
     assert [(entry.name, entry.split) for entry in inputs] == [
         (str(tmp_path / "in" / "train" / "a.jsonl"), "train"),
         (str(other), "validation"),
@@ -125,7 +126,7 @@ def test_a_folder_of_text_folders(tmp_path):
     (tmp_path / "README.md").write_text("x")
     with pytest.raises(CorpusError, match="both text files and folders"):
         resolve(str(tmp_path), "train", labelled=False)
-    assert len(resolve(f"{tmp_path}/*/", "train", labelled=False)) == 2
+    assert len(resolve(f"{tmp_path}/*/", "train", labelled=False).inputs) == 2
 
 
 def test_a_dataset_saved_on_disk(tmp_path):
@@ -161,8 +162,8 @@ def test_an_input_named_twice_is_refused(tmp_path):
 def test_the_stamp_follows_every_file(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one.txt").write_text("x")
-    (entry,) = resolve(str(tmp_path), "train", labelled=False)
-    before = stamp(entry)
-    assert stamp(entry) == before
+    (entry,) = resolve(str(tmp_path), "train", labelled=False).inputs
+    before = stamp(entry.path)
+    assert stamp(entry.path) == before
     (tmp_path / "a" / "two.txt").write_text(json.dumps("y"))
-    assert stamp(entry) != before
+    assert stamp(entry.path) != before
