@@ -40,7 +40,7 @@ def start(*arguments: str, ranks: int = 1) -> subprocess.Popen[str]:
     )
 
 
-def run(*arguments: str, ranks: int = 1, code: int = 0, seconds: float = 110) -> tuple[str, str]:
+def run(*arguments: str, ranks: int = 1, code: int = 0, seconds: float = 280) -> tuple[str, str]:
     """Run to the end; return what it printed."""
     process = start(*arguments, ranks=ranks)
     out, err = process.communicate(timeout=seconds)
@@ -69,7 +69,7 @@ def last_step(directory: Path) -> int:
     return max((json.loads(x)["step"] for x in lines if x.endswith(b"\n")), default=0)
 
 
-def wait_until(condition, process: subprocess.Popen[str], seconds: float = 60) -> bool:
+def wait_until(condition, process: subprocess.Popen[str], seconds: float = 150) -> bool:
     """Poll until the condition holds; False if the process ended first."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -40,7 +40,7 @@ def start(*arguments, **keywords):
 
 def run(*arguments, code=0, **keywords):
     process = start(*arguments, **keywords)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
     return out, err
 
@@ -217,6 +217,7 @@ def peak_kilobytes(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """Of the reading process and of the workers, at 6 MB of text and at 18 MB."""
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")

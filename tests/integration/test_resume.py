@@ -77,7 +77,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(corpus, whole, tmp_path, s
     process = start("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS)
     assert wait_until(lambda: steps_logged(directory) >= 8, process)
     process.send_signal(sent)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == code, err
     assert f"dograph train --resume {directory}" in err
     last = RunDirectory(directory).checkpoint_steps()[-1]

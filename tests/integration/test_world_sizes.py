@@ -50,7 +50,7 @@ def test_resume_on_another_world_size_sees_the_same_samples(corpus, alone, tmp_p
     process = start("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, ranks=2)
     assert wait_until(lambda: steps_logged(directory) >= 8, process)
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     stopped = RunDirectory(directory).checkpoint_steps()[-1]
     assert 0 < stopped < 40
     run("train", "--resume", str(directory))
@@ -61,7 +61,7 @@ def test_resume_on_another_world_size_sees_the_same_samples(corpus, alone, tmp_p
 def test_more_ranks_than_samples_is_refused(corpus, tmp_path):
     settings = [*SETTINGS, "train.batch_size=1"]
     process = start("train", f"data.corpus={corpus}", f"run={tmp_path / 'run'}", *settings, ranks=2)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=280)
     assert process.returncode != 0
     assert "train.batch_size=1" in err
 
