@@ -100,14 +100,19 @@ class Sampler:
 
     def epochs(self, step: int) -> dict[str, float]:
         """How many times each source had been read through before `step`."""
-        drawn_S = self.drawn(step)
-        drawn: dict[str, int] = {}
-        blocks: dict[str, int] = {}
-        for s, stratum in enumerate(self.strata):
-            source = stratum.entry.source
-            drawn[source] = drawn.get(source, 0) + int(drawn_S[s])
-            blocks[source] = blocks.get(source, 0) + int(self.blocks_S[s])
+        return self.epochs_of(self.drawn(step))
+
+    def epochs_of(self, drawn_S: np.ndarray) -> dict[str, float]:
+        """How many times each source has been read through, given the draws of each stratum."""
+        drawn, blocks = self.by_source(drawn_S), self.by_source(self.blocks_S)
         return {source: drawn[source] / max(blocks[source], 1) for source in drawn}
+
+    def by_source(self, value_S: np.ndarray) -> dict[str, float]:
+        """Sums over the strata of each source."""
+        sums: dict[str, float] = {}
+        for stratum, value in zip(self.strata, value_S.tolist(), strict=True):
+            sums[stratum.entry.source] = sums.get(stratum.entry.source, 0.0) + value
+        return sums
 
     def weights_of(self, mixture: Mixture) -> np.ndarray:
         """Weights over strata. A source's weight is shared among its strata by their tokens."""

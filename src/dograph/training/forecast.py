@@ -63,7 +63,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         state_bytes=16 * parameters,
         activation_bytes=activation_bytes(config, layers, width, model.vocab_size),
         tokens=tokens,
-        weights=weights_by_source(sampler),
+        weights=sampler.by_source(sampler.log.entries[0].weight_S),
         epochs=planned_epochs(config, sampler, mixer),
         flops=flops,
         flops_per_second=speed,
@@ -107,15 +107,6 @@ def measure_matmul(config: RunConfig, width: int) -> float:
     return done * 2.0 * rows * width * 4 * width / (time.perf_counter() - start)
 
 
-def weights_by_source(sampler: Sampler) -> dict[str, float]:
-    """The mixture in force at the start, per source."""
-    weights: dict[str, float] = {}
-    for stratum, weight in zip(sampler.strata, sampler.log.entries[0].weight_S, strict=True):
-        source = stratum.entry.source
-        weights[source] = weights.get(source, 0.0) + float(weight)
-    return weights
-
-
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:
     """How often each source will have been read through, as far as the mixer's plans are known."""
     entry = sampler.log.entries[-1]
@@ -127,13 +118,7 @@ def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[st
     for (step, weight_S), end in zip(weights, ends, strict=True):
         steps = max(min(end, config.train.steps) - step, 0)
         planned_S = planned_S + steps * config.train.batch_size * weight_S
-    drawn: dict[str, float] = {}
-    blocks: dict[str, int] = {}
-    for s, stratum in enumerate(sampler.strata):
-        source = stratum.entry.source
-        drawn[source] = drawn.get(source, 0.0) + float(planned_S[s])
-        blocks[source] = blocks.get(source, 0) + int(sampler.blocks_S[s])
-    return {source: drawn[source] / max(blocks[source], 1) for source in drawn}
+    return sampler.epochs_of(planned_S)
 
 
 def repeat_warnings(config: RunConfig, sampler: Sampler, mixer: Mixer) -> list[str]:
