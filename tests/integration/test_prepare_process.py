@@ -115,15 +115,18 @@ def test_killed_at_any_point_it_goes_on_to_the_same_corpus(tmp_path, inputs, tru
 
 
 def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
-    out = tmp_path / "out"
-    process = start(*inputs, "--out", out, start_new_session=True)
-    assert wait_until(lambda: chunks_done(out) >= 100, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
-    _, err = process.communicate(timeout=30)
+    for attempt in range(8):  # on a busy machine it may be done before the signal reaches it
+        out = tmp_path / f"out{attempt}"
+        process = start(*inputs, "--out", out, start_new_session=True)
+        if wait_until(lambda out=out: chunks_done(out) >= 10, process):
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        _, err = process.communicate(timeout=60)
+        if process.returncode != 0:
+            break
     assert process.returncode == 130
     assert "goes on where it stopped" in err
     assert "Traceback" not in err
-    assert chunks_done(out) >= 100
+    assert chunks_done(out) >= 10
     run(*inputs, "--out", out)
     assert files_of(out) == truth
 
