@@ -132,14 +132,17 @@ def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
 
 
 def test_a_worker_that_dies_is_told_in_words(tmp_path, inputs, truth):
-    out = tmp_path / "out"
-    process = start(*inputs, "--out", out)
-    assert wait_until(lambda: chunks_done(out) >= 50, process)
-    for child in children_of(process.pid):
-        if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
-            os.kill(child, signal.SIGKILL)
+    for attempt in range(8):  # on a busy machine it may be done before the worker is killed
+        out = tmp_path / f"out{attempt}"
+        process = start(*inputs, "--out", out)
+        if wait_until(lambda out=out: chunks_done(out) >= 10, process):
+            for child in children_of(process.pid):
+                if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+                    os.kill(child, signal.SIGKILL)
+                    break
+        _, err = process.communicate(timeout=60)
+        if process.returncode != 0:
             break
-    _, err = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "a worker process died" in err
     run(*inputs, "--out", out)
