@@ -1,0 +1,279 @@
+"""Theorem 1: how far apart groups of samples are in gradient space, and whether by chance.
+
+Shapes: N samples (of the first group, or of all groups), M samples of the second group, P = N + M
+pooled samples, K gradient or sketch, G groups (sources or domains), R relabellings, C pairs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dograph.errors import ConfigError, did_you_mean
+from dograph.rng import stream
+
+Estimator = Literal["biased", "unbiased"]
+
+# Sums of kernel values that differ by less than this, relative to the kernel's diagonal, are
+# equal: the same relabelling summed in another order must count as a tie, not as smaller.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class MMDTest:
+    """Outcome of a permutation test; the null figures describe the relabellings drawn."""
+
+    mmd_squared: float
+    p_value: float
+    null_mean: float
+    null_std: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairwiseMMD:
+    """Every group against every other; all symmetric, float64."""
+
+    mmd_squared_GG: Tensor  # zero on the diagonal
+    p_value_GG: Tensor  # Holm-corrected over the pairs, one on the diagonal
+    separation_GG: Tensor  # unbiased MMD^2 over mean spread; NaN where a group has one sample
+
+
+def gradient_kernel(x_NK: Tensor, y_MK: Tensor) -> Tensor:
+    """The kernel k(s, s') = <g(s), g(s')> of Theorem 1 between two sets of gradients, (N, M).
+
+    In float64: the MMD is a small difference of large sums.
+    """
+    return x_NK.double() @ y_MK.double().T
+
+
+def mmd_squared(x_NK: Tensor, y_MK: Tensor, estimator: Estimator = "biased") -> Tensor:
+    """Squared maximum mean discrepancy of two groups under the gradient kernel, ().
+
+    E_xx[k] + E_yy[k] - 2 E_xy[k] (Theorem 1). The biased estimator averages over all pairs of
+    samples and equals ||mean x - mean y||^2; under sampling it is too large by tr cov(x) / N +
+    tr cov(y) / M. The unbiased one leaves every sample's product with itself out of E_xx and
+    E_yy; it may be negative.
+    """
+    _check_estimator(estimator)
+    _check_pair(x_NK, y_MK, estimator)
+    kernel_PP = _centred_kernel(torch.cat([x_NK, y_MK]))
+    first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < len(x_NK)
+    return _statistics(kernel_PP, first_P[None], estimator)[0]
+
+
+def permutation_test(
+    x_NK: Tensor,
+    y_MK: Tensor,
+    *,
+    num_permutations: int = 999,
+    seed: int,
+    estimator: Estimator,
+) -> MMDTest:
+    """Whether two groups of gradients differ in distribution, as far as their MMD can tell.
+
+    Under the null the samples are exchangeable, so the observed MMD^2 is one of the values that
+    random relabellings give: p = (1 + #{null >= observed}) / (1 + num_permutations), valid at any
+    sample size. The linear kernel sees means only. For groups of equal size both estimators give
+    the same p-value.
+    """
+    _check_estimator(estimator)
+    _check_permutations(num_permutations)
+    _check_pair(x_NK, y_MK, estimator)
+    kernel_PP = _centred_kernel(torch.cat([x_NK, y_MK]))
+    generator = stream(seed, "theory", "mmd")
+    return _test(kernel_PP, len(x_NK), num_permutations, generator, estimator)
+
+
+def pairwise_mmd(
+    feature_NK: Tensor,
+    group_N: Tensor,
+    num_groups: int,
+    *,
+    num_permutations: int = 999,
+    seed: int,
+    estimator: Estimator,
+) -> PairwiseMMD:
+    """MMD^2, corrected p-value and separation of every pair of groups.
+
+    The separation is the unbiased MMD^2 over the mean of tr cov of the two groups: the squared
+    distance of the means in units of the spread of single samples, so free of the gradient's
+    scale. Where both groups have no spread it is infinite, or zero where their means agree.
+
+    The corrected p-values cannot go below num_pairs / (1 + num_permutations); with G groups, take
+    num_permutations >= 10 G^2 to be able to see 0.05.
+    """
+    _check_estimator(estimator)
+    _check_permutations(num_permutations)
+    _check_groups(feature_NK, group_N, num_groups, estimator)
+    kernel_NN = _centred_kernel(feature_NK)
+    group_N = group_N.to(kernel_NN.device)
+    rows = [torch.nonzero(group_N == group)[:, 0] for group in range(num_groups)]
+    spread_G = [_spread(kernel_NN[row][:, row]) for row in rows]
+
+    mmd_GG = torch.zeros(num_groups, num_groups, dtype=torch.float64)
+    separation_GG = torch.zeros_like(mmd_GG)
+    p_value_GG = torch.ones_like(mmd_GG)
+    pairs = list(combinations(range(num_groups), 2))
+    p_value_C = torch.ones(len(pairs), dtype=torch.float64)
+    for index, (g, h) in enumerate(pairs):
+        pooled_P = torch.cat([rows[g], rows[h]])
+        kernel_PP = kernel_NN[pooled_P][:, pooled_P]
+        generator = stream(seed, "theory", "mmd", g, h)
+        test = _test(kernel_PP, len(rows[g]), num_permutations, generator, estimator)
+        p_value_C[index] = test.p_value
+        mmd_GG[g, h] = mmd_GG[h, g] = test.mmd_squared
+        spread = (spread_G[g] + spread_G[h]) / 2
+        separation = _separation(kernel_PP, len(rows[g]), spread, _rounding(kernel_NN))
+        separation_GG[g, h] = separation_GG[h, g] = separation
+    for (g, h), p_value in zip(pairs, holm(p_value_C), strict=True):
+        p_value_GG[g, h] = p_value_GG[h, g] = p_value
+    return PairwiseMMD(mmd_GG, p_value_GG, separation_GG)
+
+
+def holm(p_value_C: Tensor) -> Tensor:
+    """P-values corrected for testing many pairs by Holm's step-down procedure.
+
+    Rejecting where the result is at most a level keeps the chance of any false rejection below it.
+    With the p-values in rising order, the i-th of C (from zero) becomes the largest of
+    (C - j) p_j over j <= i, at most 1. The tests may depend on each other in any way.
+    """
+    if p_value_C.ndim != 1 or bool(((p_value_C < 0) | (p_value_C > 1) | p_value_C.isnan()).any()):
+        raise ConfigError(f"holm needs a list of p-values between 0 and 1, got {p_value_C}")
+    if not len(p_value_C):
+        return p_value_C.clone()
+    rising_C, order_C = torch.sort(p_value_C, stable=True)
+    factor_C = torch.arange(len(rising_C), 0, -1, device=rising_C.device, dtype=rising_C.dtype)
+    corrected_C = (rising_C * factor_C).cummax(0).values.clamp(max=1)
+    return torch.empty_like(corrected_C).scatter(0, order_C, corrected_C)
+
+
+def _centred_kernel(feature_PK: Tensor) -> Tensor:
+    """The kernel of the features about their mean.
+
+    A shift of all gradients changes no MMD, but a mean that dwarfs the differences between groups
+    would drown them in rounding.
+    """
+    feature_PK = feature_PK.detach().double()
+    centred_PK = feature_PK - feature_PK.mean(0)
+    return gradient_kernel(centred_PK, centred_PK)
+
+
+def _statistics(kernel_PP: Tensor, first_RP: Tensor, estimator: Estimator) -> Tensor:
+    """MMD^2 for every labelling of the pooled samples; all have equally many in the first group."""
+    first_RP = first_RP.to(kernel_PP)
+    second_RP = 1 - first_RP
+    n, m = float(first_RP[0].sum()), float(second_RP[0].sum())
+    pairs_xx, pairs_yy = n * n, m * m
+    if estimator == "unbiased":
+        kernel_PP = kernel_PP - torch.diag(kernel_PP.diagonal())
+        pairs_xx, pairs_yy = n * (n - 1), m * (m - 1)
+    to_first_RP = first_RP @ kernel_PP
+    to_second_RP = second_RP @ kernel_PP
+    xx_R = (to_first_RP * first_RP).sum(1)
+    xy_R = (to_first_RP * second_RP).sum(1)
+    yy_R = (to_second_RP * second_RP).sum(1)
+    return xx_R / pairs_xx + yy_R / pairs_yy - 2 * xy_R / (n * m)
+
+
+def _test(
+    kernel_PP: Tensor,
+    num_first: int,
+    num_permutations: int,
+    generator: np.random.Generator,
+    estimator: Estimator,
+) -> MMDTest:
+    labelling_RP = np.tile(np.arange(len(kernel_PP)) < num_first, (1 + num_permutations, 1))
+    generator.permuted(labelling_RP[1:], axis=1, out=labelling_RP[1:])
+    first_RP = torch.from_numpy(labelling_RP).to(kernel_PP.device)
+    value_R = _statistics(kernel_PP, first_RP, estimator)
+    observed, null_R = value_R[0], value_R[1:]
+    as_large = int((null_R >= observed - _rounding(kernel_PP)).sum())
+    return MMDTest(
+        mmd_squared=float(observed),
+        p_value=(1 + as_large) / (1 + num_permutations),
+        null_mean=float(null_R.mean()),
+        null_std=float(null_R.std(correction=0)),
+    )
+
+
+def _rounding(kernel_PP: Tensor) -> float:
+    return ROUNDING * float(kernel_PP.diagonal().mean())
+
+
+def _spread(kernel_PP: Tensor) -> float:
+    """Trace of the unbiased covariance of one group; NaN for one sample."""
+    if len(kernel_PP) < 2:
+        return float("nan")
+    scatter = kernel_PP.trace() - kernel_PP.mean() * len(kernel_PP)
+    return float(scatter / (len(kernel_PP) - 1))
+
+
+def _separation(kernel_PP: Tensor, num_first: int, spread: float, rounding: float) -> float:
+    if np.isnan(spread):
+        return spread
+    first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < num_first
+    distance = float(_statistics(kernel_PP, first_P[None], "unbiased")[0])
+    if spread > rounding:
+        return distance / spread
+    return float("inf") if distance > rounding else 0.0
+
+
+def _check_estimator(estimator: str) -> None:
+    known = get_args(Estimator)
+    if estimator not in known:
+        raise ConfigError(f'estimator="{estimator}" is not known; {did_you_mean(estimator, known)}')
+
+
+def _check_permutations(num_permutations: int) -> None:
+    if num_permutations < 1:
+        raise ConfigError(f"num_permutations must be at least 1, got {num_permutations}; try 999")
+
+
+def _check_pair(x_NK: Tensor, y_MK: Tensor, estimator: Estimator) -> None:
+    if x_NK.ndim != 2 or y_MK.ndim != 2 or x_NK.shape[1] != y_MK.shape[1]:
+        raise ConfigError(
+            "both groups must be (samples, K) with the same K, got "
+            f"{tuple(x_NK.shape)} and {tuple(y_MK.shape)}; flatten each sample's gradient"
+        )
+    _check_finite(x_NK, y_MK)
+    _check_sizes({"first": len(x_NK), "second": len(y_MK)}, estimator)
+
+
+def _check_groups(
+    feature_NK: Tensor, group_N: Tensor, num_groups: int, estimator: Estimator
+) -> None:
+    if feature_NK.ndim != 2 or group_N.shape != feature_NK.shape[:1]:
+        raise ConfigError(
+            "features must be (samples, K) with one group per sample, got "
+            f"{tuple(feature_NK.shape)} and {tuple(group_N.shape)}"
+        )
+    if group_N.is_floating_point() or bool(((group_N < 0) | (group_N >= num_groups)).any()):
+        raise ConfigError(
+            f"groups must be whole numbers from 0 to {num_groups - 1}, got "
+            f"{group_N.unique().tolist()}; set num_groups to the largest plus one"
+        )
+    _check_finite(feature_NK)
+    size_G = torch.bincount(group_N.long(), minlength=num_groups).tolist()
+    _check_sizes({str(group): size for group, size in enumerate(size_G)}, estimator)
+
+
+def _check_finite(*features: Tensor) -> None:
+    if not all(bool(feature.isfinite().all()) for feature in features):
+        raise ConfigError(
+            "the gradients hold values that are not finite, so they have no MMD; "
+            "leave those samples out"
+        )
+
+
+def _check_sizes(size_of: Mapping[str, int], estimator: Estimator) -> None:
+    least = 2 if estimator == "unbiased" else 1
+    small = {group: size for group, size in size_of.items() if size < least}
+    if small:
+        raise ConfigError(
+            f"the {estimator} estimator needs at least {least} sample(s) in every group; too "
+            f"small (group: samples): {small}; add samples or leave the groups out"
+        )

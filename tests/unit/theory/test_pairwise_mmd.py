@@ -1,0 +1,170 @@
+"""MMD between many groups: every pair against the test of two, and Holm's correction by a loop."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from dograph.errors import ConfigError
+from dograph.rng import stream
+from dograph.theory.mmd import holm, mmd_squared, pairwise_mmd
+
+ESTIMATORS = ["biased", "unbiased"]
+
+
+def normal(*shape, name="x", mean=0.0, std=1.0):
+    return torch.from_numpy(stream(0, "test", name).normal(mean, std, shape))
+
+
+def holm_by_loop(p_values):
+    out = [0.0] * len(p_values)
+    for i, p in enumerate(p_values):
+        worst = 0.0
+        for j, q in enumerate(p_values):
+            if q < p or (q == p and j <= i):
+                remaining = sum(r > q or (r == q and k >= j) for k, r in enumerate(p_values))
+                worst = max(worst, remaining * q)
+        out[i] = min(1.0, worst)
+    return out
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5, 30])
+def test_holm_equals_a_plain_loop(size):
+    random = stream(0, "test", "holm", size)
+    for scale in (1.0, 0.05):
+        p_values = (random.random(size) * scale).round(2)  # with ties
+        got = holm(torch.from_numpy(p_values))
+        assert got.tolist() == pytest.approx(holm_by_loop(p_values.tolist()), abs=1e-12)
+
+
+def test_holm_on_a_worked_example():
+    p_values = torch.tensor([0.01, 0.04, 0.03, 0.005], dtype=torch.float64)
+    assert holm(p_values).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+@pytest.mark.parametrize("bad", [[-0.1], [1.1], [float("nan")], [[0.5]]])
+def test_holm_refuses_what_is_no_p_value(bad):
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        holm(torch.tensor(bad))
+
+
+def three_groups():
+    """Two of one law and one far away, in scrambled order."""
+    feature_NK = torch.cat(
+        [normal(12, 6), normal(15, 6, name="y"), normal(9, 6, name="z", mean=2.0)]
+    )
+    group_N = torch.tensor([0] * 12 + [1] * 15 + [2] * 9)
+    order = torch.from_numpy(stream(0, "test", "order").permutation(36))
+    return feature_NK[order], group_N[order]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_pair_equals_the_test_of_two(estimator):
+    feature_NK, group_N = three_groups()
+    got = pairwise_mmd(feature_NK, group_N, 3, num_permutations=199, seed=2, estimator=estimator)
+    for g, h in combinations(range(3), 2):
+        x, y = feature_NK[group_N == g], feature_NK[group_N == h]
+        value = mmd_squared(x, y, estimator)
+        assert_close(got.mmd_squared_GG[g, h], value, rtol=1e-11, atol=1e-13)
+        spread = (x.var(0).sum() + y.var(0).sum()) / 2
+        separation = mmd_squared(x, y, "unbiased") / spread
+        assert_close(got.separation_GG[g, h], separation, rtol=1e-11, atol=1e-13)
+    for matrix in (got.mmd_squared_GG, got.p_value_GG, got.separation_GG):
+        assert torch.equal(matrix, matrix.T)
+    assert got.mmd_squared_GG.diagonal().tolist() == [0.0] * 3
+    assert got.separation_GG.diagonal().tolist() == [0.0] * 3
+    assert got.p_value_GG.diagonal().tolist() == [1.0] * 3
+    # the two far pairs are beyond all 199 relabellings: 3 * (1 / 200) after the correction
+    assert got.p_value_GG[0, 2].item() == pytest.approx(3 / 200)
+    assert got.p_value_GG[1, 2].item() == pytest.approx(3 / 200)
+    assert got.p_value_GG[0, 1] > 0.05
+
+
+def test_separation_has_no_scale_and_no_origin():
+    feature_NK, group_N = three_groups()
+    options = {"num_permutations": 19, "seed": 0, "estimator": "biased"}
+    one = pairwise_mmd(feature_NK, group_N, 3, **options)
+    other = pairwise_mmd(1e-6 * feature_NK + 5e-4, group_N, 3, **options)
+    assert_close(other.separation_GG, one.separation_GG, rtol=1e-8, atol=1e-10)
+    assert_close(other.mmd_squared_GG, 1e-12 * one.mmd_squared_GG, rtol=1e-8, atol=0)
+    assert torch.equal(other.p_value_GG, one.p_value_GG)
+
+
+def test_the_seed_alone_decides():
+    feature_NK, group_N = three_groups()
+    close, both = feature_NK[group_N < 2], group_N[group_N < 2]
+    one, again, other = (
+        pairwise_mmd(close, both, 2, seed=seed, estimator="biased").p_value_GG[0, 1]
+        for seed in (1, 1, 2)
+    )
+    assert one == again
+    assert one != other
+    assert abs(one - other) < 0.1
+
+
+def test_separation_of_gaussian_groups():
+    """Distance 3 along one of 9 axes of variance 4: 9 / 36."""
+    x, y = normal(3000, 9, std=2.0), normal(3000, 9, name="y", std=2.0)
+    y[:, 0] += 3.0
+    group_N = torch.arange(6000) // 3000
+    got = pairwise_mmd(
+        torch.cat([x, y])[::4], group_N[::4], 2, num_permutations=1, seed=0, estimator="unbiased"
+    )
+    assert got.separation_GG[0, 1].item() == pytest.approx(0.25, abs=0.04)
+
+
+def test_separation_without_spread():
+    """Rounding leaves constant groups a spread of about 1e-17, of either sign."""
+    group_N = torch.tensor([0] * 3 + [1] * 6 + [2] * 7)
+    for trial in range(20):
+        near_K, far_K = normal(2, 5, name=trial)
+        feature_NK = torch.where(group_N[:, None] < 2, near_K, far_K)
+        got = pairwise_mmd(feature_NK, group_N, 3, num_permutations=1, seed=0, estimator="unbiased")
+        assert got.separation_GG[0, 1] == 0
+        assert got.separation_GG[0, 2] == torch.inf
+
+
+def test_one_group_or_a_group_of_one():
+    feature_NK = normal(5, 3)
+    alone = pairwise_mmd(feature_NK, torch.zeros(5).long(), 1, seed=0, estimator="unbiased")
+    assert alone.p_value_GG.tolist() == [[1.0]]
+    group_N = torch.tensor([0, 0, 0, 1, 1])
+    group_N[4] = 2
+    got = pairwise_mmd(feature_NK, group_N, 3, seed=0, estimator="biased")
+    expected = (feature_NK[3] - feature_NK[4]).square().sum()
+    assert_close(got.mmd_squared_GG[1, 2], expected, rtol=1e-12, atol=0)
+    off_diagonal = ~torch.eye(3, dtype=torch.bool)
+    assert got.separation_GG[off_diagonal].isnan().all()
+
+
+# ---- errors
+
+
+def test_small_groups_are_named():
+    feature_NK, group_N = normal(5, 3), torch.tensor([0, 0, 1, 3, 3])
+    with pytest.raises(ConfigError, match=r"at least 2 .*\{'1': 1, '2': 0\}"):
+        pairwise_mmd(feature_NK, group_N, 4, seed=0, estimator="unbiased")
+    with pytest.raises(ConfigError, match=r"at least 1 .*\{'2': 0\}"):
+        pairwise_mmd(feature_NK, group_N, 4, seed=0, estimator="biased")
+
+
+@pytest.mark.parametrize("group_N", [[0, 1, 2], [0, -1, 1], [0.0, 1.0, 1.0]])
+def test_groups_out_of_range_are_refused(group_N):
+    with pytest.raises(ConfigError, match="whole numbers from 0 to 1"):
+        pairwise_mmd(normal(3, 2), torch.tensor(group_N), 2, seed=0, estimator="biased")
+
+
+def test_bad_inputs_are_refused():
+    x, group_N = normal(4, 3), torch.tensor([0, 0, 1, 1])
+    with pytest.raises(ConfigError, match="one group per sample"):
+        pairwise_mmd(x, group_N[:3], 2, seed=0, estimator="biased")
+    with pytest.raises(ConfigError, match="one group per sample"):
+        pairwise_mmd(x[:, 0], group_N, 2, seed=0, estimator="biased")
+    with pytest.raises(ConfigError, match='did you mean "biased"'):
+        pairwise_mmd(x, group_N, 2, seed=0, estimator="bias")
+    with pytest.raises(ConfigError, match="num_permutations must be at least 1, got 0"):
+        pairwise_mmd(x, group_N, 2, seed=0, estimator="biased", num_permutations=0)
+    x[1, 2] = float("nan")
+    with pytest.raises(ConfigError, match="not finite"):
+        pairwise_mmd(x, group_N, 2, seed=0, estimator="unbiased")
