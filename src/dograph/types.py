@@ -89,4 +89,7 @@ class Signals:
     loss_B: "Tensor | None" = None  # mean NLL in nats over each sample's own predicted tokens
     reference_loss_B: "Tensor | None" = None  # the same under a reference model
     source_B: "Tensor | None" = None  # index into the corpus' sources
+    stratum_B: "Tensor | None" = None  # index into the corpus' training strata
     sketch_BK: "Tensor | None" = None  # projected per-sample gradients
+    block_norm_B: "Tensor | None" = None  # norm of the sketch's part from the blocks' matrices
+    projection: int = 0  # the step from which the projection of the sketches has held

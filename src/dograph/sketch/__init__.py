@@ -1,0 +1,1 @@
+"""From a batch to one sketch a sample: random projections of per-sample gradients."""

@@ -1,0 +1,97 @@
+"""Which rule covers which layer, and which parameters no rule covers."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from dograph.errors import ConfigError
+from dograph.sketch.embedding import EmbeddingRule
+from dograph.sketch.matrix import MatrixRule
+from dograph.sketch.norm import RMS_NORM_OFFSETS, NormRule
+from dograph.sketch.rule import Rule
+
+
+def cover(model: nn.Module, exclude: tuple[str, ...] = ()) -> list[Rule]:
+    """A rule for every layer with trainable parameters; raises where one has none.
+
+    `exclude` names parameters, or modules with all of theirs, to leave out of the sketch.
+    """
+    canonical = canonical_names(model)
+    if not canonical:
+        raise ConfigError("the model has no trainable parameter: nothing has a gradient to sketch")
+    rows = vocabulary_rows(model)
+    rules, unknown = [], []
+    for path, module in model.named_modules():
+        own = {
+            name: canonical[id(parameter)]
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.requires_grad
+        }
+        if not own or all(_excluded(name, exclude) for name in own.values()):
+            continue
+        problem = _problem(module, own)
+        if problem:
+            unknown.append(f"{path or type(model).__name__} ({problem}): {', '.join(own.values())}")
+        else:
+            rules.append(_rule(path, module, own, rows))
+    if unknown:
+        raise ConfigError(
+            "no rule to sketch these layers:\n  "
+            + "\n  ".join(unknown)
+            + "\nLeave their parameters out of the sketch with exclude=[...] (mode twopass still "
+            "trains them), freeze them, or sketch from the output layer alone (mode head)."
+        )
+    if not rules:
+        raise ConfigError("every trainable parameter is excluded: nothing is left to sketch")
+    return rules
+
+
+def canonical_names(model: nn.Module) -> dict[int, str]:
+    """One name for each trainable parameter, tied or not, by its identity."""
+    return {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def vocabulary_rows(model: nn.Module) -> int | None:
+    """Rows of the largest embedding: tables and heads of that size are sketched wider."""
+    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    return max(sizes, default=None)
+
+
+def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The model's stack of blocks: its longest ModuleList."""
+    stacks = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    if not stacks:
+        raise ConfigError(
+            "the model has no ModuleList of blocks to cut; mode topdown needs one, full does not"
+        )
+    return max(stacks, key=lambda stack: len(stack[1]))
+
+
+def _excluded(name: str, exclude: tuple[str, ...]) -> bool:
+    return any(name == entry or name.startswith(f"{entry}.") for entry in exclude)
+
+
+def _problem(module: nn.Module, own: dict[str, str]) -> str | None:
+    kind = type(module).__name__
+    if not set(own) <= {"weight", "bias"}:
+        return f"{kind} with bare parameters"
+    if isinstance(module, nn.Embedding):
+        strange = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
+        return "Embedding with max_norm, scale_grad_by_freq or sparse" if strange else None
+    if "weight" not in own:
+        return f"{kind} with a frozen or missing weight beside a trained bias"
+    known = isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm)
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
+        return f"{kind} over several axes"
+    if known or kind == "Conv1D" or kind in RMS_NORM_OFFSETS:
+        return None
+    return kind
+
+
+def _rule(path: str, module: Any, own: dict[str, str], rows: int | None) -> Rule:
+    weight: Tensor = module.weight
+    if isinstance(module, nn.Embedding):
+        return EmbeddingRule(path, module, own, wide=module.num_embeddings == rows)
+    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+        return MatrixRule(path, module, own, wide=rows is not None and weight.shape[0] == rows)
+    return NormRule(path, module, own, wide=False)

@@ -1,0 +1,143 @@
+"""The portable ending: a cross entropy that also sketches, in any trainer.
+
+    loss_B, sketch_BK = sketched_cross_entropy(hidden_BTD, weight_VD, target_BT)
+
+takes the place of the output layer and its loss. The sketch is that of the output layer's weight
+gradient, known before any backward: so are the weights, and the backward is the stock one. It
+survives every wrapper, activation checkpointing and compile. Logits are made a chunk of tokens at
+a time and never held together; the backward makes them once more for the weight gradient.
+
+Shapes: B samples, T tokens, D width, V vocabulary, q x p a sketch, K the slot.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dograph.errors import ConfigError
+from dograph.sketch.projection import DEFAULT_DIM, MatrixProjection, Projection
+
+IGNORED = -100
+_CHUNK = 1 << 25  # logits made at once
+
+
+def sketched_cross_entropy(
+    hidden_BTD: Tensor,
+    weight_VD: Tensor,
+    target_BT: Tensor,
+    projection: MatrixProjection | None = None,
+    *,
+    vocab_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The loss of each sample, and the sketch of its gradient with respect to `weight_VD`.
+
+    A sample's loss is the mean NLL over its own targets that are not -100; one without any has
+    loss 0 and sketch 0. `target_BT` is already shifted. Columns from `vocab_size` on are padding
+    and stay out of the softmax. Without a `projection` (see `head_projection`) the one of seed 0
+    is made in every call. The sketch has no gradient.
+    """
+    if hidden_BTD.shape[:2] != target_BT.shape or hidden_BTD.shape[2] != weight_VD.shape[1]:
+        raise ConfigError(
+            f"shapes do not fit: hidden {tuple(hidden_BTD.shape)}, weight "
+            f"{tuple(weight_VD.shape)}, target {tuple(target_BT.shape)}; they must be (B, T, D), "
+            "(V, D), (B, T)"
+        )
+    if projection is None:
+        projection = head_projection(weight_VD)
+    loss_B, sketch_Bqp = _SketchedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden_BTD,
+        weight_VD,
+        target_BT,
+        projection.row_Rq,
+        projection.col_Cp,
+        weight_VD.shape[0] if vocab_size is None else vocab_size,
+    )
+    return loss_B, projection.slot(sketch_Bqp)
+
+
+def head_projection(
+    weight_VD: Tensor, projection: Projection | None = None, *, step: int = 0
+) -> MatrixProjection:
+    """Both sides of the output layer's projection, for `sketched_cross_entropy`."""
+    how = projection or Projection(dim=DEFAULT_DIM)
+    shape = (weight_VD.shape[0], weight_VD.shape[1])
+    return how.matrix("head", shape, wide=True, step=step, like=weight_VD.detach())
+
+
+class _SketchedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_BTD: Tensor,
+        weight_VD: Tensor,
+        target_BT: Tensor,
+        row_Vq: Tensor,
+        col_Dp: Tensor,
+        vocab_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden_BTD.dtype, torch.float32)
+        valid_BT = (target_BT != IGNORED).to(wide)
+        share_BT = valid_BT / valid_BT.sum(dim=1, keepdim=True).clamp_min(1)
+        loss_B = hidden_BTD.new_zeros(len(hidden_BTD), dtype=wide)
+        sketch_Bqp = loss_B.new_zeros(len(hidden_BTD), row_Vq.shape[1], col_Dp.shape[1])
+        grads, norms = [], []
+        weight_VD = weight_VD.to(hidden_BTD.dtype)
+        for part in _parts(hidden_BTD, weight_VD):
+            hidden, target, share = hidden_BTD[:, part], target_BT[:, part], share_BT[:, part]
+            error, norm, nll = _error(hidden, weight_VD, target, vocab_size)
+            error = (error * share.unsqueeze(-1)).to(hidden.dtype)
+            loss_B = loss_B + (nll * share).sum(dim=1)
+            error_Btq = (error @ row_Vq.to(error.dtype)).to(wide)
+            hidden_Btp = (hidden @ col_Dp.to(hidden.dtype)).to(wide)
+            sketch_Bqp = sketch_Bqp + torch.bmm(error_Btq.mT, hidden_Btp)
+            grads.append(error @ weight_VD)
+            norms.append(norm)
+        ctx.save_for_backward(
+            hidden_BTD, weight_VD, target_BT, share_BT, torch.cat(norms, 1), torch.cat(grads, 1)
+        )
+        ctx.vocab_size = vocab_size
+        ctx.mark_non_differentiable(sketch_Bqp)
+        return loss_B, sketch_Bqp
+
+    @staticmethod
+    def backward(ctx: Any, grad_B: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_BTD, weight_VD, target_BT, share_BT, norm_BT, grad_BTD = ctx.saved_tensors
+        grad_hidden = grad_BTD * grad_B[:, None, None].to(grad_BTD.dtype)
+        grad_weight = torch.zeros_like(weight_VD, dtype=share_BT.dtype)
+        scale_BT = share_BT * grad_B[:, None].to(share_BT.dtype)
+        for part in _parts(hidden_BTD, weight_VD):
+            hidden, target = hidden_BTD[:, part], target_BT[:, part]
+            error, _, _ = _error(hidden, weight_VD, target, ctx.vocab_size, norm_BT[:, part])
+            error = (error * scale_BT[:, part].unsqueeze(-1)).to(hidden.dtype)
+            grad_weight += error.flatten(0, 1).T @ hidden.flatten(0, 1)
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _parts(hidden_BTD: Tensor, weight_VD: Tensor) -> list[slice]:
+    """Stretches of tokens whose logits fit into a chunk."""
+    num_samples, num_tokens, _ = hidden_BTD.shape
+    length = max(1, _CHUNK // (num_samples * weight_VD.shape[0]))
+    return [slice(start, min(start + length, num_tokens)) for start in range(0, num_tokens, length)]
+
+
+def _error(
+    hidden_BtD: Tensor,
+    weight_VD: Tensor,
+    target_Bt: Tensor,
+    vocab_size: int,
+    norm_Bt: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax - onehot, the log-normaliser and the NLL of each token."""
+    logits_BtV = hidden_BtD @ weight_VD.T
+    logits_BtV = logits_BtV.to(torch.promote_types(logits_BtV.dtype, torch.float32))
+    if vocab_size < weight_VD.shape[0]:
+        padding_V = torch.arange(weight_VD.shape[0], device=weight_VD.device) >= vocab_size
+        logits_BtV = logits_BtV.masked_fill(padding_V, -torch.inf)
+    if norm_Bt is None:
+        norm_Bt = torch.logsumexp(logits_BtV, dim=-1)
+    known_Bt1 = target_Bt.clamp_min(0).unsqueeze(-1)
+    nll_Bt = norm_Bt - logits_BtV.gather(-1, known_Bt1).squeeze(-1)
+    error_BtV = (logits_BtV - norm_Bt.unsqueeze(-1)).exp()
+    one = error_BtV.new_full((), -1.0).expand(known_Bt1.shape)
+    return error_BtV.scatter_add(-1, known_Bt1, one), norm_Bt, nll_Bt
