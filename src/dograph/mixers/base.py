@@ -12,6 +12,9 @@ from torch import Tensor
 
 from dograph.types import Mixture, Signals
 
+# Metrics of a step by name; tensors stay on the device until they are written.
+Report = dict[str, float | Tensor]
+
 # What `weigh` may ask for. The step computes only what the mixer needs.
 SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})
 
@@ -24,8 +27,16 @@ class Lab(Protocol):
         """Training tokens of each source."""
 
     @property
+    def strata(self) -> Mapping[str, int]:
+        """Training tokens of each stratum: what mixtures may also name."""
+
+    @property
     def budget(self) -> int:
         """Tokens that the run will draw."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that the run will make."""
 
 
 class Mixer:
@@ -57,6 +68,6 @@ class Mixer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave; tensors come back on the CPU."""
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> Report:
         """Metrics of the last step, named `area/quantity_unit`."""
         return {}

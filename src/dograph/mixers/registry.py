@@ -9,9 +9,11 @@ from typing import Any
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import SIGNALS, Mixer
+from dograph.mixers.dograph import DoGraph
 from dograph.mixers.fixed import Scheduled, Static, Uniform, UniMax
 
 MIXERS: dict[str, type[Mixer]] = {
+    "dograph": DoGraph,
     "natural": Mixer,
     "uniform": Uniform,
     "static": Static,
@@ -28,9 +30,11 @@ def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
             f'mixer.name="{name}" is not known; {did_you_mean(name, MIXERS)} '
             "Your own mixer is named module:Class."
         )
-    known = set() if kind.__init__ is object.__init__ else set(inspect.signature(kind).parameters)
+    parameters = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
+    known = set(parameters)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # it checks them itself
     for option in options:
-        if option not in known:
+        if option not in known and not open_ended:
             allowed = did_you_mean(option, known) if known else "it takes no options"
             raise ConfigError(f"mixer.{option} is not an option of {name}; {allowed}")
     try:

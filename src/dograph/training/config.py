@@ -57,6 +57,37 @@ class MixerConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
+class SketchConfig(Part):
+    """How every sample's gradient is sketched, for mixers that need it."""
+
+    mode: Literal["full", "twopass", "topdown", "head", "exact", "reference"] = Field(
+        "full", description="how sketches and the weighted gradient are computed"
+    )
+    dim: int = Field(5120, ge=1, description="numbers in a sketch")
+    projection: Literal["rademacher", "two-sided", "gaussian", "none"] = Field(
+        "rademacher", description="random matrices; gaussian (dense) and none need mode exact"
+    )
+    refresh: int | Literal["never", "step"] | None = Field(
+        None, description="when matrices are redrawn; null: as the mixer's scope needs"
+    )
+    top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
+    exclude: list[str] = Field(
+        default_factory=list, description="parameters left out of the sketch (mode twopass)"
+    )
+    accumulation: Literal["two_sweeps", "keep", "lagged"] = Field(
+        "two_sweeps", description="how weights meet the gradients of several micro-batches"
+    )
+
+    @model_validator(mode="after")
+    def _keepable(self) -> Self:
+        if self.accumulation == "keep" and self.mode in ("twopass", "head"):
+            raise ValueError(
+                f"sketch.accumulation=keep would hold every micro-batch's graph in mode "
+                f"{self.mode}; use two_sweeps, lagged, or mode full"
+            )
+        return self
+
+
 class OptimConfig(Part):
     lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
     lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
@@ -108,6 +139,7 @@ class RunConfig(Part):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     mixer: MixerConfig = MixerConfig()
+    sketch: SketchConfig = SketchConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()

@@ -12,9 +12,14 @@ class CorpusLab:
     """Facts that a plan without proxies is made from."""
 
     tokens: Mapping[str, int]
+    strata: Mapping[str, int]
     budget: int
+    steps: int
 
 
 def open_lab(config: RunConfig, corpus: Corpus) -> CorpusLab:
     drawn = config.train.steps * config.train.batch_size * config.data.seq_len
-    return CorpusLab(tokens=corpus.tokens_by_source(), budget=drawn)
+    strata = {stratum.entry.stratum: stratum.entry.tokens for stratum in corpus.train}
+    return CorpusLab(
+        tokens=corpus.tokens_by_source(), strata=strata, budget=drawn, steps=config.train.steps
+    )

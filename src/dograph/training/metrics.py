@@ -16,6 +16,7 @@ from typing import IO, Any
 import torch
 
 from dograph.training.step import StepRecord
+from dograph.training.stopwatch import milliseconds
 
 Row = dict[str, float]
 SUMMARIES = ("mean", "natural", "worst")
@@ -52,6 +53,28 @@ def step_rows(
         row["weights/effective_samples"] = float(1 / (weight_NB[n] ** 2).sum())
         row["optim/lr"] = record.lr
         row["optim/grad_norm"] = norm_N[n]
+        rows.append(row)
+    for row, reported, record in zip(rows, report_rows(records), records, strict=True):
+        row |= reported | milliseconds(record.laps)
+    return rows
+
+
+def report_rows(records: Sequence[StepRecord]) -> list[Row]:
+    """What the mixer reported, brought over in one transfer; a vector has one entry a domain."""
+    tensors = [v for r in records for v in r.report.values() if isinstance(v, torch.Tensor)]
+    flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
+    numbers = iter(flat)
+    rows: list[Row] = []
+    for record in records:
+        row: Row = {}
+        for name, value in record.report.items():
+            if not isinstance(value, torch.Tensor):
+                row[name] = value
+            elif value.dim() == 0:
+                row[name] = next(numbers)
+            else:
+                area, _, quantity = name.partition("/")
+                row |= {f"{area}/{j}/{quantity}": next(numbers) for j in range(len(value))}
         rows.append(row)
     return rows
 

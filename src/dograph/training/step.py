@@ -1,6 +1,6 @@
 """One training step, from batch to update: the file to read first.
 
-    draw a world batch  ->  loss_B  ->  weight_B = mixer.weigh(signals)
+    draw a world batch  ->  loss_B, sketch_BK  ->  weight_B = mixer.weigh(signals)
                         ->  gradient of sum_i weight_i loss_i  ->  clip  ->  AdamW
 
 Weights have one meaning: weight_B >= 0 sums to 1 over the *world batch* (every rank and
@@ -8,20 +8,19 @@ micro-batch of the step), the loss is sum(weight * loss), and nothing is divided
 micro-batches or ranks again. Nothing here waits for the device.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from dograph.errors import ConfigError
-from dograph.mixers.base import Mixer
-from dograph.rng import key64
+from dograph.mixers.base import Mixer, Report
 from dograph.training.config import RunConfig
 from dograph.training.optim import learning_rate
+from dograph.training.seeing import Eyes, Piece
+from dograph.training.stopwatch import Lap, Stopwatch
 from dograph.training.world import World
 from dograph.types import Batch, Signals
-
-COMPUTED = frozenset({"loss", "source"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,8 @@ class StepRecord:
     signals: Signals  # what the mixer saw
     halted: Tensor  # 1.0 from the first non-finite loss or gradient on: no update is made
     lr: float
+    report: Report  # what the mixer says of it
+    laps: list[Lap]
 
 
 class TrainStep:
@@ -50,16 +51,14 @@ class TrainStep:
         mixer: Mixer,
     ) -> None:
         self.config, self.world = config, world
-        self.model, self.optimizer, self.mixer = model, optimizer, mixer
+        self.optimizer, self.mixer = optimizer, mixer
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.eyes = Eyes(config, world, model, mixer)
+        self.watch = Stopwatch(world.device)
         self.halted = torch.zeros((), device=world.device)
-        if missing := mixer.needs - COMPUTED:
-            raise ConfigError(
-                f"the mixer needs {sorted(missing)}, which this step does not compute; "
-                f"it computes {sorted(COMPUTED)}"
-            )
 
     def __call__(self, batch: Batch, step: int) -> StepRecord:
+        self.watch.start()
         token_BT = batch.token_BT.to(self.world.device, non_blocking=True)
         lr = learning_rate(step, self.config.optim, self.config.train.steps)
         weight_B, loss_B = self.backward(token_BT, batch, step)
@@ -68,6 +67,7 @@ class TrainStep:
         finite = torch.isfinite(loss_B).all() & torch.isfinite(grad_norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
         self.update(lr)
+        self.watch.lap("update")
         return StepRecord(
             step=step,
             loss_B=loss_B,
@@ -77,57 +77,76 @@ class TrainStep:
             halted=self.halted,
             signals=self.signals,
             lr=lr,
+            report=self.mixer.report(),
+            laps=self.watch.laps,
         )
 
     def backward(self, token_BT: Tensor, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """Fill `.grad` with the weighted gradient; return the weights and losses, both (B,)."""
-        num_samples = len(batch.source_B)
         micro_bT = token_BT.split(self.config.train.micro_batch_size or len(token_BT))
-        weight_B, needs_loss = None, "loss" in self.mixer.needs
-        if needs_loss and self.accumulates(num_samples):
-            # Weights need the whole world batch: a first sweep sees it, a second one learns.
-            with torch.no_grad():
-                loss_b = torch.cat([self.losses(t, step, i) for i, t in enumerate(micro_bT)])
-            weight_B = self.weigh(self.world.gather(loss_b, num_samples), batch, step)
+        way = self.eyes.way(len(batch.source_B))
+        if way == "blind":  # equal weights, or any that need no look at the samples
+            weight_B = self.weigh([], batch, step)
+            return weight_B, self.learn(micro_bT, weight_B, batch, step)
+        if way == "lagged":
+            return self.learn_as_they_come(micro_bT, batch, step)
+        with ExitStack() as taps:
+            pieces = [
+                self.eyes.see(taps, token_bT, step, i, keep=way == "keep")
+                for i, token_bT in enumerate(micro_bT)
+            ]
+            self.watch.lap("sketch" if self.eyes.sketches else "forward")
+            weight_B = self.weigh(pieces, batch, step)
+            self.watch.lap("weigh")
+            if way == "two_sweeps":  # nothing was kept of the first: a second one learns
+                taps.close()
+                return weight_B, self.learn(micro_bT, weight_B, batch, step)
+            weight_b = self.world.local(weight_B).split([len(piece.loss_b) for piece in pieces])
+            for piece, weight in zip(pieces, weight_b, strict=True):
+                piece.pending.backward(weight)
+            self.eyes.average_gradients()
+            self.watch.lap("backward")
+        return weight_B, self.eyes.gathered_losses(pieces, len(batch.source_B))
 
+    def learn(
+        self, micro_bT: tuple[Tensor, ...], weight_B: Tensor, batch: Batch, step: int
+    ) -> Tensor:
+        """The plain weighted backward, micro-batch by micro-batch; returns all losses."""
         losses, done = [], 0
         for i, token_bT in enumerate(micro_bT):
-            last = i == len(micro_bT) - 1
-            with self.world.accumulating(self.model, last=last):
-                loss_b = self.losses(token_bT, step, i)
-                if weight_B is None:
-                    seen_B = self.world.gather(loss_b.detach(), num_samples) if needs_loss else None
-                    weight_B = self.weigh(seen_B, batch, step)
+            with self.eyes.accumulating(last=i == len(micro_bT) - 1):
+                loss_b = self.eyes.losses(token_bT, step, i)
                 weight_b = self.world.local(weight_B)[done : done + len(token_bT)]
                 (weight_b * loss_b).sum().backward()
             losses.append(loss_b.detach())
             done += len(token_bT)
-        assert weight_B is not None
-        return weight_B, self.world.gather(torch.cat(losses), num_samples)
+        self.watch.lap("forward_backward")
+        return self.world.gather(torch.cat(losses), len(batch.source_B))
 
-    def losses(self, token_bT: Tensor, step: int, micro: int) -> Tensor:
-        """Loss of each sample of a micro-batch. Dropout is a function of (seed, step, place)."""
-        torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
-        half = self.config.train.dtype == "bfloat16"
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
-            loss_b: Tensor = self.model(token_bT)
-        return loss_b
+    def learn_as_they_come(
+        self, micro_bT: tuple[Tensor, ...], batch: Batch, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Every micro-batch is weighed by what the mixer knew before this step."""
+        pieces, weights = [], []
+        for i, token_bT in enumerate(micro_bT):
+            last = i == len(micro_bT) - 1
+            with ExitStack() as taps:
+                taps.enter_context(self.eyes.accumulating(last=last))
+                piece = self.eyes.see(taps, token_bT, step, i, keep=True)
+                weights.append(self.eyes.weigh_lagged(piece, len(batch.source_B), step))
+                piece.pending.backward(weights[-1] * self.world.size)
+            pieces.append(piece.without_gradient())
+        self.eyes.average_gradients()
+        self.watch.lap("forward_backward")
+        weight_B = self.world.gather(torch.cat(weights), len(batch.source_B))
+        self.signals = self.eyes.signals(pieces, batch, step)
+        self.eyes.observe(self.signals, weight_B)
+        self.watch.lap("weigh")
+        return weight_B, self.eyes.gathered_losses(pieces, len(batch.source_B))
 
-    def weigh(self, loss_B: Tensor | None, batch: Batch, step: int) -> Tensor:
-        source_B = batch.source_B.to(self.world.device, non_blocking=True)
-        self.signals = Signals(
-            step=step,
-            num_samples=len(source_B),
-            device=self.world.device,
-            loss_B=loss_B if "loss" in self.mixer.needs else None,
-            source_B=source_B if "source" in self.mixer.needs else None,
-        )
+    def weigh(self, pieces: list[Piece], batch: Batch, step: int) -> Tensor:
+        self.signals = self.eyes.signals(pieces, batch, step)
         return self.mixer.weigh(self.signals).to(self.world.device, non_blocking=True)
-
-    def accumulates(self, num_samples: int) -> bool:
-        """Whether any rank needs more than one micro-batch (all ranks must answer alike)."""
-        most = -(-num_samples // self.world.size)
-        return most > (self.config.train.micro_batch_size or most)
 
     def update(self, lr: float) -> None:
         """AdamW, which skips the update on the device where `halted` is set."""

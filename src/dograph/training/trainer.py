@@ -199,7 +199,6 @@ class Trainer:
             # Not where a run merely stopped: its rows must be those of one that did not.
             epochs = self.state.sampler.epochs(self.done)
             rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
-            rows[-1] |= self.state.mixer.report()
         self.write_rows(rows)
         self.write_weights()
         speed = rows[-1]["time/tokens_per_second"]

@@ -32,11 +32,12 @@ class World:
         return self.rank == 0
 
     def gather(self, value_b: Tensor, num_samples: int) -> Tensor:
-        """Every rank's samples, in the global order of the world batch: (num_samples,)."""
+        """Every rank's samples, in the global order of the world batch: (num_samples, ...)."""
         if self.size == 1:
             return value_b
         sizes = [_length(rank_slice(num_samples, rank, self.size)) for rank in range(self.size)]
-        padded = value_b.new_zeros(sizes[0])  # the first ranks hold the most
+        # the first ranks hold the most
+        padded = value_b.new_zeros(sizes[0], *value_b.shape[1:])
         padded[: len(value_b)] = value_b
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded)

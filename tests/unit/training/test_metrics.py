@@ -30,9 +30,14 @@ def test_step_rows_split_the_loss_by_source():
         signals=Signals(step=4, num_samples=4),
         halted=torch.tensor(0.0),
         lr=1e-3,
+        report={"weights/a": 0.25, "weights/b": torch.tensor(2.0), "domains/c": torch.arange(2)},
+        laps=[("sketch", 1.0, 1.5), ("weigh", 1.5, 1.75), ("sketch", 1.75, 2.0)],
     )
     (row,) = step_rows([record], ["a", "b", "c"], {"a": 4.0, "b": 4.0, "c": None})
     assert row["step"] == 5
+    assert (row["weights/a"], row["weights/b"]) == (0.25, 2.0)
+    assert (row["domains/0/c"], row["domains/1/c"]) == (0.0, 1.0)
+    assert (row["time/sketch_ms"], row["time/weigh_ms"]) == (750.0, 250.0)
     assert row["train/loss_nats"] == pytest.approx(2.75)
     assert row["train/a/loss_nats"] == pytest.approx(3.0)
     assert row["train/c/loss_nats"] == pytest.approx(2.5)

@@ -116,7 +116,7 @@ def test_dropout_depends_on_seed_and_step_alone(corpus):
     runs = []
     for noise in (1, 2):
         step, loader, _ = make(corpus, Mixer(), "model.dropout=0.2")
-        step.model.train()
+        step.eyes.model.train()
         losses = []
         for n in range(3):
             torch.manual_seed(noise * 100 + n)
@@ -142,11 +142,11 @@ def test_a_non_finite_step_updates_nothing_from_then_on(corpus, where):
 
 
 def test_signals_that_no_step_computes_are_refused(corpus):
-    class Sketchy(Mixer):
-        needs = frozenset({"sketch"})
+    class Referring(Mixer):
+        needs = frozenset({"reference_loss"})
 
-    with pytest.raises(ConfigError, match="sketch"):
-        make(corpus, Sketchy())
+    with pytest.raises(ConfigError, match="reference_loss"):
+        make(corpus, Referring())
 
 
 def test_activation_checkpointing_and_bfloat16_keep_the_loss(corpus):

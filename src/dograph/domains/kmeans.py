@@ -1,0 +1,193 @@
+"""K-means on the Gram of a batch: all restarts at once, nothing waits for the device.
+
+Shapes: B samples, K sketch, M domains, R restarts, L trial seeds.
+
+Products are taken in float64: a batch is small, and a TF32 setting of the surrounding program
+cannot round the differences that the distances are made of.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dograph.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Clustering:
+    """A batch cut into domains, numbered by falling size, then by their first sample."""
+
+    label_B: Tensor  # int64
+    inertia: Tensor  # (): sum of squared distances to the own centroid, in the space clustered
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """What the iterations know of the samples."""
+
+    gram_BB: Tensor  # inner products in the space clustered
+    weight_B: Tensor  # 1 for samples that shape the centroids, 0 for those that only get a label
+    spherical: bool  # centroids are unit directions
+
+
+def kmeans(
+    point_BK: Tensor,
+    num_domains: int,
+    *,
+    generator: torch.Generator,
+    restarts: int = 16,
+    iterations: int = 20,
+    normalise: bool = False,
+    min_size: int = 1,
+) -> Clustering:
+    """The best of several K-means runs from k-means++ starts (greedy, as in scikit-learn).
+
+    Plain K-means clusters the samples centred on their mean; `normalise` divides each by its norm
+    instead and assigns by the cosine to a domain's mean direction (spherical K-means). Domains
+    below `min_size` samples dissolve into the nearest others. At most one domain per sample.
+    The same samples in another order give the same domains: draws belong to the samples' values,
+    not to their places. Rows that are not finite shape nothing and get label 0; zero rows shape
+    nothing in spherical K-means. A domain left empty restarts at the farthest sample.
+    """
+    options = {"num_domains": num_domains, "restarts": restarts, "iterations": iterations}
+    for name, value in {**options, "min_size": min_size}.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    dtype = torch.promote_types(point_BK.dtype, torch.float32)
+    num_domains = min(num_domains, len(point_BK))
+    assert num_domains > 0, "a batch has samples"
+    order_B, point_BK, finite_B = _in_order_of_value(point_BK.detach().double())
+    space = _space(point_BK, finite_B, normalise)
+    label_RB = _plus_plus(space, num_domains, restarts, generator)
+    for _ in range(iterations):
+        distance_RBM = _distances(space, label_RB, num_domains)
+        label_RB = _fill_empty(space, first_argmin(distance_RBM), distance_RBM)
+    best_1 = first_argmin(_inertia(space, label_RB, num_domains)[None])
+    label_1B = label_RB.index_select(0, best_1)
+    if min_size > 1:
+        label_1B = _dissolve_small(space, finite_B, label_1B, num_domains, min_size)
+    inertia = _inertia(space, label_1B, num_domains).squeeze(0)
+    back_B = order_B.argsort()
+    label_B = _by_size(label_1B[0, back_B], finite_B[back_B], num_domains)
+    return Clustering(label_B, inertia.to(dtype))
+
+
+def first_argmin(value: Tensor) -> Tensor:
+    """Index of the least entry along the last dimension; the lowest index among equals."""
+    index = torch.arange(value.shape[-1], device=value.device)
+    least = value.amin(dim=-1, keepdim=True)
+    return torch.where(value == least, index, value.shape[-1] - 1).amin(dim=-1)
+
+
+def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Samples sorted by a number made of their own entries, those not finite set to 0 and last."""
+    finite_B = torch.isfinite(point_BK.square().sum(dim=1))
+    point_BK = torch.where(finite_B[:, None], point_BK, 0.0)
+    place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
+    key_B = torch.where(finite_B, (point_BK * place_K.cos()).sum(dim=1), torch.inf)
+    order_B = key_B.argsort(stable=True)
+    return order_B, point_BK[order_B], finite_B[order_B]
+
+
+def _space(point_BK: Tensor, finite_B: Tensor, normalise: bool) -> _Space:
+    weight_B = finite_B.double()
+    if normalise:
+        norm_B = point_BK.norm(dim=1)
+        weight_B = weight_B * (norm_B > 0)
+        point_BK = point_BK / torch.where(norm_B > 0, norm_B, 1.0)[:, None]
+    else:
+        mean_K = weight_B @ point_BK / weight_B.sum().clamp_min(1)
+        point_BK = (point_BK - mean_K) * weight_B[:, None]
+    return _Space(point_BK @ point_BK.T, weight_B, normalise)
+
+
+def _plus_plus(
+    space: _Space, num_domains: int, restarts: int, generator: torch.Generator
+) -> Tensor:
+    """Labels by the nearest of greedily drawn seeds (Arthur and Vassilvitskii 2007).
+
+    Each seed is the best of a few candidates drawn in proportion to the squared distance to the
+    seeds so far. A draw is an exponential race: the least of E_i / p_i.
+    """
+    num_trials = 2 + int(math.log(num_domains))
+    square_B = space.gram_BB.diagonal()
+    between_BB = (square_B[:, None] + square_B - 2 * space.gram_BB).clamp_min(0)
+    odds_RB = space.weight_B.expand(restarts, -1)
+    nearest_RB = torch.full_like(odds_RB, torch.inf)
+    label_RB = torch.zeros(odds_RB.shape, dtype=torch.int64, device=odds_RB.device)
+    for domain in range(num_domains):
+        shape = (restarts, num_trials, len(square_B))
+        race_RLB = torch.empty(shape, dtype=torch.float64, device=odds_RB.device)
+        race_RLB.exponential_(generator=generator)
+        race_RLB = torch.where(odds_RB[:, None] > 0, race_RLB / odds_RB[:, None], torch.inf)
+        distance_RLB = between_BB[first_argmin(race_RLB)]
+        left_RL = torch.minimum(distance_RLB, nearest_RB[:, None]) @ space.weight_B
+        chosen_R11 = first_argmin(left_RL)[:, None, None]
+        distance_RB = distance_RLB.take_along_dim(chosen_R11, dim=1).squeeze(1)
+        label_RB = torch.where(distance_RB < nearest_RB, domain, label_RB)
+        nearest_RB = torch.minimum(distance_RB, nearest_RB)
+        odds_RB = nearest_RB * space.weight_B
+    return label_RB
+
+
+def _distances(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
+    """Squared distance of every sample to every centroid; infinite for empty domains."""
+    member_RBM = label_RB[..., None] == torch.arange(num_domains, device=label_RB.device)
+    share_RBM = member_RBM * space.weight_B[:, None]
+    count_RM = share_RBM.sum(dim=1, keepdim=True)
+    share_RBM = share_RBM / count_RM.clamp_min(1)
+    cross_RBM = space.gram_BB @ share_RBM
+    square_RM = (share_RBM * cross_RBM).sum(dim=1, keepdim=True).clamp_min(0)
+    square_B1 = space.gram_BB.diagonal()[:, None]
+    if space.spherical:
+        cross_RBM = cross_RBM / torch.where(square_RM > 0, square_RM, 1.0).sqrt()
+        square_RM = torch.ones_like(square_RM)
+    distance_RBM = (square_B1 - 2 * cross_RBM + square_RM).clamp_min(0)
+    return torch.where(count_RM > 0, distance_RBM, torch.inf)
+
+
+def _inertia(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
+    distance_RBM = _distances(space, label_RB, num_domains)
+    own_RB = distance_RBM.gather(2, label_RB[..., None]).squeeze(2)
+    return torch.where(space.weight_B > 0, own_RB, 0.0).sum(dim=1)
+
+
+def _fill_empty(space: _Space, label_RB: Tensor, distance_RBM: Tensor) -> Tensor:
+    """The k-th empty domain takes the k-th farthest sample, unless that lies on its centroid."""
+    num_domains = distance_RBM.shape[2]
+    member_RBM = label_RB[..., None] == torch.arange(num_domains, device=label_RB.device)
+    empty_RM = ~(member_RBM & (space.weight_B[:, None] > 0)).any(dim=1)
+    own_RB = distance_RBM.gather(2, label_RB[..., None]).squeeze(2)
+    own_RB = torch.where(space.weight_B > 0, own_RB, 0.0)
+    place_RB = own_RB.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    turn_RM = torch.where(empty_RM, empty_RM.cumsum(dim=1) - 1, -1)
+    takes_RBM = (turn_RM[:, None] == place_RB[..., None]) & (own_RB[..., None] > 0)
+    domain_M = torch.arange(num_domains, device=label_RB.device)
+    return torch.where(takes_RBM.any(dim=2), (takes_RBM * domain_M).sum(dim=2), label_RB)
+
+
+def _dissolve_small(
+    space: _Space, finite_B: Tensor, label_1B: Tensor, num_domains: int, min_size: int
+) -> Tensor:
+    """Samples of domains below `min_size` go to the nearest domain kept."""
+    domain_M = torch.arange(num_domains, device=label_1B.device)
+    size_M = ((label_1B[0, :, None] == domain_M) & finite_B[:, None]).sum(dim=0)
+    largest_M = domain_M == first_argmin(-size_M)
+    kept_M = (size_M >= min_size) | (largest_M & (size_M < min_size).all())
+    distance_1BM = _distances(space, label_1B, num_domains)
+    nearest_1B = first_argmin(torch.where(kept_M, distance_1BM, torch.inf))
+    return torch.where(kept_M[label_1B], label_1B, nearest_1B)
+
+
+def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
+    """The same domains numbered by falling size, equal ones by their first sample."""
+    size = len(label_B)
+    domain_M = torch.arange(num_domains, device=label_B.device)
+    index_B1 = torch.arange(size, device=label_B.device)[:, None]
+    member_BM = (label_B[:, None] == domain_M) & finite_B[:, None]
+    first_M = torch.where(member_BM, index_B1, size).amin(dim=0)
+    key_M = member_BM.sum(dim=0) * (size + 1) - first_M
+    rank_M = key_M.argsort(descending=True, stable=True).argsort()
+    return torch.where(finite_B, rank_M[label_B], 0)

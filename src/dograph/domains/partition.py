@@ -1,0 +1,80 @@
+"""From labels to what the objectives know of each domain, and from domain weights to samples.
+
+Shapes: B samples, K sketch, M domains.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """What the objectives know. Entries of empty domains are 0."""
+
+    label_B: Tensor  # int64: domain of each sample of this batch
+    share_M: Tensor  # fraction of the samples in each domain
+    gram_MM: Tensor  # inner products of the domains' mean gradients
+    square_M: Tensor  # mean squared gradient norm in each domain
+    spread_M: Tensor  # mean squared distance to the domain's mean
+    spread_variance_M: Tensor  # variance over samples of these squared distances (1/|D|)
+    scale: Tensor  # (): mean squared gradient norm over all samples
+
+    @property
+    def present_M(self) -> Tensor:
+        """Which domains have samples."""
+        return self.share_M > 0
+
+
+def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
+    """Statistics of the domains that `label_B` makes of a batch, from its Gram K = X X' alone.
+
+    With Z the one-hot labels over the domains' sizes: G = Z'KZ, and the squared distance of
+    sample i to its mean is K_ii - 2 (KZ)_ij + G_jj, there with sketches centred on the batch mean.
+    `spread_variance_M` is the paper's sigma^2 as printed (App. Objectives). Products are taken in
+    float64, out of reach of a TF32 setting, and results are float32 unless sketches are float64.
+    """
+    sketch_BK = sketch_BK.detach()
+    dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
+    point_BK = sketch_BK.double()
+    member_BM = label_B[:, None] == torch.arange(num_domains, device=label_B.device)
+    count_M = member_BM.sum(dim=0)
+    mean_BM = member_BM / count_M.clamp_min(1).double()
+
+    gram_BB = point_BK @ point_BK.T
+    square_B = gram_BB.diagonal()
+    distance_B = _own_distance(point_BK - point_BK.mean(dim=0), mean_BM, label_B)
+    spread_M = distance_B @ mean_BM
+    variance_M = (distance_B - spread_M[label_B]).square() @ mean_BM
+    return Domains(
+        label_B=label_B,
+        share_M=(count_M.double() / len(label_B)).to(dtype),
+        gram_MM=(mean_BM.T @ gram_BB @ mean_BM).to(dtype),
+        square_M=(square_B @ mean_BM).to(dtype),
+        spread_M=spread_M.to(dtype),
+        spread_variance_M=variance_M.to(dtype),
+        scale=square_B.mean().to(dtype),
+    )
+
+
+def sample_weights(domains: Domains, weight_M: Tensor) -> Tensor:
+    """What each sample counts: c_i = w_j / (n share_j) for its domain j, divided by their sum.
+
+    Where the sum is 0 or not finite, all samples count alike.
+    """
+    size = len(domains.label_B)
+    each_M = weight_M / torch.where(domains.present_M, size * domains.share_M, 1.0)
+    weight_B = torch.where(domains.present_M, each_M, 0.0)[domains.label_B]
+    total = weight_B.sum()
+    usable = torch.isfinite(total) & (total > 0)
+    return torch.where(usable, weight_B / total, 1 / size)
+
+
+def _own_distance(centred_BK: Tensor, mean_BM: Tensor, label_B: Tensor) -> Tensor:
+    """Squared distance of each sample to the mean of its own domain."""
+    gram_BB = centred_BK @ centred_BK.T
+    cross_BM = gram_BB @ mean_BM
+    self_M = (mean_BM * cross_BM).sum(dim=0)
+    cross_B = cross_BM.gather(1, label_B[:, None]).squeeze(1)
+    return (gram_BB.diagonal() - 2 * cross_B + self_M[label_B]).clamp_min(0)

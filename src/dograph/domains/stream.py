@@ -1,0 +1,194 @@
+"""Persistent domains: centroids that follow the model, statistics that forget slowly.
+
+A sketch is divided by its norm, centred on the running mean of such directions and divided by its
+norm again; it belongs to the centroid it makes the smallest angle with. Counts, centroids, mean
+gradients and spreads are sums that decay with a half-life, so 48 samples a step become thousands.
+The first domains, and better ones if there are, come from K-means over the last batches.
+
+Shapes: B samples, K sketch, M domains, P pooled samples.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dograph.domains.kmeans import first_argmin
+from dograph.domains.partition import Domains
+from dograph.domains.scope import KMeans, matched
+from dograph.errors import ConfigError
+
+FIT_BATCHES = 10  # K-means is over this many batches
+_SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
+
+
+class StreamScope:
+    """Domains with an identity over the whole run."""
+
+    keeps_identity = True
+
+    def __init__(self, cluster: KMeans, *, half_life: float = 70.0, refit_every: int = 25) -> None:
+        if not half_life > 0:
+            raise ConfigError(f"half_life={half_life}: give a number of steps > 0")
+        if refit_every < 1:
+            raise ConfigError(f"refit_every={refit_every}: give a number of steps > 0")
+        self.cluster, self.refit_every = cluster, refit_every
+        self.decay = 0.5 ** (1 / half_life)
+        self.reset(projection=None)
+
+    def reset(self, projection: int | None) -> None:
+        self.projection, self.started, self.seen = projection, -1, 0
+        self.pool: list[Tensor] = []
+        self.sums: dict[str, Tensor] = {}
+
+    def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
+        if projection != self.projection:
+            if self.projection is not None and step - self.started < FIT_BATCHES:
+                raise ConfigError(
+                    "scope=stream needs sketches under one projection, and this one changes every "
+                    f"{step - self.started} steps; set refresh to never, or to some hundreds of "
+                    "steps"
+                )
+            self.reset(projection)
+            self.started = step
+        if "count_M" not in self.sums:
+            return None
+        self._move(sketch_BK.device)
+        return self._domains(self._label(self._directions(sketch_BK)))
+
+    def observe(self, sketch_BK: Tensor, step: int) -> None:
+        sketch_BK = sketch_BK.float()
+        self._move(sketch_BK.device)
+        self.seen += 1
+        self._centre(sketch_BK)
+        self.pool = [*self.pool[-(FIT_BATCHES - 1) :], sketch_BK]
+        if self.seen % self.refit_every == 0 or self.seen == FIT_BATCHES:
+            self._refit(step)
+        elif "count_M" in self.sums:
+            self._add(sketch_BK, self.decay)
+            self._reseed(sketch_BK)
+
+    def _move(self, device: torch.device) -> None:
+        """A restored state comes on the CPU."""
+        self.sums = {name: value.to(device) for name, value in self.sums.items()}
+        self.pool = [sketch_BK.to(device) for sketch_BK in self.pool]
+
+    def _directions(self, sketch_BK: Tensor) -> Tensor:
+        unit_BK = F.normalize(sketch_BK.float())
+        return F.normalize(unit_BK - self.sums["centre_K"] / self.sums["centre_count"])
+
+    def _centre(self, sketch_BK: Tensor) -> None:
+        unit_K, size = F.normalize(sketch_BK).sum(dim=0), float(len(sketch_BK))
+        zero = sketch_BK.new_zeros(())
+        self.sums["centre_K"] = self.decay * self.sums.get("centre_K", zero) + unit_K
+        self.sums["centre_count"] = self.decay * self.sums.get("centre_count", zero) + size
+
+    def _label(self, direction_BK: Tensor) -> Tensor:
+        return first_argmin(-(direction_BK @ F.normalize(self.sums["direction_MK"]).T))
+
+    def _add(self, sketch_BK: Tensor, decay: float) -> None:
+        """Decay what is known and add a batch."""
+        direction_BK = self._directions(sketch_BK)
+        label_B = self._label(direction_BK)
+        added = self._sums_of(sketch_BK, direction_BK, label_B)
+        for name in _SUMS:
+            self.sums[name] = decay * self.sums[name] + added[name]
+
+    def _sums_of(
+        self, sketch_BK: Tensor, direction_BK: Tensor, label_B: Tensor
+    ) -> dict[str, Tensor]:
+        domain_M = torch.arange(self.cluster.num_domains, device=label_B.device)
+        member_MB = (label_B == domain_M[:, None]).to(sketch_BK.dtype)
+        gradient_MK, count_M = member_MB @ sketch_BK, member_MB.sum(dim=1)
+        if "count_M" in self.sums:  # distances to the mean as it was before this batch
+            mean_MK = self.sums["gradient_MK"] / self.sums["count_M"].clamp_min(1e-6)[:, None]
+        else:
+            mean_MK = gradient_MK / count_M.clamp_min(1)[:, None]
+        distance_B = (sketch_BK - mean_MK[label_B]).square().sum(dim=1)
+        return {
+            "count_M": count_M,
+            "direction_MK": member_MB @ direction_BK,
+            "gradient_MK": gradient_MK,
+            "square_M": member_MB @ sketch_BK.square().sum(dim=1),
+            "spread_M": member_MB @ distance_B,
+            "spread_square_M": member_MB @ distance_B.square(),
+        }
+
+    def _refit(self, step: int) -> None:
+        """K-means over the last batches; kept if its domains are tighter than those we follow."""
+        pool_PK = torch.cat(self.pool)
+        direction_PK = self._directions(pool_PK)
+        found_P = self.cluster(direction_PK, step)
+        had = "count_M" in self.sums
+        new = self._sums_of(pool_PK, direction_PK, found_P)
+        if not had:
+            self.sums |= new
+            return
+        self._add(self.pool[-1], self.decay)
+        old_MK = self.sums["direction_MK"]
+        order_M = matched(old_MK, new["direction_MK"])
+        centroids = (F.normalize(old_MK), F.normalize(new["direction_MK"]))
+        fit_old, fit_new = ((direction_PK @ c.T).amax(dim=1).mean() for c in centroids)
+        better = fit_new > fit_old
+        for name in _SUMS:
+            self.sums[name] = torch.where(better, new[name][order_M], self.sums[name])
+
+    def _reseed(self, sketch_BK: Tensor) -> None:
+        """A domain that has lost its samples starts again at the sample farthest from its own."""
+        num, sums = self.cluster.num_domains, self.sums
+        count_M = sums["count_M"]
+        poor = count_M.argmin()
+        needed = count_M[poor] < count_M.sum() / (4 * num)
+        direction_BK = self._directions(sketch_BK)
+        far = (direction_BK @ F.normalize(sums["direction_MK"]).T).amax(dim=1).argmin()
+        one_M = (torch.arange(num, device=count_M.device) == poor) & needed
+        mass = count_M.sum() / (2 * num)
+        square = sketch_BK[far].square().sum()
+        fresh = {
+            "count_M": mass,
+            "direction_MK": mass * direction_BK[far],
+            "gradient_MK": mass * sketch_BK[far],
+            "square_M": mass * square,
+            "spread_M": mass * square,
+            "spread_square_M": mass * square.square(),
+        }
+        for name, value in fresh.items():
+            where = one_M[:, None] if sums[name].dim() == 2 else one_M
+            sums[name] = torch.where(where, value, sums[name])
+
+    def _domains(self, label_B: Tensor) -> Domains:
+        sums = self.sums
+        count_M = sums["count_M"]
+        total, safe_M = count_M.sum(), count_M.clamp_min(1e-6)
+        mean_MK = sums["gradient_MK"] / safe_M[:, None]
+        spread_M = sums["spread_M"] / safe_M
+        return Domains(
+            label_B=label_B,
+            share_M=count_M / total,
+            gram_MM=mean_MK @ mean_MK.T,
+            square_M=sums["square_M"] / safe_M,
+            spread_M=spread_M,
+            spread_variance_M=(sums["spread_square_M"] / safe_M - spread_M.square()).clamp_min(0),
+            scale=sums["square_M"].sum() / total,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "projection": self.projection,
+            "started": self.started,
+            "seen": self.seen,
+            **{f"sums/{name}": value for name, value in self.sums.items()},
+            **{f"pool/{i}": value for i, value in enumerate(self.pool)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.projection, self.started, self.seen = (
+            state["projection"],
+            state["started"],
+            state["seen"],
+        )
+        self.sums = {n[5:]: value for n, value in state.items() if n.startswith("sums/")}
+        names = sorted((n for n in state if n.startswith("pool/")), key=lambda n: int(n[5:]))
+        self.pool = [state[name] for name in names]

@@ -1,0 +1,169 @@
+"""DoGraph: the model's own gradients decide what a domain is, and what it counts.
+
+Algorithm 1 of the paper is `DoGraph.weigh`. Sketches come with the signals (the step or a
+Sketcher makes them); weights are applied to full gradients, not to projected ones (docs/decisions/
+010): theta moves along sum_i c_i g_i with c_i = w_j / |D_j| for sample i in domain j.
+
+Shapes: B samples of the world batch, K sketch, M domains, S sources or strata.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dograph.domains import budget
+from dograph.domains.partition import Domains, sample_weights
+from dograph.domains.recent import Recent
+from dograph.domains.scope import Scope
+from dograph.errors import ConfigError
+from dograph.mixers.base import Lab, Mixer, Report
+from dograph.mixers.dograph_options import resolve_options
+from dograph.mixers.dograph_report import describe
+from dograph.mixers.remixing import Remixing
+from dograph.types import Mixture, Signals
+
+
+class DoGraph(Mixer):
+    """Weighs model-perceived domains. Options: `dograph.mixers.dograph_options`."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
+
+    def __init__(self, recipe: str = "safe", *, warmup_steps: int = 0, **options: Any) -> None:
+        self.options = resolve_options(recipe, options)
+        self.objective, self.scope = self.options.build_objective(), self.options.build_scope()
+        self.recent = Recent(self.options.num_domains)
+        self.remixing = Remixing(self.options)
+        self.warmup_steps = warmup_steps
+        self.domains: Domains | None = None
+        self.weight_M: Tensor | None = None
+        self._report: Report = {}
+
+    def plan(self, lab: Lab) -> Mixture:
+        """Natural at first; `realise: sampling` moves it later."""
+        self.warmup_steps = round(self.options.warmup * lab.steps)
+        self.recent.num_sources = len(lab.tokens)
+        self.remixing.open(lab)
+        return super().plan(lab)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """c_B: cluster the sketches, solve for the domains' weights, share them out."""
+        sketch_BK, finite = _finite(signals)
+        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        weight_B = equal_B = super().weigh(signals)
+        if domains is not None:
+            self.weight_M = self._floored(self.objective(domains), domains)
+            weight_B = self._shared(domains, self.weight_M, signals)
+            if signals.step < self.warmup_steps:
+                weight_B = equal_B
+            weight_B = torch.where(finite & torch.isfinite(weight_B).all(), weight_B, equal_B)
+        self._take_in(signals, sketch_BK, domains, weight_B, finite)
+        return weight_B
+
+    def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
+        """c_b of a micro-batch before the others are known: w_j / (N p_j), shares as of now.
+
+        The floor on effective samples holds in the mean, over domains with their shares.
+        Afterwards `observe` takes the whole batch in.
+        """
+        sketch_BK, finite = _finite(signals)
+        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
+        if domains is None or signals.step < self.warmup_steps:
+            return equal_b
+        if not self.scope.keeps_identity:
+            raise ConfigError(
+                "weights of a micro-batch need domains that are known before it: "
+                "mixer.scope=stream or epoch, or accumulation=two_sweeps"
+            )
+        weight_M = self._floored(self.objective(domains), domains)
+        times_M = torch.where(domains.present_M, weight_M / domains.share_M.clamp_min(1e-12), 0.0)
+        if self.options.effective_floor is not None:
+            square = (domains.share_M * times_M.square()).sum()
+            room = (1 / self.options.effective_floor - 1) / (square - 1).clamp_min(1e-12)
+            times_M = 1 + room.sqrt().clamp(max=1.0) * (times_M - 1)
+        weight_b = times_M[domains.label_B] / num_samples
+        return torch.where(finite & torch.isfinite(weight_b).all(), weight_b, equal_b)
+
+    def observe(self, signals: Signals, weight_B: Tensor) -> None:
+        """Take in a world batch whose weights were lagged."""
+        sketch_BK, finite = _finite(signals)
+        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        if domains is not None:
+            self.weight_M = self._floored(self.objective(domains), domains)
+        self._take_in(signals, sketch_BK, domains, weight_B, finite)
+
+    def _floored(self, weight_M: Tensor, domains: Domains) -> Tensor:
+        if self.options.weight_floor == 0:
+            return weight_M
+        return budget.floor_weights(weight_M, self.options.weight_floor, domains.present_M)
+
+    def _shared(self, domains: Domains, weight_M: Tensor, signals: Signals) -> Tensor:
+        """Domain weights to sample weights, inside the variance budget."""
+        options = self.options
+        if options.realise == "sampling":
+            weight_B = Mixer.weigh(self, signals)
+        else:
+            weight_B = sample_weights(self.remixing.expected(domains), weight_M)
+        if options.within == "unit":
+            assert signals.sketch_BK is not None
+            own = signals.block_norm_B if options.norm_from == "blocks" else None
+            norm_B = signals.sketch_BK.norm(dim=1) if own is None else own
+            weight_B = budget.within_unit(weight_B, norm_B.to(weight_B.dtype))
+        if options.cap is not None:
+            weight_B = budget.cap(weight_B, options.cap)
+        if options.effective_floor is not None:
+            weight_B = budget.effective_floor(weight_B, options.effective_floor)
+        return weight_B
+
+    def remix(self, signals: Signals) -> Mixture | None:
+        if signals.step < self.warmup_steps:
+            return None
+        return self.remixing.mixture(signals.step, self.weight_M)
+
+    def _take_in(
+        self,
+        signals: Signals,
+        sketch_BK: Tensor,
+        domains: Domains | None,
+        weight_B: Tensor,
+        finite: Tensor,
+    ) -> None:
+        """Let the scope learn from the batch, count it, and note what to report."""
+        self.domains = domains
+        self.scope.observe(sketch_BK, signals.step)
+        if domains is not None:
+            if signals.source_B is not None:
+                self.recent.add(domains.label_B, signals.source_B)
+            if self.remixing.active and signals.stratum_B is not None:
+                self.remixing.add(domains.label_B, signals.stratum_B)
+        self._report = describe(self, sketch_BK, weight_B, finite)
+
+    def _parts(self) -> dict[str, Scope | Recent | Remixing]:
+        return {"scope": self.scope, "recent": self.recent, "remixing": self.remixing}
+
+    def report(self) -> Report:
+        return self._report
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            f"{part}:{name}": value
+            for part, owner in self._parts().items()
+            for name, value in owner.state_dict().items()
+        }
+        return {**state, "warmup_steps": self.warmup_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.warmup_steps = state["warmup_steps"]
+        for part, owner in self._parts().items():
+            own = {n.partition(":")[2]: v for n, v in state.items() if n.startswith(f"{part}:")}
+            owner.load_state_dict(own)
+
+
+def _finite(signals: Signals) -> tuple[Tensor, Tensor]:
+    """Sketches with rows that are not finite set to 0, and whether there were none of those."""
+    if signals.sketch_BK is None:
+        raise ConfigError("DoGraph weighs by sketches; make the signals with Sketcher.signals")
+    sketch_BK = signals.sketch_BK.detach()
+    finite_B = torch.isfinite(sketch_BK).all(dim=1)
+    return torch.where(finite_B[:, None], sketch_BK, 0.0), finite_B.all()

@@ -1,0 +1,112 @@
+"""Domain weights realised by sampling: which strata hold the domains that should count more.
+
+q_s = sum_j w_j n_js / n_j, with n_js the samples of stratum s seen in domain j (they decay with
+the scope's half-life), no stratum below a quarter of its natural share, none read through more
+than `max_epochs` times. Sampling costs no effective samples, which weights in the loss do.
+
+Shapes: M domains, S strata.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dograph.domains.partition import Domains
+from dograph.mixers.base import Lab
+from dograph.mixers.dograph_options import DoGraphOptions
+from dograph.types import Mixture
+
+
+class Remixing:
+    """Counts of strata in domains, and the mixtures that follow from them."""
+
+    def __init__(self, options: DoGraphOptions) -> None:
+        self.options = options
+        self.decay = 0.5 ** (1 / options.half_life)
+        self.tokens: dict[str, int] = {}
+        self.budget = 0
+        self.count_MS: Tensor | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.options.realise != "loss" and bool(self.tokens)
+
+    def open(self, lab: Lab) -> None:
+        self.tokens, self.budget = dict(lab.strata), lab.budget
+
+    def add(self, label_B: Tensor, stratum_B: Tensor) -> None:
+        """Count a batch."""
+        shape = (self.options.num_domains, len(self.tokens))
+        domain_M, stratum_S = (torch.arange(n, device=label_B.device) for n in shape)
+        member_MB = (label_B == domain_M[:, None]).float()
+        added_MS = member_MB @ (stratum_B[:, None] == stratum_S).float()
+        before = added_MS * 0 if self.count_MS is None else self.count_MS.to(label_B.device)
+        self.count_MS = self.decay * before + added_MS
+
+    def expected(self, domains: Domains) -> Domains:
+        """The domains with the shares that the present mixture should give them.
+
+        After a remix the counts are moved to the new mixture, so an emphasis that sampling
+        already gives is not given again by the loss.
+        """
+        if self.options.realise != "both" or self.count_MS is None:
+            return domains
+        share_M = self.count_MS.sum(dim=1) / self.count_MS.sum()
+        return replace(domains, share_M=torch.where(domains.present_M, share_M, 0.0))
+
+    def mixture(self, step: int, weight_M: Tensor | None) -> Mixture | None:
+        """What to draw from after `step`, at most every `remix_every` steps."""
+        due = (step + 1) % self.options.remix_every == 0
+        if not (due and self.active) or weight_M is None or self.count_MS is None:
+            return None
+        count_MS = self.count_MS.double()
+        inside_MS = count_MS / count_MS.sum(dim=1, keepdim=True).clamp_min(1e-12)
+        asked_S = (weight_M.double() @ inside_MS).cpu().numpy()
+        tokens_S = np.array(list(self.tokens.values()), dtype=np.float64)
+        share_S = bounded(
+            asked_S / asked_S.sum(),
+            low_S=self.options.remix_floor * tokens_S / tokens_S.sum(),
+            high_S=self.options.max_epochs * tokens_S / max(self.budget, 1),
+        )
+        seen_S = count_MS.sum(dim=0).clamp_min(1e-12)
+        moved_S = torch.from_numpy(share_S).to(seen_S) * seen_S.sum() / seen_S
+        self.count_MS = (count_MS * moved_S).float()
+        return Mixture.normalised(dict(zip(self.tokens, share_S.tolist(), strict=True)))
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {} if self.count_MS is None else {"count_MS": self.count_MS}
+        return {"tokens": self.tokens, "budget": self.budget, **counts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.tokens, self.budget = dict(state["tokens"]), state["budget"]
+        self.count_MS = state.get("count_MS")
+
+
+def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np.ndarray:
+    """Shares scaled by one number and clipped to their bounds, so that they sum to 1.
+
+    A corpus too small for the budget cannot keep its caps: then they are raised alike.
+    """
+    high_S = np.maximum(high_S, low_S)
+    if high_S.sum() < 1:
+        high_S = high_S / high_S.sum()
+    small, large = 0.0, 1.0
+    while np.clip(large * share_S, low_S, high_S).sum() < 1 and large < 1e12:
+        large *= 2
+    for _ in range(200):
+        middle = (small + large) / 2
+        if np.clip(middle * share_S, low_S, high_S).sum() < 1:
+            small = middle
+        else:
+            large = middle
+    clipped_S = np.clip(large * share_S, low_S, high_S)
+    missing = 1 - clipped_S.sum()  # where the rest is capped, strata nobody asked for take it
+    room_S = high_S - clipped_S
+    if missing > 1e-9 and room_S.sum() > 0:
+        clipped_S = clipped_S + missing * room_S / room_S.sum()
+    result: np.ndarray = clipped_S / clipped_S.sum()
+    return result

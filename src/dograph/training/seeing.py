@@ -1,0 +1,201 @@
+"""What a step can see of its samples: losses, and sketches in every mode.
+
+The mixer's `needs` say what to look at; nothing else is computed.
+"""
+
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dograph.errors import ConfigError
+from dograph.mixers.base import Mixer
+from dograph.mixers.dograph import DoGraph
+from dograph.models.loss import PerSampleLoss
+from dograph.rng import key64
+from dograph.sketch.head import head_projection
+from dograph.sketch.pending import Pending, RetainedGraph
+from dograph.sketch.projection import Projection
+from dograph.sketch.ranks import average_gradients
+from dograph.sketch.recording import unwrapped
+from dograph.sketch.sketcher import Sketcher
+from dograph.training.config import RunConfig
+from dograph.training.world import World
+from dograph.types import Batch, Signals
+
+COMPUTED = frozenset({"loss", "source", "sketch"})
+Way = Literal["blind", "keep", "two_sweeps", "lagged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One micro-batch that was looked at, and its gradient, which waits for weights."""
+
+    loss_b: Tensor
+    sketch_bK: Tensor | None
+    block_norm_b: Tensor | None
+    pending: Pending
+
+    def without_gradient(self) -> "Piece":
+        return replace(self, loss_b=self.loss_b.detach(), pending=RetainedGraph(self.loss_b))
+
+
+class Eyes:
+    """Runs the model so that the mixer sees what it needs."""
+
+    def __init__(self, config: RunConfig, world: World, model: nn.Module, mixer: Mixer) -> None:
+        self.config, self.world, self.model, self.mixer = config, world, model, mixer
+        if missing := mixer.needs - COMPUTED:
+            raise ConfigError(
+                f"the mixer needs {sorted(missing)}, which this step does not compute; "
+                f"it computes {sorted(COMPUTED)}"
+            )
+        self.sketches = "sketch" in mixer.needs
+        self.sketcher: Sketcher | None = None
+        self.projection: Projection | None = None
+        if self.sketches:
+            self._open_sketcher()
+
+    def _open_sketcher(self) -> None:
+        config, how = self.config, self.config.sketch
+        refresh = how.refresh
+        if isinstance(self.mixer, DoGraph):
+            persistent = self.mixer.options.scope != "batch"
+            refresh = refresh or ("never" if persistent else "step")
+            if persistent and refresh == "step":
+                raise ConfigError(
+                    f"sketch.refresh=step with mixer.scope={self.mixer.options.scope}: domains "
+                    "that last need sketches under one projection; set sketch.refresh to never or "
+                    "to some hundreds of steps, or mixer.scope to batch"
+                )
+        refresh = refresh or "never"
+        if how.mode == "head":
+            loss = unwrapped(self.model)
+            assert isinstance(loss, PerSampleLoss)
+            loss.require_plain_head()
+            self.projection = Projection(
+                dim=how.dim, kind=how.projection, seed=config.seed, refresh=refresh
+            )
+            self.head, self.projected = loss, -1
+            return
+        if how.mode == "topdown" and config.train.compile:
+            raise ConfigError(
+                "sketch.mode=topdown with train.compile: the model would be one graph, with no "
+                "place to cut it; use mode full, head, or train.compile=false"
+            )
+        self.sketcher = Sketcher(
+            self.model,
+            mode=how.mode,
+            dim=how.dim,
+            projection=how.projection,
+            seed=config.seed,
+            refresh=refresh,
+            exclude=tuple(how.exclude),
+            top_blocks=how.top_blocks,
+        )
+
+    def way(self, num_samples: int) -> Way:
+        """How weights and gradients come together; every rank must answer alike."""
+        if not self.mixer.needs & {"loss", "sketch"}:
+            return "blind"
+        most = -(-num_samples // self.world.size)
+        if most <= (self.config.train.micro_batch_size or most):
+            return "keep"
+        return self.config.sketch.accumulation if self.sketches else "two_sweeps"
+
+    def see(self, taps: ExitStack, token_bT: Tensor, step: int, micro: int, *, keep: bool) -> Piece:
+        """Look at a micro-batch; `taps` hold as long as its gradient may be asked for."""
+        if not self.sketches:
+            with torch.set_grad_enabled(keep):
+                loss_b = self.losses(token_bT, step, micro)
+            return Piece(loss_b, None, None, RetainedGraph(loss_b))
+        if self.sketcher is None:
+            return self._see_head(token_bT, step, micro, keep=keep)
+        if not keep:
+            taps.enter_context(self.accumulating(last=False))
+        taps.enter_context(self.sketcher.record(token_bT, step))
+        loss_b = self.losses(token_bT, step, micro)
+        sketch = self.sketcher.sketch(loss_b, keep=keep)
+        return Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending)
+
+    def _see_head(self, token_bT: Tensor, step: int, micro: int, *, keep: bool) -> Piece:
+        assert self.projection is not None
+        weight = self.head.model.get_output_embeddings().weight
+        if self.projected != (epoch := self.projection.epoch(step)):
+            self.head_projection = head_projection(weight, self.projection, step=step)
+            self.projected = epoch
+        self.head.head_projection = self.head_projection
+        try:
+            with torch.set_grad_enabled(keep):
+                loss_b, sketch_bK = self.run(token_bT, step, micro)
+        finally:
+            self.head.head_projection = None
+        return Piece(loss_b, sketch_bK, sketch_bK.norm(dim=1), RetainedGraph(loss_b))
+
+    def losses(self, token_bT: Tensor, step: int, micro: int) -> Tensor:
+        """Loss of each sample of a micro-batch."""
+        loss_b = self.run(token_bT, step, micro)
+        assert isinstance(loss_b, Tensor)
+        return loss_b
+
+    def run(self, token_bT: Tensor, step: int, micro: int) -> Tensor | tuple[Tensor, Tensor]:
+        """The model's forward. Dropout is a function of (seed, step, place)."""
+        torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
+        half = self.config.train.dtype == "bfloat16"
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            seen: Tensor | tuple[Tensor, Tensor] = self.model(token_bT)
+        return seen
+
+    def signals(self, pieces: list[Piece], batch: Batch, step: int) -> Signals:
+        """What every rank saw, in the order of the world batch, as far as the mixer needs it."""
+        num, needs, device = len(batch.source_B), self.mixer.needs, self.world.device
+        stratum_B = torch.from_numpy(batch.ids.stratum_B)
+        epoch = self.sketcher.projection if self.sketcher else self.projection
+        sees = bool(pieces) and self.sketches
+        return Signals(
+            step=step,
+            num_samples=num,
+            device=device,
+            loss_B=self.gathered_losses(pieces, num) if "loss" in needs else None,
+            source_B=batch.source_B.to(device, non_blocking=True) if "source" in needs else None,
+            stratum_B=stratum_B.to(device, non_blocking=True) if self.sketches else None,
+            sketch_BK=self._gathered([p.sketch_bK for p in pieces], num) if sees else None,
+            block_norm_B=self._gathered([p.block_norm_b for p in pieces], num) if sees else None,
+            projection=epoch.epoch(step) if epoch else 0,
+        )
+
+    def gathered_losses(self, pieces: list[Piece], num_samples: int) -> Tensor:
+        return self._gathered([piece.loss_b for piece in pieces], num_samples)
+
+    def _gathered(self, parts: list[Tensor | None], num_samples: int) -> Tensor:
+        known = [part.detach() for part in parts if part is not None]
+        return self.world.gather(torch.cat(known), num_samples)
+
+    def weigh_lagged(self, piece: Piece, num_samples: int, step: int) -> Tensor:
+        assert isinstance(self.mixer, DoGraph)
+        assert piece.sketch_bK is not None
+        epoch = self.sketcher.projection if self.sketcher else self.projection
+        assert epoch is not None
+        seen = Signals(
+            step=step,
+            num_samples=len(piece.loss_b),
+            device=self.world.device,
+            sketch_BK=piece.sketch_bK.detach(),
+            block_norm_B=piece.block_norm_b,
+            projection=epoch.epoch(step),
+        )
+        return self.mixer.weigh_lagged(seen, num_samples)
+
+    def observe(self, signals: Signals, weight_B: Tensor) -> None:
+        assert isinstance(self.mixer, DoGraph)
+        self.mixer.observe(signals, weight_B)
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
+        return self.world.accumulating(self.model, last=last)
+
+    def average_gradients(self) -> None:
+        """Where a mode fills `.grad` itself, no wrapper has averaged it over the ranks."""
+        if self.sketcher is not None and self.sketcher.reduces:
+            average_gradients(list(self.sketcher.parameters.values()))
