@@ -137,7 +137,7 @@ def test_a_worker_that_dies_is_told_in_words(tmp_path, inputs, truth):
         process = start(*inputs, "--out", out)
         if wait_until(lambda out=out: chunks_done(out) >= 10, process):
             for child in children_of(process.pid):
-                if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+                if "dograph.prepare.worker" in Path(f"/proc/{child}/cmdline").read_text():
                     os.kill(child, signal.SIGKILL)
                     break
         _, err = process.communicate(timeout=60)
@@ -211,6 +211,18 @@ def test_preparing_loads_no_deep_learning_library(tmp_path):
     arguments = [str(tmp_path / "poems"), "--out", str(tmp_path / "out")]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60)
     assert read_back(tmp_path / "out")
+
+
+def test_workers_do_not_run_the_callers_script_again(tmp_path):
+    """Nor wait for what it imports; a notebook or a script without a main guard may prepare."""
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    path = write_jsonl(tmp_path / "web.jsonl", [text(n, 100) for n in range(200)])
+    (tmp_path / "script.py").write_text("import os\nos.write(1, b'<the script>')\n" + PREPARE)
+    arguments = [path, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--workers", "2"]
+    command = [sys.executable, str(tmp_path / "script.py"), *map(str, arguments)]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout.count("<the script>") == 1
+    assert len(read_back(tmp_path / "out")["train", "web"]) > 190
 
 
 def peak_kilobytes(pid):

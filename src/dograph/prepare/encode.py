@@ -5,16 +5,21 @@ corpus is the same for any number of workers and after any interruption.
 """
 
 import hashlib
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from dograph.corpus.manifest import Split
 from dograph.prepare.inputs.checks import Checker, Text
 from dograph.prepare.inputs.chunks import Bad, Chunk, Fields, Position
 from dograph.prepare.tokenizer import open_tokenizer
 from dograph.rng import key64
+
+if TYPE_CHECKING:  # a worker has no use for the libraries behind the manifest
+    from dograph.corpus.manifest import Split
 
 # A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
 RAW_DOCUMENT_DTYPE = np.dtype(
@@ -36,7 +41,7 @@ class Encoding:
     eot_id: int
     dtype: Literal["uint16", "uint32"]
     fields: Fields
-    splits: tuple[Split, ...]  # by input
+    splits: "tuple[Split, ...]"  # by input
     sources: tuple[str | None, ...]  # by input; None: each record says
     only: frozenset[str] | None  # documents of other sources are left out
     validation_fraction: float  # of the training documents
@@ -47,7 +52,7 @@ class Encoding:
 class Group(NamedTuple):
     """The documents of a chunk that go to one split of one source."""
 
-    split: Split
+    split: "Split"
     source: str
     token_N: np.ndarray
     document_M: np.ndarray  # of RAW_DOCUMENT_DTYPE, ends counted from this group's first token
@@ -65,7 +70,8 @@ class Encoded(NamedTuple):
 
 @dataclass(slots=True)
 class _Gathering:
-    ids: list[int] = field(default_factory=list)
+    # unlike a list, it takes 4 bytes a token and becomes a numpy array at once
+    ids: "array[int]" = field(default_factory=lambda: array("I"))
     documents: list[tuple[int, int, int, int, int]] = field(default_factory=list)
 
 
@@ -102,7 +108,7 @@ class Encoder:
             held_out: Split = "validation" if digest < self.threshold else "train"
             key = (held_out if split == "train" else split, text.source)
             group = groups.setdefault(key, _Gathering())
-            group.ids += ids
+            group.ids.fromlist(ids)
             group.ids.append(how.eot_id)
             group.documents.append(
                 (len(group.ids), text.record, chunk.input, len(text.content), digest)
@@ -115,7 +121,7 @@ class Encoder:
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
         return Encoded(chunk.input, chunk.end, made, bad, excluded)
 
-    def _encode(self, checker: Checker, texts: list[Text]) -> list[list[int] | None]:
+    def _encode(self, checker: Checker, texts: list[Text]) -> Iterable[list[int] | None]:
         """The tokens of each text; None for one that cannot be encoded and may be skipped."""
         batch = [text.text for text in texts]
         try:
@@ -123,7 +129,7 @@ class Encoder:
         # the library raises bare Exceptions; taken one by one, the record can be named
         except Exception:
             return [self._encode_one(checker, text) for text in texts]
-        return [encoding.ids for encoding in encoded]
+        return (encoding.ids for encoding in encoded)
 
     def _encode_one(self, checker: Checker, text: Text) -> list[int] | None:
         try:
@@ -137,8 +143,13 @@ class Encoder:
 
 def text_hash(content: bytes, seed: int) -> int:
     """64 bits that depend on the text and the seed alone: equal texts go to the same split."""
-    key = key64(seed, "validation").to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest(), "little")
+    digest = hashlib.blake2b(content, digest_size=8, key=_hash_key(seed)).digest()
+    return int.from_bytes(digest, "little")
+
+
+@cache
+def _hash_key(seed: int) -> bytes:
+    return key64(seed, "validation").to_bytes(8, "little")
 
 
 def validation_threshold(fraction: float) -> int:

@@ -8,7 +8,7 @@ import errno
 import hashlib
 import shutil
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -21,6 +21,7 @@ from dograph.prepare.applicable import refuse_idle_options
 from dograph.prepare.encode import Encoding
 from dograph.prepare.external.index import prepare_external
 from dograph.prepare.finish import Finishing, finish
+from dograph.prepare.inputs import chunks
 from dograph.prepare.inputs.checks import RefusedRecordError
 from dograph.prepare.inputs.chunks import Fields
 from dograph.prepare.inputs.input import Input, listed
@@ -51,7 +52,7 @@ from dograph.prepare.tokenizer import (
     train_bpe,
     vocabulary_size,
 )
-from dograph.prepare.workers import encode_in_order
+from dograph.prepare.workers import SMALL_CHUNKS, Workers
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -80,6 +81,7 @@ class _Job:
 
     options: PrepareOptions
     inputs: list[Input]
+    sizes: list[int | None]  # of each input on disk; None where nobody knows
     found: FoundTokenizer | None  # None: to be trained
     recorded: dict[str, Value]
     stamps: dict[str, str]
@@ -88,6 +90,11 @@ class _Job:
     @property
     def staging(self) -> Path:
         return self.options.out / STAGING
+
+    @property
+    def total_bytes(self) -> int | None:
+        known = [size for size in self.sizes if size is not None]
+        return sum(known) if len(known) == len(self.sizes) else None
 
     @property
     def only(self) -> frozenset[str] | None:
@@ -121,11 +128,7 @@ def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Pre
         if any(entry.is_tokens for entry in job.inputs):
             manifest = prepare_external(job.inputs, options, job.found, job.recorded, job.stamps)
             return Prepared(manifest, already=False)
-        journal = _journal(job, report)
-        encoding = _encoding(job, journal.tokenizer)
-        preparation = Preparation(job.staging, journal, job.inputs, encoding.dtype)
-        if not journal.all_read:
-            _encode_all(job, preparation, encoding, report)
+        preparation = _encode_all(job, report)
         report(Progress("finishing"))
         recipe = options.known_corpus
         finishing = Finishing(
@@ -140,7 +143,7 @@ def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Pre
             seed=options.seed,
             made_by=f"dograph {dograph.__version__}",
         )
-        return Prepared(finish(journal, preparation.outputs, finishing), already=False)
+        return Prepared(finish(preparation.journal, preparation.outputs, finishing), already=False)
 
 
 def _look_up(options: PrepareOptions) -> _Job:
@@ -149,9 +152,10 @@ def _look_up(options: PrepareOptions) -> _Job:
         options.inputs, options.validation, labelled=labelled, recipe=options.known_corpus
     )
     refuse_idle_options(options, inputs)
+    sizes = [size_of(entry.path) for entry in inputs]
     if options.bad_records == "refuse":
-        for entry in inputs:
-            if size_of(entry.path) == 0:
+        for entry, size in zip(inputs, sizes, strict=True):
+            if size == 0:
                 raise CorpusError(
                     f"{entry.name} is empty; leave it out, or pass --bad-records repair to drop it"
                 )
@@ -164,7 +168,7 @@ def _look_up(options: PrepareOptions) -> _Job:
     given = any(entry.split == "validation" for entry in inputs)
     fraction = 0.0 if given else options.held_out
     recorded = {**options.recorded(), "left_out": listed(left_out)}
-    return _Job(options, inputs, found, recorded, stamps, fraction)
+    return _Job(options, inputs, sizes, found, recorded, stamps, fraction)
 
 
 def _clear_leftover(job: _Job) -> None:
@@ -226,36 +230,39 @@ def _encoding(job: _Job, tokenizer: TokenizerEntry) -> Encoding:
     )
 
 
-def _encode_all(
-    job: _Job, preparation: Preparation, encoding: Encoding, report: Callable[[Progress], None]
-) -> None:
+def _encode_all(job: _Job, report: Callable[[Progress], None]) -> Preparation:
     """Read, encode and write everything that the journal does not have yet."""
-    journal = preparation.journal
-    sizes = [size_of(entry.path) for entry in job.inputs]
-    total = None if None in sizes else sum(size or 0 for size in sizes)
-    chunks = read_chunks(job.inputs, journal.position, job.reading)
-    try:
-        with closing(encode_in_order(chunks, encoding, job.options.num_workers)) as results:
-            for encoded in results:
+    with Workers(job.options.num_workers) as workers:
+        if (job.total_bytes or 0) >= SMALL_CHUNKS * chunks.CHUNK_BYTES:
+            workers.start()  # they load their libraries while the tokenizer is made ready here
+        journal = _journal(job, report)
+        encoding = _encoding(job, journal.tokenizer)
+        preparation = Preparation(job.staging, journal, job.inputs, encoding.dtype)
+        if journal.all_read:
+            return preparation
+        read = read_chunks(job.inputs, journal.position, job.reading)
+        try:
+            for encoded in workers.encode_in_order(read, encoding):
                 preparation.write(encoded)
-                report(_progress(journal, sizes, total))
-    except BaseException as error:
-        with suppress(OSError):  # on a full disk the last commit stands
-            preparation.commit()
-        if isinstance(error, RefusedRecordError):
-            raise refusal(where(job.inputs[error.input], error.bad), error.bad) from error
-        raise
+                report(_progress(job, journal))
+        except BaseException as error:
+            with suppress(OSError):  # on a full disk the last commit stands
+                preparation.commit()
+            if isinstance(error, RefusedRecordError):
+                raise refusal(where(job.inputs[error.input], error.bad), error.bad) from error
+            raise
     journal.all_read = True
     preparation.commit()
+    return preparation
 
 
-def _progress(journal: Journal, sizes: list[int | None], total: int | None) -> Progress:
-    done = sum(size or 0 for size in sizes[: journal.position.input])
+def _progress(job: _Job, journal: Journal) -> Progress:
+    done = sum(size or 0 for size in job.sizes[: journal.position.input])
     outputs = journal.outputs
     return Progress(
         "encoding",
         done + journal.position.consumed,
-        total,
+        job.total_bytes,
         sum(output.bytes for output in outputs),
         sum(output.documents for output in outputs),
         sum(output.tokens for output in outputs),

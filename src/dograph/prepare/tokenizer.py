@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ EOT = "<|endoftext|>"
 # What tokenizers without an end-of-text in their config call it, the likeliest first.
 _EOT_NAMES = (EOT, "</s>", "<|end_of_text|>", "<eos>")
 _MIN_VOCAB = 257  # every byte, and the end of text
+# Words whose tokens are remembered, a bounded number: the library's own 10,000 fill up within a few
+# megabytes of text, and every other word is then merged anew each time it comes.
+_REMEMBERED_WORDS = 1 << 16
 
 
 class FoundTokenizer(NamedTuple):
@@ -39,6 +43,9 @@ def open_tokenizer(path: Path | str, name: str | None = None) -> Tokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # Speed alone hangs on it: the method is not public, and not every kind of model has it.
+    with suppress(AttributeError):
+        tokenizer.model._resize_cache(_REMEMBERED_WORDS)
     return tokenizer
 
 

@@ -1,44 +1,135 @@
 """Chunks encoded by several processes at once, handed back in the order they were read."""
 
-import os
 import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain, islice
-from multiprocessing import get_context, parent_process
-from threading import Thread
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
 
 from dograph.errors import CorpusError
 from dograph.prepare.encode import Encoded, Encoder, Encoding
 from dograph.prepare.inputs.chunks import Chunk
 
-_SMALL_CHUNKS = 4  # an input of fewer is done sooner than a pool of processes starts
+SMALL_CHUNKS = 4  # an input of fewer is done sooner than processes start
 _AHEAD = 3  # chunks in flight for each worker
 
-_encoder: Encoder | None = None  # of this worker process
+# Not `multiprocessing`: its processes first import the main module once more, with all that a
+# training script or a notebook imports, and fork is no choice beside the tokenizer's threads.
+_PROGRAM = "import sys; sys.path[:] = {path!r}; import dograph.prepare.worker as w; w.serve({fd})"
 
 
-def encode_in_order(
-    chunks: Iterator[Chunk], encoding: Encoding, workers: int
-) -> Generator[Encoded, None, None]:
-    """Encode chunks, in order, with a bounded number of them in memory.
+class Workers:
+    """Processes that encode. They may be started before it is known how, to be ready by then."""
 
-    What the reader raises comes after the chunks read before it, so that the first bad record in
-    reading order is the one that is reported, and nothing read is lost.
-    """
-    stream = _with_error_last(chunks)
-    head = list(islice(stream, _SMALL_CHUNKS))
-    if len(head) < _SMALL_CHUNKS:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        self._free: SimpleQueue[Connection] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(number)  # each waits for one worker
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()  # it holds nothing that is not here
+        self._threads.shutdown(cancel_futures=True)
+        for process, connection in zip(self._processes, self._connections, strict=True):
+            process.wait()
+            connection.close()
+
+    def start(self) -> None:
+        """Start the processes, unless they are running."""
+        while len(self._processes) < self.number:
+            ours, theirs = Pipe()
+            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno())
+            with theirs, _interrupts_held():
+                process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+                self._processes.append(process)
+                self._connections.append(ours)
+
+    def encode_in_order(
+        self, chunks: Iterator[Chunk], encoding: Encoding
+    ) -> Generator[Encoded, None, None]:
+        """Encode chunks, in order, with a bounded number of them in memory.
+
+        What the reader raises comes after the chunks read before it, so that the first bad record
+        in reading order is the one that is reported, and nothing read is lost.
+        """
+        stream = _with_error_last(chunks)
+        head = [] if self._processes else list(islice(stream, SMALL_CHUNKS))
+        if self._processes or len(head) == SMALL_CHUNKS:
+            yield from self._encode_all(chain(head, stream), encoding)
+            return
         encoder = Encoder(encoding)
         for item in head:
             if isinstance(item, CorpusError):
                 raise item
             yield encoder(item)
-    else:
-        yield from _encode_in_pool(chain(head, stream), encoding, workers)
+
+    def _encode_all(
+        self, stream: Iterator[Chunk | CorpusError], encoding: Encoding
+    ) -> Iterator[Encoded]:
+        self.start()
+        for connection in self._connections:
+            self._tell(connection, encoding)
+            self._free.put(connection)
+        pending: deque[Future[Encoded]] = deque()
+        error = None
+        for item in stream:
+            if isinstance(item, CorpusError):
+                error = item
+                break
+            pending.append(self._threads.submit(self._encode, item))
+            if len(pending) >= _AHEAD * self.number:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+        if error is not None:
+            raise error
+
+    def _encode(self, chunk: Chunk) -> Encoded:
+        connection = self._free.get()
+        try:
+            self._tell(connection, chunk)
+            answer: Encoded | Exception = connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+        finally:
+            self._free.put(connection)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _tell(self, connection: Connection, message: Encoding | Chunk) -> None:
+        try:
+            connection.send(message)
+        except OSError as error:
+            raise self._died() from error
+
+    def _died(self) -> CorpusError:
+        return CorpusError(
+            "a worker process died, most likely for want of memory; the same command goes on "
+            f"where it stopped: try it with fewer workers than {self.number} (--workers)"
+        )
 
 
 def _with_error_last(chunks: Iterator[Chunk]) -> Iterator[Chunk | CorpusError]:
@@ -46,37 +137,6 @@ def _with_error_last(chunks: Iterator[Chunk]) -> Iterator[Chunk | CorpusError]:
         yield from chunks
     except CorpusError as error:
         yield error
-
-
-def _encode_in_pool(
-    stream: Iterator[Chunk | CorpusError], encoding: Encoding, workers: int
-) -> Iterator[Encoded]:
-    # spawn: the parent may hold threads of the tokenizer, which do not survive a fork
-    pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_start, initargs=(encoding,)
-    )
-    pending: deque[Future[Encoded]] = deque()
-    error = None
-    try:
-        for item in stream:
-            if isinstance(item, CorpusError):
-                error = item
-                break
-            with _interrupts_held():  # it starts the workers
-                pending.append(pool.submit(_encode, item))
-            if len(pending) >= _AHEAD * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as dead:
-        raise CorpusError(
-            "a worker process died, most likely for want of memory; the same command goes on "
-            f"where it stopped: try it with fewer workers than {workers} (--workers)"
-        ) from dead
-    finally:
-        pool.shutdown(cancel_futures=True)
-    if error is not None:
-        raise error
 
 
 @contextmanager
@@ -87,23 +147,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start(encoding: Encoding) -> None:
-    global _encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    Thread(target=_leave_with_parent, daemon=True).start()
-    _encoder = Encoder(encoding)
-
-
-def _leave_with_parent() -> None:
-    """A killed parent cannot tell its workers, and they would wait for work for ever."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _encode(chunk: Chunk) -> Encoded:
-    assert _encoder is not None
-    return _encoder(chunk)

@@ -27,9 +27,7 @@ NOISE = "noise"
 # Frequency of the r-th most frequent word of a source is proportional to r ** -exponent. The
 # exponents differ, so that the sources differ in how predictable they are.
 ZIPF_EXPONENTS = {"alpha": 0.8, "beta": 1.0, "gamma": 1.2, "delta": 1.4}
-# How often a word is followed by one of its two successors rather than by any word.
-FOLLOW_PROBABILITIES = {"alpha": 0.9, "beta": 0.8, "gamma": 0.7, "delta": 0.6}
-FIRST_SUCCESSOR_SHARE = 0.625  # of the above; the rest goes to the second successor
+NUM_SUCCESSORS = 6  # words that may follow a word, each as often, other ones in every source
 
 
 def documents(
@@ -80,19 +78,17 @@ def word_probabilities(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
 def transitions(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
     """Probability of the next word (column) given this one (row), (V, V).
 
-    In `bigram` this is a mixture of the uniform matrix and two cyclic shifts. All three are doubly
-    stochastic, hence so is the mixture, hence the uniform distribution is stationary. No two
-    sources share a shift.
+    In `bigram` this is the mean of six random permutations. Each is doubly stochastic, hence so is
+    the mean, hence the uniform distribution is stationary. Every source has its own six.
     """
     _check(kind, source)
     if kind == "unigram" or source == NOISE:
         return np.tile(word_probabilities(kind, source, seed), (NUM_WORDS, 1))
-    follow = FOLLOW_PROBABILITIES[source]
-    shift = 2 * list(FOLLOW_PROBABILITIES).index(source) + 1
+    rng = stream(seed, "planted", "permutations", source)
     eye_VV = np.eye(NUM_WORDS)
-    first_VV, second_VV = np.roll(eye_VV, shift, axis=1), np.roll(eye_VV, shift + 1, axis=1)
-    successor_VV = FIRST_SUCCESSOR_SHARE * first_VV + (1 - FIRST_SUCCESSOR_SHARE) * second_VV
-    next_VV: np.ndarray = (1 - follow) / NUM_WORDS + follow * successor_VV
+    next_VV: np.ndarray = np.mean(
+        [eye_VV[rng.permutation(NUM_WORDS)] for _ in range(NUM_SUCCESSORS)], axis=0
+    )
     return next_VV
 
 
