@@ -63,12 +63,14 @@ class StreamScope:
         self._move(sketch_BK.device)
         self.seen += 1
         self._centre(sketch_BK)
-        self.pool = [*self.pool[-(FIT_BATCHES - 1) :], sketch_BK]
-        if self.seen % self.refit_every == 0 or self.seen == FIT_BATCHES:
-            self._refit(step)
-        elif "count_M" in self.sums:
-            self._add(sketch_BK, self.decay)
+        if "count_M" in self.sums:
+            if self.seen % self.refit_every == 0:
+                self._refit(sketch_BK, step)
+            self._add(sketch_BK)
             self._reseed(sketch_BK)
+        self.pool = [*self.pool[-(FIT_BATCHES - 1) :], sketch_BK]
+        if "count_M" not in self.sums and len(self.pool) == FIT_BATCHES:
+            self.sums |= self._fitted(step)
 
     def _move(self, device: torch.device) -> None:
         """A restored state comes on the CPU."""
@@ -88,13 +90,13 @@ class StreamScope:
     def _label(self, direction_BK: Tensor) -> Tensor:
         return first_argmin(-(direction_BK @ F.normalize(self.sums["direction_MK"]).T))
 
-    def _add(self, sketch_BK: Tensor, decay: float) -> None:
+    def _add(self, sketch_BK: Tensor) -> None:
         """Decay what is known and add a batch."""
         direction_BK = self._directions(sketch_BK)
         label_B = self._label(direction_BK)
         added = self._sums_of(sketch_BK, direction_BK, label_B)
         for name in _SUMS:
-            self.sums[name] = decay * self.sums[name] + added[name]
+            self.sums[name] = self.decay * self.sums[name] + added[name]
 
     def _sums_of(
         self, sketch_BK: Tensor, direction_BK: Tensor, label_B: Tensor
@@ -116,22 +118,22 @@ class StreamScope:
             "spread_square_M": member_MB @ distance_B.square(),
         }
 
-    def _refit(self, step: int) -> None:
-        """K-means over the last batches; kept if its domains are tighter than those we follow."""
+    def _fitted(self, step: int) -> dict[str, Tensor]:
+        """Domains found by K-means over the last batches."""
         pool_PK = torch.cat(self.pool)
         direction_PK = self._directions(pool_PK)
-        found_P = self.cluster(direction_PK, step)
-        had = "count_M" in self.sums
-        new = self._sums_of(pool_PK, direction_PK, found_P)
-        if not had:
-            self.sums |= new
-            return
-        self._add(self.pool[-1], self.decay)
-        old_MK = self.sums["direction_MK"]
+        return self._sums_of(pool_PK, direction_PK, self.cluster(direction_PK, step))
+
+    def _refit(self, sketch_BK: Tensor, step: int) -> None:
+        """Take K-means' domains where they fit a batch that neither has seen better than ours."""
+        new, old_MK = self._fitted(step), self.sums["direction_MK"]
+        direction_BK = self._directions(sketch_BK)
+        cosine_B, found_B = (
+            (direction_BK @ F.normalize(c).T).amax(dim=1) for c in (old_MK, new["direction_MK"])
+        )
+        gain_B = found_B - cosine_B
+        better = gain_B.mean() > gain_B.std(correction=0) / len(gain_B) ** 0.5
         order_M = matched(old_MK, new["direction_MK"])
-        centroids = (F.normalize(old_MK), F.normalize(new["direction_MK"]))
-        fit_old, fit_new = ((direction_PK @ c.T).amax(dim=1).mean() for c in centroids)
-        better = fit_new > fit_old
         for name in _SUMS:
             self.sums[name] = torch.where(better, new[name][order_M], self.sums[name])
 
