@@ -161,12 +161,24 @@ class Alignment(_ClosedForm):
     def formula(self, domains: Domains) -> Tensor:
         present_M = domains.present_M.double()
         weight_M = present_M / present_M.sum().clamp_min(1)
-        for _ in range(self.iterations):
-            weight_M = _aligned(domains, weight_M)
-        return weight_M.to(domains.gram_MM.dtype)
+        return self._iterated(domains, weight_M, self.iterations).to(domains.gram_MM.dtype)
 
     def unsettled(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        return (_aligned(domains, weight_M.double()) - weight_M).abs().amax()
+        return (self._iterated(domains, weight_M.double(), 1) - weight_M).abs().amax()
+
+    def _iterated(self, domains: Domains, weight_M: Tensor, iterations: int) -> Tensor:
+        """An update within rounding of zero agrees with nothing."""
+        gram_MM = domains.gram_MM.double()
+        norm_M = gram_MM.diagonal().clamp_min(0).sqrt() * domains.present_M
+        unit_MM = gram_MM / norm_M.masked_fill(norm_M == 0, torch.inf)[:, None]
+        rounding = torch.finfo(domains.gram_MM.dtype).eps * len(norm_M) * norm_M.square().amax()
+        for _ in range(iterations):
+            along_M = unit_MM @ weight_M  # cosines times the length of the update
+            square = (weight_M * norm_M) @ along_M
+            agrees_M = along_M.clamp_min(0) * (square > rounding)
+            total = agrees_M.sum()
+            weight_M = torch.where(total > 0, agrees_M / total, weight_M)
+        return weight_M.masked_fill(~torch.isfinite(rounding), torch.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,22 +284,8 @@ def _check_reading(option: str, value: str, allowed: tuple[str, ...]) -> None:
 def _unit(domains: Domains) -> Tensor:
     """The unit s in float64, or 1 where every gradient is zero."""
     scale = domains.scale.double()
-    return torch.where(scale == 0, 1.0, scale)
+    return scale.masked_fill(scale == 0, 1)
 
 
 def _laplacian(domains: Domains) -> Tensor:
     return laplacian(adjacency(domains.gram_MM.double()))
-
-
-def _aligned(domains: Domains, weight_M: Tensor) -> Tensor:
-    """One iteration of `Alignment`; an update within rounding of zero agrees with nothing."""
-    gram_MM = domains.gram_MM.double()
-    square_M = gram_MM.diagonal().clamp_min(0)
-    along_M = gram_MM @ weight_M
-    rounding = torch.finfo(domains.gram_MM.dtype).eps * len(square_M) * square_M.amax()
-    agrees_M = (square_M > 0) & domains.present_M & (weight_M @ along_M > rounding)
-    cosine_M = along_M / torch.where(square_M > 0, square_M, 1.0).sqrt()
-    cosine_M = torch.where(agrees_M, cosine_M.clamp_min(0), 0.0)
-    total = cosine_M.sum()
-    stays_M = torch.where(torch.isfinite(rounding), weight_M, torch.nan)
-    return torch.where(total > 0, cosine_M / torch.where(total > 0, total, 1.0), stays_M)

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ITERATIONS = 16  # of the interior-point method, which converges in 8 to 14
-CONVERGED = 1e-12  # complementarity, in units of the largest curvature, at which steps stop
-CENTRING = 0.05  # each step aims at this fraction of the present complementarity
+ITERATIONS = 14  # of the interior-point method, which converges in 8 to 12
+CENTRING = 0.05  # each step aims at this fraction of the present gap,
+CONVERGED = 1e-13  # but not below this, in units of the largest curvature
 TO_BOUNDARY = 0.995  # fraction of the way to the nearest bound
+OUT_OF_REACH = 8.0  # a slope so far above the least one that the domain's weight is 0
 RIDGE = 1e-6  # added curvature: a Gram rounded to float32 is indefinite by nearly this much
 NEGLIGIBLE = 1e-9  # a weight below this is a zero that the interior-point method came close to
 
@@ -51,32 +52,33 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
     are not.
     """
     curvature_MM, slope_M, _ = _scaled(quadratic_MM, linear_M, present_M)
-    present_MF = present_M.double()
-    num_present = present_MF.sum().clamp_min(1)
-    w_M = present_MF / num_present
-    gradient_M = curvature_MM @ w_M + slope_M
-    z_M = torch.where(present_M, gradient_M - _least(gradient_M, present_M) + 1, 1.0)
-    identity_MM = torch.eye(len(w_M), dtype=torch.float64, device=w_M.device)
+    identity_MM = torch.eye(len(slope_M), dtype=torch.float64, device=slope_M.device)
     curvature_MM = curvature_MM + RIDGE * identity_MM
+    w_M = torch.full_like(slope_M, 1 / len(slope_M))
+    gradient_M = curvature_MM @ w_M + slope_M
+    pair_2M = torch.stack((w_M, gradient_M - gradient_M.amin() + 1))  # w and its multipliers z
     for _ in range(ITERATIONS):
-        mu = (w_M * z_M).sum() / num_present
-        root_M = (w_M / z_M).sqrt()  # 0 where absent, which takes the domain out of the system
-        system_MM = identity_MM + root_M[:, None] * curvature_MM * root_M
-        target_M = (CENTRING * mu - w_M * z_M) / (w_M * z_M).clamp_min(1e-300).sqrt()
-        right_M2 = torch.stack((target_M * present_MF, root_M), dim=1)
+        w_M, z_M = pair_2M
+        product_M = w_M * z_M
+        duality_gap = product_M.sum()
+        aim = (duality_gap * (CENTRING / len(w_M))).clamp_min(CONVERGED)
+        root_M = (w_M / z_M).sqrt()
+        system_MM = torch.addcmul(identity_MM, root_M[:, None] * root_M, curvature_MM)
+        right_M2 = torch.stack(((aim - product_M) * product_M.rsqrt(), root_M), dim=1)
         solved_M2 = torch.linalg.solve_ex(system_MM, right_M2, check_errors=False).result
-        toward_M, along_M = (root_M[:, None] * solved_M2).unbind(1)
-        dy = -toward_M.sum() / along_M.sum().clamp_min(1e-300)
-        dw_M = toward_M + dy * along_M
-        dz_M = (curvature_MM @ dw_M - dy) * present_MF
-        length = _step(w_M, dw_M, z_M, dz_M)
-        next_w_M, next_z_M = w_M + length * dw_M, z_M + length * dz_M
-        better = (mu > CONVERGED) & ((next_w_M * next_z_M).sum() < mu * num_present)
-        w_M, z_M = torch.where(better, next_w_M, w_M), torch.where(better, next_z_M, z_M)
+        toward_M, along_M = solved_2M = solved_M2.T * root_M
+        total_2 = solved_2M.sum(dim=1)
+        dy = total_2[0] / total_2[1]  # downwards: keeps the sum of w
+        dw_M = toward_M - dy * along_M
+        change_2M = torch.stack((dw_M, curvature_MM @ dw_M + dy))
+        length = 1 / ((change_2M / pair_2M).amin() / -TO_BOUNDARY).clamp_min(1)
+        next_2M = pair_2M + length * change_2M
+        better = next_2M.prod(dim=0).sum() < duality_gap
+        pair_2M = torch.where(better, next_2M, pair_2M)
+    w_M = pair_2M[0].masked_fill(~present_M | (pair_2M[0] < NEGLIGIBLE), 0)
+    weight_M = w_M / w_M.sum().clamp_min(torch.finfo(torch.float64).tiny)
     finite = torch.isfinite(curvature_MM.sum() + slope_M.sum())
-    w_M = torch.where(finite, torch.where(w_M < NEGLIGIBLE, 0.0, w_M), torch.nan)
-    total = w_M.sum()
-    return (w_M / torch.where(total == 0, 1.0, total)).to(quadratic_MM.dtype)
+    return weight_M.masked_fill(~finite, torch.nan).to(quadratic_MM.dtype)
 
 
 def gap(quadratic_MM: Tensor, linear_M: Tensor, weight_M: Tensor, present_M: Tensor) -> Tensor:
@@ -85,10 +87,11 @@ def gap(quadratic_MM: Tensor, linear_M: Tensor, weight_M: Tensor, present_M: Ten
     The Frank-Wolfe gap over the present domains; 0 exactly at the minimum, where it is the
     Karush-Kuhn-Tucker residual.
     """
-    q_MM = torch.where(present_M[:, None] & present_M, quadratic_MM.double(), 0.0)
     w_M = weight_M.double()
-    gradient_M = (q_MM + q_MM.T) @ w_M + torch.where(present_M, linear_M.double(), 0.0)
-    return (w_M @ gradient_M - _least(gradient_M, present_M)).clamp_min(0)
+    quadratic_MM = _masked(quadratic_MM.double(), present_M)
+    gradient_M = 2 * quadratic_MM @ w_M + linear_M.double().masked_fill(~present_M, 0)
+    # a common offset of the slopes must not meet the rounding of the weights' sum
+    return w_M @ (gradient_M - _least(gradient_M, present_M)).masked_fill(~present_M, 0)
 
 
 def relative_gap(
@@ -102,25 +105,26 @@ def relative_gap(
 def _scaled(
     quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Hessian and slope over the present domains in units of the largest entry of Q; that unit.
+    """Hessian and slope in units of the largest entry of Q, and that unit.
 
-    A domain whose slope exceeds the least one by more than four such units has weight 0 in every
-    minimum, so slopes are cut at eight: no outlier sets the precision of the rest.
+    A domain whose slope exceeds the least one by more than four units has weight 0 in every
+    minimum. Slopes are therefore cut at eight, so that no outlier sets the precision of the rest,
+    and an absent domain is one without curvature and with that slope.
     """
-    both_MM = present_M[:, None] & present_M
-    q_MM = torch.where(both_MM, (quadratic_MM.double() + quadratic_MM.double().T) / 2, 0.0)
-    b_M = torch.where(present_M, linear_M.double() - _least(linear_M.double(), present_M), 0.0)
+    q_MM = _masked(quadratic_MM.double(), present_M)
+    b_M = linear_M.double() - _least(linear_M.double(), present_M)
+    b_M = b_M.masked_fill(~present_M, 0)
     unit = torch.maximum(q_MM.abs().amax(), 1e-12 * b_M.amax())
-    unit = torch.where(unit == 0, 1.0, unit)
-    return 2 * q_MM / unit, torch.where(b_M > 8 * unit, 8.0, b_M / unit), unit
+    unit = unit.masked_fill(unit == 0, 1)
+    slope_M = (b_M / unit).clamp_max(OUT_OF_REACH)
+    return 2 * q_MM / unit, slope_M.masked_fill(~present_M, OUT_OF_REACH), unit
+
+
+def _masked(quadratic_MM: Tensor, present_M: Tensor) -> Tensor:
+    """The symmetric part over the present domains."""
+    absent_MM = ~(present_M[:, None] & present_M)
+    return ((quadratic_MM + quadratic_MM.T) / 2).masked_fill(absent_MM, 0)
 
 
 def _least(value_M: Tensor, present_M: Tensor) -> Tensor:
-    return torch.where(present_M, value_M, torch.inf).amin()
-
-
-def _step(w_M: Tensor, dw_M: Tensor, z_M: Tensor, dz_M: Tensor) -> Tensor:
-    """The longest step, at most 1, that keeps both sides strictly positive."""
-    value_2M, change_2M = torch.stack((w_M, z_M)), torch.stack((dw_M, dz_M))
-    reach_2M = torch.where(change_2M < 0, -value_2M / change_2M, torch.inf)
-    return (TO_BOUNDARY * reach_2M.amin()).clamp_max(1.0)
+    return value_M.masked_fill(~present_M, torch.inf).amin()

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from dograph.errors import ConfigError
 
+REFILL_EVERY = 5  # iterations from one look for empty domains to the next; the last one looks
+SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding
+
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
@@ -61,9 +64,11 @@ def kmeans(
     order_B, point_BK, finite_B = _in_order_of_value(point_BK.detach().double())
     space = _space(point_BK, finite_B, normalise)
     label_RB = _plus_plus(space, num_domains, restarts, generator)
-    for _ in range(iterations):
-        distance_RBM = _distances(space, label_RB, num_domains)
-        label_RB = _fill_empty(space, first_argmin(distance_RBM), distance_RBM)
+    for left in reversed(range(iterations)):
+        score_RBM = _scores(space, label_RB, num_domains)
+        label_RB = first_argmin(score_RBM)
+        if left % REFILL_EVERY == 0:
+            label_RB = _fill_empty(space, label_RB, score_RBM)
     best_1 = first_argmin(_inertia(space, label_RB, num_domains)[None])
     label_1B = label_RB.index_select(0, best_1)
     if min_size > 1:
@@ -76,9 +81,9 @@ def kmeans(
 
 def first_argmin(value: Tensor) -> Tensor:
     """Index of the least entry along the last dimension; the lowest index among equals."""
-    index = torch.arange(value.shape[-1], device=value.device)
-    least = value.amin(dim=-1, keepdim=True)
-    return torch.where(value == least, index, value.shape[-1] - 1).amin(dim=-1)
+    index = torch.arange(value.shape[-1], device=value.device).expand(value.shape)
+    more = value > value.amin(dim=-1, keepdim=True)
+    return index.masked_fill(more, value.shape[-1] - 1).amin(dim=-1)
 
 
 def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,58 +118,62 @@ def _plus_plus(
     """
     num_trials = 2 + int(math.log(num_domains))
     square_B = space.gram_BB.diagonal()
-    between_BB = (square_B[:, None] + square_B - 2 * space.gram_BB).clamp_min(0)
+    both_BB = square_B[:, None] + square_B
+    between_BB = both_BB - 2 * space.gram_BB
+    between_BB = between_BB.masked_fill(between_BB <= SAME * both_BB, 0)
     odds_RB = space.weight_B.expand(restarts, -1)
     nearest_RB = torch.full_like(odds_RB, torch.inf)
     label_RB = torch.zeros(odds_RB.shape, dtype=torch.int64, device=odds_RB.device)
+    race_RLB = between_BB.new_empty(restarts, num_trials, len(square_B))
     for domain in range(num_domains):
-        shape = (restarts, num_trials, len(square_B))
-        race_RLB = torch.empty(shape, dtype=torch.float64, device=odds_RB.device)
         race_RLB.exponential_(generator=generator)
-        race_RLB = torch.where(odds_RB[:, None] > 0, race_RLB / odds_RB[:, None], torch.inf)
-        distance_RLB = between_BB[first_argmin(race_RLB)]
-        left_RL = torch.minimum(distance_RLB, nearest_RB[:, None]) @ space.weight_B
-        chosen_R11 = first_argmin(left_RL)[:, None, None]
+        distance_RLB = between_BB[first_argmin(race_RLB / odds_RB[:, None])]
+        remaining_RLB = torch.minimum(distance_RLB, nearest_RB[:, None])
+        chosen_R11 = first_argmin(remaining_RLB @ space.weight_B)[:, None, None]
         distance_RB = distance_RLB.take_along_dim(chosen_R11, dim=1).squeeze(1)
-        label_RB = torch.where(distance_RB < nearest_RB, domain, label_RB)
+        label_RB = label_RB.masked_fill(distance_RB < nearest_RB, domain)
         nearest_RB = torch.minimum(distance_RB, nearest_RB)
         odds_RB = nearest_RB * space.weight_B
     return label_RB
 
 
-def _distances(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
-    """Squared distance of every sample to every centroid; infinite for empty domains."""
-    member_RBM = label_RB[..., None] == torch.arange(num_domains, device=label_RB.device)
-    share_RBM = member_RBM * space.weight_B[:, None]
-    count_RM = share_RBM.sum(dim=1, keepdim=True)
-    share_RBM = share_RBM / count_RM.clamp_min(1)
+def _scores(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
+    """Squared distance of samples to centroids less the samples' own square; infinite if empty."""
+    domain_M = torch.arange(num_domains, device=label_RB.device)
+    member_RBM = (label_RB[..., None] == domain_M) * space.weight_B[:, None]
+    count_R1M = member_RBM.sum(dim=1, keepdim=True)
+    share_RBM = member_RBM / count_R1M.clamp_min(1)
     cross_RBM = space.gram_BB @ share_RBM
-    square_RM = (share_RBM * cross_RBM).sum(dim=1, keepdim=True).clamp_min(0)
-    square_B1 = space.gram_BB.diagonal()[:, None]
+    square_R1M = (share_RBM * cross_RBM).sum(dim=1, keepdim=True)
     if space.spherical:
-        cross_RBM = cross_RBM / torch.where(square_RM > 0, square_RM, 1.0).sqrt()
-        square_RM = torch.ones_like(square_RM)
-    distance_RBM = (square_B1 - 2 * cross_RBM + square_RM).clamp_min(0)
-    return torch.where(count_RM > 0, distance_RBM, torch.inf)
+        norm_R1M = square_R1M.clamp_min(0).sqrt()
+        score_RBM = 1 - 2 * cross_RBM / norm_R1M.masked_fill(norm_R1M == 0, 1)
+    else:
+        score_RBM = torch.add(square_R1M, cross_RBM, alpha=-2)
+    return score_RBM.masked_fill(count_R1M == 0, torch.inf)
+
+
+def _own_distances(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
+    """Squared distance of samples to the centroid of their domain; 0 for those that shape none."""
+    square_B = space.gram_BB.diagonal()
+    own_RB = score_RBM.gather(2, label_RB[..., None]).squeeze(2) + square_B
+    return own_RB.masked_fill((own_RB <= SAME * square_B) | (space.weight_B == 0), 0)
 
 
 def _inertia(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
-    distance_RBM = _distances(space, label_RB, num_domains)
-    own_RB = distance_RBM.gather(2, label_RB[..., None]).squeeze(2)
-    return torch.where(space.weight_B > 0, own_RB, 0.0).sum(dim=1)
+    score_RBM = _scores(space, label_RB, num_domains)
+    return _own_distances(space, label_RB, score_RBM).sum(dim=1)
 
 
-def _fill_empty(space: _Space, label_RB: Tensor, distance_RBM: Tensor) -> Tensor:
+def _fill_empty(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
     """The k-th empty domain takes the k-th farthest sample, unless that lies on its centroid."""
-    num_domains = distance_RBM.shape[2]
-    member_RBM = label_RB[..., None] == torch.arange(num_domains, device=label_RB.device)
-    empty_RM = ~(member_RBM & (space.weight_B[:, None] > 0)).any(dim=1)
-    own_RB = distance_RBM.gather(2, label_RB[..., None]).squeeze(2)
-    own_RB = torch.where(space.weight_B > 0, own_RB, 0.0)
+    domain_M = torch.arange(score_RBM.shape[2], device=label_RB.device)
+    member_RBM = (label_RB[..., None] == domain_M) & (space.weight_B[:, None] > 0)
+    empty_RM = ~member_RBM.any(dim=1)
+    own_RB = _own_distances(space, label_RB, score_RBM)
     place_RB = own_RB.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    turn_RM = torch.where(empty_RM, empty_RM.cumsum(dim=1) - 1, -1)
+    turn_RM = (empty_RM.cumsum(dim=1) - 1).masked_fill(~empty_RM, -1)
     takes_RBM = (turn_RM[:, None] == place_RB[..., None]) & (own_RB[..., None] > 0)
-    domain_M = torch.arange(num_domains, device=label_RB.device)
     return torch.where(takes_RBM.any(dim=2), (takes_RBM * domain_M).sum(dim=2), label_RB)
 
 
@@ -176,8 +185,8 @@ def _dissolve_small(
     size_M = ((label_1B[0, :, None] == domain_M) & finite_B[:, None]).sum(dim=0)
     largest_M = domain_M == first_argmin(-size_M)
     kept_M = (size_M >= min_size) | (largest_M & (size_M < min_size).all())
-    distance_1BM = _distances(space, label_1B, num_domains)
-    nearest_1B = first_argmin(torch.where(kept_M, distance_1BM, torch.inf))
+    score_1BM = _scores(space, label_1B, num_domains)
+    nearest_1B = first_argmin(score_1BM.masked_fill(~kept_M, torch.inf))
     return torch.where(kept_M[label_1B], label_1B, nearest_1B)
 
 
@@ -190,4 +199,4 @@ def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
     first_M = torch.where(member_BM, index_B1, size).amin(dim=0)
     key_M = member_BM.sum(dim=0) * (size + 1) - first_M
     rank_M = key_M.argsort(descending=True, stable=True).argsort()
-    return torch.where(finite_B, rank_M[label_B], 0)
+    return rank_M[label_B].masked_fill(~finite_B, 0)

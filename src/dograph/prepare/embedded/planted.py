@@ -27,7 +27,9 @@ NOISE = "noise"
 # Frequency of the r-th most frequent word of a source is proportional to r ** -exponent. The
 # exponents differ, so that the sources differ in how predictable they are.
 ZIPF_EXPONENTS = {"alpha": 0.8, "beta": 1.0, "gamma": 1.2, "delta": 1.4}
-NUM_SUCCESSORS = 6  # words that may follow a word, each as often, other ones in every source
+NUM_SUCCESSORS = 6  # words that usually follow a word, each as often, other ones in every source
+# How often a word is followed by one of them rather than by any word; the sources differ here too.
+FOLLOW_PROBABILITIES = {"alpha": 0.98, "beta": 0.96, "gamma": 0.94, "delta": 0.92}
 
 
 def documents(
@@ -78,17 +80,18 @@ def word_probabilities(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
 def transitions(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
     """Probability of the next word (column) given this one (row), (V, V).
 
-    In `bigram` this is the mean of six random permutations. Each is doubly stochastic, hence so is
-    the mean, hence the uniform distribution is stationary. Every source has its own six.
+    In `bigram` this is a mixture of the uniform matrix and six random permutations. All are doubly
+    stochastic, hence so is the mixture, hence the uniform distribution is stationary. Every source
+    has its own six.
     """
     _check(kind, source)
     if kind == "unigram" or source == NOISE:
         return np.tile(word_probabilities(kind, source, seed), (NUM_WORDS, 1))
     rng = stream(seed, "planted", "permutations", source)
     eye_VV = np.eye(NUM_WORDS)
-    next_VV: np.ndarray = np.mean(
-        [eye_VV[rng.permutation(NUM_WORDS)] for _ in range(NUM_SUCCESSORS)], axis=0
-    )
+    follow = FOLLOW_PROBABILITIES[source]
+    permuted = [eye_VV[rng.permutation(NUM_WORDS)] for _ in range(NUM_SUCCESSORS)]
+    next_VV: np.ndarray = (1 - follow) / NUM_WORDS + follow * np.mean(permuted, axis=0)
     return next_VV
 
 

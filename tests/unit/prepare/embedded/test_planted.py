@@ -64,14 +64,17 @@ def test_transitions_are_a_chain_with_the_stated_stationary_distribution(kind, s
     )
 
 
-def test_bigram_sources_share_frequencies_but_no_favoured_pair():
+def test_bigram_sources_share_frequencies_but_few_favoured_pairs():
     favoured = []
     for source in planted.source_names():
         next_VV = planted.transitions("bigram", source)
         np.testing.assert_allclose(next_VV.sum(axis=0), 1, atol=1e-12)  # doubly stochastic
         favoured.append(next_VV > 2 / V)
-    assert all(pairs_VV.sum() == 2 * V for pairs_VV in favoured)
-    assert np.sum(favoured, axis=0).max() == 1
+        assert 5 * V < favoured[-1].sum() <= planted.NUM_SUCCESSORS * V  # some coincide
+        assert next_VV[favoured[-1]].sum() > 0.9 * V
+    for i, first_VV in enumerate(favoured):
+        for second_VV in favoured[:i]:
+            assert (first_VV & second_VV).sum() < 0.2 * first_VV.sum()
 
 
 def test_frequencies_and_pairs_are_the_planted_ones(corpus):

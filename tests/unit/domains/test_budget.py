@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+from dograph.domains.budget import cap, effective_floor, floor_weights, within_unit
+from dograph.errors import ConfigError
+
+
+def weights(seed, size, concentration=0.3):
+    return torch.tensor(np.random.default_rng(seed).dirichlet(np.full(size, concentration)))
+
+
+def effective_share(weight_B):
+    return 1 / (len(weight_B) * float(weight_B.double().square().sum()))
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(2, 100), rho=st.floats(0.01, 1))
+def test_effective_floor_is_met_and_tight(seed, size, rho):
+    weight_B = weights(seed, size)
+    floored_B = effective_floor(weight_B, rho)
+    before, after = effective_share(weight_B), effective_share(floored_B)
+    assert float(floored_B.sum()) == pytest.approx(1)
+    assert bool((floored_B >= 0).all())
+    if before >= rho:
+        torch.testing.assert_close(floored_B, weight_B, rtol=1e-12, atol=1e-15)
+    else:
+        assert after == pytest.approx(rho, rel=1e-9), "no more is given up than the floor asks"
+        ratio_B = (floored_B - 1 / size) / (weight_B - 1 / size)
+        torch.testing.assert_close(ratio_B, ratio_B[0].expand(size), rtol=1e-6, atol=1e-9)
+
+
+def test_effective_floor_of_equal_weights_and_of_one_sample():
+    equal_B = torch.full((7,), 1 / 7)
+    assert torch.equal(effective_floor(equal_B, 0.9), equal_B)
+    assert torch.equal(effective_floor(equal_B, 1.0), equal_B)
+    assert torch.equal(effective_floor(torch.ones(1), 0.5), torch.ones(1))
+    single_B = torch.zeros(48)
+    single_B[3] = 1
+    assert effective_share(effective_floor(single_B, 0.9)) == pytest.approx(0.9, rel=1e-5)
+    torch.testing.assert_close(effective_floor(single_B, 1.0), torch.full((48,), 1 / 48))
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 100), times=st.floats(1, 10))
+def test_cap_is_water_filling(seed, size, times):
+    """min(cap, c + level) with the level that a root finder gives."""
+    weight_B = weights(seed, size)
+    capped_B = cap(weight_B, times)
+    c = weight_B.numpy()
+    level = brentq(
+        lambda x: np.minimum(times / size, c + x).sum() - 1 + 1e-14, -1e-9, 2, xtol=1e-14
+    )
+    np.testing.assert_allclose(capped_B.numpy(), np.minimum(times / size, c + level), atol=1e-9)
+    assert float(capped_B.sum()) == pytest.approx(1, abs=1e-9)
+    assert float(capped_B.max()) <= times / size
+
+
+def test_cap_leaves_alone_what_is_below_it():
+    weight_B = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    assert torch.equal(cap(weight_B, 1.6), weight_B)
+    torch.testing.assert_close(cap(weight_B, 1.0), torch.full((4,), 0.25))
+    torch.testing.assert_close(cap(weight_B, 1.2), torch.tensor([0.15, 0.25, 0.3, 0.3]))
+    single_B = torch.zeros(8).index_fill(0, torch.tensor(2), 1.0)
+    expected_B = torch.full((8,), 0.5 / 7).index_fill(0, torch.tensor(2), 0.5)
+    torch.testing.assert_close(cap(single_B, 4.0), expected_B)
+
+
+def test_floor_of_domain_weights():
+    present_M = torch.tensor([True, True, False, True])
+    floored_M = floor_weights(torch.tensor([1.0, 0, 0, 0]), 0.1, present_M)
+    torch.testing.assert_close(floored_M, torch.tensor([0.8, 0.1, 0.0, 0.1]))
+    weight_M = torch.tensor([0.5, 0.2, 0.0, 0.3])
+    assert torch.equal(floor_weights(weight_M, 0.0, present_M), weight_M)
+    third_M = floor_weights(weight_M, 1 / 3, present_M)
+    torch.testing.assert_close(third_M, torch.tensor([1, 1, 0, 1]) / 3)
+
+
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_within_unit_counts_directions(size):
+    rng = np.random.default_rng(size)
+    norm = rng.lognormal(0, 2, size)
+    norm[0] = 0
+    weight_B = weights(0, size, 5.0)
+    steady = np.maximum(norm, 0.1 * np.median(norm))
+    if size == 1:  # no norm to go by
+        assert torch.equal(within_unit(weight_B, torch.tensor(norm)), weight_B)
+        return
+    expected = weight_B.numpy() / steady
+    got = within_unit(weight_B, torch.tensor(norm)).numpy()
+    np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-12)
+
+
+def test_within_unit_of_equal_weights_is_the_inverse_norm():
+    norm_B = torch.tensor([1.0, 2.0, 4.0])
+    got_B = within_unit(torch.full((3,), 1 / 3), norm_B)
+    torch.testing.assert_close(got_B, torch.tensor([4.0, 2.0, 1.0]) / 7)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_within_unit_without_usable_norms_changes_nothing(bad):
+    weight_B = weights(0, 6)
+    assert torch.equal(within_unit(weight_B, torch.zeros(6)), weight_B)
+    assert torch.equal(within_unit(weight_B, torch.full((6,), bad)), weight_B)
+
+
+def test_impossible_bounds_are_refused():
+    for rho in (0.0, 1.1, torch.nan):
+        with pytest.raises(ConfigError, match=r"\(0, 1\]"):
+            effective_floor(torch.ones(1), rho)
+    for times in (0.5, torch.nan):
+        with pytest.raises(ConfigError, match="at least 1"):
+            cap(torch.ones(1), times)
