@@ -29,7 +29,7 @@ NOISE = "noise"
 ZIPF_EXPONENTS = {"alpha": 0.8, "beta": 1.0, "gamma": 1.2, "delta": 1.4}
 NUM_SUCCESSORS = 6  # words that usually follow a word, each as often, other ones in every source
 # How often a word is followed by one of them rather than by any word; the sources differ here too.
-FOLLOW_PROBABILITIES = {"alpha": 0.98, "beta": 0.96, "gamma": 0.94, "delta": 0.92}
+FOLLOW_PROBABILITIES = {"alpha": 0.995, "beta": 0.99, "gamma": 0.98, "delta": 0.97}
 
 
 def documents(
