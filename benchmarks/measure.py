@@ -22,16 +22,24 @@ def interleave(
     steps: int,
     wait: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds per step of each arm in each block; the order of the arms turns every block."""
+    """Seconds per step of each arm in each block of `steps` steps.
+
+    Inside a block the arms take turns step by step, in an order that turns too: a machine that is
+    busy for a second is busy for all of them.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     names = list(arms)
-    for block in range(blocks):
-        for name in names if block % 2 == 0 else reversed(names):
-            start = time.perf_counter()
-            for _ in range(steps):
+    for _ in range(blocks):
+        spent = dict.fromkeys(names, 0.0)
+        for turn in range(steps):
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                start = time.perf_counter()
                 arms[name]()
-            wait()
-            seconds[name].append((time.perf_counter() - start) / steps)
+                wait()
+                spent[name] += time.perf_counter() - start
+        for name in names:
+            seconds[name].append(spent[name] / steps)
     return seconds
 
 
@@ -57,7 +65,9 @@ def ratio(over: list[float], under: list[float]) -> dict[str, Any]:
     return median_interval([a / b for a, b in zip(over, under, strict=True)])
 
 
-def write(name: str, command: str, config: dict[str, Any], result: dict[str, Any]) -> None:
+def write(
+    name: str, command: str, config: dict[str, Any], result: dict[str, Any], *, quiet: bool = False
+) -> None:
     """One JSON file a benchmark, with all that is needed to judge and repeat it."""
     record = {
         "benchmark": name,
@@ -74,7 +84,8 @@ def write(name: str, command: str, config: dict[str, Any], result: dict[str, Any
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps({name: result}, indent=2), flush=True)
+    if not quiet:
+        print(json.dumps({name: result}, indent=2), flush=True)
 
 
 def processor() -> str:

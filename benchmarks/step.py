@@ -28,7 +28,7 @@ STEPS = 10
 presets.PRESETS["bench"] = presets._gpt2(layers=4, heads=4, width=256)
 
 
-def open_trainer(args: argparse.Namespace, folder: Path) -> Trainer:
+def open_trainer(args: argparse.Namespace, folder: Path, *overrides: str) -> Trainer:
     config = resolve_config(
         None,
         [
@@ -42,6 +42,7 @@ def open_trainer(args: argparse.Namespace, folder: Path) -> Trainer:
             f"train.deterministic={args.deterministic}",
             "train.steps=100000",
             f"run={folder / 'run'}",
+            *overrides,
         ],
     )
     with open_world(args.device) as world:
