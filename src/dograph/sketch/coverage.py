@@ -4,11 +4,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dograph.errors import ConfigError
+from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.embedding import EmbeddingRule
 from dograph.sketch.matrix import MatrixRule
 from dograph.sketch.norm import RMS_NORM_OFFSETS, NormRule
 from dograph.sketch.rule import Rule
+
+_KNOWN = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 
 def cover(model: nn.Module, exclude: tuple[str, ...] = ()) -> list[Rule]:
@@ -19,15 +21,16 @@ def cover(model: nn.Module, exclude: tuple[str, ...] = ()) -> list[Rule]:
     canonical = canonical_names(model)
     if not canonical:
         raise ConfigError("the model has no trainable parameter: nothing has a gradient to sketch")
+    left_out = _left_out(model, canonical, exclude)
     rows = vocabulary_rows(model)
     rules, unknown = [], []
     for path, module in model.named_modules():
         own = {
             name: canonical[id(parameter)]
             for name, parameter in module.named_parameters(recurse=False)
-            if parameter.requires_grad
+            if parameter.requires_grad and canonical[id(parameter)] not in left_out
         }
-        if not own or all(_excluded(name, exclude) for name in own.values()):
+        if not own:
             continue
         problem = _problem(module, own)
         if problem:
@@ -67,23 +70,42 @@ def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
     return max(stacks, key=lambda stack: len(stack[1]))
 
 
-def _excluded(name: str, exclude: tuple[str, ...]) -> bool:
-    return any(name == entry or name.startswith(f"{entry}.") for entry in exclude)
+def _left_out(
+    model: nn.Module, canonical: dict[int, str], exclude: tuple[str, ...]
+) -> frozenset[str]:
+    """Canonical names of the excluded parameters; a tied one may go by any of its names."""
+    names = {
+        name: canonical[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    left_out = set()
+    for entry in exclude:
+        found = [n for n in names if n == entry or n.startswith(f"{entry}.")]
+        if not found:
+            raise ConfigError(
+                f'exclude names "{entry}", which is no trainable parameter or module; '
+                f"{did_you_mean(entry, names)}"
+            )
+        left_out |= {names[name] for name in found}
+    return frozenset(left_out)
 
 
 def _problem(module: nn.Module, own: dict[str, str]) -> str | None:
     kind = type(module).__name__
     if not set(own) <= {"weight", "bias"}:
         return f"{kind} with bare parameters"
+    known = next((base for base in _KNOWN if isinstance(module, base)), None)
+    if known is not None and type(module).forward is not known.forward:
+        return f"{kind}, which does not compute what {known.__name__} does"
     if isinstance(module, nn.Embedding):
         strange = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
         return "Embedding with max_norm, scale_grad_by_freq or sparse" if strange else None
     if "weight" not in own:
-        return f"{kind} with a frozen or missing weight beside a trained bias"
-    known = isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm)
+        return f"{kind} with a frozen, excluded or missing weight beside a trained bias"
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         return f"{kind} over several axes"
-    if known or kind == "Conv1D" or kind in RMS_NORM_OFFSETS:
+    if known is not None or kind == "Conv1D" or kind in RMS_NORM_OFFSETS:
         return None
     return kind
 

@@ -22,7 +22,9 @@ def sketch_gradients(
     done = set()
     for rule in rules:
         for local, name in rule.names.items():
-            if name not in done:  # a tied parameter's gradient already holds both of its uses
+            if (
+                name not in done and name in gradients
+            ):  # a tied parameter's gradient already holds both of its uses
                 done.add(name)
                 part = _sketch(rule, local, projection, gradients[name], step)
                 groups.setdefault(rule.group, []).append(part)

@@ -48,7 +48,11 @@ class NormRule(Rule):
 
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         grad = widened(grad)
-        return (grad * self.normalised(seen)).sum(dim=1), grad.sum(dim=1)
+        # All axes but the sample's and the norm's own: tokens, and heads where it runs on each.
+        return (
+            (grad * self.normalised(seen)).flatten(1, -2).sum(dim=1),
+            grad.flatten(1, -2).sum(dim=1),
+        )
 
     def left_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.promote_types(self.module.weight.dtype, torch.float32)

@@ -35,9 +35,10 @@ class Deferred:
     parameters: Mapping[str, nn.Parameter]
 
     def backward(self, weight_B: Tensor) -> None:
-        while self.halves:  # each pair is freed as soon as it is used
-            rule, left, right = self.halves.pop()
-            accumulate(self.parameters, rule.weighted(left, right, weight_B.to(_dtype(rule))))
+        with torch.autocast(weight_B.device.type, enabled=False):
+            while self.halves:  # each pair is freed as soon as it is used
+                rule, left, right = self.halves.pop()
+                accumulate(self.parameters, rule.weighted(left, right, weight_B.to(_dtype(rule))))
 
 
 @dataclass(slots=True)

@@ -99,13 +99,20 @@ class Projection:
             raise ConfigError(f"a sketch needs at least 1 dimension, got dim={self.dim}")
         rows, cols = self.columns
         if self.kind in ("rademacher", "two-sided") and rows > 4 * cols:
-            near = [d for d in range(self.dim, 2 * self.dim) if _sides(d)[0] <= 2 * _sides(d)[1]]
+            sides = ((d, *_sides(d)) for d in range(self.dim, 2 * self.dim))
+            near = next(d for d, larger, smaller in sides if larger <= 2 * smaller)
             raise ConfigError(
                 f"dim={self.dim} splits into {rows} x {cols} columns, too narrow on one side for a "
-                f"two-sided projection; take {near[0]}, {DEFAULT_DIM}, or projection=gaussian"
+                f"two-sided projection; take {near}, or projection=gaussian"
             )
-        if isinstance(self.refresh, int) and self.refresh < 1:
-            raise ConfigError(f"refresh={self.refresh}: give never, step, or a number of steps > 0")
+        if isinstance(self.refresh, str):
+            bad = self.refresh not in ("never", "step")
+        else:
+            bad = isinstance(self.refresh, bool) or self.refresh < 1
+        if bad:
+            raise ConfigError(
+                f"refresh={self.refresh!r}: give never, step, or a number of steps > 0"
+            )
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -160,7 +167,7 @@ class Projection:
         self, name: str, side: str, shape: tuple[int, ...], columns: int, step: int, like: Tensor
     ) -> Tensor:
         generator = self._generator(name, side, step, like)
-        entries = torch.empty(shape, device=like.device)
+        entries = torch.empty(shape, device=like.device, dtype=torch.float32)
         if self.kind == "rademacher":
             entries.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
         else:

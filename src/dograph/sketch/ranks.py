@@ -42,9 +42,11 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Average `.grad` over ranks, many parameters at a time."""
     if world_size() == 1:
         return
-    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
+    grads = []
+    for parameter in parameters:
+        if parameter.grad is None:  # unused here, but perhaps not elsewhere
+            parameter.grad = torch.zeros_like(parameter)
+        grads.append(parameter.grad)
     waiting = []
     for bucket in _buckets(grads):
         flat = torch.cat([grad.flatten() for grad in bucket])

@@ -28,9 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.coverage import blocks_of, cover
 from dograph.sketch.explicit import materialised, one_backward_per_sample, sketch_gradients
+from dograph.sketch.fitting import EXPLICIT, require_fitting, require_no_strays
 from dograph.sketch.pending import Deferred, Materialised, Pending, RetainedGraph, TopDown
 from dograph.sketch.projection import DEFAULT_DIM, Kind, Projection
-from dograph.sketch.ranks import average_gradients, gather_rows, is_sharded, local_rows
+from dograph.sketch.ranks import average_gradients, gather_rows, local_rows
 from dograph.sketch.recording import replaced_forward, unwrapped
 from dograph.sketch.rule import Gradients, Rule
 from dograph.sketch.tap import Cut, make_slot
@@ -38,7 +39,6 @@ from dograph.types import Signals
 
 Mode = Literal["full", "twopass", "topdown", "exact", "reference"]
 MODES: tuple[Mode, ...] = ("full", "twopass", "topdown", "exact", "reference")
-EXPLICIT = ("exact", "reference")  # modes that hold per-sample gradients in full
 
 
 class Weighs(Protocol):
@@ -83,8 +83,9 @@ class Sketcher:
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
-        self._check()
-        self.step = 0
+        require_fitting(self)
+        self.step = self._num_samples = 0
+        self._running = self._looked_for_strays = False
         self.group_of: Callable[[Rule], str] = lambda rule: rule.group
         self._opened: tuple[object, ...] = ()
         self._projected: tuple[object, ...] = ()
@@ -111,6 +112,7 @@ class Sketcher:
             if self.mode == "reference":
                 yield
                 return
+            self._running, self._cut_hidden = True, None
             for rule in self.rules:
                 rule.calls, rule.listening, rule.taps = 0, True, self.mode != "topdown"
                 stack.enter_context(replaced_forward(rule.module, rule.forward))
@@ -129,19 +131,26 @@ class Sketcher:
             return self._explicit(one_backward_per_sample(loss_B, self.parameters))
         used = [rule for rule in self.rules if rule.calls]
         self._require_single_use(used)
+        self._running = False
+        for rule in self.rules:  # checkpointed layers run again: as they did, above or below a cut
+            rule.taps = rule.calls > 0
+            rule.calls = 0
         slots = [] if self.mode == "exact" else list(self._slots.values())
         halves = [] if self.mode == "twopass" else [h for rule in used for h in rule.half_slots()]
         cut = [] if self._cut_slot is None else [self._cut_slot]
+        strays = self._strays()
         found = torch.autograd.grad(
             loss_B.sum(),
-            [*slots, *halves, *cut],
+            [*slots, *halves, *cut, *strays.values()],
             retain_graph=keep and self.mode == "twopass",
             allow_unused=True,
         )
         for rule in self.rules:
             rule.listening = False
+        require_no_strays(strays, found[len(found) - len(strays) :])
         pairs = iter(found[len(slots) : len(slots) + len(halves)])
         kept = list(zip(used, pairs, pairs, strict=True)) if halves else []
+        kept = [entry for entry in kept if entry[2] is not None]  # its output reached no loss
         if self.mode == "exact":
             return self._explicit(materialised(kept))
         groups = {
@@ -154,7 +163,7 @@ class Sketcher:
         if self._cut_hidden is None:
             return self._sketch(groups, deferred)
         hidden_BTD, self._cut_hidden = self._cut_hidden, None
-        return self._sketch(groups, TopDown(deferred, hidden_BTD, found[-1]))
+        return self._sketch(groups, TopDown(deferred, hidden_BTD, found[len(slots) + len(halves)]))
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
         """What a mixer weighs: the samples of every rank. The graph stays for your backward."""
@@ -186,32 +195,6 @@ class Sketcher:
             block_norm_B=gather_rows(sketch.block_norm_B),
             projection=self.projection.epoch(self.step),
         )
-
-    def _check(self) -> None:
-        covered = {name for rule in self.rules for name in rule.names.values()}
-        left_out = [name for name in self.parameters if name not in covered]
-        if left_out and self.mode not in ("twopass", "reference"):
-            raise ConfigError(
-                f"mode {self.mode} makes every gradient itself, but {left_out} are excluded from "
-                "the sketch; use mode twopass, or freeze them"
-            )
-        if self.reduces and any(is_sharded(p) for p in self.parameters.values()):
-            raise ConfigError(
-                f"mode {self.mode} cannot fill the gradients of sharded parameters (FSDP2); "
-                "use mode twopass, or head (sketched_cross_entropy)"
-            )
-        if self.projection.kind in ("gaussian", "none") and self.mode not in EXPLICIT:
-            raise ConfigError(
-                f"projection={self.projection.kind} needs the gradients in full: mode exact or "
-                f"reference, got {self.mode}; taps project with rademacher or two-sided"
-            )
-        if self.mode == "topdown":
-            name, blocks = blocks_of(self.model)
-            if not 1 <= self.top_blocks <= len(blocks):
-                raise ConfigError(
-                    f"top_blocks={self.top_blocks}, but {name} has {len(blocks)} blocks; "
-                    f"give 1 to {len(blocks)}"
-                )
 
     def _open(self, token_BT: Tensor) -> None:
         """Slots for this shape and precision; kept as long as they fit."""
@@ -253,10 +236,12 @@ class Sketcher:
         block = blocks_of(self.model)[1][-self.top_blocks]
 
         def forward(hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._cut_hidden = hidden_BTD
-            self._cut_slot = make_slot(tuple(hidden_BTD.shape), hidden_BTD.dtype, hidden_BTD.device)
-            for rule in self.rules:
-                rule.taps = True
+            if self._running:
+                self._cut_hidden = hidden_BTD
+                shape = tuple(hidden_BTD.shape)
+                self._cut_slot = make_slot(shape, hidden_BTD.dtype, hidden_BTD.device)
+                for rule in self.rules:
+                    rule.taps = True
             above = Cut.apply(hidden_BTD, self._cut_slot)  # type: ignore[no-untyped-call]
             return type(block).forward(block, above, *args, **kwargs)
 
@@ -275,6 +260,13 @@ class Sketcher:
                 f"{twice} ran more than once in one forward; mode {self.mode} keeps one input a "
                 "layer: use mode twopass"
             )
+
+    def _strays(self) -> dict[str, nn.Parameter]:
+        """Parameters to look for outside their layers, once: their taps have detached them."""
+        if self._looked_for_strays or self.mode not in ("full", "exact"):
+            return {}
+        self._looked_for_strays = True
+        return self.parameters
 
     def _explicit(self, gradients: Gradients) -> Sketch:
         groups = sketch_gradients(self.rules, self.projection, gradients, self.step)

@@ -50,9 +50,10 @@ class Tap(torch.autograd.Function):
         sketch_BK = left = right = None
         # The second of two backwards only needs b; a compiled one computes the sketch again.
         if rule.listening:
-            left, right = rule.halves(seen, grad)
-            if wants_sketch:
-                sketch_BK = rule.sketch(left, right, tuple(projection))
+            with torch.autocast(grad.device.type, enabled=False):  # sums stay in float32
+                left, right = rule.halves(seen, grad)
+                if wants_sketch:
+                    sketch_BK = rule.sketch(left, right, tuple(projection))
         return (
             grad,
             None,

@@ -1,0 +1,100 @@
+"""What a sketch costs, counted in matrix products: no weight gradient is made before its weights.
+
+Shapes: B samples, T tokens.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dograph.sketch.sketcher import Sketcher
+
+MATMULS = ("mm", "addmm", "bmm", "baddbmm")
+LAYERS = 2
+MATRICES = {"gpt2": 4 * LAYERS + 1, "llama": 7 * LAYERS + 1}  # the head is one of them
+TABLES = {"gpt2": 2, "llama": 1}
+ATTENTION = 4 * LAYERS  # q k' and its product with v, each with two gradients
+
+
+class Matmuls(TorchDispatchMode):
+    """Shapes of the products that pass, batched ones apart; a vector by a matrix is not one."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain, self.batched = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if name in MATMULS and 1 not in result.shape:
+            (self.batched if "b" in name[:2] else self.plain).append(tuple(result.shape))
+        return result
+
+    @property
+    def counts(self):
+        return len(self.plain), len(self.batched)
+
+
+def weight_shapes(model):
+    """Shapes of weight gradients, from either side, one for each use of a weight matrix."""
+    shapes = Counter()
+    for module in model.modules():
+        if type(module).__name__ in ("Linear", "Conv1D"):
+            shapes[tuple(sorted(module.weight.shape))] += 1
+    return shapes
+
+
+def products(shapes, wanted):
+    found = Counter(tuple(sorted(shape)) for shape in shapes)
+    return Counter({shape: found[shape] for shape in wanted if found[shape]})
+
+
+@pytest.fixture
+def small_BT(tiny):
+    """7 samples of 11 tokens: no product of activations has the shape of a weight."""
+    return torch.randint(64, (7, 11), generator=tiny.generator("matmuls"))
+
+
+@pytest.mark.parametrize("mode", ["full", "twopass"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_sketch_makes_no_weight_gradient(tiny, small_BT, name, mode):
+    """Each matrix: its input's gradient, two projections, one product over tokens. A table: one
+    projection, one product over tokens.
+    """
+    model = tiny.build[name](layers=LAYERS, attention="eager")
+    sketcher = Sketcher(model, mode=mode, dim=80)
+    with sketcher.record(small_BT):
+        loss_B = tiny.nll(model, small_BT)
+        with Matmuls() as sketching:
+            sketch = sketcher.sketch(loss_B)
+    matrices, tables = MATRICES[name], TABLES[name]
+    assert sketching.counts == (3 * matrices + tables, matrices + tables + ATTENTION)
+    assert not products(sketching.plain, weight_shapes(model))
+    with Matmuls() as weighting:
+        sketch.pending.backward(torch.full((7,), 1 / 7, dtype=torch.float64))
+    assert products(weighting.plain, weight_shapes(model)) == weight_shapes(model)
+    if mode == "full":
+        assert weighting.counts == (matrices, 0)
+    else:
+        model.zero_grad()
+        loss_B = tiny.nll(model, small_BT)
+        with Matmuls() as plain:
+            loss_B.mean().backward()
+        assert weighting.counts == plain.counts
+
+
+def test_topdown_makes_no_weight_gradient_above_the_cut_and_is_plain_below(tiny, small_BT):
+    model = tiny.gpt2(layers=LAYERS, attention="eager")
+    sketcher = Sketcher(model, mode="topdown", dim=80, top_blocks=1)
+    with sketcher.record(small_BT):
+        loss_B = tiny.nll(model, small_BT)
+        with Matmuls() as sketching:
+            sketch = sketcher.sketch(loss_B)
+        with Matmuls() as weighting:
+            sketch.pending.backward(torch.full((7,), 1 / 7, dtype=torch.float64))
+    assert sketching.counts == (3 * 5, 5 + 4)
+    assert not products(sketching.plain, weight_shapes(model))
+    # The head and the block above the cut: 5 weight gradients. The block below: 4, and 4 inputs'.
+    assert weighting.counts == (5 + 8, 4)

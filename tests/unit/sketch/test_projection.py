@@ -1,0 +1,229 @@
+"""Projections: a function of (seed, name, step), unbiased, of one scale whatever the shape.
+
+Shapes: N draws, K sketch, F numbers to hash; R x C a parameter, q x p its sketch.
+"""
+
+import math
+
+import pytest
+import torch
+
+from dograph.errors import ConfigError
+from dograph.rng import key64
+from dograph.sketch.projection import KINDS, Projection
+from dograph.sketch.sketcher import Sketcher
+
+DRAWS = 2000
+DOUBLE = torch.empty(0, dtype=torch.float64)
+
+
+def normal(*shape, name="values"):
+    draw = torch.Generator().manual_seed(key64(0, name, *shape) >> 1)
+    return torch.randn(*shape, dtype=torch.float64, generator=draw)
+
+
+def standard_errors_off(value_N, expected):
+    """How far the mean is from what it should be, in its own standard errors."""
+    error = value_N.std() / math.sqrt(len(value_N))
+    return float((value_N.mean() - expected).abs() / error)
+
+
+def of_matrix(kind, shape, *, wide=False):
+    """Inner products of two gradients of a weight and its bias, true and sketched N times."""
+    projection = Projection(dim=16, kind=kind, refresh="step")
+    # Of rank 2, as gradients of few tokens are, and alike, so that their product is not near 0.
+    left, right = normal(shape[0], 2, name="left"), normal(2, shape[1], name="right")
+    scale = torch.tensor([[1.0, 0.3], [0.8, -0.5]], dtype=torch.float64)
+    gradient_2RC = torch.stack([(left * row) @ right for row in scale])
+    bias_2R = normal(2, shape[0], name="bias") + 1
+    drawn = [
+        projection.matrix("w", shape, wide=wide, step=step, like=DOUBLE) for step in range(DRAWS)
+    ]
+    row_NRq = torch.stack([p.row_Rq for p in drawn])
+    col_NCp = torch.stack([p.col_Cp for p in drawn])
+    one_Np = torch.stack([p.one_col_p for p in drawn])
+    sketch_N2qp = torch.einsum("nrq,brc,ncp->nbqp", row_NRq, gradient_2RC, col_NCp)
+    sketch_N2qp += torch.einsum("nrq,br,np->nbqp", row_NRq, bias_2R, one_Np)
+    if wide:
+        sketch_N2K = torch.stack(
+            [p.fold(s.flatten(1)) for p, s in zip(drawn, sketch_N2qp, strict=True)]
+        )
+    else:
+        sketch_N2K = sketch_N2qp.flatten(2)
+    assert sketch_N2K.shape == (DRAWS, 2, 16)
+    whole_2F = torch.cat([gradient_2RC.flatten(1), bias_2R], dim=1)
+    return whole_2F @ whole_2F.T, sketch_N2K @ sketch_N2K.mT
+
+
+@pytest.mark.parametrize("kind", ["rademacher", "two-sided"])
+@pytest.mark.parametrize("shape", [(32, 32), (64, 256), (256, 64)])
+def test_matrices_are_unbiased_and_of_one_scale(kind, shape):
+    true_22, sketched_N22 = of_matrix(kind, shape)
+    assert standard_errors_off(sketched_N22[:, 0, 1], true_22[0, 1]) < 4
+    for sample in (0, 1):
+        ratio_N = sketched_N22[:, sample, sample] / true_22[sample, sample]
+        assert standard_errors_off(ratio_N, 1) < 4
+        assert ratio_N.std() / math.sqrt(DRAWS) < 0.025, "too few draws to see a wrong scale"
+
+
+def test_wide_matrices_are_unbiased():
+    true_22, sketched_N22 = of_matrix("rademacher", (64, 32), wide=True)
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        assert standard_errors_off(sketched_N22[:, i, j], true_22[i, j]) < 4
+
+
+@pytest.mark.parametrize("size", [5, 16])
+def test_a_fold_of_no_more_numbers_than_places_keeps_them(size):
+    value_2F = normal(2, size)
+    fold = Projection(dim=16).fold("norm", size, step=0, like=value_2F)
+    torch.testing.assert_close(fold(value_2F) @ fold(value_2F).T, value_2F @ value_2F.T)
+
+
+@pytest.mark.parametrize("size", [40, 128])
+def test_a_fold_is_unbiased_and_as_good_as_a_dense_projection(size):
+    value_2F = normal(2, size) + 0.5
+    projection = Projection(dim=16, refresh="step")
+    sketch_N2K = torch.stack(
+        [projection.fold("norm", size, step=n, like=DOUBLE)(value_2F) for n in range(DRAWS)]
+    )
+    true_22, sketched_N22 = value_2F @ value_2F.T, sketch_N2K @ sketch_N2K.mT
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        assert standard_errors_off(sketched_N22[:, i, j], true_22[i, j]) < 4
+    square_F = value_2F[0].square()
+    deep = math.ceil(size / 16)  # two numbers share a place with odds (deep - 1) / (16 deep - 1)
+    pairs = square_F.sum() ** 2 - square_F.square().sum()
+    expected = 2 * pairs * (deep - 1) / (16 * deep - 1)
+    assert sketched_N22[:, 0, 0].var() == pytest.approx(float(expected), rel=0.15)
+    assert expected < 2 * square_F.sum() ** 2 / 16
+
+
+@pytest.mark.parametrize("size", [5, 16, 40, 128])
+def test_a_fold_places_every_number_once_and_evenly(size, tiny):
+    fold = Projection(dim=16).fold("norm", size, step=0, like=DOUBLE)
+    index_N = fold.index_N
+    assert sorted(index_N[index_N < size].tolist()) == list(range(size))
+    held_K = (index_N < size).view(-1, 16).sum(dim=0)
+    assert held_K.max() <= math.ceil(size / 16)
+    assert set(fold.sign_N.tolist()) == {-1.0, 1.0}
+    value_2F = normal(2, size)
+    torch.testing.assert_close(fold(value_2F), tiny.folded(fold, value_2F))
+
+
+def test_a_dense_projection_is_unbiased():
+    value_2F = normal(2, 48) + 0.5
+    projection = Projection(dim=16, kind="gaussian", refresh="step")
+    sketch_N2K = torch.stack([projection.dense("w", value_2F, step=n) for n in range(DRAWS)])
+    true_22, sketched_N22 = value_2F @ value_2F.T, sketch_N2K @ sketch_N2K.mT
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        assert standard_errors_off(sketched_N22[:, i, j], true_22[i, j]) < 4
+    expected = 2 * float(true_22[0, 0]) ** 2 / 16
+    assert sketched_N22[:, 0, 0].var() == pytest.approx(expected, rel=0.15)
+
+
+def test_blocks_of_a_dense_projection_differ():
+    """Made in blocks of 65536 rows; were they the same, opposite halves would cancel."""
+    half_1F = normal(1, 1 << 16)
+    value_1F = torch.cat([half_1F, -half_1F], dim=1)
+    sketch_1K = Projection(dim=8, kind="gaussian").dense("w", value_1F, step=0)
+    # A chi-squared of 8 degrees lies between 0.8 and 26 with odds of 998 in 1000.
+    assert 0.8 < 8 * float(sketch_1K.square().sum() / value_1F.square().sum()) < 26
+
+
+def matrix_tensors(name="w", *, step=0, shape=(12, 12), **options):
+    projection = Projection(**{"dim": 36, **options})
+    return projection.matrix(name, shape, wide=False, step=step, like=DOUBLE).tensors()
+
+
+def fold_tensors(name="w", *, step=0, **options):
+    fold = Projection(**{"dim": 36, **options}).fold(name, 100, step=step, like=DOUBLE)
+    return fold.index_N, fold.sign_N
+
+
+@pytest.mark.parametrize("kind", ["rademacher", "two-sided"])
+@pytest.mark.parametrize("tensors", [matrix_tensors, fold_tensors])
+def test_a_function_of_seed_name_and_step(tensors, kind):
+    first = tensors(kind=kind, refresh="step")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)  # draws elsewhere do not matter
+        again = tensors(kind=kind, refresh="step")
+    assert all(map(torch.equal, first, again))
+    changes = [{"seed": 1}, {"name": "v"}, {"step": 1}]
+    for change in changes:
+        other = tensors(**{"kind": kind, "refresh": "step", **change})
+        assert not any(map(torch.equal, first, other)), change
+
+
+def test_the_two_sides_differ():
+    row_Rq, col_Cp, one_row_q, one_col_p = matrix_tensors(kind="two-sided")
+    assert row_Rq.shape == col_Cp.shape == (12, 6)
+    assert not torch.equal(row_Rq, col_Cp)
+    assert not torch.equal(one_row_q, one_col_p)
+
+
+def test_rademacher_entries_are_signs_of_one_size():
+    for side, columns in zip(matrix_tensors(dim=48), (8, 6, 8, 6), strict=True):
+        torch.testing.assert_close(side.abs(), torch.full_like(side, columns**-0.5))
+        assert 0 < (side > 0).double().mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("refresh", "epochs"),
+    [("never", [0] * 7), ("step", list(range(7))), (3, [0, 0, 0, 3, 3, 3, 6]), (1, list(range(7)))],
+)
+def test_refresh(refresh, epochs):
+    projection = Projection(dim=36, refresh=refresh)
+    assert [projection.epoch(step) for step in range(7)] == epochs
+    sides = [matrix_tensors(refresh=refresh, step=step)[0] for step in range(7)]
+    for step, epoch in enumerate(epochs):
+        assert torch.equal(sides[step], sides[epoch])
+        assert step == 0 or torch.equal(sides[step], sides[step - 1]) == (epoch != step)
+
+
+def test_columns():
+    assert Projection().dim == 5120
+    assert Projection().columns == (80, 64)
+    assert Projection(dim=1024).columns == (32, 32)
+
+
+def test_tied_weights_have_one_projection(tiny, token_BT):
+    sketcher = Sketcher(tiny.gpt2(), mode="full", dim=80)
+    with sketcher.record(token_BT):
+        table, head = (
+            next(r for r in sketcher.rules if r.path == path)
+            for path in ("transformer.wte", "lm_head")
+        )
+        assert table.names["weight"] == head.names["weight"] == "transformer.wte.weight"
+        assert len(table.projection) == 6
+        assert all(map(torch.equal, table.projection, head.projection))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 0}, r"at least 1 dimension, got dim=0"),
+        ({"dim": -4}, r"at least 1 dimension, got dim=-4"),
+        ({"dim": 5119}, r"dim=5119 splits into 5119 x 1 columns, .* take \d+, or"),
+        ({"dim": 206}, r"dim=206 splits into 103 x 2 columns, too narrow on one side"),
+        ({"kind": "hadamard"}, r"projection='hadamard' is not known; it is one of"),
+        ({"refresh": 0}, r"refresh=0: give never, step, or a number of steps"),
+        ({"refresh": -3}, r"refresh=-3"),
+        pytest.param({"refresh": "often"}, r"refresh='?often"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Projection(**options)
+
+
+def test_the_advised_dimension_is_accepted():
+    with pytest.raises(ConfigError) as refused:
+        Projection(dim=5119)
+    advised = int(str(refused.value).split("take ")[1].split(",")[0])
+    rows, columns = Projection(dim=advised).columns
+    assert rows <= 2 * columns
+    assert 5119 < advised < 2 * 5119
+
+
+def test_a_prime_dimension_is_fine_where_there_are_no_sides():
+    assert Projection(dim=5119, kind="gaussian").dim == 5119
+    assert set(KINDS) == {"rademacher", "two-sided", "gaussian", "none"}
