@@ -20,6 +20,11 @@ from dograph.types import Signals
 class Lab:
     tokens: dict[str, int]
     budget: int = 1000
+    steps: int = 100
+
+    @property
+    def strata(self) -> dict[str, int]:
+        return self.tokens
 
 
 LAB = Lab({"a": 700, "b": 200, "c": 100})

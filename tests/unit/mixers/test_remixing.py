@@ -1,0 +1,104 @@
+"""Weights realised by sampling: the mixture that follows from domains, and its bounds."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dograph.domains.partition import Domains
+from dograph.mixers.dograph_options import DoGraphOptions
+from dograph.mixers.remixing import Remixing, bounded
+
+TOKENS = {"a": 600, "b": 300, "c": 100}
+
+
+class Lab:
+    tokens = strata = TOKENS
+    budget = 1000
+    steps = 100
+
+
+def opened(**options) -> Remixing:
+    remixing = Remixing(
+        DoGraphOptions(
+            num_domains=2, remix_every=10, half_life=1e6, **{"realise": "both", **options}
+        )
+    )
+    remixing.open(Lab())
+    return remixing
+
+
+LABEL = torch.tensor([0] * 50 + [1] * 50)
+STRATUM = torch.tensor([0] * 40 + [1] * 10 + [1] * 20 + [2] * 30)
+
+
+def test_strata_are_asked_for_by_the_domains_they_hold():
+    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing.add(LABEL, STRATUM)
+    mixture = remixing.mixture(9, torch.tensor([0.2, 0.8]))
+    # q_a = 0.2 * 40/50, q_b = 0.2 * 10/50 + 0.8 * 20/50, q_c = 0.8 * 30/50
+    assert dict(mixture.weights) == pytest.approx({"a": 0.16, "b": 0.36, "c": 0.48}, abs=1e-6)
+
+
+def test_only_when_due_and_only_where_sampling_realises():
+    remixing = opened()
+    remixing.add(LABEL, STRATUM)
+    assert remixing.mixture(8, torch.tensor([0.5, 0.5])) is None
+    assert remixing.mixture(9, None) is None
+    assert not opened(realise="loss").active
+
+
+def test_an_emphasis_is_never_counted_twice():
+    """After the remix the loss weighs against the shares that the new mixture should give."""
+    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing.add(LABEL, STRATUM)
+    before = _domains(torch.tensor([0.5, 0.5]))
+    assert torch.equal(remixing.expected(before).share_M, torch.tensor([0.5, 0.5]))
+    mixture = remixing.mixture(9, torch.tensor([0.2, 0.8]))
+    q = torch.tensor(list(mixture.weights.values()))
+    # P(domain 1 | stratum): a 0, b 20/30, c 1
+    expected_1 = float(q @ torch.tensor([0.0, 20 / 30, 1.0]))
+    share_M = remixing.expected(before).share_M
+    torch.testing.assert_close(share_M, torch.tensor([1 - expected_1, expected_1]))
+
+
+def test_floor_and_cap_hold():
+    remixing = opened(remix_floor=0.25, max_epochs=2.0)
+    remixing.add(LABEL, STRATUM)
+    weights = remixing.mixture(9, torch.tensor([0.0, 1.0])).weights
+    assert weights["c"] <= 2.0 * 100 / 1000 + 1e-9  # at most twice through 100 of 1000 tokens
+    assert weights["a"] >= 0.25 * 0.6 - 1e-9
+    assert sum(weights.values()) == pytest.approx(1)
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=3, max_size=6),
+    st.lists(st.floats(0.01, 1), min_size=6, max_size=6),
+    st.floats(0.05, 5),
+)
+def test_bounded_shares(share, tokens, epochs):
+    share_S = np.array(share) + 1e-6
+    natural_S = np.array(tokens[: len(share)])
+    natural_S /= natural_S.sum()
+    low_S, high_S = 0.25 * natural_S, epochs * natural_S
+    result_S = bounded(share_S / share_S.sum(), low_S=low_S, high_S=high_S)
+    assert result_S.sum() == pytest.approx(1)
+    if epochs >= 1:  # a corpus that can feed the budget
+        assert (result_S >= low_S - 1e-6).all()
+        assert (result_S <= np.maximum(high_S, low_S) + 1e-6).all()
+
+
+def test_state():
+    remixing, again = opened(), opened()
+    remixing.add(LABEL, STRATUM)
+    again.load_state_dict(remixing.state_dict())
+    w = torch.tensor([0.3, 0.7])
+    assert remixing.mixture(9, w) == again.mixture(9, w)
+
+
+def _domains(share_M: torch.Tensor) -> Domains:
+    zero = torch.zeros(2)
+    return Domains(
+        torch.zeros(1, dtype=torch.int64), share_M, torch.eye(2), zero, zero, zero, zero[0]
+    )
