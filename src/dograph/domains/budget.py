@@ -44,6 +44,17 @@ def cap(weight_B: Tensor, times: float) -> Tensor:
     return (weight_B.double() + level).clamp_max(most).to(weight_B.dtype)
 
 
+def cap_times(times_M: Tensor, share_M: Tensor, most: float) -> Tensor:
+    """`cap` in the mean over domains: min(most, times_j + level), so that shares times it sum to 1."""
+    share_M = share_M / share_M.sum()
+    low, high = torch.zeros_like(share_M[0]), torch.full_like(share_M[0], most)
+    for _ in range(60):
+        level = (low + high) / 2
+        short = (share_M * (times_M + level).clamp(max=most)).sum() < 1
+        low, high = torch.where(short, level, low), torch.where(short, high, level)
+    return (times_M + high).clamp(max=most)
+
+
 def floor_weights(weight_M: Tensor, floor: float, present_M: Tensor) -> Tensor:
     """Domain weights mixed with equal ones until each present domain has at least `floor`.
 

@@ -69,5 +69,8 @@ class Mixer:
         """Take back what `state_dict` gave; tensors come back on the CPU."""
 
     def report(self) -> Report:
-        """Metrics of the last step, named `area/quantity_unit`."""
+        """Metrics of the last step, named `area/quantity_unit`.
+
+        A vector has one entry a domain; `samples/domain` has one a sample, its domain.
+        """
         return {}

@@ -77,13 +77,26 @@ class DoGraph(Mixer):
                 "mixer.scope=stream or epoch, or accumulation=two_sweeps"
             )
         weight_M = self._floored(self.objective(domains), domains)
-        times_M = torch.where(domains.present_M, weight_M / domains.share_M.clamp_min(1e-12), 0.0)
-        if self.options.effective_floor is not None:
-            square = (domains.share_M * times_M.square()).sum()
-            room = (1 / self.options.effective_floor - 1) / (square - 1).clamp_min(1e-12)
+        weight_b = self._lagged(domains, weight_M, signals, num_samples)
+        return torch.where(finite & torch.isfinite(weight_b).all(), weight_b, equal_b)
+
+    def _lagged(
+        self, domains: Domains, weight_M: Tensor, signals: Signals, num_samples: int
+    ) -> Tensor:
+        options, known = self.options, self.remixing.expected(domains)
+        times_M = torch.where(known.present_M, weight_M / known.share_M.clamp_min(1e-12), 0.0)
+        if options.realise == "sampling":
+            times_M = torch.ones_like(times_M)
+        if options.cap is not None:
+            times_M = budget.cap_times(times_M, known.share_M, options.cap)
+        if options.effective_floor is not None:
+            square = (known.share_M * times_M.square()).sum() / known.share_M.sum()
+            room = (1 / options.effective_floor - 1) / (square - 1).clamp_min(1e-12)
             times_M = 1 + room.sqrt().clamp(max=1.0) * (times_M - 1)
         weight_b = times_M[domains.label_B] / num_samples
-        return torch.where(finite & torch.isfinite(weight_b).all(), weight_b, equal_b)
+        if options.within == "unit":  # inside the micro-batch: what it weighs as a whole stays
+            weight_b = weight_b.sum() * budget.within_unit(weight_b, self._norms(signals))
+        return weight_b
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
         """Take in a world batch whose weights were lagged."""
@@ -106,15 +119,17 @@ class DoGraph(Mixer):
         else:
             weight_B = sample_weights(self.remixing.expected(domains), weight_M)
         if options.within == "unit":
-            assert signals.sketch_BK is not None
-            own = signals.block_norm_B if options.norm_from == "blocks" else None
-            norm_B = signals.sketch_BK.norm(dim=1) if own is None else own
-            weight_B = budget.within_unit(weight_B, norm_B.to(weight_B.dtype))
+            weight_B = budget.within_unit(weight_B, self._norms(signals).to(weight_B.dtype))
         if options.cap is not None:
             weight_B = budget.cap(weight_B, options.cap)
         if options.effective_floor is not None:
             weight_B = budget.effective_floor(weight_B, options.effective_floor)
         return weight_B
+
+    def _norms(self, signals: Signals) -> Tensor:
+        assert signals.sketch_BK is not None
+        own = signals.block_norm_B if self.options.norm_from == "blocks" else None
+        return signals.sketch_BK.norm(dim=1) if own is None else own
 
     def remix(self, signals: Signals) -> Mixture | None:
         if signals.step < self.warmup_steps:
@@ -132,7 +147,9 @@ class DoGraph(Mixer):
         """Let the scope learn from the batch, count it, and note what to report."""
         self.domains = domains
         self.scope.observe(sketch_BK, signals.step)
-        if domains is not None:
+        if domains is None:  # none yet, or forgotten with an old projection
+            self.weight_M = self.remixing.count_MS = None
+        else:
             if signals.source_B is not None:
                 self.recent.add(domains.label_B, signals.source_B)
             if self.remixing.active and signals.stratum_B is not None:

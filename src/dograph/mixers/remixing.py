@@ -55,8 +55,10 @@ class Remixing:
         """
         if self.options.realise != "both" or self.count_MS is None:
             return domains
-        share_M = self.count_MS.sum(dim=1) / self.count_MS.sum()
-        return replace(domains, share_M=torch.where(domains.present_M, share_M, 0.0))
+        count_M = self.count_MS.sum(dim=1).to(domains.share_M)
+        counted_M = domains.present_M & (count_M > 0)  # a new domain may have none yet
+        share_M = torch.where(counted_M, count_M / count_M.sum(), domains.share_M)
+        return replace(domains, share_M=share_M)
 
     def mixture(self, step: int, weight_M: Tensor | None) -> Mixture | None:
         """What to draw from after `step`, at most every `remix_every` steps."""

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.embedding import EmbeddingRule
 from dograph.sketch.matrix import MatrixRule
-from dograph.sketch.norm import RMS_NORM_OFFSETS, NormRule
-from dograph.sketch.rule import Rule
+from dograph.sketch.norm import NormRule
+from dograph.sketch.rule import Rule, known_by_name
 
 _KNOWN = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
@@ -105,15 +105,13 @@ def _problem(module: nn.Module, own: dict[str, str]) -> str | None:
         return f"{kind} with a frozen, excluded or missing weight beside a trained bias"
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         return f"{kind} over several axes"
-    if known is not None or kind == "Conv1D" or kind in RMS_NORM_OFFSETS:
-        return None
-    return kind
+    return None if known is not None or known_by_name(module) else kind
 
 
 def _rule(path: str, module: Any, own: dict[str, str], rows: int | None) -> Rule:
     weight: Tensor = module.weight
     if isinstance(module, nn.Embedding):
         return EmbeddingRule(path, module, own, wide=module.num_embeddings == rows)
-    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+    if isinstance(module, nn.Linear) or known_by_name(module) == "Conv1D":
         return MatrixRule(path, module, own, wide=rows is not None and weight.shape[0] == rows)
     return NormRule(path, module, own, wide=False)

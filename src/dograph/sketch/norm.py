@@ -5,22 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.sketch.projection import Fold, Projection
-from dograph.sketch.rule import Gradients, Rule, widened
-
-# How RMSNorms of Hugging Face scale: by their weight, or by 1 + weight.
-RMS_NORM_OFFSETS = {
-    "LlamaRMSNorm": 0,
-    "MistralRMSNorm": 0,
-    "MixtralRMSNorm": 0,
-    "Phi3RMSNorm": 0,
-    "Qwen2RMSNorm": 0,
-    "Qwen3RMSNorm": 0,
-    "SmolLM3RMSNorm": 0,
-    "T5LayerNorm": 0,
-    "GemmaRMSNorm": 1,
-    "Gemma2RMSNorm": 1,
-    "Gemma3RMSNorm": 1,
-}
+from dograph.sketch.rule import RMS_NORM_OFFSETS, Gradients, Rule, known_by_name, widened
 
 
 class NormRule(Rule):
@@ -44,7 +29,7 @@ class NormRule(Rule):
             return F.layer_norm(value, module.normalized_shape, weight, bias, module.eps)
         if isinstance(module, nn.RMSNorm):
             return F.rms_norm(value, tuple(module.normalized_shape), weight, module.eps)
-        return (weight + RMS_NORM_OFFSETS[type(module).__name__]) * self.normalised(value)
+        return (weight + RMS_NORM_OFFSETS[known_by_name(module)]) * self.normalised(value)
 
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         grad = widened(grad)

@@ -25,6 +25,30 @@ from dograph.sketch.tap import Tap, make_slot
 
 Gradients = dict[str, Tensor]
 
+# How RMSNorms of Hugging Face scale: by their weight, or by 1 + weight.
+RMS_NORM_OFFSETS = {
+    "LlamaRMSNorm": 0,
+    "MistralRMSNorm": 0,
+    "MixtralRMSNorm": 0,
+    "Phi3RMSNorm": 0,
+    "Qwen2RMSNorm": 0,
+    "Qwen3RMSNorm": 0,
+    "SmolLM3RMSNorm": 0,
+    "T5LayerNorm": 0,
+    "GemmaRMSNorm": 1,
+    "Gemma2RMSNorm": 1,
+    "Gemma3RMSNorm": 1,
+}
+
+
+def known_by_name(module: Any) -> str:
+    """Conv1D or one of Hugging Face's norms, also where a wrapper made a class of its own of it."""
+    for kind in type(module).__mro__:
+        known = kind.__name__ == "Conv1D" or kind.__name__ in RMS_NORM_OFFSETS
+        if known and type(module).forward is vars(kind).get("forward"):
+            return str(kind.__name__)
+    return ""
+
 
 class Rule:
     """A layer, its canonical parameter names and its slots."""

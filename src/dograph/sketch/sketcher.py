@@ -31,7 +31,7 @@ from dograph.sketch.explicit import materialised, one_backward_per_sample, sketc
 from dograph.sketch.fitting import EXPLICIT, require_fitting, require_no_strays
 from dograph.sketch.pending import Deferred, Materialised, Pending, RetainedGraph, TopDown
 from dograph.sketch.projection import DEFAULT_DIM, Kind, Projection
-from dograph.sketch.ranks import average_gradients, gather_rows, local_rows
+from dograph.sketch.ranks import average_gradients, gather_rows, is_sharded, local_rows
 from dograph.sketch.recording import replaced_forward, unwrapped
 from dograph.sketch.rule import Gradients, Rule
 from dograph.sketch.tap import Cut, make_slot
@@ -174,7 +174,9 @@ class Sketcher:
         """Fill `.grad` with the gradient of sum_i weight_i loss_i; return this rank's weights."""
         weight_B = self.local(mixer.weigh(self.signals(loss_B, source_B)))
         self._last.pending.backward(weight_B)
-        if self.reduces:
+        wrapped = isinstance(self.wrapper, DistributedDataParallel)
+        sharded = any(is_sharded(parameter) for parameter in self.parameters.values())
+        if self.reduces or not (wrapped or sharded):  # no wrapper has averaged over the ranks
             average_gradients(self.parameters.values())
         return weight_B
 

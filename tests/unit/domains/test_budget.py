@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from dograph.domains.budget import cap, effective_floor, floor_weights, within_unit
+from dograph.domains.budget import cap, cap_times, effective_floor, floor_weights, within_unit
 from dograph.errors import ConfigError
 
 
@@ -114,3 +114,14 @@ def test_impossible_bounds_are_refused():
     for times in (0.5, torch.nan):
         with pytest.raises(ConfigError, match="at least 1"):
             cap(torch.ones(1), times)
+
+
+def test_a_cap_in_the_mean_over_domains():
+    share_M = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    times_M = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+    for most in (1.0, 1.2, 2.0, 5.0):
+        capped_M = cap_times(times_M, share_M, most)
+        assert float(share_M @ capped_M) == pytest.approx(1)
+        assert float(capped_M.max()) <= most + 1e-12
+    torch.testing.assert_close(cap_times(times_M, share_M, 5.0), times_M)
+    torch.testing.assert_close(cap_times(times_M, share_M, 1.0), torch.ones_like(times_M))

@@ -28,11 +28,14 @@ class Lab:
         return self.tokens
 
 
-def batch(step=0, *, groups=4, noise=0.3, size=SIZE, seed=0, projection=0):
+UNEVEN = torch.tensor([0] * 10 + [1] * 7 + [2] * 5 + [3] * 2)
+
+
+def batch(step=0, *, groups=4, noise=0.3, size=SIZE, seed=0, projection=0, source_B=None):
     """Samples around a few directions of different length; the direction is the source."""
     centre_MK = torch.randn(groups, DIM, generator=torch.Generator().manual_seed(seed))
     centre_MK *= torch.arange(1, groups + 1)[:, None]
-    source_B = torch.arange(size) % groups
+    source_B = torch.arange(size) % groups if source_B is None else source_B
     spread = torch.randn(size, DIM, generator=torch.Generator().manual_seed(1000 * seed + step + 1))
     sketch_BK = centre_MK[source_B] + noise * spread
     return Signals(
@@ -53,7 +56,7 @@ def test_contract(options):
 
 def test_algorithm_1_written_out():
     """K-means by scikit-learn, the objective by scipy, c_i = w_j / |D_j|."""
-    signals = batch()
+    signals = batch(source_B=UNEVEN)
     mixer = DoGraph("paper", num_domains=4)
     weight_B = mixer.weigh(signals)
     X = signals.sketch_BK.double().numpy()
@@ -80,7 +83,7 @@ def test_algorithm_1_written_out():
 
 def test_equal_weights_where_weights_are_shares():
     mixer = DoGraph("paper", num_domains=4, objective={"name": "precision", "q": 0.0})
-    weight_B = mixer.weigh(batch())
+    weight_B = mixer.weigh(batch(source_B=UNEVEN))
     torch.testing.assert_close(weight_B, torch.full((SIZE,), 1 / SIZE))
 
 

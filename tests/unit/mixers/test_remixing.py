@@ -29,16 +29,16 @@ def opened(**options) -> Remixing:
     return remixing
 
 
-LABEL = torch.tensor([0] * 50 + [1] * 50)
-STRATUM = torch.tensor([0] * 40 + [1] * 10 + [1] * 20 + [2] * 30)
+LABEL = torch.tensor([0] * 60 + [1] * 40)
+STRATUM = torch.tensor([0] * 45 + [1] * 15 + [1] * 10 + [2] * 30)
 
 
 def test_strata_are_asked_for_by_the_domains_they_hold():
     remixing = opened(remix_floor=0.0, max_epochs=100.0)
     remixing.add(LABEL, STRATUM)
     mixture = remixing.mixture(9, torch.tensor([0.2, 0.8]))
-    # q_a = 0.2 * 40/50, q_b = 0.2 * 10/50 + 0.8 * 20/50, q_c = 0.8 * 30/50
-    assert dict(mixture.weights) == pytest.approx({"a": 0.16, "b": 0.36, "c": 0.48}, abs=1e-6)
+    # q_a = 0.2 * 45/60, q_b = 0.2 * 15/60 + 0.8 * 10/40, q_c = 0.8 * 30/40
+    assert dict(mixture.weights) == pytest.approx({"a": 0.15, "b": 0.25, "c": 0.6}, abs=1e-6)
 
 
 def test_only_when_due_and_only_where_sampling_realises():
@@ -53,12 +53,12 @@ def test_an_emphasis_is_never_counted_twice():
     """After the remix the loss weighs against the shares that the new mixture should give."""
     remixing = opened(remix_floor=0.0, max_epochs=100.0)
     remixing.add(LABEL, STRATUM)
-    before = _domains(torch.tensor([0.5, 0.5]))
-    assert torch.equal(remixing.expected(before).share_M, torch.tensor([0.5, 0.5]))
+    before = _domains(torch.tensor([0.6, 0.4]))
+    torch.testing.assert_close(remixing.expected(before).share_M, torch.tensor([0.6, 0.4]))
     mixture = remixing.mixture(9, torch.tensor([0.2, 0.8]))
     q = torch.tensor(list(mixture.weights.values()))
-    # P(domain 1 | stratum): a 0, b 20/30, c 1
-    expected_1 = float(q @ torch.tensor([0.0, 20 / 30, 1.0]))
+    # P(domain 1 | stratum): a 0, b 10/25, c 1
+    expected_1 = float(q @ torch.tensor([0.0, 10 / 25, 1.0]))
     share_M = remixing.expected(before).share_M
     torch.testing.assert_close(share_M, torch.tensor([1 - expected_1, expected_1]))
 
