@@ -7,6 +7,9 @@ if TYPE_CHECKING:
     from dograph.corpus.corpus import Corpus as Corpus
     from dograph.corpus.sampler import Sampler as Sampler
     from dograph.mixers.base import Mixer as Mixer
+    from dograph.mixers.dograph import DoGraph as DoGraph
+    from dograph.sketch.head import sketched_cross_entropy as sketched_cross_entropy
+    from dograph.sketch.sketcher import Sketcher as Sketcher
     from dograph.types import Mixture as Mixture
     from dograph.types import Signals as Signals
 
@@ -15,12 +18,24 @@ __version__ = "0.1.0"
 # Names are imported when first used: `import dograph` stays as cheap as an empty module.
 _HOMES = {
     "Corpus": "dograph.corpus.corpus",
+    "DoGraph": "dograph.mixers.dograph",
     "Mixer": "dograph.mixers.base",
     "Mixture": "dograph.types",
     "Sampler": "dograph.corpus.sampler",
     "Signals": "dograph.types",
+    "Sketcher": "dograph.sketch.sketcher",
+    "sketched_cross_entropy": "dograph.sketch.head",
 }
-__all__ = ["Corpus", "Mixer", "Mixture", "Sampler", "Signals"]
+__all__ = [
+    "Corpus",
+    "DoGraph",
+    "Mixer",
+    "Mixture",
+    "Sampler",
+    "Signals",
+    "Sketcher",
+    "sketched_cross_entropy",
+]
 
 
 def __getattr__(name: str) -> Any:

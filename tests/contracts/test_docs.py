@@ -39,12 +39,28 @@ def test_every_preset_and_mixer_is_documented():
 
 
 @pytest.mark.parametrize(
-    "command", [["train"], ["losses"], ["doctor"], ["data", "prepare"], ["data", "show"]]
+    "command",
+    [
+        ["train"],
+        ["losses"],
+        ["graph"],
+        ["explain"],
+        ["inspect"],
+        ["doctor"],
+        ["data", "prepare"],
+        ["data", "show"],
+    ],
 )
 def test_every_command_has_help_that_shows_examples(command):
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
-    examples = {"train": "dograph train --resume", "prepare": "dograph data prepare demo"}
+    examples = {
+        "train": "dograph train --resume",
+        "prepare": "dograph data prepare demo",
+        "graph": "dograph graph runs/mine --out graph.dot",
+        "explain": "dograph explain runs/mine --step 500",
+        "inspect": "dograph inspect runs/mine --corpus",
+    }
     assert examples.get(command[-1], command[-1]) in result.output
 
 

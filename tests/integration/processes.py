@@ -17,6 +17,7 @@ SETTINGS = (
     "checkpoint.every=5",
     "optim.warmup_steps=5",
     "log.every=4",
+    "mixer.name=natural",
 )
 
 

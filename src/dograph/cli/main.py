@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from dograph.cli import data, doctor, losses, show, train
+from dograph.cli import data, doctor, explain, graph, inspect, losses, show, train
 from dograph.errors import DographError
 
 app = typer.Typer(
@@ -16,6 +16,9 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("losses")(losses.losses)
+app.command("graph")(graph.graph)
+app.command("explain")(explain.explain)
+app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)
 data.app.command("show")(show.show)
 app.add_typer(data.app, name="data")

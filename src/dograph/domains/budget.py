@@ -45,7 +45,7 @@ def cap(weight_B: Tensor, times: float) -> Tensor:
 
 
 def cap_times(times_M: Tensor, share_M: Tensor, most: float) -> Tensor:
-    """`cap` in the mean over domains: min(most, times_j + level), so that shares times it sum to 1."""
+    """`cap` in the mean over domains: min(most, times_j + level), its mean over shares being 1."""
     share_M = share_M / share_M.sum()
     low, high = torch.zeros_like(share_M[0]), torch.full_like(share_M[0], most)
     for _ in range(60):

@@ -29,12 +29,14 @@ class Recent:
         return agreement(label_N, source_N, self.num_domains, self.num_sources)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        held = {
             f"{what}/{i}": batch[k]
             for i, batch in enumerate(self.batches)
             for k, what in enumerate(("label", "source"))
         }
+        return {"num_sources": self.num_sources, **held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_sources = state["num_sources"]
         held = range(len(state) // 2)
         self.batches = [(state[f"label/{i}"], state[f"source/{i}"]) for i in held]

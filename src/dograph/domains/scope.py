@@ -30,6 +30,12 @@ class Scope(Protocol):
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         """Take the batch in; it counts from the next step on."""
 
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        """Where samples fall, changing nothing: label_B, and closeness_BM to each centroid.
+
+        Greater is nearer, -inf for domains without samples. None while no domains are known.
+        """
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -71,6 +77,13 @@ class BatchScope:
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         pass
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        """These samples are clustered among themselves: no others are remembered."""
+        cluster, label_B = self.cluster, self.cluster(sketch_BK, step)
+        point_BK = torch.nn.functional.normalize(sketch_BK) if cluster.normalise else sketch_BK
+        centroid_MK = domain_means(point_BK, label_B, cluster.num_domains)
+        return label_B, closeness(point_BK, centroid_MK, cluster.normalise)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -117,6 +130,12 @@ class EpochScope:
         self.centroid_MK = centroid_MK
         self.domains = partition(pool_PK, label_P, self.cluster.num_domains)
 
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        if self.centroid_MK is None:
+            return None
+        near_BM = closeness(sketch_BK, self.centroid_MK.to(sketch_BK), self.cluster.normalise)
+        return first_argmin(-near_BM), near_BM
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"projection": self.projection}
         state |= {f"pool/{i}": sketch_BK for i, sketch_BK in enumerate(self.pool)}
@@ -136,13 +155,20 @@ class EpochScope:
 
 def nearest(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
     """The domain whose centroid is nearest, by angle or by distance; ties by index."""
+    return first_argmin(-closeness(point_BK, centroid_MK, normalise))
+
+
+def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
+    """Cosine to each centroid, or minus the squared distance; -inf to that of an empty domain."""
+    known_M = torch.isfinite(centroid_MK).all(dim=1)
+    centroid_MK = torch.where(known_M[:, None], centroid_MK, 0.0)
     cross_BM = point_BK @ centroid_MK.T
+    square_B1, square_M = point_BK.square().sum(dim=1)[:, None], centroid_MK.square().sum(dim=1)
     if normalise:
-        return first_argmin(-cross_BM / centroid_MK.norm(dim=1).clamp_min(1e-30))
-    # The point's own norm is the same for all: |c|^2 - 2 x.c decides. Empty domains take nobody.
-    square_M = centroid_MK.square().sum(dim=1)
-    distance_BM = square_M - 2 * cross_BM
-    return first_argmin(torch.where(torch.isfinite(distance_BM), distance_BM, torch.inf))
+        near_BM = cross_BM / (square_B1.sqrt() * square_M.sqrt()).clamp_min(1e-30)
+    else:
+        near_BM = 2 * cross_BM - square_B1 - square_M
+    return torch.where(known_M, near_BM, -torch.inf)
 
 
 def domain_means(point_BK: Tensor, label_B: Tensor, num_domains: int) -> Tensor:

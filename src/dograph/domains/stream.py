@@ -72,6 +72,13 @@ class StreamScope:
         if "count_M" not in self.sums and len(self.pool) == FIT_BATCHES:
             self.sums |= self._fitted(step)
 
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        if "count_M" not in self.sums:
+            return None
+        self._move(sketch_BK.device)
+        near_BM = self._cosines(self._directions(sketch_BK))
+        return first_argmin(-near_BM), near_BM
+
     def _move(self, device: torch.device) -> None:
         """A restored state comes on the CPU."""
         self.sums = {name: value.to(device) for name, value in self.sums.items()}
@@ -87,8 +94,11 @@ class StreamScope:
         self.sums["centre_K"] = self.decay * self.sums.get("centre_K", zero) + unit_K
         self.sums["centre_count"] = self.decay * self.sums.get("centre_count", zero) + size
 
+    def _cosines(self, direction_BK: Tensor) -> Tensor:
+        return direction_BK @ F.normalize(self.sums["direction_MK"]).T
+
     def _label(self, direction_BK: Tensor) -> Tensor:
-        return first_argmin(-(direction_BK @ F.normalize(self.sums["direction_MK"]).T))
+        return first_argmin(-self._cosines(direction_BK))
 
     def _add(self, sketch_BK: Tensor) -> None:
         """Decay what is known and add a batch."""
@@ -144,7 +154,7 @@ class StreamScope:
         poor = count_M.argmin()
         needed = count_M[poor] < count_M.sum() / (4 * num)
         direction_BK = self._directions(sketch_BK)
-        far = (direction_BK @ F.normalize(sums["direction_MK"]).T).amax(dim=1).argmin()
+        far = self._cosines(direction_BK).amax(dim=1).argmin()
         one_M = (torch.arange(num, device=count_M.device) == poor) & needed
         mass = count_M.sum() / (2 * num)
         square = sketch_BK[far].square().sum()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dograph.errors import ConfigError, did_you_mean
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Part(BaseModel):
@@ -50,7 +51,9 @@ class MixerConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field("natural", description="natural, uniform, static, ... or module:Class")
+    name: str = Field(
+        "dograph", description="dograph, natural, uniform, static, ... or module:Class"
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -119,6 +122,15 @@ class EvalConfig(Part):
     max_blocks: int = Field(32, ge=1, description="validation samples per source")
 
 
+class ProbeConfig(Part):
+    """Sketches of the same held-out rows as the model changes, for mixers that need sketches."""
+
+    rows: int = Field(512, ge=0, description="held-out samples, alike from every source; 0: none")
+    at: list[Fraction] = Field(
+        default=[0.0, 0.01, 0.03, 0.1, 0.3, 1.0], description="fractions of the run's steps"
+    )
+
+
 class CheckpointConfig(Part):
     every: int = Field(50, ge=0, description="steps between checkpoints; 0: only when it stops")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
@@ -143,6 +155,7 @@ class RunConfig(Part):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+    probe: ProbeConfig = ProbeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
 

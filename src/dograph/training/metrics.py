@@ -60,14 +60,21 @@ def step_rows(
 
 
 def report_rows(records: Sequence[StepRecord]) -> list[Row]:
-    """What the mixer reported, brought over in one transfer; a vector has one entry a domain."""
-    tensors = [v for r in records for v in r.report.values() if isinstance(v, torch.Tensor)]
+    """What the mixer reported, brought over in one transfer; a vector has one entry a domain.
+
+    What it reported of single samples goes to samples.jsonl instead.
+    """
+    reports = [
+        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
+        for record in records
+    ]
+    tensors = [v for report in reports for v in report.values() if isinstance(v, torch.Tensor)]
     flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
     numbers = iter(flat)
     rows: list[Row] = []
-    for record in records:
+    for report in reports:
         row: Row = {}
-        for name, value in record.report.items():
+        for name, value in report.items():
             if not isinstance(value, torch.Tensor):
                 row[name] = value
             elif value.dim() == 0:
@@ -77,6 +84,36 @@ def report_rows(records: Sequence[StepRecord]) -> list[Row]:
                 row |= {f"{area}/{j}/{quantity}": next(numbers) for j in range(len(value))}
         rows.append(row)
     return rows
+
+
+def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl: what each sample counted, equal weights being 1, and its domain.
+
+    One transfer for all records.
+    """
+    if not records:
+        return []
+    nowhere = torch.full_like(records[0].weight_B, -1.0)
+    both_2NB = torch.stack(
+        [
+            torch.stack([len(record.weight_B) * record.weight_B for record in records]),
+            torch.stack([_domains_of(record, nowhere) for record in records]),
+        ]
+    )
+    weights, domains = both_2NB.tolist()
+    return [
+        {
+            "step": record.step + 1,
+            "weight": [round(weight, 6) for weight in weight_B],
+            "domain": None if domain_B[0] < 0 else [int(domain) for domain in domain_B],
+        }
+        for record, weight_B, domain_B in zip(records, weights, domains, strict=True)
+    ]
+
+
+def _domains_of(record: StepRecord, nowhere: torch.Tensor) -> torch.Tensor:
+    found = record.report.get("samples/domain")
+    return found.to(nowhere) if isinstance(found, torch.Tensor) else nowhere
 
 
 def validation_row(
@@ -99,7 +136,7 @@ def validation_row(
 
 
 class MetricsFile:
-    """metrics.jsonl, appended to; what is written is a whole number of lines."""
+    """metrics.jsonl, or another like it, appended to: what is written is whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -56,12 +56,13 @@ def _paper(model: str, corpus: str, part: dict[str, Any], dropout: float) -> dic
         "run": f"runs/paper-{model}",
         "data": {"corpus": corpus},
         "model": {"preset": model, "dropout": dropout},
+        "mixer": {"name": "dograph", "recipe": "paper"},
     }
     return merge(_PAPER, part, own)
 
 
 RUN_PRESETS: dict[str, dict[str, Any]] = {
-    "demo": {},
+    "demo": {"probe": {"rows": 32}},  # six probes of 512 rows would cost as much as the run
     "paper-gpt2-mini": _paper("gpt2-mini", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
     "paper-gpt2-small": _paper("gpt2-small", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
     "paper-gpt2-medium": _paper("gpt2-medium", "data/slimpajama-6b", _PAPER_GPT2, 0.1),

@@ -4,6 +4,9 @@ config.yaml     the resolved configuration; `dograph train config.yaml` replays 
 env.json        versions and devices
 metrics.jsonl   one line a step, and one a validation
 weights.jsonl   the weight log: mixtures and counters by step
+samples.jsonl   for mixers that look at samples: one line a step, weight and domain of each sample
+graph.jsonl     for DoGraph: the domain graph at every validation
+probes/         for mixers that need sketches: step-00000100: sketches of the same held-out rows
 checkpoints/    step-00000100/: model (Hugging Face), optimizer, mixer, weight log
 model           link to the newest checkpoint's model, once the run is complete
 """
@@ -30,6 +33,9 @@ class RunDirectory:
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.jsonl"
         self.weights_file = path / "weights.jsonl"
+        self.samples_file = path / "samples.jsonl"
+        self.graph_file = path / "graph.jsonl"
+        self.probes = path / "probes"
         self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
 
@@ -92,7 +98,12 @@ class RunDirectory:
 
     def clean(self) -> None:
         """Remove what a kill left behind."""
-        for path in [*self.checkpoints.glob(".*"), *self.path.glob(".*.tmp")]:
+        left = [
+            *self.checkpoints.glob(".*"),
+            *self.path.glob(".*.tmp"),
+            *self.probes.glob(".*.tmp"),
+        ]
+        for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def rotate(self, keep: int) -> None:
@@ -102,12 +113,21 @@ class RunDirectory:
             os.rename(self.checkpoint(step), doomed)
             shutil.rmtree(doomed)
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop the metrics of steps after `step`; they will be made again."""
-        written = self.metrics_file.read_bytes() if self.metrics_file.is_file() else b""
-        lines = [line for line in written.splitlines(keepends=True) if line.endswith(b"\n")]
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-        write_bytes(self.metrics_file, b"".join(kept))
+    def probe(self, step: int) -> Path:
+        """A probe's file; the tensors' lies beside it. It is whole where this one is there."""
+        return self.probes / f"{CHECKPOINT.format(step)}.json"
+
+    def cut(self, step: int) -> None:
+        """Drop what was written of steps after `step`; it will be made again."""
+        self.metrics_file.touch()
+        for file in (self.metrics_file, self.samples_file, self.graph_file):
+            if file.is_file():
+                written = file.read_bytes().splitlines(keepends=True)
+                whole = [line for line in written if line.endswith(b"\n")]
+                write_bytes(file, b"".join(x for x in whole if json.loads(x)["step"] <= step))
+        for path in self.probes.glob("step-*"):
+            if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
+                path.unlink()
 
     def link_model(self, step: int) -> None:
         """Point `model` at the model of a checkpoint."""

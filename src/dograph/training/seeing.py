@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dograph.domains.stream import FIT_BATCHES
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
 from dograph.mixers.dograph import DoGraph
@@ -36,10 +37,16 @@ class Piece:
     loss_b: Tensor
     sketch_bK: Tensor | None
     block_norm_b: Tensor | None
-    pending: Pending
+    pending: Pending | None
+
+    def backward(self, weight_b: Tensor) -> None:
+        """Add this micro-batch's share of the weighted gradient to `.grad`."""
+        assert self.pending is not None
+        self.pending.backward(weight_b)
 
     def without_gradient(self) -> "Piece":
-        return replace(self, loss_b=self.loss_b.detach(), pending=RetainedGraph(self.loss_b))
+        """What is known of the samples, without the activations that their gradient is made of."""
+        return replace(self, loss_b=self.loss_b.detach(), pending=None)
 
 
 class Eyes:
@@ -60,17 +67,8 @@ class Eyes:
 
     def _open_sketcher(self) -> None:
         config, how = self.config, self.config.sketch
-        refresh = how.refresh
-        if isinstance(self.mixer, DoGraph):
-            persistent = self.mixer.options.scope != "batch"
-            refresh = refresh or ("never" if persistent else "step")
-            if persistent and refresh == "step":
-                raise ConfigError(
-                    f"sketch.refresh=step with mixer.scope={self.mixer.options.scope}: domains "
-                    "that last need sketches under one projection; set sketch.refresh to never or "
-                    "to some hundreds of steps, or mixer.scope to batch"
-                )
-        refresh = refresh or "never"
+        self._require_known_domains()
+        refresh = self._refresh()
         if how.mode == "head":
             loss = unwrapped(self.model)
             assert isinstance(loss, PerSampleLoss)
@@ -96,6 +94,45 @@ class Eyes:
             top_blocks=how.top_blocks,
         )
 
+    def _refresh(self) -> int | Literal["never", "step"]:
+        """When projections are redrawn: as asked for, or as the mixer's domains need it."""
+        asked = self.config.sketch.refresh
+        if not isinstance(self.mixer, DoGraph):
+            return "never" if asked is None else asked
+        options = self.mixer.options
+        if options.scope == "batch":
+            return "step" if asked is None else asked
+        remedy = "set sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
+        if asked == "step":
+            raise ConfigError(
+                f"sketch.refresh=step with mixer.scope={options.scope}: domains that last need "
+                f"sketches under one projection; {remedy}"
+            )
+        first = options.every if options.scope == "epoch" else FIT_BATCHES
+        if isinstance(asked, int) and 0 < asked <= first:
+            raise ConfigError(
+                f"sketch.refresh={asked} with mixer.scope={options.scope}: domains are found from "
+                f"{first} steps, and would be forgotten before any could use them; {remedy}"
+            )
+        return "never" if asked is None else asked
+
+    def _require_known_domains(self) -> None:
+        """Lagged weights are those of domains that were known before the step."""
+        if self.config.sketch.accumulation != "lagged":
+            return
+        remedy = "use sketch.accumulation=two_sweeps, or keep (mode full)"
+        if not isinstance(self.mixer, DoGraph):
+            raise ConfigError(
+                f"sketch.accumulation=lagged with mixer.name={self.config.mixer.name}, which does "
+                f"not say what a sample counts before it has seen the whole batch; {remedy}"
+            )
+        if not self.mixer.scope.keeps_identity:
+            raise ConfigError(
+                f"sketch.accumulation=lagged with mixer.scope={self.mixer.options.scope}: weights "
+                "of a micro-batch need domains that are known before it; set mixer.scope to "
+                f"stream or epoch, or {remedy}"
+            )
+
     def way(self, num_samples: int) -> Way:
         """How weights and gradients come together; every rank must answer alike."""
         if not self.mixer.needs & {"loss", "sketch"}:
@@ -110,15 +147,18 @@ class Eyes:
         if not self.sketches:
             with torch.set_grad_enabled(keep):
                 loss_b = self.losses(token_bT, step, micro)
-            return Piece(loss_b, None, None, RetainedGraph(loss_b))
-        if self.sketcher is None:
-            return self._see_head(token_bT, step, micro, keep=keep)
-        if not keep:
-            taps.enter_context(self.accumulating(last=False))
-        taps.enter_context(self.sketcher.record(token_bT, step))
-        loss_b = self.losses(token_bT, step, micro)
-        sketch = self.sketcher.sketch(loss_b, keep=keep)
-        return Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending)
+            piece = Piece(loss_b, None, None, RetainedGraph(loss_b))
+        elif self.sketcher is None:
+            piece = self._see_head(token_bT, step, micro, keep=keep)
+        else:
+            if not keep:
+                taps.enter_context(self.accumulating(last=False))
+            with self._autocast():  # what is kept of every layer is of the precision it ran in
+                taps.enter_context(self.sketcher.record(token_bT, step))
+            loss_b = self.losses(token_bT, step, micro)
+            sketch = self.sketcher.sketch(loss_b, keep=keep)
+            piece = Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending)
+        return piece if keep else piece.without_gradient()
 
     def _see_head(self, token_bT: Tensor, step: int, micro: int, *, keep: bool) -> Piece:
         assert self.projection is not None
@@ -143,10 +183,13 @@ class Eyes:
     def run(self, token_bT: Tensor, step: int, micro: int) -> Tensor | tuple[Tensor, Tensor]:
         """The model's forward. Dropout is a function of (seed, step, place)."""
         torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
-        half = self.config.train.dtype == "bfloat16"
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+        with self._autocast():
             seen: Tensor | tuple[Tensor, Tensor] = self.model(token_bT)
         return seen
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        half = self.config.train.dtype == "bfloat16"
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=half)
 
     def signals(self, pieces: list[Piece], batch: Batch, step: int) -> Signals:
         """What every rank saw, in the order of the world batch, as far as the mixer needs it."""

@@ -103,7 +103,7 @@ class TrainStep:
                 return weight_B, self.learn(micro_bT, weight_B, batch, step)
             weight_b = self.world.local(weight_B).split([len(piece.loss_b) for piece in pieces])
             for piece, weight in zip(pieces, weight_b, strict=True):
-                piece.pending.backward(weight)
+                piece.backward(weight)
             self.eyes.average_gradients()
             self.watch.lap("backward")
         return weight_B, self.eyes.gathered_losses(pieces, len(batch.source_B))
@@ -134,7 +134,7 @@ class TrainStep:
                 taps.enter_context(self.eyes.accumulating(last=last))
                 piece = self.eyes.see(taps, token_bT, step, i, keep=True)
                 weights.append(self.eyes.weigh_lagged(piece, len(batch.source_B), step))
-                piece.pending.backward(weights[-1] * self.world.size)
+                piece.backward(weights[-1] * self.world.size)
             pieces.append(piece.without_gradient())
         self.eyes.average_gradients()
         self.watch.lap("forward_backward")

@@ -19,12 +19,12 @@ from dograph.training.checkpoint import TrainingState, read_checkpoint, write_ch
 from dograph.training.config import RunConfig
 from dograph.training.interrupts import Interrupts
 from dograph.training.lab import open_lab
-from dograph.training.metrics import SUMMARIES, MetricsFile, Row, step_rows, validation_row
+from dograph.training.metrics import SUMMARIES, Row, validation_row
 from dograph.training.nonfinite import stop_for_nonfinite
 from dograph.training.optim import build_optimizer
 from dograph.training.progress import Progress, open_progress
+from dograph.training.records import Records
 from dograph.training.run_dir import RunDirectory
-from dograph.training.sinks import Sink, open_sink
 from dograph.training.step import StepRecord, TrainStep
 from dograph.training.world import World
 
@@ -63,10 +63,6 @@ class Trainer:
                 f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
                 "prepare the corpus with another: NAME=path"
             )
-        self.bytes_per_token = {
-            "train": self.corpus.bytes_per_token("train"),
-            "validation": self.corpus.bytes_per_token("validation"),
-        }
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(config.train.deterministic)
@@ -84,6 +80,9 @@ class Trainer:
         compiled: nn.Module = torch.compile(model) if config.train.compile else model  # type: ignore[assignment]
         runnable = world.wrap(compiled)  # outermost, so that accumulation can hold its messages
         self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
+        self.outputs = Records(
+            config, run, self.corpus, self.state, self.step.eyes, main=world.is_main
+        )
         self.validation_blocks = {
             source: validation_blocks(
                 self.corpus, source, config.data.seq_len, config.eval.max_blocks
@@ -111,7 +110,7 @@ class Trainer:
             self.begin()
         if self.world.is_main:
             self.run.clean()
-            self.run.cut_metrics(self.done)
+            self.run.cut(self.done)
             self.write_weights()
             self.tidy()
         self.world.barrier()
@@ -125,6 +124,7 @@ class Trainer:
         clock = Clock(config.train.batch_size * config.data.seq_len)
         asked = 0
         try:
+            clock.start += self.outputs.probe(self.done)
             with Interrupts() as interrupts:
                 while self.done < total and not asked:
                     record = self.advance(loader)
@@ -137,6 +137,8 @@ class Trainer:
                         self.write_metrics(clock, progress)
                     if validates:
                         self.write_validation(progress)
+                        self.outputs.write_graph(self.done)
+                    clock.start += self.outputs.probe(self.done)
                     if saves:
                         self.save()
         except OSError as error:
@@ -186,20 +188,18 @@ class Trainer:
         records, self.records = self.records, []
         if bool(records[-1].halted):
             bad = next(i for i, record in enumerate(records) if bool(record.halted))
-            self.write_rows(
-                step_rows(records[:bad], self.corpus.sources, self.bytes_per_token["train"])
-            )
+            self.outputs.write(self.outputs.rows(records[:bad]))
             self.write_weights()
             stop_for_nonfinite(
                 records[bad], self.run, self.corpus, self.state.sampler, main=self.world.is_main
             )
-        rows = step_rows(records, self.corpus.sources, self.bytes_per_token["train"])
+        rows = self.outputs.rows(records)
         rows[-1] |= clock.lap(len(records))
         if self.done % self.config.log.every == 0 or self.done == self.config.train.steps:
             # Not where a run merely stopped: its rows must be those of one that did not.
             epochs = self.state.sampler.epochs(self.done)
             rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
-        self.write_rows(rows)
+        self.outputs.write(rows)
         self.write_weights()
         speed = rows[-1]["time/tokens_per_second"]
         note = f"loss {rows[-1]['train/loss_nats']:.3f}  {speed:,.0f} tokens/s"
@@ -224,9 +224,9 @@ class Trainer:
             total=self.total_on_device,
         )
         model.train()
-        tokens = self.corpus.tokens_by_source()
-        row = validation_row(self.done, nats, tokens, self.bytes_per_token["validation"])
-        self.write_rows([row])
+        tokens, widths = self.corpus.tokens_by_source(), self.corpus.bytes_per_token("validation")
+        row = validation_row(self.done, nats, tokens, widths)
+        self.outputs.write([row])
         if nats:
             progress.say(
                 f"step {self.done}: validation loss {row['valid/mean/loss_nats']:.4f} nats"
@@ -243,7 +243,7 @@ class Trainer:
 
     def save(self) -> None:
         if self.world.is_main:
-            self.metrics.sync()
+            self.outputs.sync()
             tokenizer = self.corpus.manifest.tokenizer.file
             file = self.corpus.directory / tokenizer if tokenizer else None
             write_checkpoint(self.run, self.done, self.state, file)
@@ -257,29 +257,10 @@ class Trainer:
             self.run.link_model(self.done)
 
     def open_outputs(self) -> None:
-        self.sinks: list[Sink] = []
-        if not self.world.is_main:
-            return
-        self.metrics = MetricsFile(self.run.metrics_file)
-        values = self.config.model_dump(mode="json")
-        self.sinks = [
-            open_sink(name, self.run.path, self.run.path.name, values, self.done + 1)
-            for name in self.config.log.sinks
-        ]
-
-    def write_rows(self, rows: list[Row]) -> None:
-        if not self.world.is_main:
-            return
-        self.metrics.write(rows)
-        for sink in self.sinks:
-            for row in rows:
-                sink.log(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
+        self.outputs.open(self.done)
 
     def close_outputs(self) -> None:
-        if self.world.is_main:
-            self.metrics.close()
-        for sink in self.sinks:
-            sink.close()
+        self.outputs.close()
 
 
 def is_due(step: int, every: int) -> bool:

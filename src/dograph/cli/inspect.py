@@ -1,0 +1,181 @@
+"""dograph inspect: what a model perceives as domains in a corpus, without training."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dograph.report.inspection import Inspection
+
+LEVEL = 0.05  # corrected p-value at which two sources count as told apart
+MOST_PAIRS = 30  # shown; the file has them all
+LINE_SECONDS = 5.0
+
+
+def inspect(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="a causal LM: folder, Hugging Face name, run, or preset", show_default=False
+        ),
+    ],
+    corpus: Annotated[str, typer.Option(help="a prepared corpus, or demo, unigram, bigram")],
+    rows: Annotated[int, typer.Option(help="rows in all, shared equally among the sources")] = 256,
+    domains: Annotated[int, typer.Option(help="domains to divide them into")] = 11,
+    out: Annotated[Path, typer.Option(help="folder for the findings")] = Path("inspect"),
+    seq_len: Annotated[
+        int | None, typer.Option(min=2, help="tokens of a row; 256 if the model has as many")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="a parameter to leave out; may be repeated")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of projection, tests and clustering")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+) -> None:
+    r"""Show what a model perceives in a corpus: which sources it tells apart, and its own domains.
+
+    Nothing is trained: gradients of held-out rows are sketched and compared. Two sources are told
+    apart where their MMD is larger than relabelling explains.
+
+    \b
+    dograph inspect runs/mine --corpus data/mine
+    dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
+    """
+    from dograph.cli.preparing import ensured
+    from dograph.report.inspection import inspect_model
+    from dograph.report.subject import Request
+
+    request = Request(
+        model=model,
+        corpus=ensured(corpus),
+        rows=rows,
+        domains=domains,
+        seq_len=seq_len,
+        seed=seed,
+        device=device,
+        exclude=tuple(exclude or ()),
+    )
+    with _shown() as report:
+        found = inspect_model(request, report)
+        found.save(out)
+    _print(found)
+    for note in found.notes:
+        print(f"note: {note}")
+    print(f"findings: {out}")
+
+
+def _print(found: "Inspection") -> None:
+    from rich.console import Console
+
+    from dograph.report.graphs import edge_table, node_table
+
+    # A pipe has no width to fit into, and what is cut off there is lost.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(_source_table(found))
+    if found.pairs:
+        apart = sum(pair.p_value <= LEVEL for pair in found.pairs)
+        print(f"told apart: {apart} of {len(found.pairs)} pairs of sources (p <= {LEVEL:g}, Holm)")
+        console.print(_pair_table(found))
+        console.print(_part_table(found))
+    console.print(node_table(found.graph, "domains that the model perceives"))
+    console.print(edge_table(found.graph))
+    console.print(_example_table(found))
+    print(f"domains against sources: NMI {found.nmi:.3f}, purity {found.purity:.3f}")
+
+
+def _table(title: str, *columns: str) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    for column in columns:
+        right = column not in ("source", "sources", "part", "farthest", "text")
+        table.add_column(column, justify="right" if right else "left", no_wrap=right)
+    return table
+
+
+def _source_table(found: "Inspection") -> "Table":
+    from rich.markup import escape
+
+    title = f"{found.split} rows of {found.seq_len} tokens"
+    table = _table(title, "source", "rows", "loss nats")
+    for source, count in found.rows.items():
+        table.add_row(escape(source), str(count), f"{found.loss_nats[source]:.4f}")
+    return table
+
+
+def _pair_table(found: "Inspection") -> "Table":
+    from rich.markup import escape
+
+    table = _table("sources, farthest first", "sources", "MMD^2", "separation", "p")
+    for pair in found.pairs[:MOST_PAIRS]:
+        names = escape(f"{pair.first} - {pair.second}")
+        figures = (_figure(pair.mmd_squared), _figure(pair.separation), f"{pair.p_value:.4f}")
+        table.add_row(names, *figures)
+    if len(found.pairs) > MOST_PAIRS:
+        table.add_row(f"{len(found.pairs) - MOST_PAIRS} more in inspection.json")
+    return table
+
+
+def _part_table(found: "Inspection") -> "Table":
+    from rich.markup import escape
+
+    title = "where in the model sources lie apart"
+    table = _table(title, "part", "mean separation", "farthest")
+    for part in found.parts:
+        table.add_row(part.name, _figure(part.mean_separation), escape(" - ".join(part.farthest)))
+    return table
+
+
+def _example_table(found: "Inspection") -> "Table":
+    from rich.markup import escape
+
+    table = _table("samples nearest each domain's centre", "domain", "source", "document", "text")
+    for one in found.examples:
+        text = "(no tokenizer: text cannot be shown)" if one.text is None else one.text
+        table.add_row(str(one.domain), escape(one.source), str(one.document), escape(text))
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, int, int], None]]:
+    """Something to report progress to, on stderr: a live bar, or now and then a line."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None)
+
+        yield report
+
+
+class _Lines:
+    """Plain lines: one at each change of stage, and every LINE_SECONDS."""
+
+    def __init__(self) -> None:
+        self._stage, self._due = "", 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage == self._stage and time.monotonic() < self._due and done < total:
+            return
+        self._stage, self._due = stage, time.monotonic() + LINE_SECONDS
+        print(f"{stage}: {done}/{total} rows" if total else stage, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Mixers inside other people's trainers."""

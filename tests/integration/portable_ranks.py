@@ -1,0 +1,166 @@
+"""One rank of somebody's own trainer: a Sketcher under every wrapper, without ours.
+
+Shapes: B samples of all ranks, b of this one, T tokens, K sketch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dograph.errors import ConfigError
+from dograph.mixers.dograph import DoGraph
+from dograph.models.build import build_model
+from dograph.rng import key64
+from dograph.sketch.head import head_projection
+from dograph.sketch.projection import Projection
+from dograph.sketch.ranks import average_gradients, gather_rows, local_rows
+from dograph.sketch.sketcher import Sketcher
+from dograph.types import Signals
+from tiny_steps import take_steps
+
+DIM = 64
+NUM_SAMPLES = 7
+# How unevenly the samples lie on the ranks.
+SHARES = {1: [7], 2: [5, 2], 3: [4, 1, 2]}
+# Wrapper, mode, and whether activations are computed again.
+KINDS = {
+    "bare full": ("none", "full", False),
+    "DDP full": ("DDP", "full", False),
+    "DDP twopass": ("DDP", "twopass", False),
+    "FSDP2 twopass": ("FSDP2", "twopass", False),
+    "FSDP2 twopass, checkpointing": ("FSDP2", "twopass", True),
+    "FSDP2 head": ("FSDP2", "head", False),
+}
+
+
+@dataclass
+class Found:
+    """Two steps: the sketches and weights of the world batch, and the whole gradients."""
+
+    sketch_BK: list[torch.Tensor]
+    weight_B: list[torch.Tensor]
+    gradients: list[dict[str, torch.Tensor]]
+
+
+class Watched(DoGraph):
+    """DoGraph as the paper has it, which remembers what it saw and said."""
+
+    def __init__(self):
+        super().__init__("paper", num_domains=3, restarts=2)
+
+    def weigh(self, signals):
+        self.sketch_BK, self.weight_B = signals.sketch_BK, super().weigh(signals)
+        return self.weight_B
+
+
+def tokens(step):
+    draw = torch.Generator().manual_seed(key64(0, "tokens", step) >> 1)
+    return torch.randint(1, 100, (NUM_SAMPLES, 16), generator=draw)
+
+
+def tiny():
+    return build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=0).train()
+
+
+def wrapped(model, wrapper):
+    if wrapper == "DDP" and dist.is_initialized():
+        return DistributedDataParallel(model)
+    if wrapper == "FSDP2" and dist.is_initialized():
+        for block in model.model.transformer.h:
+            fully_shard(block)
+        return fully_shard(model)
+    return model
+
+
+def train(kind):
+    """Two steps of plain SGD on this rank's samples, as the Sketcher's docstring shows them."""
+    wrapper, mode, checkpointing = KINDS[kind]
+    model = tiny()
+    if checkpointing:
+        model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    runnable = wrapped(model, wrapper)
+    take = _head_step if mode == "head" else _step
+    sketcher = None if mode == "head" else Sketcher(runnable, mode=mode, dim=DIM, refresh="step")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    mixer, found = Watched(), Found([], [], [])
+    for step in range(2):
+        take(runnable, sketcher, mixer, own(tokens(step)), step)
+        found.sketch_BK.append(mixer.sketch_BK)
+        found.weight_B.append(mixer.weight_B)
+        found.gradients.append({name: whole(p.grad) for name, p in model.named_parameters()})
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def _step(runnable, sketcher, mixer, token_bT, step):
+    with sketcher.record(token_bT, step):
+        sketcher.backward(runnable(token_bT), mixer)
+
+
+def _head_step(runnable, _, mixer, token_bT, step):
+    weight_VD = runnable.model.get_output_embeddings().weight
+    projection = Projection(dim=DIM, refresh="step")
+    runnable.head_projection = head_projection(weight_VD, projection, step=step)
+    loss_b, sketch_bK = runnable(token_bT)
+    seen = Signals(
+        step=step, num_samples=NUM_SAMPLES, sketch_BK=gather_rows(sketch_bK), projection=step
+    )
+    weight_b = local_rows(mixer.weigh(seen), len(token_bT))
+    (weight_b * loss_b).sum().backward()
+
+
+def own(token_BT):
+    """This rank's rows."""
+    size, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    return token_BT.split(SHARES[size])[rank]
+
+
+def whole(gradient):
+    return (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+
+
+def train_all(_world=None):
+    return {kind: train(kind) for kind in KINDS}
+
+
+def refusals(_world):
+    """What every mode says to a sharded model, or None."""
+    model = wrapped(tiny(), "FSDP2")
+    said = {}
+    for mode in ("full", "topdown", "exact", "reference", "twopass"):
+        try:
+            Sketcher(model, mode=mode, dim=DIM, top_blocks=1)
+        except ConfigError as error:
+            said[mode] = str(error)
+        else:
+            said[mode] = None
+    return said
+
+
+def rows(world):
+    """Rows of a rank that has none, and gradients of one whose parameter was not used."""
+    rank = world.rank
+    row_bK = torch.arange(3 * rank, dtype=torch.float32).view(rank, 3) + 10 * rank
+    gathered = gather_rows(row_bK)
+    mine = local_rows(torch.arange(float(len(gathered))), rank)
+    used, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    used.grad = torch.full((2,), float(rank))
+    if rank == 0:
+        other.grad = torch.ones(2)
+    average_gradients(parameter for parameter in (used, other))
+    return gathered, mine, [used.grad, other.grad]
+
+
+def everything(world, corpus, runs):
+    """All that ranks do here, in one start of theirs; the steps are those of our own trainer."""
+    return {
+        "steps": take_steps(world, corpus, runs),
+        "portable": train_all(world),
+        "refusals": refusals(world),
+        "rows": rows(world),
+    }

@@ -1,0 +1,262 @@
+"""What a DoGraph run keeps of its domains, exact under resume, and the commands that show it."""
+
+import io
+import json
+import shutil
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
+
+import networkx
+import pytest
+import torch
+from processes import rows
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+
+from corpora import write_corpus
+from dograph.cli.main import main
+from dograph.cli.show import samples_of_step
+from dograph.corpus.manifest import Manifest
+
+SETTINGS = (
+    "data.seq_len=32",
+    "model.preset=tiny",
+    "train.steps=24",
+    "train.batch_size=12",
+    "eval.every=6",
+    "eval.max_blocks=4",
+    "checkpoint.every=8",
+    "checkpoint.keep=9",
+    "optim.warmup_steps=5",
+    "log.every=5",
+    "probe.rows=9",
+    "probe.at=[0, 0.25, 0.5, 1]",
+)
+DOGRAPH = (
+    "mixer.name=dograph",
+    "mixer.num_domains=3",
+    "mixer.restarts=2",
+    "mixer.warmup=0.5",
+    "sketch.dim=64",
+)
+
+
+def dograph(*arguments, code=0):
+    """The command in this process: what it prints, and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    given = patch.object(sys, "argv", ["dograph", *map(str, arguments)])
+    with given, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == code, out.getvalue() + err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """With a tokenizer, whose words are w0 to w99, so that texts can be shown."""
+    directory = write_corpus(tmp_path_factory.mktemp("corpus") / "c")
+    words = {f"w{i}": i for i in range(100)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
+    manifest = Manifest.read(directory)
+    named = manifest.tokenizer.model_copy(update={"file": "tokenizer.json"})
+    manifest.model_copy(update={"tokenizer": named}).write(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """A run that was never stopped."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    dograph("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, *DOGRAPH)
+    return directory
+
+
+def test_a_resumed_run_keeps_the_files_of_one_that_never_stopped(whole, tmp_path):
+    """As after a kill behind step 24 that left the checkpoint of step 16 as the newest."""
+    directory = tmp_path / "run"
+    shutil.copytree(whole, directory, symlinks=True)
+    shutil.rmtree(directory / "checkpoints" / "step-00000024")
+    (directory / "model").unlink()
+    for name in ("samples.jsonl", "graph.jsonl"):
+        with open(directory / name, "a") as file:
+            file.write('{"step": 24, "half')
+    probes = directory / "probes"
+    (probes / ".step-00000024.json.abcd.tmp").write_text("left behind")
+    (probes / "step-00000024.safetensors").write_bytes(b"from the future")
+    early = probes / "step-00000012.safetensors"
+    early.write_bytes(early.read_bytes() + b"kept")
+    dograph("train", "--resume", directory)
+    assert early.read_bytes() == (whole / "probes" / early.name).read_bytes() + b"kept"
+    shutil.copyfile(whole / "probes" / early.name, early)
+    for name in ("samples.jsonl", "graph.jsonl"):
+        assert (directory / name).read_bytes() == (whole / name).read_bytes()
+    assert rows(directory) == rows(whole)
+    kept = {path.name: path.read_bytes() for path in probes.iterdir()}
+    assert kept == {path.name: path.read_bytes() for path in (whole / "probes").iterdir()}
+    steps = (0, 6, 12, 24)
+    endings = ("json", "safetensors")
+    assert sorted(kept) == [f"step-{step:08d}.{ending}" for step in steps for ending in endings]
+
+
+def test_samples_and_metrics_tell_the_same(whole):
+    trained = [row for row in rows(whole) if "optim/lr" in row]
+    samples = lines(whole / "samples.jsonl")
+    assert [row["step"] for row in samples] == list(range(1, 25))
+    for row, sample in zip(trained, samples, strict=True):
+        square = sum(weight**2 for weight in sample["weight"])
+        assert sum(sample["weight"]) == pytest.approx(12, abs=1e-4)
+        assert 144 / square == pytest.approx(row["weights/effective_samples"], rel=1e-5)
+        if sample["step"] <= 10:
+            assert sample["domain"] is None
+            continue
+        counts = [sample["domain"].count(j) for j in range(3)]
+        assert counts == [row[f"domains/{j}/samples"] for j in range(3)]
+    assert samples[11]["weight"] == [1.0] * 12  # warm-up
+    assert len(set(samples[-1]["weight"])) > 1
+
+
+def test_the_graph_is_that_of_the_last_batches(whole):
+    graphs = lines(whole / "graph.jsonl")
+    assert [graph["step"] for graph in graphs] == [12, 18, 24]  # domains from the 11th step on
+    last, metrics = graphs[-1], [row for row in rows(whole) if "optim/lr" in row][-1]
+    counts = [dict.fromkeys(("alpha", "beta", "gamma"), 0) for _ in range(3)]
+    for sample in lines(whole / "samples.jsonl")[-10:]:
+        shown = samples_of_step(whole, sample["step"])
+        for domain, row in zip(sample["domain"], shown, strict=True):
+            counts[domain][row["source"]] += 1
+    for node in last["nodes"]:
+        j = node["domain"]
+        assert node["share"] == pytest.approx(metrics[f"domains/{j}/share"])
+        assert node["weight"] == pytest.approx(metrics[f"domains/{j}/weight"])
+        assert node["norm"] == pytest.approx(metrics[f"domains/{j}/mean_norm"], rel=1e-5)
+        assert node["sources"] == {s: n for s, n in counts[j].items() if n}
+    assert sum(node["samples"] for node in last["nodes"]) == 120
+    assert {(edge["first"], edge["second"]) for edge in last["edges"]} == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_graph_shows_and_exports(whole, tmp_path):
+    out, _ = dograph("graph", whole)
+    assert "domains after step 24" in out
+    graphs = lines(whole / "graph.jsonl")
+    for ending in ("json", "graphml", "dot"):
+        out, _ = dograph("graph", whole, "--step", 18, "--out", tmp_path / f"g.{ending}")
+        assert "3 domains after step 18" in out
+    assert json.loads((tmp_path / "g.json").read_text()) == graphs[1]
+    read = networkx.read_graphml(tmp_path / "g.graphml")
+    expected = {f"n{node['domain']}": node["share"] for node in graphs[1]["nodes"]}
+    assert networkx.get_node_attributes(read, "share") == expected
+    _, err = dograph("graph", whole, "--step", 17, code=2)
+    assert "the nearest is of step 18. Known: 12, 18, 24" in err
+
+
+def test_explain_tells_domains_weights_and_why(whole):
+    shown, sample = samples_of_step(whole, 20), lines(whole / "samples.jsonl")[19]
+    out, _ = dograph("explain", whole, "--step", 20, "--json")
+    told = json.loads(out)
+    assert [row["domain"] for row in told["samples"]] == sample["domain"]
+    assert [row["weight"] for row in told["samples"]] == sample["weight"]
+    for row, expected in zip(told["samples"], shown, strict=True):
+        assert row == {**expected, "domain": row["domain"], "weight": row["weight"]}
+        assert row["text"].startswith("w")
+    metrics = next(row for row in rows(whole) if row["step"] == 20)
+    for domain in told["domains"]:
+        for name in ("share", "weight", "gradient_norm", "mean_norm", "samples"):
+            assert domain[name] == metrics[f"domains/{domain['domain']}/{name}"]
+    assert "objective precision" in told["why"][0]
+    assert "residual" in told["why"][0]
+    out, _ = dograph("explain", whole, "--step", 20)
+    assert all(row["text"][:20] in out for row in shown)
+    assert f"{sample['weight'][0]:.3f}" in out
+    assert "no domains were known yet" in dograph("explain", whole, "--step", 3)[0]
+    assert "warm-up until step 12: all 12 samples" in dograph("explain", whole, "--step", 12)[0]
+    _, err = dograph("explain", whole, "--step", 25, code=2)
+    assert "step 25 is not one of them" in err
+
+
+def test_a_run_without_domains_is_explained_too(corpus, tmp_path):
+    directory = tmp_path / "run"
+    settings = [*SETTINGS, "mixer.name=natural", "train.steps=2", "optim.warmup_steps=0"]
+    dograph("train", f"data.corpus={corpus}", f"run={directory}", *settings)
+    assert not (directory / "samples.jsonl").exists()
+    assert not (directory / "probes").exists()
+    out, _ = dograph("explain", directory, "--step", 2)
+    assert "natural knows no domains: all 12 samples counted alike" in out
+    assert samples_of_step(directory, 2)[0]["text"][:20] in out
+    _, err = dograph("graph", directory, code=2)
+    assert "natural, which knows no domains" in err
+
+
+def test_domains_of_one_batch_are_numbered_alike_everywhere(corpus, tmp_path):
+    """Recipe paper: no identity over time, so they are listed by falling weight."""
+    directory = tmp_path / "run"
+    own = ("mixer.recipe=paper", "mixer.warmup=0", "train.steps=3", "optim.warmup_steps=0")
+    dograph("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, *DOGRAPH, *own)
+    trained = [row for row in rows(directory) if "optim/lr" in row]
+    for row, sample in zip(trained, lines(directory / "samples.jsonl"), strict=True):
+        counts = [sample["domain"].count(j) for j in range(3)]
+        assert counts == [row[f"domains/{j}/samples"] for j in range(3)]
+        for j, weight in zip(sample["domain"], sample["weight"], strict=True):
+            each = row[f"domains/{j}/weight"] / row[f"domains/{j}/share"]
+            assert weight == pytest.approx(each, abs=1e-5)
+    (graph,) = lines(directory / "graph.jsonl")
+    for node in graph["nodes"]:
+        assert node["weight"] == pytest.approx(trained[-1][f"domains/{node['domain']}/weight"])
+        assert node["samples"] == counts[node["domain"]]
+
+
+def test_inspect_tells_what_the_model_perceives(whole, corpus, tmp_path):
+    out, err = dograph(
+        "inspect", whole, "--corpus", corpus, "--rows", 36, "--domains", 4, "--seq-len", 32,
+        "--out", tmp_path / "found",
+    )  # fmt: skip
+    assert "sketching: 36/36 rows" in err
+    for words in ("told apart: ", "block 1 attention", "nearest each domain", "NMI", "w5"):
+        assert words in out
+    found = json.loads((tmp_path / "found" / "inspection.json").read_text())
+    assert found["split"] == "validation"
+    assert sum(found["rows"].values()) == 36
+    assert f"NMI {found['nmi']:.3f}, purity {found['purity']:.3f}" in out
+    graph = json.loads((tmp_path / "found" / "graph.json").read_text())
+    assert graph == found["graph"]
+    assert sum(node["samples"] for node in graph["nodes"]) == 36
+    assert (tmp_path / "found" / "graph.graphml").is_file()
+    for example in found["examples"]:
+        assert example["text"].startswith("w")
+        assert len(example["text"]) <= 80
+
+
+def test_probes_of_the_command_line_can_be_read(whole):
+    about = json.loads((whole / "probes" / "step-00000024.json").read_text())
+    tensors = load_file(whole / "probes" / "step-00000024.safetensors")
+    assert tensors["sketch"].shape == (9, 64)
+    assert sum(domain["samples"] for domain in about["domains"]) == 9
+    first = load_file(whole / "probes" / "step-00000000.safetensors")
+    assert not torch.equal(first["sketch"], tensors["sketch"])
+    assert torch.equal(first["source"], tensors["source"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny", "--corpus", "nowhere"], "nowhere is not a prepared corpus"),
+        (["./nowhere", "--corpus", "C"], "there is no folder ./nowhere"),
+        (["tiny", "--corpus", "C", "--seq-len", 32, "--rows", 5], "too few for 3 sources"),
+        (["tiny", "--corpus", "C", "--seq-len", 32, "--rows", 9], "give 1 to 9"),
+        (["tiny", "--corpus", "C", "--seq-len", 9000], "smaller --seq-len"),
+        (["RUN", "--corpus", "LARGER"], "a vocabulary of 100, smaller than the corpus' 200"),
+        (["RUN", "--corpus", "C", "--seq-len", 513], "has 512 positions"),
+    ],
+)
+def test_mistakes_are_answered_in_words(whole, corpus, tmp_path, arguments, message):
+    if "LARGER" in arguments:
+        write_corpus(tmp_path / "larger", vocab=200)
+    names = {"C": corpus, "RUN": whole, "LARGER": tmp_path / "larger"}
+    arguments = [names.get(argument, argument) for argument in arguments]
+    _, err = dograph("inspect", *arguments, "--out", tmp_path / "found", code=2)
+    assert message in " ".join(err.split())
+    assert not (tmp_path / "found").exists()

@@ -1,0 +1,131 @@
+"""Training steps of a tiny model on a tiny corpus, in this process or as one rank of several.
+
+The learning rate is next to nothing: weights stand still, so every step of two ways to compute it
+can be compared on its own.
+
+Shapes: B samples, K sketch.
+"""
+
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import torch
+
+from dograph.corpus.corpus import Corpus
+from dograph.corpus.loader import Loader
+from dograph.mixers.registry import build_mixer
+from dograph.sketch.recording import unwrapped
+from dograph.training.assembly import open_model, open_sampler
+from dograph.training.lab import open_lab
+from dograph.training.optim import build_optimizer
+from dograph.training.presets import resolve_config
+from dograph.training.step import TrainStep
+from dograph.training.world import World
+
+ALONE = World(rank=0, size=1, device=torch.device("cpu"))
+SETTINGS = (
+    "data.seq_len=16",
+    "model.preset=tiny",
+    "train.batch_size=7",
+    "train.steps=40",
+    "optim.lr=1e-12",
+    "optim.lr_start=0",
+    "optim.lr_end=0",
+    "optim.warmup_steps=0",
+    "optim.clip_norm=1e9",
+    "sketch.dim=64",
+    "sketch.top_blocks=1",
+    "mixer.name=dograph",
+    "mixer.num_domains=3",
+    "mixer.restarts=2",
+    "mixer.warmup=0",
+)
+# Domains of each batch as the paper has them, and domains that last.
+PAPER = ("mixer.recipe=paper",)
+STREAM = ("mixer.scope=stream", "mixer.effective_floor=null", "mixer.half_life=5")
+EPOCH = ("mixer.scope=epoch", "mixer.every=2", "mixer.effective_floor=null")
+FIT_BATCHES = 2  # in place of ten, so that a stream has domains from the third step on
+
+
+@dataclass
+class Taken:
+    """What one step did, with the gradient that the optimizer was given."""
+
+    loss_B: torch.Tensor
+    weight_B: torch.Tensor
+    sketch_BK: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+    report: dict[str, float | torch.Tensor]
+
+
+@dataclass
+class Steps:
+    """A run without its trainer: `take` steps one after the other."""
+
+    step: TrainStep
+    loader: Loader
+    model: torch.nn.Module
+    done: int = 0
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.step.optimizer.register_step_pre_hook(self.keep_gradients)
+
+    def keep_gradients(self, *_):
+        named = unwrapped(self.model).named_parameters()
+        self.gradients = {name: p.grad.clone() for name, p in named}
+
+    def take(self):
+        record = self.step(self.loader.load(self.done), self.done)
+        self.done += 1
+        return Taken(
+            record.loss_B,
+            record.weight_B,
+            record.signals.sketch_BK,
+            self.gradients,
+            record.report,
+        )
+
+
+def open_steps(corpus, *overrides, world=ALONE, mixer=None):
+    config = resolve_config(None, [f"data.corpus={corpus}", *SETTINGS, *overrides])
+    corpus = Corpus(corpus)
+    model = open_model(config, corpus).train()
+    if config.train.activation_checkpointing:
+        model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = build_optimizer(model, config.optim)
+    mixer = mixer or build_mixer(config.mixer.name, config.mixer.options)
+    sampler = open_sampler(config, corpus)
+    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    wrapped = world.wrap(model)
+    loader = Loader(corpus, sampler, rank=world.rank, world_size=world.size)
+    return Steps(TrainStep(config, world, wrapped, optimizer, mixer), loader, wrapped)
+
+
+def take_steps(world, corpus, runs):
+    """Two steps of several runs, given as {name: overrides}, once there are domains."""
+    taken = {}
+    with early_domains():
+        for name, overrides in runs.items():
+            steps = open_steps(corpus, *overrides, world=world)
+            before = FIT_BATCHES if steps.step.mixer.scope.keeps_identity else 0
+            taken[name] = [steps.take() for _ in range(before + 2)][before:]
+            steps.loader.close()
+    return taken
+
+
+def early_domains():
+    return patch("dograph.domains.stream.FIT_BATCHES", FIT_BATCHES)
+
+
+def assert_same_gradients(got, expected, tolerance=1e-6):
+    """As one vector; and each parameter, of which the short ones cancel and so round more."""
+    assert got.keys() == expected.keys()
+    joined = [torch.cat([g[name].flatten() for name in expected]) for g in (got, expected)]
+    assert relative(*joined) < tolerance
+    for name in expected:
+        assert relative(got[name], expected[name]) < 3 * tolerance, name
+
+
+def relative(got, expected):
+    return float((got - expected).norm() / expected.norm())

@@ -1,0 +1,134 @@
+"""The domain graph against the samples it is made of, and its files read back by others."""
+
+import io
+import json
+import re
+
+import networkx
+import numpy as np
+import pytest
+import torch
+
+from dograph.domains.graph_export import (
+    DomainGraph,
+    Edge,
+    Node,
+    build_graph,
+    to_dot,
+    to_graphml,
+    write_graph,
+)
+from dograph.domains.partition import partition
+from dograph.errors import ConfigError
+
+SOURCES = ["C4", "Book", "none"]
+NASTY = 'a <b> & "c"\\n\n\x07 \N{SNOWMAN}'
+
+
+@pytest.fixture
+def sample():
+    generator = torch.Generator().manual_seed(0)
+    sketch_BK = torch.randn(30, 8, generator=generator) + 0.5
+    label_B = torch.randint(3, (30,), generator=generator) + (torch.arange(30) % 7 == 0) * 1
+    label_B[label_B == 1] = 4  # domain 1 is empty
+    source_B = torch.randint(2, (30,), generator=generator)
+    return sketch_BK, label_B, source_B
+
+
+@pytest.mark.parametrize("order", [None, [4, 0, 3, 1, 2]])
+def test_nodes_and_edges_are_those_of_the_samples(sample, order):
+    sketch_BK, label_B, source_B = sample
+    weight_M = torch.tensor([0.3, 0.0, 0.2, 0.1, 0.4])
+    order_M = None if order is None else torch.tensor(order)
+    graph = build_graph(
+        partition(sketch_BK, label_B, 5), weight_M, label_B, source_B, SOURCES,
+        step=7, order_M=order_M,
+    )  # fmt: skip
+    order = order or list(range(5))
+    points = {
+        place: sketch_BK[label_B == domain].double().numpy()
+        for place, domain in enumerate(order)
+        if (label_B == domain).any()
+    }
+    assert graph.step == 7
+    assert [node.domain for node in graph.nodes] == list(points)
+    for node in graph.nodes:
+        point = points[node.domain]
+        mean = point.mean(axis=0)
+        domain = order[node.domain]
+        assert node.share == pytest.approx(len(point) / 30)
+        assert node.weight == pytest.approx(float(weight_M[domain]))
+        assert node.norm == pytest.approx(np.linalg.norm(mean), rel=1e-5)
+        squares = (point**2).sum(axis=1)
+        assert node.gradient_norm == pytest.approx(squares.mean() ** 0.5, rel=1e-5)
+        assert node.spread == pytest.approx(((point - mean) ** 2).sum(axis=1).mean(), rel=1e-4)
+        counts = np.bincount(source_B[label_B == domain].numpy(), minlength=3)
+        expected = {s: int(n) for s, n in zip(SOURCES, counts, strict=True) if n}
+        assert (node.sources, node.samples) == (expected, len(point))
+    pairs = {(e.first, e.second): e for e in graph.edges}
+    assert set(pairs) == {(j, k) for j in points for k in points if j < k}
+    for (j, k), edge in pairs.items():
+        a, b = points[j].mean(axis=0), points[k].mean(axis=0)
+        assert edge.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), rel=1e-5)
+        assert edge.mmd_squared == pytest.approx(((a - b) ** 2).sum(), rel=1e-4)
+
+
+def test_without_weights_there_are_none(sample):
+    sketch_BK, label_B, source_B = sample
+    graph = build_graph(partition(sketch_BK, label_B, 5), None, label_B, source_B, SOURCES, step=0)
+    assert {node.weight for node in graph.nodes} == {None}
+    assert DomainGraph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
+
+
+@pytest.fixture
+def graph():
+    nodes = [
+        Node(0, 0.75, None, 1.0, 2.0, 3.0, 4, {NASTY: 3, "Book": 1}),
+        Node(2, 0.25, 0.5, 1.5, 2.5, 3.5, 0, {}),
+    ]
+    return DomainGraph(9, nodes, [Edge(0, 2, 0.25, 1.75)])
+
+
+def test_graphml_is_read_back_by_networkx(graph):
+    read = networkx.read_graphml(io.BytesIO(to_graphml(graph).encode()))
+    assert set(read.nodes) == {"n0", "n2"}
+    # XML cannot hold a bell, and makes spaces of line breaks in attributes
+    safe = NASTY.replace("\x07", "\N{REPLACEMENT CHARACTER}")
+    first = read.nodes["n0"]
+    assert first[f"source: {safe}"] == 3
+    assert first["source: Book"] == 1
+    assert first["label"] == f"domain 0: {safe} 75 %, Book 25 %"
+    assert (first["share"], first["gradient_norm"], first["samples"]) == (0.75, 2.0, 4)
+    assert "weight" not in first
+    assert read.nodes["n2"]["weight"] == 0.5
+    assert read.edges["n0", "n2"] == {"cosine": 0.25, "mmd_squared": 1.75}
+    assert not read.is_directed()
+
+
+def test_dot_strings_are_escaped(graph):
+    """Strings as Graphviz reads them: a quote ends one unless a backslash stands before it."""
+    text = to_dot(graph)
+    strings = re.findall(r'"((?:[^"\\]|\\.)*)"', text, flags=re.DOTALL)
+    unescaped = [re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], s) for s in strings]
+    assert unescaped == ["step 9", f"domain 0: {NASTY} 75 %, Book 25 %", "domain 2"]
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "S", text, flags=re.DOTALL)
+    assert re.fullmatch(
+        r"graph S \{\n  node \[[^\]]*\];\n(  \d+ \[label=S, width=[\d.]+\];\n)+"
+        r"  0 -- 2 \[weight=0\.25\d*, penwidth=1\.25\d*\];\n\}\n",
+        bare,
+    )
+
+
+def test_domains_that_disagree_are_not_joined_in_dot(graph):
+    apart = DomainGraph(9, graph.nodes, [Edge(0, 2, -0.25, 1.75)])
+    assert " -- " not in to_dot(apart)
+
+
+def test_the_ending_names_the_format(graph, tmp_path):
+    for ending, start in (("json", "{"), ("graphml", "<?xml"), ("dot", "graph ")):
+        write_graph(graph, tmp_path / f"g.{ending}")
+        assert (tmp_path / f"g.{ending}").read_text().startswith(start)
+    with pytest.raises(ConfigError, match=r"\.json, \.graphml, \.dot"):
+        write_graph(graph, tmp_path / "g.png")
+    with pytest.raises(ConfigError, match="does not exist"):
+        write_graph(graph, tmp_path / "nowhere" / "g.dot")

@@ -1,0 +1,65 @@
+"""What a run keeps of its samples, and how it is cut back."""
+
+import torch
+
+from dograph.training.metrics import sample_rows, step_rows
+from dograph.training.run_dir import RunDirectory
+from dograph.training.step import StepRecord
+from dograph.types import Signals
+
+
+def record(step, weights, domains=None):
+    report = {"domains/share": torch.tensor([0.5, 0.5])}
+    if domains is not None:
+        report["samples/domain"] = torch.tensor(domains)
+    return StepRecord(
+        step=step,
+        loss_B=torch.ones(len(weights)),
+        weight_B=torch.tensor(weights),
+        source_B=torch.zeros(len(weights), dtype=torch.int64),
+        grad_norm=torch.tensor(0.5),
+        signals=Signals(step=step, num_samples=len(weights)),
+        halted=torch.tensor(0.0),
+        lr=1e-3,
+        report=report,
+        laps=[],
+    )
+
+
+def test_samples_have_weights_in_equal_weights_and_domains():
+    records = [record(0, [0.25] * 4), record(1, [0.1, 0.2, 0.3, 0.4], [1, 0, 10, 1])]
+    assert sample_rows(records) == [
+        {"step": 1, "weight": [1.0] * 4, "domain": None},
+        {"step": 2, "weight": [0.4, 0.8, 1.2, 1.6], "domain": [1, 0, 10, 1]},
+    ]
+    assert sample_rows([]) == []
+
+
+def test_samples_stay_out_of_the_metrics():
+    before, after = step_rows([record(0, [1.0]), record(1, [1.0], [3])], ["a"], {"a": None})
+    assert before.keys() == after.keys()
+    assert after["domains/1/share"] == 0.5
+
+
+def test_what_lies_after_a_step_is_cut(tmp_path):
+    run = RunDirectory(tmp_path)
+    for file in (run.metrics_file, run.samples_file, run.graph_file):
+        file.write_text('{"step": 4}\n{"step": 5}\n{"step": 5, "x": 1}\n{"step": 6}\n{"step": 4, "')
+    run.probes.mkdir()
+    for step in (0, 5, 6, 40):
+        run.probe(step).write_text("{}")
+        run.probe(step).with_suffix(".safetensors").write_bytes(b"")
+    (run.probes / "step-notes.txt").write_text("mine")
+    run.cut(5)
+    for file in (run.metrics_file, run.samples_file, run.graph_file):
+        assert file.read_text() == '{"step": 4}\n{"step": 5}\n{"step": 5, "x": 1}\n'
+    assert sorted(path.name for path in run.probes.iterdir()) == [
+        *(f"step-{step:08d}.{ending}" for step in (0, 5) for ending in ("json", "safetensors")),
+        "step-notes.txt",
+    ]
+
+
+def test_files_that_were_never_begun_are_not_made(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.cut(5)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
