@@ -23,10 +23,10 @@ demo: $(READY)  ## two short runs on the embedded corpus, and their losses side 
 	@echo "runs: $(RUNS)/demo-natural $(RUNS)/demo-uniform"
 
 test: $(READY)  ## the fast suite, under 6 minutes on two cores
-	$(BIN)/python -m pytest -m 'not slow' -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n $(JOBS)
 
 test-slow: $(READY)  ## what takes longer: many kills, world sizes, a real corpus
-	$(BIN)/python -m pytest -m slow -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS)
 
 check: $(READY)  ## format, lint, types, layering
 	$(BIN)/ruff format --check .

@@ -63,6 +63,7 @@ def test_the_loop_to_copy_is_short(name):
     assert 5 < len(loop.splitlines()) <= LONGEST[name]
 
 
+@pytest.mark.slow
 def test_both_endings_and_the_head_learn(tmp_path):
     """Losses agree to 1e-4 only if the gradients of every step before did."""
     two_passes, one_backward, head = run("two_passes", "one_backward", "head_loop")

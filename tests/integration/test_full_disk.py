@@ -22,6 +22,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
+@pytest.mark.slow
 def test_training_survives_a_full_disk(small_disk, tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
     directory = small_disk / "run"

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from processes import SETTINGS, run
 from safetensors.torch import load_file, save_file
@@ -48,6 +49,7 @@ def test_the_run_stops_and_names_step_sources_and_samples(tmp_path, monkeypatch)
     assert RunDirectory(directory).checkpoint_steps() == [5]
 
 
+@pytest.mark.slow
 def test_bad_weights_name_their_documents(tmp_path):
     """A model with NaN in one embedding row, as a damaged download would have."""
     corpus = write_corpus(tmp_path / "c")

@@ -86,6 +86,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(corpus, whole, tmp_path, s
     assert_same(directory, whole)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_never_outruns_the_metrics(corpus, whole, tmp_path):
     """Killed right after the checkpoint of step 5, between two writes of the log at 4 and 8."""
     directory = tmp_path / "run"
@@ -126,6 +127,7 @@ def test_an_existing_run_is_refused(corpus, whole):
     assert "cannot change when a run is resumed" in err
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_share_a_run(corpus, tmp_path):
     directory = tmp_path / "run"
     first = start(

@@ -45,6 +45,7 @@ def test_ranks_give_the_losses_of_one_process(corpus, alone, tmp_path, ranks):
     assert json.loads((directory / "env.json").read_text())["world_size"] == ranks
 
 
+@pytest.mark.slow
 def test_resume_on_another_world_size_sees_the_same_samples(corpus, alone, tmp_path):
     directory = tmp_path / "run"
     process = start("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, ranks=2)
@@ -58,6 +59,7 @@ def test_resume_on_another_world_size_sees_the_same_samples(corpus, alone, tmp_p
     assert (directory / "weights.jsonl").read_bytes() == (alone / "weights.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_more_ranks_than_samples_is_refused(corpus, tmp_path):
     settings = [*SETTINGS, "train.batch_size=1"]
     process = start("train", f"data.corpus={corpus}", f"run={tmp_path / 'run'}", *settings, ranks=2)

@@ -215,6 +215,7 @@ def test_graphs_of_every_micro_batch_are_not_kept(mode):
         resolve_config(None, [f"sketch.mode={mode}", "sketch.accumulation=keep"])
 
 
+@pytest.mark.slow
 def test_two_ranks_that_make_different_numbers_of_micro_batches(corpus):
     """Nine samples: five on the first rank, in three micro-batches, and four in two."""
     nine = ("train.batch_size=9",)
