@@ -23,7 +23,13 @@ def graph(
     dograph graph runs/mine --step 500 --out graph.graphml for Gephi, Cytoscape, networkx
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """
-    from dograph.report.graphs import edge_table, export_graph, node_table, read_graph
+    from dograph.report.graphs import (
+        agreement_table,
+        edge_table,
+        export_graph,
+        node_table,
+        read_graph,
+    )
 
     if out is not None:
         found = export_graph(run, step, out)
@@ -36,3 +42,6 @@ def graph(
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(node_table(found, f"domains after step {found.step}"))
     console.print(edge_table(found))
+    agreement = agreement_table(run)
+    if agreement is not None:
+        console.print(agreement)

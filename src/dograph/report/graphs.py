@@ -9,9 +9,11 @@ from rich.table import Table
 
 from dograph.domains.graph_export import DomainGraph, Node, write_graph
 from dograph.errors import RunError
+from dograph.training.metrics import read_metrics
 from dograph.training.run_dir import RunDirectory
 
 NAMED = 3  # sources named for a domain
+LINES, WIDTH = 12, 30  # of the picture of agreement
 
 
 def read_graph(path: Path, step: int | None) -> DomainGraph:
@@ -78,6 +80,21 @@ def edge_table(graph: DomainGraph, most: int = 10) -> Table:
     for edge in sorted(graph.edges, key=lambda edge: -edge.cosine)[:most]:
         pair = f"{edge.first} - {edge.second}"
         table.add_row(pair, f"{edge.cosine:+.3f}", f"{edge.mmd_squared:.3g}")
+    return table
+
+
+def agreement_table(path: Path) -> Table | None:
+    """How far domains and sources have agreed in the course of a run, as a picture."""
+    rows = read_metrics(RunDirectory.open(path).metrics_file)
+    known = [(int(row["step"]), row["domains/nmi"]) for row in rows if "domains/nmi" in row]
+    if not known:
+        return None
+    every = max(1, len(known) // LINES)
+    table = Table(title="agreement of domains with sources", box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("step", justify="right")
+    table.add_column("NMI over ten batches", min_width=WIDTH + 5, no_wrap=True)
+    for step, nmi in known[every - 1 :: every]:
+        table.add_row(str(step), f"{nmi:.2f} " + "█" * round(WIDTH * nmi))
     return table
 
 

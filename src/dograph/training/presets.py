@@ -63,6 +63,17 @@ def _paper(model: str, corpus: str, part: dict[str, Any], dropout: float) -> dic
 
 RUN_PRESETS: dict[str, dict[str, Any]] = {
     "demo": {"probe": {"rows": 32}},  # six probes of 512 rows would cost as much as the run
+    # A corpus with a known answer: four sources of the same words, told apart by what follows what.
+    "planted": {
+        "run": "runs/planted",
+        "data": {"corpus": "bigram", "seq_len": 64},
+        "model": {"preset": "tiny"},
+        "mixer": {"name": "dograph", "num_domains": 4},
+        "optim": {"lr": 2e-3, "lr_end": 2e-3, "warmup_steps": 0, "weight_decay": 0.0},
+        "train": {"steps": 300, "batch_size": 32},
+        "eval": {"every": 100},
+        "probe": {"rows": 32},
+    },
     "paper-gpt2-mini": _paper("gpt2-mini", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
     "paper-gpt2-small": _paper("gpt2-small", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
     "paper-gpt2-medium": _paper("gpt2-medium", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
