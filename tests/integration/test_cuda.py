@@ -36,11 +36,26 @@ def open_trainer(folder, *overrides, name="run"):
         return start_run(config, world)
 
 
-@pytest.mark.parametrize("extra", [(), ("train.dtype=bfloat16",), ("train.micro_batch_size=5",)])
+WAYS = [
+    ("mixer.name=natural",),
+    ("mixer.name=natural", "train.dtype=bfloat16"),
+    ("mixer.name=natural", "train.micro_batch_size=5"),
+    (),  # DoGraph, mode full
+    ("train.dtype=bfloat16",),
+    ("train.micro_batch_size=5",),
+    ("sketch.mode=twopass",),
+    ("sketch.mode=topdown", "sketch.top_blocks=1"),
+    ("sketch.mode=head",),
+    ("mixer.recipe=paper",),
+    ("mixer.recipe=paper", "mixer.objective=alignment", "mixer.cap=3", "mixer.within=unit"),
+]
+
+
+@pytest.mark.parametrize("extra", WAYS, ids=" ".join)
 def test_the_step_never_waits_for_the_device(tmp_path, extra):
     trainer = open_trainer(tmp_path, *extra)
     loader = trainer.open_loader()
-    for _ in range(5):
+    for _ in range(12):  # until domains are known
         trainer.advance(loader)
     torch.cuda.set_sync_debug_mode("error")
     try:
