@@ -151,17 +151,21 @@ class StreamScope:
         """A domain that has lost its samples starts again at the sample farthest from its own."""
         num, sums = self.cluster.num_domains, self.sums
         count_M = sums["count_M"]
-        poor = count_M.argmin()
-        needed = count_M[poor] < count_M.sum() / (4 * num)
+        needed = count_M.amin() < count_M.sum() / (4 * num)
         direction_BK = self._directions(sketch_BK)
-        far = self._cosines(direction_BK).amax(dim=1).argmin()
-        one_M = (torch.arange(num, device=count_M.device) == poor) & needed
+        cosine_B = (direction_BK @ F.normalize(sums["direction_MK"]).T).amax(dim=1)
+        # Not direction_BK[far]: an index that is a scalar on the device would be waited for.
+        far_1 = cosine_B.argmin(keepdim=True)
+        direction_K, sketch_K = (
+            t.index_select(0, far_1).squeeze(0) for t in (direction_BK, sketch_BK)
+        )
+        one_M = (torch.arange(num, device=count_M.device) == first_argmin(count_M)) & needed
         mass = count_M.sum() / (2 * num)
-        square = sketch_BK[far].square().sum()
+        square = sketch_K.square().sum()
         fresh = {
             "count_M": mass,
-            "direction_MK": mass * direction_BK[far],
-            "gradient_MK": mass * sketch_BK[far],
+            "direction_MK": mass * direction_K,
+            "gradient_MK": mass * sketch_K,
             "square_M": mass * square,
             "spread_M": mass * square,
             "spread_square_M": mass * square.square(),
