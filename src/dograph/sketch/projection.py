@@ -28,7 +28,7 @@ DEFAULT_DIM = 5120
 _BLOCK = 1 << 16  # rows of a dense Gaussian matrix made at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # torch.compile hashes it before it is complete
 class Fold:
     """A signed hash of F numbers into K: each lands in one place, places are shared evenly.
 
@@ -46,7 +46,7 @@ class Fold:
         return spread_BN.view(len(value_BF), -1, self.dim).sum(dim=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MatrixProjection:
     """Both sides of one weight matrix, in the order of the parameter's own axes."""
 
