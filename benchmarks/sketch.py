@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import measure
-from benchmarks.step import STEPS, open_trainer, trainer_arm
+from benchmarks.step import STEPS, add_shape, open_trainer, trainer_arm
 
 TARGETS = {"full": 1.35, "twopass": 1.8}
 
@@ -64,13 +64,6 @@ if __name__ == "__main__":
     parser.add_argument("--modes", nargs="+", default=["full", "twopass"])
     parser.add_argument("--recipe", default="safe")
     parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--preset", default="bench")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--threads", type=int, default=2)
+    add_shape(parser)
     parser.add_argument("--name", default="sketch")
     main(parser.parse_args())

@@ -128,9 +128,8 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=16)
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """The model, the batch and the machine of a comparison."""
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--preset", default="bench")
     parser.add_argument("--batch", type=int, default=16)
@@ -139,5 +138,11 @@ if __name__ == "__main__":
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=16)
+    add_shape(parser)
     parser.add_argument("--name", default="step")
     main(parser.parse_args())
