@@ -14,7 +14,7 @@ SOURCES = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(not SHARED.is_dir(), reason=f"there is no real text at {SHARED}"),
 ]
 
@@ -41,7 +41,7 @@ def test_prepared_and_trained_for_200_steps(tmp_path):
 
     settings = ["model.preset=tiny", "train.steps=200", "train.batch_size=8", "data.seq_len=64"]
     where = [f"data.corpus={tmp_path / 'corpus'}", f"run={tmp_path / 'run'}"]
-    out, _ = run("train", *where, *settings, "eval.max_blocks=8", seconds=450)
+    out, _ = run("train", *where, *settings, "eval.max_blocks=8", seconds=900)
     assert all(source in out for source in SOURCES)
     losses = [
         row["valid/mean/loss_nats"] for row in rows(tmp_path / "run") if "valid/mean/ppl" in row
