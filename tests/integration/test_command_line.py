@@ -83,6 +83,7 @@ def test_show_names_the_samples_that_the_step_saw(scheduled):
             assert row["input"] == f"{row['source']}.jsonl"
 
 
+@pytest.mark.slow
 def test_show_prints_a_table_json_and_errors(scheduled):
     directory, _, _ = scheduled
     out, _ = run("data", "show", str(directory), "--step", "3", "--json")
@@ -100,6 +101,7 @@ def test_print_config_is_a_config(corpus, tmp_path):
     assert again == out
 
 
+@pytest.mark.slow
 def test_dry_run_trains_nothing(corpus, tmp_path):
     directory = tmp_path / "run"
     out, _ = run("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, "--dry-run")
@@ -129,6 +131,7 @@ def test_mistakes_are_answered_without_a_traceback(corpus, tmp_path, arguments, 
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_live_bar(corpus, tmp_path):
     """Through a pseudo-terminal: the bar is drawn, and plain step lines are not."""
     main, child = pty.openpty()

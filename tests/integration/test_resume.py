@@ -71,7 +71,10 @@ def test_twenty_kills_lose_nothing(corpus, whole, tmp_path, seed):
     assert_same(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(corpus, whole, tmp_path, sent, code):
     directory = tmp_path / "run"
     process = start("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS)
@@ -99,6 +102,7 @@ def test_a_checkpoint_never_outruns_the_metrics(corpus, whole, tmp_path):
     assert_same(directory, whole)
 
 
+@pytest.mark.slow
 def test_a_kill_after_the_last_checkpoint_is_tidied_up(whole, tmp_path):
     directory = tmp_path / "run"
     shutil.copytree(whole, directory, symlinks=True)
@@ -115,6 +119,7 @@ def test_the_model_loads_anywhere(whole):
     assert model.config.vocab_size == 100
 
 
+@pytest.mark.slow
 def test_the_stored_config_replays_the_run(whole, tmp_path):
     run("train", str(whole / "config.yaml"), f"run={tmp_path / 'again'}")
     assert_same(tmp_path / "again", whole)

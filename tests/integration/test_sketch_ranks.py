@@ -16,6 +16,8 @@ from corpora import write_corpus
 from several_ranks import on_ranks
 from tiny_steps import ALONE, PAPER, STREAM, assert_same_gradients, relative, take_steps
 
+pytestmark = pytest.mark.slow
+
 MODES = ("full", "twopass", "exact", "topdown", "head")
 SCOPES = {"paper": PAPER, "stream": STREAM}
 RUNS = {
@@ -36,7 +38,7 @@ def alone(corpus):
     return {"steps": take_steps(ALONE, corpus, RUNS), "portable": train_all()}
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, 3])
 def ranks(request, corpus):
     return on_ranks(request.param, everything, corpus, RUNS)
 

@@ -54,9 +54,10 @@ class DoGraph(Mixer):
         if domains is not None:
             self.weight_M = self._floored(self.objective(domains), domains)
             weight_B = self._shared(domains, self.weight_M, signals)
+            finite = finite & torch.isfinite(self.weight_M).all() & torch.isfinite(weight_B).all()
             if signals.step < self.warmup_steps:
                 weight_B = equal_B
-            weight_B = torch.where(finite & torch.isfinite(weight_B).all(), weight_B, equal_B)
+            weight_B = torch.where(finite, weight_B, equal_B)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
         return weight_B
 

@@ -216,6 +216,19 @@ def test_a_gradient_that_is_not_finite_falls_back_to_equal_weights(recipe, value
     assert float(mixer.report()["weights/fallback"]) == 0.0
 
 
+def test_an_objective_without_an_answer_falls_back_and_says_so():
+    class Lost:
+        def __call__(self, domains):
+            return torch.full_like(domains.share_M, torch.nan)
+
+        def residual(self, domains, weight_M):
+            return weight_M.sum()
+
+    mixer = DoGraph("paper", num_domains=4, objective=Lost())
+    torch.testing.assert_close(mixer.weigh(batch()), torch.full((SIZE,), 1 / SIZE))
+    assert float(mixer.report()["weights/fallback"]) == 1.0
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_more_domains_than_samples(size):
     mixer = DoGraph("paper", num_domains=11)
