@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from dograph.domains.kmeans import kmeans
+from dograph.domains.partition import partition, sample_weights
+from dograph.objectives import Uncertainty
 from dograph.sketch.sketcher import Sketcher
 
 SAMPLES, TOKENS, SOURCES = 24, 16, 4
@@ -125,3 +127,29 @@ def test_domains_of_sketches_are_as_good_as_those_of_gradients(tiny, sketches, s
     assert sum(excess) / SEEDS < 0.04
     by_chance_B = torch.arange(SAMPLES) // (SAMPLES // SOURCES)
     assert objective(true_BK, by_chance_B) / best - 1 > 0.12
+
+
+# L1 distance of the samples' weights to those of the gradients themselves (2 is the most there
+# is), for the domains of the gradients, mean over projections.
+GOLDEN_WEIGHTS = {
+    ("init", 1024): 0.0443,
+    ("init", 5120): 0.0726,
+    ("trained", 1024): 0.1438,
+    ("trained", 5120): 0.0468,
+}
+
+
+@pytest.mark.parametrize(("state", "dim"), GOLDEN_WEIGHTS)
+def test_weights_of_sketches_are_near_those_of_gradients(tiny, sketches, state, dim):
+    (true_BK,) = sketches[state, "none", 0]
+    label_B = kmeans(true_BK, SOURCES, generator=tiny.generator("restarts")).label_B
+
+    def weights(point_BK):
+        domains = partition(point_BK, label_B, SOURCES)
+        return sample_weights(domains, Uncertainty(sigma="mean")(domains))
+
+    apart = [
+        float((weights(sketch_BK) - weights(true_BK)).abs().sum())
+        for sketch_BK in sketches[state, "rademacher", dim]
+    ]
+    assert sum(apart) / SEEDS == pytest.approx(GOLDEN_WEIGHTS[state, dim], rel=0.2)
