@@ -1,6 +1,6 @@
-"""Tokens in, one loss a sample out: the module that is trained, compiled and wrapped.
+"""Tokens in, one loss a sample out: the module that is trained and wrapped.
 
-Shapes: B samples, T tokens, V (padded) vocabulary, K sketch.
+Shapes: B samples, T tokens, D width, V (padded) vocabulary.
 """
 
 from typing import Any
@@ -10,40 +10,62 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
-from dograph.sketch.head import IGNORED, sketched_cross_entropy
-from dograph.sketch.projection import MatrixProjection
+from dograph.sketch.head import IGNORED
 
 # What some models do between the output layer and the loss; a sketch of that layer would miss it.
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "smollm3")
 
 
 class PerSampleLoss(nn.Module):
     """A causal LM seen as token_BT -> loss_B, the mean NLL in nats of each sample's own tokens.
 
     A sample of T tokens has T - 1 predictions. `vocab_size` is the true vocabulary; logits of the
-    padding behind it never reach the softmax. With `head_projection` set, the output is
-    (loss_B, sketch_BK), the sketch being that of the output layer (mode `head`).
+    padding behind it never reach the softmax.
     """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         super().__init__()
         self.model = model
         self.vocab_size = vocab_size
-        self.head_projection: MatrixProjection | None = None
+        self.has_plain_head = _has_plain_head(model)
+        head = model.get_output_embeddings() if self.has_plain_head else nn.Identity()
+        self.head = HeadLoss(head, vocab_size)
 
-    def forward(self, token_BT: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, token_BT: Tensor) -> Tensor:
         # The targets are shifted, not the logits: slicing those would copy the largest tensor.
         target_BT = F.pad(token_BT[:, 1:], (0, 1), value=IGNORED)
-        if self.head_projection is not None and self.training:
-            hidden_BTD = self.model.base_model(token_BT, use_cache=False).last_hidden_state
-            return sketched_cross_entropy(
-                hidden_BTD,
-                self.model.get_output_embeddings().weight,
-                target_BT,
-                self.head_projection,
-                vocab_size=self.vocab_size,
+        if self.has_plain_head:
+            last_BT = self.model.base_model(input_ids=token_BT, use_cache=False).last_hidden_state
+        else:
+            last_BT = self.model(input_ids=token_BT, use_cache=False).logits
+        loss_B: Tensor = self.head(last_BT, target_BT)
+        return loss_B
+
+    def require_plain_head(self) -> None:
+        """Refuse a model whose loss is not a cross entropy of its output layer alone."""
+        if not self.has_plain_head:
+            raise ConfigError(
+                f"{type(self.model).__name__} may do more after its output layer than a softmax, "
+                f"so mode head cannot sketch it (it can: {', '.join(_FAMILIES)} without "
+                f"{', '.join(_AFTER_THE_HEAD)}); use mode full or twopass"
             )
-        logits_BTV = self.model(input_ids=token_BT, use_cache=False).logits
+
+
+class HeadLoss(nn.Module):
+    """The output layer and the cross entropy: (hidden_BTD, target_BT) -> loss_B."""
+
+    def __init__(self, layer: nn.Module, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self._layer = (layer,)  # in a tuple: its parameters belong to the model
+
+    @property
+    def layer(self) -> nn.Module:
+        return self._layer[0]
+
+    def forward(self, hidden_BTD: Tensor, target_BT: Tensor) -> Tensor:
+        logits_BTV = self._layer[0](hidden_BTD)
         ours = logits_BTV.dtype != torch.float32  # then .float() makes a copy, free to write to
         logits_BTV = logits_BTV.float()
         if logits_BTV.shape[-1] > self.vocab_size:
@@ -53,14 +75,11 @@ class PerSampleLoss(nn.Module):
         nll_N = F.cross_entropy(
             logits_BTV.flatten(0, 1), target_BT.flatten(), reduction="none", ignore_index=IGNORED
         )
-        return nll_N.view_as(target_BT).sum(dim=1) / (token_BT.shape[1] - 1)
+        return nll_N.view_as(target_BT).sum(dim=1) / (target_BT.shape[1] - 1)
 
-    def require_plain_head(self) -> None:
-        """Refuse a model whose loss is not a cross entropy of its output layer alone."""
-        head, config = self.model.get_output_embeddings(), self.model.config
-        strange = [n for n in _AFTER_THE_HEAD if getattr(config, n, None) not in (None, 1, 1.0)]
-        if strange or getattr(head, "bias", None) is not None:
-            raise ConfigError(
-                f"{type(self.model).__name__} does more after its output layer than a softmax "
-                f"({strange or 'a bias'}), so mode head cannot sketch it; use mode twopass"
-            )
+
+def _has_plain_head(model: Any) -> bool:
+    """Whether logits are the output layer of the last hidden state, and nothing else."""
+    config = model.config
+    strange = [n for n in _AFTER_THE_HEAD if getattr(config, n, None) not in (None, 1, 1.0)]
+    return not strange and config.model_type in _FAMILIES

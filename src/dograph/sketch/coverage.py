@@ -1,6 +1,6 @@
 """Which rule covers which layer, and which parameters no rule covers."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -13,10 +13,13 @@ from dograph.sketch.rule import Rule, known_by_name
 _KNOWN = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 
-def cover(model: nn.Module, exclude: tuple[str, ...] = ()) -> list[Rule]:
+def cover(
+    model: nn.Module, exclude: tuple[str, ...] = (), *, only: nn.Module | None = None
+) -> list[Rule]:
     """A rule for every layer with trainable parameters; raises where one has none.
 
-    `exclude` names parameters, or modules with all of theirs, to leave out of the sketch.
+    `exclude` names parameters, or modules with all of theirs, to leave out of the sketch; `only`
+    is the one layer to look at.
     """
     canonical = canonical_names(model)
     if not canonical:
@@ -30,7 +33,7 @@ def cover(model: nn.Module, exclude: tuple[str, ...] = ()) -> list[Rule]:
             for name, parameter in module.named_parameters(recurse=False)
             if parameter.requires_grad and canonical[id(parameter)] not in left_out
         }
-        if not own:
+        if not own or (only is not None and module is not only):
             continue
         problem = _problem(module, own)
         if problem:
@@ -58,6 +61,26 @@ def vocabulary_rows(model: nn.Module) -> int | None:
     """Rows of the largest embedding: tables and heads of that size are sketched wider."""
     sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     return max(sizes, default=None)
+
+
+@runtime_checkable
+class HoldsOutputLayer(Protocol):
+    """What computes more than the output layer, the loss for one, and names that layer."""
+
+    @property
+    def layer(self) -> nn.Module: ...
+
+
+def output_layer(model: nn.Module, head: nn.Module | None) -> nn.Module:
+    """The layer that mode head sketches: the one given, or the model's last matrix."""
+    if head is not None:
+        return head.layer if isinstance(head, HoldsOutputLayer) else head
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    if not layers:
+        raise ConfigError(
+            "the model has no Linear layer to take for its output; name it: Sketcher(head=...)"
+        )
+    return layers[-1]
 
 
 def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.sketch.projection import MatrixProjection, Projection
-from dograph.sketch.rule import Gradients, Rule, widened
+from dograph.sketch.gradients import Gradients, Grads
+from dograph.sketch.rule import Rule, summed_products
+from dograph.sketch.scaling import scaled
 
 
 class EmbeddingRule(Rule):
@@ -38,30 +39,17 @@ class EmbeddingRule(Rule):
         weight: Tensor = self.module.weight
         return weight.dtype
 
-    def slot_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return shape, (*shape, self.module.weight.shape[1])
 
-    def project(self, projection: Projection, step: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        weight = self.module.weight
-        like = torch.empty(0, dtype=dtype, device=weight.device)
-        return projection.matrix(
-            self.names["weight"], tuple(weight.shape), wide=self.wide, step=step, like=like
-        ).tensors()
-
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
-        assert self.sketch_slot is not None
-        p = MatrixProjection.from_tensors(projection, self.sketch_slot.shape[1])
-        row_BTq = widened(F.embedding(left.long(), p.row_Rq))
-        col_BTp = widened(right @ p.col_Cp.to(right.dtype))
-        return p.slot(torch.bmm(row_BTq.mT, col_BTp))
+        row_Rq, col_Cp = projection
+        right = right.to(col_Cp.dtype)
+        return summed_products(F.embedding(left.long(), row_Rq), right @ col_Cp)
 
-    def weighted(self, left: Tensor, right: Tensor, weight_B: Tensor) -> Gradients:
-        scaled_BTD = right * weight_B[:, None, None].to(right.dtype)
-        weight: Tensor = self.module.weight
-        gradient = torch.zeros_like(weight).index_add_(
-            0, left.long().flatten(), scaled_BTD.flatten(0, 1).to(weight.dtype)
-        )
-        return {self.names["weight"]: gradient}
+    def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor, into: Grads) -> None:
+        row_ND = scaled(right, times_B).flatten(0, 1)
+        into.add_rows(self.names["weight"], left.long().flatten(), row_ND, 1 / len(times_B))
 
     def per_sample(self, left: Tensor, right: Tensor) -> Gradients:
         num_samples, rows = len(right), self.module.weight.shape[0]

@@ -8,45 +8,52 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dograph.sketch.matrix import MatrixRule
-from dograph.sketch.norm import NormRule
-from dograph.sketch.projection import MatrixProjection, Projection
-from dograph.sketch.rule import Gradients, Rule
+from dograph.sketch.assembly import VECTORS
+from dograph.sketch.bank import Bank
+from dograph.sketch.gradients import Gradients
+from dograph.sketch.pending import Half
+from dograph.sketch.projection import TWO_SIDED
+from dograph.sketch.rule import Rule
 
 
 def sketch_gradients(
-    rules: Iterable[Rule], projection: Projection, gradients: Gradients, step: int
+    rules: Iterable[Rule], bank: Bank, gradients: Gradients, step: int
 ) -> dict[str, Tensor]:
     """Sketches (B, K) by group from per-sample gradients (B, *shape) by parameter name."""
+    projection = bank.projection
     groups: dict[str, list[Tensor]] = {}
+    vectors: list[Tensor] = []
     done = set()
+    some = next(iter(gradients.values()))
     for rule in rules:
-        for local, name in rule.names.items():
-            if (
-                name not in done and name in gradients
-            ):  # a tied parameter's gradient already holds both of its uses
-                done.add(name)
-                part = _sketch(rule, local, projection, gradients[name], step)
+        for own, name in sorted(rule.names.items(), key=lambda item: item[0] != "weight"):
+            if name in done:  # a tied parameter's gradient already holds both of its uses
+                continue
+            done.add(name)
+            gradient = gradients.get(name)
+            if own in rule.vectors and projection.kind in TWO_SIDED:
+                if gradient is None:  # its layer reached no loss, but has its place
+                    size = int(getattr(rule.module, own).numel())
+                    gradient = some.new_zeros(len(some), size)
+                vectors.append(gradient)
+            elif gradient is not None:
+                part = _sketch(bank, name, gradient, step)
                 groups.setdefault(rule.group, []).append(part)
+    if vectors:
+        vector_BF = torch.cat(vectors, dim=1)
+        groups.setdefault("rest", []).append(bank.fold(VECTORS)(vector_BF))
     if projection.kind == "none":
         return {group: torch.cat(parts, dim=1) for group, parts in groups.items()}
     return {group: torch.stack(parts).sum(dim=0) for group, parts in groups.items()}
 
 
-def _sketch(rule: Rule, local: str, projection: Projection, gradient: Tensor, step: int) -> Tensor:
-    name = rule.names[local]
-    if projection.kind == "none":
+def _sketch(bank: Bank, name: str, gradient: Tensor, step: int) -> Tensor:
+    kind = bank.projection.kind
+    if kind == "none":
         return gradient.flatten(1)
-    if projection.kind == "gaussian":
-        return projection.dense(name, gradient.flatten(1), step=step)
-    if isinstance(rule, NormRule):
-        return projection.fold(name, gradient.shape[1], step=step, like=gradient)(gradient)
-    sides = rule.project(projection, step, gradient.dtype)
-    matrix = MatrixProjection.from_tensors(sides, projection.dim)
-    if local == "weight":
-        return matrix.of_gradient(gradient)
-    assert isinstance(rule, MatrixRule)
-    return matrix.of_bias(gradient, bias_on="col" if rule.inputs_on_rows else "row")
+    if kind == "gaussian":
+        return bank.projection.dense(name, gradient.flatten(1), step=step)
+    return bank.matrix(name).of_gradient(gradient)
 
 
 def one_backward_per_sample(loss_B: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:
@@ -63,10 +70,12 @@ def one_backward_per_sample(loss_B: Tensor, parameters: dict[str, nn.Parameter])
     }
 
 
-def materialised(kept: list[tuple[Rule, Tensor, Tensor]]) -> Gradients:
-    """Per-sample gradients from layers' halves; the uses of a tied parameter are added."""
+def materialised(halves: list[Half], vectors: list[tuple[Rule, Tensor]]) -> Gradients:
+    """Per-sample gradients from what layers left; the uses of a tied parameter are added."""
     total: Gradients = {}
-    for rule, left, right in kept:
+    for rule, left, right in halves:
         for name, gradient in rule.per_sample(left, right).items():
             total[name] = total[name] + gradient if name in total else gradient
+    for rule, vector_BF in vectors:
+        total |= rule.split(vector_BF)
     return total

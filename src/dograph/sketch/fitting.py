@@ -19,7 +19,7 @@ def require_fitting(sketcher: "Sketcher") -> None:
     mode, kind = sketcher.mode, sketcher.projection.kind
     covered = {name for rule in sketcher.rules for name in rule.names.values()}
     left_out = [name for name in sketcher.parameters if name not in covered]
-    if left_out and mode not in ("twopass", "reference"):
+    if left_out and mode not in ("twopass", "reference", "head"):
         raise ConfigError(
             f"mode {mode} makes every gradient itself, but {left_out} are excluded from "
             "the sketch; use mode twopass, or freeze them"

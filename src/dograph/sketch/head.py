@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dograph.errors import ConfigError
+from dograph.sketch.bank import matrix_of
 from dograph.sketch.projection import DEFAULT_DIM, MatrixProjection, Projection
 
 IGNORED = -100
@@ -62,7 +63,7 @@ def head_projection(
     """Both sides of the output layer's projection, for `sketched_cross_entropy`."""
     how = projection or Projection(dim=DEFAULT_DIM)
     shape = (weight_VD.shape[0], weight_VD.shape[1])
-    return how.matrix("head", shape, wide=True, step=step, like=weight_VD.detach())
+    return matrix_of(how, "head", shape, wide=True, step=step, like=weight_VD.detach())
 
 
 class _SketchedCrossEntropy(torch.autograd.Function):

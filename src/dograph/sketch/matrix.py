@@ -9,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dograph.sketch.projection import MatrixProjection, Projection
-from dograph.sketch.rule import Gradients, Rule, widened
+from dograph.sketch.gradients import Gradients, Grads
+from dograph.sketch.rule import Rule, over_tokens, summed_products
+from dograph.sketch.scaling import scaled
 
 
 class MatrixRule(Rule):
     """Linear, and Hugging Face's Conv1D, whose weight is the transpose."""
+
+    vectors = ("bias",)
 
     def __init__(self, path: str, module: Any, names: dict[str, str], *, wide: bool) -> None:
         super().__init__(path, module, names, wide=wide)
@@ -36,51 +39,26 @@ class MatrixRule(Rule):
     def seen(self, value: Tensor, output: Tensor) -> Tensor:
         return value.detach().to(output.dtype)  # autocast multiplied it in this precision
 
-    def slot_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (*shape, self.num_inputs), (*shape, self.num_outputs)
 
-    def project(self, projection: Projection, step: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        name, weight = self.names["weight"], self.module.weight
-        like = torch.empty(0, dtype=dtype, device=weight.device)
-        return projection.matrix(
-            name, tuple(weight.shape), wide=self.wide, step=step, like=like
-        ).tensors()
-
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
-        assert self.sketch_slot is not None
-        p = MatrixProjection.from_tensors(projection, self.sketch_slot.shape[1])
-        in_side, out_side = (p.row_Rq, p.col_Cp) if self.inputs_on_rows else (p.col_Cp, p.row_Rq)
-        input_BTx = widened(left @ in_side.to(left.dtype))
-        if "bias" in self.names:
-            input_BTx = input_BTx + (p.one_row_q if self.inputs_on_rows else p.one_col_p)
-        output_BTy = widened(right @ out_side.to(right.dtype))
-        first, second = (input_BTx, output_BTy) if self.inputs_on_rows else (output_BTy, input_BTx)
-        return p.slot(torch.bmm(first.mT, second))
+        rows, columns = (left, right) if self.inputs_on_rows else (right, left)
+        row_Rq, col_Cp = (side.to(left.dtype) for side in projection)
+        return summed_products(rows @ row_Rq, columns @ col_Cp)
 
-    def weighted(self, left: Tensor, right: Tensor, weight_B: Tensor) -> Gradients:
-        # n c is of order 1 and exactly 1 for equal weights, so a bfloat16 product loses nothing.
-        scale, share = (len(weight_B) * weight_B)[:, None, None], 1 / len(weight_B)
+    def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
+        return over_tokens(grad)
+
+    def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor, into: Grads) -> None:
         if self.num_inputs <= self.num_outputs:
-            first, second = left * scale.to(left.dtype), right
+            left = scaled(left, times_B)
         else:
-            first, second = left, right * scale.to(right.dtype)
-        pair = (first, second) if self.inputs_on_rows else (second, first)
-        gradients = {self.names["weight"]: _product(*pair).mul_(share)}
-        if "bias" in self.names:
-            gradients[self.names["bias"]] = weight_B @ widened(right.sum(dim=1))
-        return gradients
+            right = scaled(right, times_B)
+        pair = (left, right) if self.inputs_on_rows else (right, left)
+        first_Nx, second_Ny = (half.flatten(0, 1) for half in pair)
+        into.add_product(self.names["weight"], first_Nx, second_Ny, 1 / len(times_B))
 
     def per_sample(self, left: Tensor, right: Tensor) -> Gradients:
         pair = (left, right) if self.inputs_on_rows else (right, left)
-        gradients = {self.names["weight"]: torch.bmm(pair[0].mT, pair[1])}
-        if "bias" in self.names:
-            gradients[self.names["bias"]] = right.sum(dim=1)
-        return gradients
-
-
-def _product(first_BTx: Tensor, second_BTy: Tensor) -> Tensor:
-    """Sum over samples and tokens of first second': (x, y), summed and stored in float32."""
-    first, second = first_BTx.flatten(0, 1).T, second_BTy.flatten(0, 1)
-    if first.is_cuda and first.dtype != torch.float32 and first.dtype != torch.float64:
-        return torch.mm(first, second, out_dtype=torch.float32)
-    return widened(first @ second)
+        return {self.names["weight"]: torch.bmm(pair[0].mT, pair[1])}

@@ -1,4 +1,7 @@
-"""Weighted gradients that wait for their weights: what a sketched micro-batch leaves behind."""
+"""Weighted gradients that wait for their weights: what a sketched micro-batch leaves behind.
+
+Shapes: B samples, T tokens, D width, F numbers of all vectors.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dograph.sketch.rule import Gradients, Rule
+from dograph.sketch.gradients import Gradients, Grads
+from dograph.sketch.rule import Rule
+from dograph.sketch.scaling import scaled
+
+Half = tuple[Rule, Tensor, Tensor]  # a layer, its input and the gradient of its output
 
 
 class Pending(Protocol):
@@ -31,14 +38,29 @@ class RetainedGraph:
 class Deferred:
     """`full`: every layer's input and output gradient; the weight gradients are made now."""
 
-    halves: list[tuple[Rule, Tensor, Tensor]]
+    halves: list[Half]
+    vectors: list[tuple[Rule, Tensor]]
     parameters: Mapping[str, nn.Parameter]
 
     def backward(self, weight_B: Tensor) -> None:
+        grads = Grads(self.parameters)
+        times_B = len(weight_B) * weight_B
         with torch.autocast(weight_B.device.type, enabled=False):
             while self.halves:  # each pair is freed as soon as it is used
                 rule, left, right = self.halves.pop()
-                accumulate(self.parameters, rule.weighted(left, right, weight_B.to(_dtype(rule))))
+                rule.add_weighted(left, right, times_B, grads)
+            if self.vectors:
+                self._add_vectors(weight_B, grads)
+
+    def _add_vectors(self, weight_B: Tensor, grads: Grads) -> None:
+        """All at once: a model has hundreds, each of them short."""
+        rules, vectors = zip(*self.vectors, strict=True)
+        vector_BF = torch.cat(vectors, dim=1)
+        vector_F = weight_B.to(vector_BF.dtype) @ vector_BF
+        parts = vector_F.split([vector.shape[1] for vector in vectors])
+        for rule, part in zip(rules, parts, strict=True):
+            for name, gradient in rule.split(part).items():
+                grads.add(name, gradient)
 
 
 @dataclass(slots=True)
@@ -49,18 +71,14 @@ class Materialised:
     parameters: Mapping[str, nn.Parameter]
 
     def backward(self, weight_B: Tensor) -> None:
-        accumulate(
-            self.parameters,
-            {
-                name: torch.tensordot(weight_B.to(gradient.dtype), gradient, dims=1)
-                for name, gradient in self.gradients.items()
-            },
-        )
+        grads = Grads(self.parameters)
+        for name, gradient in self.gradients.items():
+            grads.add(name, torch.tensordot(weight_B.to(gradient.dtype), gradient, dims=1))
 
 
 @dataclass(slots=True)
 class TopDown:
-    """`topdown`: deferred above the cut; below it the scaled residual gradient does the rest."""
+    """`topdown`, `head`: deferred above the cut; the scaled residual gradient does the rest."""
 
     above: Deferred
     hidden_BTD: Tensor
@@ -68,18 +86,4 @@ class TopDown:
 
     def backward(self, weight_B: Tensor) -> None:
         self.above.backward(weight_B)
-        scale = weight_B[:, None, None].to(self.grad_BTD.dtype)
-        torch.autograd.backward([self.hidden_BTD], [self.grad_BTD * scale])
-
-
-def accumulate(parameters: Mapping[str, nn.Parameter], gradients: Gradients) -> None:
-    """Add to `.grad`, as backward does."""
-    for name, gradient in gradients.items():
-        parameter = parameters[name]
-        gradient = gradient.to(parameter.dtype)
-        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-
-
-def _dtype(rule: Rule) -> torch.dtype:
-    dtype = next(rule.module.parameters(recurse=False)).dtype
-    return torch.promote_types(dtype, torch.float32)
+        torch.autograd.backward([self.hidden_BTD], [scaled(self.grad_BTD, weight_B)])

@@ -2,9 +2,9 @@
 
 A weight matrix W (R x C) is projected from both sides: S = P_row' G P_col, with P_row (R x q),
 P_col (C x p), K = q p, entries of variance 1/q and 1/p, so E|S|^2 = |G|^2 whatever the layer's
-shape. Vectors (norms) are hashed into the slot with random signs; a bias rides along with its
-weight as the gradient of one more input that is always 1. All parameters are summed into the same
-slot: their projections are independent, so the cross terms vanish in the mean.
+shape. Vectors (norms and biases) are laid end to end and hashed into the slot with random signs.
+All parameters are summed into the same slot: their projections are independent, so the cross
+terms vanish in the mean.
 
 The number of columns rules the error, not K alone: for a matrix of effective rank r the relative
 variance of |S|^2 is 2/(pq) + (2/r)(1/p + 1/q + 1/(pq)), and per-sample gradients have low rank.
@@ -24,6 +24,7 @@ from dograph.rng import key64
 
 Kind = Literal["rademacher", "two-sided", "gaussian", "none"]
 KINDS: tuple[Kind, ...] = ("rademacher", "two-sided", "gaussian", "none")
+TWO_SIDED: tuple[Kind, ...] = ("rademacher", "two-sided")  # the kinds that taps can take
 DEFAULT_DIM = 5120
 _BLOCK = 1 << 16  # rows of a dense Gaussian matrix made at once
 
@@ -32,8 +33,10 @@ _BLOCK = 1 << 16  # rows of a dense Gaussian matrix made at once
 class Fold:
     """A signed hash of F numbers into K: each lands in one place, places are shared evenly.
 
-    E<fold(x), fold(y)> = <x, y>, and the variance of |fold(x)|^2 is at most 2 |x|^4 / K, that of
-    a dense Gaussian projection, without its F x K entries.
+    Stretches of K numbers are turned by random amounts, given random signs and added up. Two
+    numbers of different stretches meet with odds of 1 in K, those of one stretch never, so
+    E<fold(x), fold(y)> = <x, y>, and the variance of |fold(x)|^2 is below 2 |x|^4 / K, that of a
+    dense Gaussian projection, without its F x K entries.
     """
 
     index_N: Tensor  # which number goes to each place, K places after K places; F stands for none
@@ -52,8 +55,6 @@ class MatrixProjection:
 
     row_Rq: Tensor
     col_Cp: Tensor
-    one_row_q: Tensor  # row of the constant input, where inputs are the parameter's rows
-    one_col_p: Tensor  # the same where inputs are its columns
     fold: Fold | None  # only where q p is not K
 
     def slot(self, sketch_Bqp: Tensor) -> Tensor:
@@ -63,23 +64,9 @@ class MatrixProjection:
 
     def of_gradient(self, gradient_BRC: Tensor) -> Tensor:
         """The sketch of gradients that are there in full."""
-        return self.slot(self.row_Rq.T @ gradient_BRC @ self.col_Cp)
-
-    def of_bias(self, gradient_BN: Tensor, *, bias_on: Literal["row", "col"]) -> Tensor:
-        """The sketch of a bias' gradients, on the axis where the layer's outputs are."""
-        if bias_on == "row":
-            return self.slot((gradient_BN @ self.row_Rq)[:, :, None] * self.one_col_p)
-        return self.slot(self.one_row_q[:, None] * (gradient_BN @ self.col_Cp)[:, None, :])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        fold = () if self.fold is None else (self.fold.index_N, self.fold.sign_N)
-        return (self.row_Rq, self.col_Cp, self.one_row_q, self.one_col_p, *fold)
-
-    @classmethod
-    def from_tensors(cls, tensors: tuple[Tensor, ...], dim: int) -> "MatrixProjection":
-        row_Rq, col_Cp, one_row_q, one_col_p, *hash_N = tensors
-        fold = Fold(hash_N[0], hash_N[1], dim) if hash_N else None
-        return cls(row_Rq, col_Cp, one_row_q, one_col_p, fold)
+        row_Rq, col_Cp = (side.to(gradient_BRC.dtype) for side in (self.row_Rq, self.col_Cp))
+        sketch_Bqp = row_Rq.T @ gradient_BRC @ col_Cp
+        return self.slot(sketch_Bqp.to(torch.promote_types(sketch_Bqp.dtype, torch.float32)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +85,7 @@ class Projection:
         if self.dim < 1:
             raise ConfigError(f"a sketch needs at least 1 dimension, got dim={self.dim}")
         rows, cols = self.columns
-        if self.kind in ("rademacher", "two-sided") and rows > 4 * cols:
+        if self.kind in TWO_SIDED and rows > 4 * cols:
             sides = ((d, *_sides(d)) for d in range(self.dim, 2 * self.dim))
             near = next(d for d, larger, smaller in sides if larger <= 2 * smaller)
             raise ConfigError(
@@ -125,30 +112,10 @@ class Projection:
             return 0
         return step if self.refresh == "step" else step - step % self.refresh
 
-    def matrix(
-        self, name: str, shape: tuple[int, int], *, wide: bool, step: int, like: Tensor
-    ) -> MatrixProjection:
-        """The two sides for a weight; `wide` doubles their columns (embeddings, heads)."""
+    def sides(self, *, wide: bool) -> tuple[int, int]:
+        """Columns of a matrix (q, p); `wide` ones have more (embeddings, heads)."""
         q, p = self.columns
-        if wide:
-            q = p = 2 * p
-        wide_fold = None if q * p == self.dim else self.fold(name, q * p, step=step, like=like)
-        return MatrixProjection(
-            row_Rq=self._entries(name, "row", (shape[0], q), q, step, like),
-            col_Cp=self._entries(name, "col", (shape[1], p), p, step, like),
-            one_row_q=self._entries(name, "one_row", (q,), q, step, like),
-            one_col_p=self._entries(name, "one_col", (p,), p, step, like),
-            fold=wide_fold,
-        )
-
-    def fold(self, name: str, size: int, *, step: int, like: Tensor) -> Fold:
-        """A signed hash of `size` numbers."""
-        generator = self._generator(name, "fold", step, like)
-        places = math.ceil(size / self.dim) * self.dim
-        index_N = torch.randperm(places, generator=generator, device=like.device).clamp_(max=size)
-        sign_N = torch.empty(places, device=like.device, dtype=_wide_dtype(like))
-        sign_N.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-        return Fold(index_N, sign_N, self.dim)
+        return (2 * p, 2 * p) if wide else (q, p)
 
     def dense(self, name: str, gradient_BD: Tensor, *, step: int) -> Tensor:
         """R'g with R ~ N(0, 1/K), as the paper prints it; R is made in blocks, never held."""
@@ -163,17 +130,6 @@ class Projection:
             sketch_BK += part_Bd @ dense_dK
         return sketch_BK / math.sqrt(self.dim)
 
-    def _entries(
-        self, name: str, side: str, shape: tuple[int, ...], columns: int, step: int, like: Tensor
-    ) -> Tensor:
-        generator = self._generator(name, side, step, like)
-        entries = torch.empty(shape, device=like.device, dtype=torch.float32)
-        if self.kind == "rademacher":
-            entries.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-        else:
-            entries.normal_(generator=generator)
-        return entries.div_(math.sqrt(columns)).to(like.dtype)
-
     def _generator(self, name: str, side: str, step: int, like: Tensor) -> torch.Generator:
         key = key64(self.seed, "projection", name, side, self.epoch(step))
         return torch.Generator(like.device).manual_seed(key >> 1)
@@ -183,7 +139,3 @@ def _sides(dim: int) -> tuple[int, int]:
     """The factors of `dim` nearest to its square root, the larger first."""
     small = next(f for f in range(math.isqrt(dim), 0, -1) if dim % f == 0)
     return dim // small, small
-
-
-def _wide_dtype(like: Tensor) -> torch.dtype:
-    return torch.float64 if like.dtype == torch.float64 else torch.float32

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from dograph.sketch.sketcher import Sketch, Sketcher
+from dograph.sketch.assembly import Sketch
+from dograph.sketch.sketcher import Sketcher
 
 
 def sketch_rows(

@@ -1,29 +1,30 @@
 """One rule a layer type: what its per-sample gradient is made of, sketched and weighted.
 
-Every rule answers four questions about a layer with input a and output gradient b:
-`halves` (what to keep of a and b), `sketch` (the projected per-sample gradient), `weighted` (the
-gradient of sum_i c_i loss_i) and `per_sample` (each sample's gradient in full).
-
     Linear, Conv1D   G_i = sum_t b_it a_it'           sketch: (b P_out)'(a P_in), summed over t
-    bias             sum_t b_it                       one more input, always 1
     Embedding        rows of b added up by token      P_row of the token takes the place of a P_in
-    norms            sum_t b_it * xhat_it, sum_t b_it exact vectors, hashed into the slot
+    biases           sum_t b_it                       vectors: exact, hashed into the slot
+    norms            sum_t b_it * xhat_it, sum_t b_it vectors
+
+A rule answers for a layer with input a and output gradient b: `halves` (what to keep of a and b),
+`sketch` (the projected per-sample gradient of its matrix), `vector` (the gradients that are short
+enough to hold, end to end), `add_weighted` (the matrix' gradient of sum_i c_i loss_i) and
+`per_sample` (each sample's gradient in full).
 
 Attention, RoPE and gates have no parameters: b already holds their backward. A parameter used
 twice (tied embeddings) has one projection, and its sketches add up, cross term included.
 
-Shapes: B samples, T tokens, N = B T, K sketch.
+Shapes: B samples, T tokens, N = B T, K sketch, F numbers of a vector.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dograph.sketch.projection import Projection
-from dograph.sketch.tap import Tap, make_slot
-
-Gradients = dict[str, Tensor]
+from dograph.sketch.bank import Bank
+from dograph.sketch.gradients import Gradients, Grads
+from dograph.sketch.tap import Slots, Tap, make_slot
 
 # How RMSNorms of Hugging Face scale: by their weight, or by 1 + weight.
 RMS_NORM_OFFSETS = {
@@ -53,17 +54,24 @@ def known_by_name(module: Any) -> str:
 class Rule:
     """A layer, its canonical parameter names and its slots."""
 
+    matrix: str | None = "weight"  # the parameter with halves and a sketch
+    vectors: tuple[str, ...] = ()  # the parameters held as vectors, in their order
+
     def __init__(self, path: str, module: Any, names: dict[str, str], *, wide: bool) -> None:
         self.path, self.names, self.wide = path, names, wide
         self.module: Any = module
+        self.vectors = tuple(own for own in type(self).vectors if own in names)
+        # One object, so that a compiled graph knows it again; a layer compiled by itself stays so.
+        compiled = hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        self.replacement: Callable[..., Any] = (
+            torch.compile(self.forward, dynamic=False) if compiled else self.forward
+        )
         self.taps = True  # else the layer runs as it always does
         self.defers = False  # whether its weight gradient is made later, from a and b
         self.listening = False  # whether the running backward is the one that asks the slots
         self.calls = 0  # tapped forwards since recording began
         self.num_samples = 0
-        self.sketch_slot: Tensor | None = None
-        self.left_slot: Tensor | None = None
-        self.right_slot: Tensor | None = None
+        self.slots = Slots()
         self.projection: tuple[Tensor, ...] = ()
 
     @property
@@ -85,26 +93,33 @@ class Rule:
         self.calls += 1
         output = self.spread(output)
         tapped: Tensor = Tap.apply(  # type: ignore[no-untyped-call]
-            output,
-            self.seen(value, output),
-            self.sketch_slot,
-            self.left_slot,
-            self.right_slot,
-            self,
-            *self.projection,
+            output, self.seen(value, output), self, *self.slots, *self.projection
         )
         return tapped
 
-    def open_slots(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """Slots for a and b of this many samples and tokens."""
-        left, right = self.slot_shapes(shape)
-        self.left_slot = make_slot(left, self.left_dtype(dtype), self.device)
-        self.right_slot = make_slot(right, self.right_dtype(dtype), self.device)
+    def open_slots(
+        self, shape: tuple[int, int], dtype: torch.dtype, sketch_slot: Tensor | None
+    ) -> None:
+        """Slots for what this many samples and tokens leave behind in this precision."""
+        self.num_samples = shape[0]
+        left = right = vector = None
+        if self.defers and self.matrix is not None:
+            left_shape, right_shape = self.half_shapes(shape)
+            left = make_slot(left_shape, self.left_dtype(dtype), self.device)
+            right = make_slot(right_shape, self.right_dtype(dtype), self.device)
+        if self.vectors:
+            wide = torch.promote_types(self.module.weight.dtype, torch.float32)
+            vector = make_slot((shape[0], self.vector_size), wide, self.device)
+        self.slots = Slots(sketch_slot, left, right, vector)
 
     def half_slots(self) -> tuple[Tensor, Tensor]:
-        assert self.left_slot is not None
-        assert self.right_slot is not None
-        return self.left_slot, self.right_slot
+        assert self.slots.left is not None
+        assert self.slots.right is not None
+        return self.slots.left, self.slots.right
+
+    @property
+    def vector_size(self) -> int:
+        return sum(int(getattr(self.module, own).numel()) for own in self.vectors)
 
     @property
     def device(self) -> torch.device:
@@ -129,24 +144,63 @@ class Rule:
         """The output with one row a sample."""
         return output
 
-    def slot_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise NotImplementedError
 
-    def project(self, projection: Projection, step: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """This layer's share of the projection, as tensors."""
-        raise NotImplementedError
+    def request(self, bank: Bank) -> None:
+        """Ask for the random matrices of this layer."""
+        if self.matrix is not None:
+            rows, columns = self.module.weight.shape
+            bank.add_matrix(self.names["weight"], (rows, columns), wide=self.wide)
+
+    def take(self, bank: Bank) -> None:
+        """Keep this layer's random matrices, of its parameter's rows and columns."""
+        if self.matrix is not None:
+            drawn = bank.matrix(self.names["weight"])
+            self.projection = (drawn.row_Rq, drawn.col_Cp)
 
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         return seen, grad
 
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
+        """The matrix' sketch before it is folded: (B, q p)."""
         raise NotImplementedError
 
-    def weighted(self, left: Tensor, right: Tensor, weight_B: Tensor) -> Gradients:
+    def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
+        """Per-sample gradients of `vectors`, end to end: (B, F)."""
+        raise NotImplementedError
+
+    def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor, into: Grads) -> None:
+        """Add the gradient of the mean of times_i loss_i to that of the matrix.
+
+        times = n c is of order 1, and exactly 1 for equal weights, where scaling loses nothing.
+        """
         raise NotImplementedError
 
     def per_sample(self, left: Tensor, right: Tensor) -> Gradients:
+        """Each sample's gradient of the matrix."""
         raise NotImplementedError
+
+    def split(self, vector_BF: Tensor) -> Gradients:
+        """Vectors by the names of their parameters; without a sample axis as well."""
+        sizes = [int(getattr(self.module, own).numel()) for own in self.vectors]
+        parts = vector_BF.split(sizes, dim=-1)
+        return {self.names[own]: part for own, part in zip(self.vectors, parts, strict=True)}
+
+
+def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:
+    """Sum over tokens of first second' for each sample, in float32 or better: (B, q p)."""
+    first_BqT = first_BTq.mT
+    if first_BTq.is_cuda and first_BTq.dtype in (torch.bfloat16, torch.float16):
+        product_Bqp = torch.bmm(first_BqT, second_BTp, out_dtype=torch.float32)
+    else:
+        product_Bqp = torch.bmm(widened(first_BqT), widened(second_BTp))
+    return product_Bqp.flatten(1)
+
+
+def over_tokens(value_BTF: Tensor) -> Tensor:
+    """Sum over tokens in float32 or better: (B, F)."""
+    return value_BTF.sum(dim=1, dtype=torch.promote_types(value_BTF.dtype, torch.float32))
 
 
 def widened(value: Tensor) -> Tensor:

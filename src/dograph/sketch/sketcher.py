@@ -10,6 +10,7 @@ Modes, all with the same gradient for the same weights:
     full       one backward to the layers' outputs, then each weight gradient, weighted
     twopass    a backward for the sketches, a second one for the gradient; any wrapper
     topdown    sketches from the top blocks, then the residual gradient is scaled once
+    head       the same from the output layer alone
     exact      per-sample gradients in full: small models, and LLaMA with long samples
     reference  one backward a sample: the check of all others
 
@@ -18,7 +19,6 @@ Shapes: B samples, T tokens, K sketch.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -26,35 +26,27 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.sketch.coverage import blocks_of, cover
+from dograph.sketch.assembly import Assembly, Sketch
+from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.explicit import materialised, one_backward_per_sample, sketch_gradients
-from dograph.sketch.fitting import EXPLICIT, require_fitting, require_no_strays
-from dograph.sketch.pending import Deferred, Materialised, Pending, RetainedGraph, TopDown
+from dograph.sketch.fitting import require_fitting, require_no_strays
+from dograph.sketch.gradients import Gradients
+from dograph.sketch.pending import Deferred, Half, Materialised, RetainedGraph, TopDown
 from dograph.sketch.projection import DEFAULT_DIM, Kind, Projection
 from dograph.sketch.ranks import average_gradients, gather_rows, is_sharded, local_rows
 from dograph.sketch.recording import replaced_forward, unwrapped
-from dograph.sketch.rule import Gradients, Rule
-from dograph.sketch.tap import Cut, make_slot
+from dograph.sketch.rule import Rule
 from dograph.types import Signals
 
-Mode = Literal["full", "twopass", "topdown", "exact", "reference"]
-MODES: tuple[Mode, ...] = ("full", "twopass", "topdown", "exact", "reference")
+Mode = Literal["full", "twopass", "topdown", "head", "exact", "reference"]
+MODES: tuple[Mode, ...] = ("full", "twopass", "topdown", "head", "exact", "reference")
+CUTTING = ("topdown", "head")  # modes with a cut, below which backward is the stock one
 
 
 class Weighs(Protocol):
     """A mixer, as far as this file is concerned."""
 
     def weigh(self, signals: Signals) -> Tensor: ...
-
-
-@dataclass(slots=True)
-class Sketch:
-    """What one backward knows of its samples, and the gradient that waits for weights."""
-
-    sketch_BK: Tensor
-    block_norm_B: Tensor  # of the part that comes from the blocks' matrices
-    pending: Pending
-    groups: dict[str, Tensor]  # the sketch's parts, which add up to it
 
 
 class Sketcher:
@@ -71,13 +63,17 @@ class Sketcher:
         refresh: int | Literal["never", "step"] = "never",
         exclude: tuple[str, ...] = (),
         top_blocks: int = 4,
+        head: nn.Module | None = None,
     ) -> None:
+        """`head` is where mode head cuts the model; by default at its last Linear layer."""
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not known; {did_you_mean(mode, MODES)}")
         self.wrapper, self.model = model, unwrapped(model)
         self.mode, self.top_blocks = mode, top_blocks
         self.projection = Projection(dim=dim, kind=projection, seed=seed, refresh=refresh)
-        self.rules = cover(self.model, exclude)
+        output = output_layer(self.model, head) if mode == "head" else None
+        self.head = head or output
+        self.rules = cover(self.model, exclude, only=output)
         self.parameters = {
             name: parameter
             for name, parameter in self.model.named_parameters()
@@ -86,12 +82,11 @@ class Sketcher:
         require_fitting(self)
         self.step = self._num_samples = 0
         self._running = self._looked_for_strays = False
-        self.group_of: Callable[[Rule], str] = lambda rule: rule.group
+        self.group_of: Callable[[Rule], str] | None = None  # parts of the sketch, for looking
         self._opened: tuple[object, ...] = ()
-        self._projected: tuple[object, ...] = ()
-        self._slots: dict[str, Tensor] = {}
-        self._cut_slot: Tensor | None = None
-        self._cut_hidden: Tensor | None = None
+        self._assembly: Assembly | None = None
+        self._cut_hidden: Tensor | None = None  # the residual stream at the cut,
+        self._cut_leaf: Tensor | None = None  # and where the layers above it begin
 
     @property
     def reduces(self) -> bool:
@@ -112,11 +107,11 @@ class Sketcher:
             if self.mode == "reference":
                 yield
                 return
-            self._running, self._cut_hidden = True, None
+            self._running, self._cut_hidden, self._cut_leaf = True, None, None
             for rule in self.rules:
-                rule.calls, rule.listening, rule.taps = 0, True, self.mode != "topdown"
-                stack.enter_context(replaced_forward(rule.module, rule.forward))
-            if self.mode == "topdown":
+                rule.calls, rule.listening, rule.taps = 0, True, self.mode not in CUTTING
+                stack.enter_context(replaced_forward(rule.module, rule.replacement))
+            if self.mode in CUTTING:
                 stack.enter_context(self._cut())
             yield
 
@@ -135,35 +130,53 @@ class Sketcher:
         for rule in self.rules:  # checkpointed layers run again: as they did, above or below a cut
             rule.taps = rule.calls > 0
             rule.calls = 0
-        slots = [] if self.mode == "exact" else list(self._slots.values())
-        halves = [] if self.mode == "twopass" else [h for rule in used for h in rule.half_slots()]
-        cut = [] if self._cut_slot is None else [self._cut_slot]
+        assert self._assembly is not None
+        slots = [] if self.mode == "exact" else list(self._assembly.slots.values())
+        vectors = [(rule, slot) for rule in used if (slot := rule.slots.vector) is not None]
+        halves = [rule for rule in used if rule.slots.left is not None]
+        cut = [] if self._cut_leaf is None else [self._cut_leaf]
         strays = self._strays()
-        found = torch.autograd.grad(
-            loss_B.sum(),
-            [*slots, *halves, *cut, *strays.values()],
-            retain_graph=keep and self.mode == "twopass",
-            allow_unused=True,
+        wanted = [
+            *slots,
+            *(slot for _, slot in vectors),
+            *(slot for rule in halves for slot in rule.half_slots()),
+            *cut,
+            *strays.values(),
+        ]
+        retain = keep and self.mode == "twopass"
+        found: Iterator[Any] = iter(
+            torch.autograd.grad(loss_B.sum(), wanted, retain_graph=retain, allow_unused=True)
         )
         for rule in self.rules:
             rule.listening = False
-        require_no_strays(strays, found[len(found) - len(strays) :])
-        pairs = iter(found[len(slots) : len(slots) + len(halves)])
-        kept = list(zip(used, pairs, pairs, strict=True)) if halves else []
-        kept = [entry for entry in kept if entry[2] is not None]  # its output reached no loss
+        sketches = [next(found) for _ in slots]
+        vector_of = [(rule, next(found)) for rule, _ in vectors]
+        kept = [(rule, next(found), next(found)) for rule in halves]
+        grad_BTD = next(found) if cut else None
+        require_no_strays(strays, tuple(found))
+        return self._finished(loss_B, sketches, _reached(vector_of), _reached(kept), grad_BTD)
+
+    def _finished(
+        self,
+        loss_B: Tensor,
+        sketches: list[Tensor | None],
+        vectors: list[tuple[Rule, Tensor]],
+        halves: list[Half],
+        grad_BTD: Tensor | None,
+    ) -> Sketch:
+        """What the backward found, as a sketch and a gradient that waits for its weights."""
+        assert self._assembly is not None
         if self.mode == "exact":
-            return self._explicit(materialised(kept))
-        groups = {
-            name: torch.zeros_like(slot) if value is None else value
-            for (name, slot), value in zip(self._slots.items(), found, strict=False)
-        }
+            return self._explicit(materialised(halves, vectors))
+        groups = self._assembly.groups(sketches, vectors)
         if self.mode == "twopass":
-            return self._sketch(groups, RetainedGraph(loss_B))
-        deferred = Deferred(kept, self.parameters)
-        if self._cut_hidden is None:
-            return self._sketch(groups, deferred)
-        hidden_BTD, self._cut_hidden = self._cut_hidden, None
-        return self._sketch(groups, TopDown(deferred, hidden_BTD, found[len(slots) + len(halves)]))
+            return self._assembly.joined(groups, RetainedGraph(loss_B))
+        deferred = Deferred(halves, vectors, self.parameters)
+        if grad_BTD is None:
+            return self._assembly.joined(groups, deferred)
+        assert self._cut_hidden is not None
+        hidden_BTD, self._cut_hidden, self._cut_leaf = self._cut_hidden, None, None
+        return self._assembly.joined(groups, TopDown(deferred, hidden_BTD, grad_BTD))
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
         """What a mixer weighs: the samples of every rank. The graph stays for your backward."""
@@ -209,46 +222,45 @@ class Sketcher:
             return
         self._opened = key
         wide = torch.promote_types(own, torch.float32)
-        names = dict.fromkeys(self.group_of(rule) for rule in self.rules)
-        shape = (num_samples, self.projection.dim)
-        self._slots = {name: make_slot(shape, wide, device) for name in names}
+        if self._assembly is None or self._assembly.made_for != (dtype, device):
+            self._assembly = Assembly(self.rules, self.projection, self.group_of, dtype, device)
+        self._assembly.open_slots(num_samples, wide)
         for rule in self.rules:
-            rule.num_samples = num_samples
             rule.defers = self.mode != "twopass"
-            if self.mode != "exact":
-                rule.sketch_slot = self._slots[self.group_of(rule)]
-            if rule.defers:
-                rule.open_slots((num_samples, num_tokens), dtype)
+            slot = None if self.mode == "exact" else self._assembly.slot_of(rule)
+            rule.open_slots((num_samples, num_tokens), dtype, slot)
 
     def _project(self, step: int) -> None:
         """Projections for this step; made anew only where they change."""
         self.step = step
-        key = (self.projection.epoch(step), self._opened[2:])
-        if self.mode in EXPLICIT or self._projected == key:
-            return
-        self._projected = key
-        dtype = self._opened[2]
-        assert isinstance(dtype, torch.dtype)
-        for rule in self.rules:
-            rule.projection = rule.project(self.projection, step, dtype)
+        assert self._assembly is not None
+        self._assembly.draw(step)
+
+    def _place_of_cut(self) -> nn.Module:
+        if self.mode == "topdown":
+            return blocks_of(self.model)[1][-self.top_blocks]
+        assert self.head is not None
+        return self.head
 
     @contextmanager
     def _cut(self) -> Iterator[None]:
         """Layers run as ever until the cut; from there on they are tapped."""
-        block = blocks_of(self.model)[1][-self.top_blocks]
-
-        def forward(hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._running:
-                self._cut_hidden = hidden_BTD
-                shape = tuple(hidden_BTD.shape)
-                self._cut_slot = make_slot(shape, hidden_BTD.dtype, hidden_BTD.device)
-                for rule in self.rules:
-                    rule.taps = True
-            above = Cut.apply(hidden_BTD, self._cut_slot)  # type: ignore[no-untyped-call]
-            return type(block).forward(block, above, *args, **kwargs)
-
-        with replaced_forward(block, forward):
+        place = self._place_of_cut()
+        current = place.__dict__.get("forward")  # compiled or tapped, it may be
+        if current == self._above_cut:  # an earlier micro-batch still waits for its weights
             yield
+            return
+        self._above = current or place.forward
+        with replaced_forward(place, self._above_cut):
+            yield
+
+    def _above_cut(self, hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Any:
+        leaf_BTD = hidden_BTD.detach().requires_grad_(torch.is_grad_enabled())
+        if self._running:
+            self._cut_hidden, self._cut_leaf = hidden_BTD, leaf_BTD
+            for rule in self.rules:
+                rule.taps = True
+        return self._above(leaf_BTD, *args, **kwargs)
 
     def _require_single_use(self, used: list[Rule]) -> None:
         if not used:
@@ -271,13 +283,11 @@ class Sketcher:
         return self.parameters
 
     def _explicit(self, gradients: Gradients) -> Sketch:
-        groups = sketch_gradients(self.rules, self.projection, gradients, self.step)
-        return self._sketch(groups, Materialised(gradients, self.parameters))
+        assert self._assembly is not None
+        groups = sketch_gradients(self.rules, self._assembly.bank, gradients, self.step)
+        return self._assembly.joined(groups, Materialised(gradients, self.parameters))
 
-    def _sketch(self, groups: dict[str, Tensor], pending: Pending) -> Sketch:
-        parts = list(groups.values())
-        joined = (
-            torch.cat(parts, 1) if self.projection.kind == "none" else torch.stack(parts).sum(0)
-        )
-        blocks = groups.get("blocks", joined)
-        return Sketch(joined, blocks.norm(dim=1), pending, groups)
+
+def _reached(found: list[Any]) -> list[Any]:
+    """Without the layers whose output reached no loss."""
+    return [entry for entry in found if entry[-1] is not None]

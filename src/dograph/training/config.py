@@ -112,7 +112,7 @@ class TrainConfig(Part):
         "float32", description="of the forward pass; weights stay float32"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    compile: bool = Field(False, description="torch.compile the model and its loss")
+    compile: bool = Field(False, description="torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = Field(False, description="less memory, one more forward")
     deterministic: bool = Field(False, description="CUDA: bitwise repeatable, slower")
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import torch
 
+from dograph.mixers.dograph_report import read_together
 from dograph.training.step import StepRecord
 from dograph.training.stopwatch import milliseconds
 
@@ -64,6 +65,7 @@ def report_rows(records: Sequence[StepRecord]) -> list[Row]:
 
     What it reported of single samples goes to samples.jsonl instead.
     """
+    read_together(record.report for record in records)
     reports = [
         {name: value for name, value in record.report.items() if not name.startswith("samples/")}
         for record in records
@@ -93,6 +95,7 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """
     if not records:
         return []
+    read_together(record.report for record in records)
     nowhere = torch.full_like(records[0].weight_B, -1.0)
     both_2NB = torch.stack(
         [

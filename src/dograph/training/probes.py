@@ -9,7 +9,6 @@ Shapes: N probe rows, b rows at once, T tokens, K sketch, M domains.
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +22,9 @@ from dograph.corpus.corpus import Corpus
 from dograph.files import write_bytes, write_json
 from dograph.mixers.dograph import DoGraph
 from dograph.models.loss import PerSampleLoss
-from dograph.sketch.head import head_projection
+from dograph.models.regions import uncompiled
 from dograph.sketch.projection import DEFAULT_DIM, Projection
-from dograph.sketch.rows import resting, sketch_rows
+from dograph.sketch.rows import sketch_rows
 from dograph.sketch.sketcher import Mode, Sketcher
 from dograph.training.config import RunConfig
 from dograph.training.run_dir import RunDirectory
@@ -110,11 +109,11 @@ class Probes:
         if not isinstance(mixer, DoGraph):
             return None
         if mixer.scope.keeps_identity:  # its centroids are in the space of the run's own sketches
-            own = self.eyes.sketcher.projection if self.eyes.sketcher else self.eyes.projection
-            assert own is not None
+            assert self.eyes.sketcher is not None
+            own = self.eyes.sketcher.projection
             epoch = own.epoch(max(step - 1, 0))
             if how.mode == "topdown" or epoch or replace(own, refresh="never") != fixed:
-                mode: Mode = "twopass" if how.mode == "full" or how.mode == "head" else how.mode
+                mode: Mode = "twopass" if how.mode == "full" else how.mode
                 _, sketch_NK = self.sketches(token_NT, mode, own, epoch)
         finite_N1 = torch.isfinite(sketch_NK).all(dim=1, keepdim=True)
         return mixer.scope.locate(torch.where(finite_N1, sketch_NK, 0.0), step)
@@ -123,38 +122,22 @@ class Probes:
         self, token_NT: Tensor, mode: Mode, projection: Projection, step: int
     ) -> tuple[Tensor, Tensor]:
         """Losses and sketches of the rows; in mode head those of the output layer alone."""
-        if self.config.sketch.mode == "head":
-            parts = list(self._from_the_head(token_NT, projection, step))
-        else:
-            sketcher = Sketcher(
-                self.model,
-                mode=mode,
-                dim=projection.dim,
-                projection=projection.kind,
-                seed=projection.seed,
-                refresh=projection.refresh,
-                exclude=tuple(self.config.sketch.exclude),
-                top_blocks=self.config.sketch.top_blocks,
-            )
-            half = self.config.train.dtype == "bfloat16"
+        sketcher = Sketcher(
+            self.model,
+            mode="head" if self.config.sketch.mode == "head" else mode,
+            dim=projection.dim,
+            projection=projection.kind,
+            seed=projection.seed,
+            refresh=projection.refresh,
+            exclude=tuple(self.config.sketch.exclude),
+            top_blocks=self.config.sketch.top_blocks,
+            head=self.model.head,
+        )
+        half = self.config.train.dtype == "bfloat16"
+        with uncompiled():
             looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
             parts = [(loss_b, sketch.sketch_BK) for loss_b, sketch in looks]
         return torch.cat([loss_b for loss_b, _ in parts]), torch.cat([s_bK for _, s_bK in parts])
-
-    def _from_the_head(
-        self, token_NT: Tensor, projection: Projection, step: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        weight_VD = self.model.model.get_output_embeddings().weight
-        half, device = self.config.train.dtype == "bfloat16", weight_VD.device
-        self.model.head_projection = head_projection(weight_VD, projection, step=step)
-        try:
-            # The loss itself sketches in training mode only, so the layers alone rest.
-            with resting(self.model.model), torch.no_grad():
-                for token_bT in token_NT.split(self.at_once):
-                    with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                        yield self.model(token_bT.to(device))
-        finally:
-            self.model.head_projection = None
 
 
 def nearest_rows(

@@ -16,13 +16,12 @@ from dograph.mixers.base import Mixer
 from dograph.mixers.dograph import DoGraph
 from dograph.models.loss import PerSampleLoss
 from dograph.rng import key64
-from dograph.sketch.head import head_projection
 from dograph.sketch.pending import Pending, RetainedGraph
-from dograph.sketch.projection import Projection
 from dograph.sketch.ranks import average_gradients
 from dograph.sketch.recording import unwrapped
 from dograph.sketch.sketcher import Sketcher
 from dograph.training.config import RunConfig
+from dograph.training.stopwatch import Stopwatch
 from dograph.training.world import World
 from dograph.types import Batch, Signals
 
@@ -52,8 +51,11 @@ class Piece:
 class Eyes:
     """Runs the model so that the mixer sees what it needs."""
 
-    def __init__(self, config: RunConfig, world: World, model: nn.Module, mixer: Mixer) -> None:
+    def __init__(
+        self, config: RunConfig, world: World, model: nn.Module, mixer: Mixer, watch: Stopwatch
+    ) -> None:
         self.config, self.world, self.model, self.mixer = config, world, model, mixer
+        self.watch = watch
         if missing := mixer.needs - COMPUTED:
             raise ConfigError(
                 f"the mixer needs {sorted(missing)}, which this step does not compute; "
@@ -61,7 +63,6 @@ class Eyes:
             )
         self.sketches = "sketch" in mixer.needs
         self.sketcher: Sketcher | None = None
-        self.projection: Projection | None = None
         if self.sketches:
             self._open_sketcher()
 
@@ -69,20 +70,10 @@ class Eyes:
         config, how = self.config, self.config.sketch
         self._require_known_domains()
         refresh = self._refresh()
+        loss = unwrapped(self.model)
+        assert isinstance(loss, PerSampleLoss)
         if how.mode == "head":
-            loss = unwrapped(self.model)
-            assert isinstance(loss, PerSampleLoss)
             loss.require_plain_head()
-            self.projection = Projection(
-                dim=how.dim, kind=how.projection, seed=config.seed, refresh=refresh
-            )
-            self.head, self.projected = loss, -1
-            return
-        if how.mode == "topdown" and config.train.compile:
-            raise ConfigError(
-                "sketch.mode=topdown with train.compile: the model would be one graph, with no "
-                "place to cut it; use mode full, head, or train.compile=false"
-            )
         self.sketcher = Sketcher(
             self.model,
             mode=how.mode,
@@ -92,6 +83,7 @@ class Eyes:
             refresh=refresh,
             exclude=tuple(how.exclude),
             top_blocks=how.top_blocks,
+            head=loss.head,
         )
 
     def _refresh(self) -> int | Literal["never", "step"]:
@@ -147,45 +139,27 @@ class Eyes:
         if not self.sketches:
             with torch.set_grad_enabled(keep):
                 loss_b = self.losses(token_bT, step, micro)
+            self.watch.lap("forward")
             piece = Piece(loss_b, None, None, RetainedGraph(loss_b))
-        elif self.sketcher is None:
-            piece = self._see_head(token_bT, step, micro, keep=keep)
         else:
+            assert self.sketcher is not None
             if not keep:
                 taps.enter_context(self.accumulating(last=False))
             with self._autocast():  # what is kept of every layer is of the precision it ran in
                 taps.enter_context(self.sketcher.record(token_bT, step))
             loss_b = self.losses(token_bT, step, micro)
+            self.watch.lap("forward")
             sketch = self.sketcher.sketch(loss_b, keep=keep)
+            self.watch.lap("sketch")  # the backward to the layers' outputs, with the sketches
             piece = Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending)
         return piece if keep else piece.without_gradient()
 
-    def _see_head(self, token_bT: Tensor, step: int, micro: int, *, keep: bool) -> Piece:
-        assert self.projection is not None
-        weight = self.head.model.get_output_embeddings().weight
-        if self.projected != (epoch := self.projection.epoch(step)):
-            self.head_projection = head_projection(weight, self.projection, step=step)
-            self.projected = epoch
-        self.head.head_projection = self.head_projection
-        try:
-            with torch.set_grad_enabled(keep):
-                loss_b, sketch_bK = self.run(token_bT, step, micro)
-        finally:
-            self.head.head_projection = None
-        return Piece(loss_b, sketch_bK, sketch_bK.norm(dim=1), RetainedGraph(loss_b))
-
     def losses(self, token_bT: Tensor, step: int, micro: int) -> Tensor:
-        """Loss of each sample of a micro-batch."""
-        loss_b = self.run(token_bT, step, micro)
-        assert isinstance(loss_b, Tensor)
-        return loss_b
-
-    def run(self, token_bT: Tensor, step: int, micro: int) -> Tensor | tuple[Tensor, Tensor]:
-        """The model's forward. Dropout is a function of (seed, step, place)."""
+        """Loss of each sample of a micro-batch. Dropout is a function of (seed, step, place)."""
         torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
         with self._autocast():
-            seen: Tensor | tuple[Tensor, Tensor] = self.model(token_bT)
-        return seen
+            loss_b: Tensor = self.model(token_bT)
+        return loss_b
 
     def _autocast(self) -> AbstractContextManager[object]:
         half = self.config.train.dtype == "bfloat16"
@@ -195,7 +169,6 @@ class Eyes:
         """What every rank saw, in the order of the world batch, as far as the mixer needs it."""
         num, needs, device = len(batch.source_B), self.mixer.needs, self.world.device
         stratum_B = torch.from_numpy(batch.ids.stratum_B)
-        epoch = self.sketcher.projection if self.sketcher else self.projection
         sees = bool(pieces) and self.sketches
         return Signals(
             step=step,
@@ -206,7 +179,7 @@ class Eyes:
             stratum_B=stratum_B.to(device, non_blocking=True) if self.sketches else None,
             sketch_BK=self._gathered([p.sketch_bK for p in pieces], num) if sees else None,
             block_norm_B=self._gathered([p.block_norm_b for p in pieces], num) if sees else None,
-            projection=epoch.epoch(step) if epoch else 0,
+            projection=self.sketcher.projection.epoch(step) if self.sketcher else 0,
         )
 
     def gathered_losses(self, pieces: list[Piece], num_samples: int) -> Tensor:
@@ -219,15 +192,14 @@ class Eyes:
     def weigh_lagged(self, piece: Piece, num_samples: int, step: int) -> Tensor:
         assert isinstance(self.mixer, DoGraph)
         assert piece.sketch_bK is not None
-        epoch = self.sketcher.projection if self.sketcher else self.projection
-        assert epoch is not None
+        assert self.sketcher is not None
         seen = Signals(
             step=step,
             num_samples=len(piece.loss_b),
             device=self.world.device,
             sketch_BK=piece.sketch_bK.detach(),
             block_norm_B=piece.block_norm_b,
-            projection=epoch.epoch(step),
+            projection=self.sketcher.projection.epoch(step),
         )
         return self.mixer.weigh_lagged(seen, num_samples)
 

@@ -53,8 +53,8 @@ class TrainStep:
         self.config, self.world = config, world
         self.optimizer, self.mixer = optimizer, mixer
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.eyes = Eyes(config, world, model, mixer)
         self.watch = Stopwatch(world.device)
+        self.eyes = Eyes(config, world, model, mixer, self.watch)
         self.halted = torch.zeros((), device=world.device)
 
     def __call__(self, batch: Batch, step: int) -> StepRecord:
@@ -95,7 +95,6 @@ class TrainStep:
                 self.eyes.see(taps, token_bT, step, i, keep=way == "keep")
                 for i, token_bT in enumerate(micro_bT)
             ]
-            self.watch.lap("sketch" if self.eyes.sketches else "forward")
             weight_B = self.weigh(pieces, batch, step)
             self.watch.lap("weigh")
             if way == "two_sweeps":  # nothing was kept of the first: a second one learns
@@ -105,7 +104,7 @@ class TrainStep:
             for piece, weight in zip(pieces, weight_b, strict=True):
                 piece.backward(weight)
             self.eyes.average_gradients()
-            self.watch.lap("backward")
+            self.watch.lap("deferred" if self.eyes.sketches else "backward")
         return weight_B, self.eyes.gathered_losses(pieces, len(batch.source_B))
 
     def learn(
@@ -116,11 +115,12 @@ class TrainStep:
         for i, token_bT in enumerate(micro_bT):
             with self.eyes.accumulating(last=i == len(micro_bT) - 1):
                 loss_b = self.eyes.losses(token_bT, step, i)
+                self.watch.lap("forward")
                 weight_b = self.world.local(weight_B)[done : done + len(token_bT)]
                 (weight_b * loss_b).sum().backward()
+                self.watch.lap("backward")
             losses.append(loss_b.detach())
             done += len(token_bT)
-        self.watch.lap("forward_backward")
         return self.world.gather(torch.cat(losses), len(batch.source_B))
 
     def learn_as_they_come(
@@ -134,10 +134,11 @@ class TrainStep:
                 taps.enter_context(self.eyes.accumulating(last=last))
                 piece = self.eyes.see(taps, token_bT, step, i, keep=True)
                 weights.append(self.eyes.weigh_lagged(piece, len(batch.source_B), step))
+                self.watch.lap("weigh")
                 piece.backward(weights[-1] * self.world.size)
+                self.watch.lap("deferred")
             pieces.append(piece.without_gradient())
         self.eyes.average_gradients()
-        self.watch.lap("forward_backward")
         weight_B = self.world.gather(torch.cat(weights), len(batch.source_B))
         self.signals = self.eyes.signals(pieces, batch, step)
         self.eyes.observe(self.signals, weight_B)

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.loader import Loader
@@ -14,8 +14,10 @@ from dograph.errors import ConfigError, RunError, require
 from dograph.evaluation.source_loss import validate, validation_blocks
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
+from dograph.models.regions import compile_regions, uncompiled
 from dograph.training.assembly import open_model, open_sampler
 from dograph.training.checkpoint import TrainingState, read_checkpoint, write_checkpoint
+from dograph.training.collector import Collector
 from dograph.training.config import RunConfig
 from dograph.training.interrupts import Interrupts
 from dograph.training.lab import open_lab
@@ -77,8 +79,9 @@ class Trainer:
             sampler=open_sampler(config, self.corpus),
             corpus_digest=self.corpus.digest,
         )
-        compiled: nn.Module = torch.compile(model) if config.train.compile else model  # type: ignore[assignment]
-        runnable = world.wrap(compiled)  # outermost, so that accumulation can hold its messages
+        if config.train.compile:
+            compile_regions(model, backward_twice=config.sketch.mode == "twopass")
+        runnable = world.wrap(model)
         self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
         self.outputs = Records(
             config, run, self.corpus, self.state, self.step.eyes, main=world.is_main
@@ -125,9 +128,10 @@ class Trainer:
         asked = 0
         try:
             clock.start += self.outputs.probe(self.done)
-            with Interrupts() as interrupts:
+            with Interrupts() as interrupts, Collector() as collector:
                 while self.done < total and not asked:
                     record = self.advance(loader)
+                    collector.step()
                     asked = self.stop_asked(interrupts)
                     ending = bool(asked) or self.done == total
                     validates = self.done == total or is_due(self.done, config.eval.every)
@@ -215,14 +219,15 @@ class Trainer:
     def write_validation(self, progress: Progress) -> None:
         model = self.state.model
         model.eval()
-        nats = validate(
-            self.validation_losses,
-            self.validation_blocks,
-            micro_batch_size=self.config.train.micro_batch_size or 16,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            total=self.total_on_device,
-        )
+        with uncompiled():
+            nats = validate(
+                self.validation_losses,
+                self.validation_blocks,
+                micro_batch_size=self.config.train.micro_batch_size or 16,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                total=self.total_on_device,
+            )
         model.train()
         tokens, widths = self.corpus.tokens_by_source(), self.corpus.bytes_per_token("validation")
         row = validation_row(self.done, nats, tokens, widths)

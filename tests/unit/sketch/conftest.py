@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dograph.rng import key64
+from dograph.sketch.assembly import VECTORS
+from dograph.sketch.bank import fold_of, matrix_of
 from dograph.sketch.sketcher import Sketcher
 
 VOCABULARY, WIDTH = 64, 32
@@ -189,27 +191,43 @@ def folded(fold, value_BF):
 
 
 def explicit_sketch(projection, model, name, gradient, *, step=0):
-    """A parameter's sketch from its gradients in full, with the very matrices, written out."""
-    layer, _, own = name.rpartition(".")
-    weight = model.get_parameter(f"{layer}.weight")
-    if weight.dim() == 1:
-        size = gradient.shape[1]
-        return folded(projection.fold(name, size, step=step, like=gradient), gradient)
-    sides = projection.matrix(
-        f"{layer}.weight",
-        tuple(weight.shape),
-        wide=weight.shape[0] == VOCABULARY,
+    """A matrix' sketch from its gradients in full, with the very matrices, written out."""
+    sides = matrix_of(
+        projection,
+        name,
+        tuple(gradient.shape[1:]),
+        wide=gradient.shape[1] == VOCABULARY,
         step=step,
         like=gradient,
     )
-    if own == "weight":
-        sketch = torch.einsum("rq,brc,cp->bqp", sides.row_Rq, gradient, sides.col_Cp)
-    elif isinstance(model.get_submodule(layer), nn.Linear):
-        sketch = torch.einsum("rq,br,p->bqp", sides.row_Rq, gradient, sides.one_col_p)
-    else:  # Conv1D: its weight has the outputs on the columns
-        sketch = torch.einsum("q,bc,cp->bqp", sides.one_row_q, gradient, sides.col_Cp)
+    sketch = torch.einsum("rq,brc,cp->bqp", sides.row_Rq, gradient, sides.col_Cp)
     flat_BF = sketch.flatten(1)
     return flat_BF if sides.fold is None else folded(sides.fold, flat_BF)
+
+
+def explicit_vectors(projection, model, gradients, *, step=0):
+    """The sketch of these vectors: all of the model's end to end, the others 0, hashed as one."""
+    some = next(iter(gradients.values()))
+    layout = []
+    for path, module in model.named_modules():
+        for own in ("weight", "bias"):
+            parameter = dict(module.named_parameters(recurse=False)).get(own)
+            if parameter is not None and parameter.dim() == 1 and parameter.requires_grad:
+                zeros = some.new_zeros(len(some), parameter.numel())
+                layout.append(gradients.get(f"{path}.{own}", zeros))
+    vector_BF = torch.cat(layout, dim=1)
+    fold = fold_of(projection, VECTORS, vector_BF.shape[1], step=step, like=vector_BF)
+    return folded(fold, vector_BF)
+
+
+def explicit_total(projection, model, gradients, *, step=0):
+    """The whole sketch: matrices one by one, then norms and biases together."""
+    matrices = [n for n, g in gradients.items() if g.dim() > 2]
+    vectors = {n: g for n, g in gradients.items() if g.dim() == 2}
+    return sum(
+        (explicit_sketch(projection, model, n, gradients[n], step=step) for n in matrices),
+        start=explicit_vectors(projection, model, vectors, step=step),
+    )
 
 
 def error(got, expected):
@@ -239,6 +257,8 @@ def tiny():
         gradients=gradients,
         per_sample_gradients=per_sample_gradients,
         explicit_sketch=explicit_sketch,
+        explicit_vectors=explicit_vectors,
+        explicit_total=explicit_total,
         folded=folded,
         error=error,
         gradient_error=gradient_error,

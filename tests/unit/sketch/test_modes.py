@@ -66,6 +66,22 @@ def test_topdown_at_every_cut(tiny, token_BT, weight_B, name, top_blocks):
     assert tiny.gradient_error(got_gradients, expected) < 1e-10
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "plain"])
+def test_head_is_the_output_layer_of_full(tiny, token_BT, weight_B, name):
+    model = tiny.build[name](layers=2)
+    path = "head" if name == "plain" else "lm_head"
+    every, gradients = tiny.run(
+        model, token_BT, weight_B, mode="full", group_of=lambda rule: rule.path
+    )
+    got, got_gradients = tiny.run(
+        model, token_BT, weight_B, mode="head", group_of=lambda rule: rule.path
+    )
+    assert tiny.gradient_error(got_gradients, gradients) < 1e-10
+    if name != "plain":  # its head's bias is hashed among all vectors there, and alone here
+        assert tiny.error(got.groups[path], every.groups[path]) < 1e-10
+    assert got.sketch_BK is got.groups[path] or torch.equal(got.sketch_BK, got.groups[path])
+
+
 def ragged_nll(model, token_BT):
     """Mean over each sample's own tokens; -100 stands for padding."""
     output = model(token_BT.clamp_min(0))

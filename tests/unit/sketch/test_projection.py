@@ -10,6 +10,7 @@ import torch
 
 from dograph.errors import ConfigError
 from dograph.rng import key64
+from dograph.sketch.bank import fold_of, matrix_of
 from dograph.sketch.projection import KINDS, Projection
 from dograph.sketch.sketcher import Sketcher
 
@@ -29,21 +30,19 @@ def standard_errors_off(value_N, expected):
 
 
 def of_matrix(kind, shape, *, wide=False):
-    """Inner products of two gradients of a weight and its bias, true and sketched N times."""
+    """Inner products of two gradients of a weight, true and sketched N times."""
     projection = Projection(dim=16, kind=kind, refresh="step")
     # Of rank 2, as gradients of few tokens are, and alike, so that their product is not near 0.
     left, right = normal(shape[0], 2, name="left"), normal(2, shape[1], name="right")
     scale = torch.tensor([[1.0, 0.3], [0.8, -0.5]], dtype=torch.float64)
     gradient_2RC = torch.stack([(left * row) @ right for row in scale])
-    bias_2R = normal(2, shape[0], name="bias") + 1
     drawn = [
-        projection.matrix("w", shape, wide=wide, step=step, like=DOUBLE) for step in range(DRAWS)
+        matrix_of(projection, "w", shape, wide=wide, step=step, like=DOUBLE)
+        for step in range(DRAWS)
     ]
     row_NRq = torch.stack([p.row_Rq for p in drawn])
     col_NCp = torch.stack([p.col_Cp for p in drawn])
-    one_Np = torch.stack([p.one_col_p for p in drawn])
     sketch_N2qp = torch.einsum("nrq,brc,ncp->nbqp", row_NRq, gradient_2RC, col_NCp)
-    sketch_N2qp += torch.einsum("nrq,br,np->nbqp", row_NRq, bias_2R, one_Np)
     if wide:
         sketch_N2K = torch.stack(
             [p.fold(s.flatten(1)) for p, s in zip(drawn, sketch_N2qp, strict=True)]
@@ -51,7 +50,7 @@ def of_matrix(kind, shape, *, wide=False):
     else:
         sketch_N2K = sketch_N2qp.flatten(2)
     assert sketch_N2K.shape == (DRAWS, 2, 16)
-    whole_2F = torch.cat([gradient_2RC.flatten(1), bias_2R], dim=1)
+    whole_2F = gradient_2RC.flatten(1)
     return whole_2F @ whole_2F.T, sketch_N2K @ sketch_N2K.mT
 
 
@@ -75,7 +74,7 @@ def test_wide_matrices_are_unbiased():
 @pytest.mark.parametrize("size", [5, 16])
 def test_a_fold_of_no_more_numbers_than_places_keeps_them(size):
     value_2F = normal(2, size)
-    fold = Projection(dim=16).fold("norm", size, step=0, like=value_2F)
+    fold = fold_of(Projection(dim=16), "norm", size, step=0, like=value_2F)
     torch.testing.assert_close(fold(value_2F) @ fold(value_2F).T, value_2F @ value_2F.T)
 
 
@@ -84,22 +83,22 @@ def test_a_fold_is_unbiased_and_as_good_as_a_dense_projection(size):
     value_2F = normal(2, size) + 0.5
     projection = Projection(dim=16, refresh="step")
     sketch_N2K = torch.stack(
-        [projection.fold("norm", size, step=n, like=DOUBLE)(value_2F) for n in range(DRAWS)]
+        [fold_of(projection, "norm", size, step=n, like=DOUBLE)(value_2F) for n in range(DRAWS)]
     )
     true_22, sketched_N22 = value_2F @ value_2F.T, sketch_N2K @ sketch_N2K.mT
     for i, j in ((0, 0), (0, 1), (1, 1)):
         assert standard_errors_off(sketched_N22[:, i, j], true_22[i, j]) < 4
     square_F = value_2F[0].square()
-    deep = math.ceil(size / 16)  # two numbers share a place with odds (deep - 1) / (16 deep - 1)
-    pairs = square_F.sum() ** 2 - square_F.square().sum()
-    expected = 2 * pairs * (deep - 1) / (16 * deep - 1)
+    # Numbers of one stretch never share a place, those of two do with odds of 1 in 16.
+    alone = sum(stretch.sum() ** 2 for stretch in square_F.split(16))
+    expected = 2 * (square_F.sum() ** 2 - alone) / 16
     assert sketched_N22[:, 0, 0].var() == pytest.approx(float(expected), rel=0.15)
     assert expected < 2 * square_F.sum() ** 2 / 16
 
 
 @pytest.mark.parametrize("size", [5, 16, 40, 128])
 def test_a_fold_places_every_number_once_and_evenly(size, tiny):
-    fold = Projection(dim=16).fold("norm", size, step=0, like=DOUBLE)
+    fold = fold_of(Projection(dim=16), "norm", size, step=0, like=DOUBLE)
     index_N = fold.index_N
     assert sorted(index_N[index_N < size].tolist()) == list(range(size))
     held_K = (index_N < size).view(-1, 16).sum(dim=0)
@@ -131,11 +130,13 @@ def test_blocks_of_a_dense_projection_differ():
 
 def matrix_tensors(name="w", *, step=0, shape=(12, 12), **options):
     projection = Projection(**{"dim": 36, **options})
-    return projection.matrix(name, shape, wide=False, step=step, like=DOUBLE).tensors()
+    matrix = matrix_of(projection, name, shape, wide=False, step=step, like=DOUBLE)
+    return matrix.row_Rq, matrix.col_Cp
 
 
 def fold_tensors(name="w", *, step=0, **options):
-    fold = Projection(**{"dim": 36, **options}).fold(name, 100, step=step, like=DOUBLE)
+    projection = Projection(**{"dim": 36, **options})
+    fold = fold_of(projection, name, 100, step=step, like=DOUBLE)
     return fold.index_N, fold.sign_N
 
 
@@ -154,14 +155,13 @@ def test_a_function_of_seed_name_and_step(tensors, kind):
 
 
 def test_the_two_sides_differ():
-    row_Rq, col_Cp, one_row_q, one_col_p = matrix_tensors(kind="two-sided")
+    row_Rq, col_Cp = matrix_tensors(kind="two-sided")
     assert row_Rq.shape == col_Cp.shape == (12, 6)
     assert not torch.equal(row_Rq, col_Cp)
-    assert not torch.equal(one_row_q, one_col_p)
 
 
 def test_rademacher_entries_are_signs_of_one_size():
-    for side, columns in zip(matrix_tensors(dim=48), (8, 6, 8, 6), strict=True):
+    for side, columns in zip(matrix_tensors(dim=48), (8, 6), strict=True):
         torch.testing.assert_close(side.abs(), torch.full_like(side, columns**-0.5))
         assert 0 < (side > 0).double().mean() < 1
 
@@ -193,7 +193,7 @@ def test_tied_weights_have_one_projection(tiny, token_BT):
             for path in ("transformer.wte", "lm_head")
         )
         assert table.names["weight"] == head.names["weight"] == "transformer.wte.weight"
-        assert len(table.projection) == 6
+        assert len(table.projection) == 2
         assert all(map(torch.equal, table.projection, head.projection))
 
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from dograph.rng import key64
+from dograph.sketch.bank import Bank
 from dograph.sketch.projection import Projection
 
-DRAWS = 3000
+DRAWS = 12_000
 SHAPE, RANKS = (24, 20), {"rank 1": 1, "rank 4": 4, "full rank": 20}
 ROWS, COLUMNS = 8, 6
 SHARES = {"rank 1": 0.5, "rank 4": 0.2, "full rank": 0.3}
@@ -41,13 +42,14 @@ def sketches(kind, names, draws=DRAWS):
     """(N, K) sketches of unit matrices, each under its own name."""
     projection = Projection(dim=ROWS * COLUMNS, kind=kind, refresh="step")
     assert projection.columns == (ROWS, COLUMNS)
-    like = torch.empty(0, dtype=torch.float64)
     found = {}
     for name in names:
-        sides = [
-            projection.matrix(name, SHAPE, wide=False, step=step, like=like)
-            for step in range(draws)
-        ]
+        bank = Bank(projection, torch.float64, torch.device("cpu"))
+        bank.add_matrix(name, SHAPE, wide=False)
+        sides = []
+        for step in range(draws):
+            bank.draw(step)
+            sides.append(bank.matrix(name))
         row_NRq = torch.stack([side.row_Rq for side in sides])
         col_NCp = torch.stack([side.col_Cp for side in sides])
         found[name] = (row_NRq.mT @ unit_matrix(RANKS[name]) @ col_NCp).flatten(1)

@@ -22,6 +22,7 @@ from dograph.training.probes import Probes, nearest_rows, probe_steps
 from dograph.training.run_dir import RunDirectory
 from dograph.training.seeing import Eyes
 from dograph.training.step import TrainStep
+from dograph.training.stopwatch import Stopwatch
 from dograph.training.world import World
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
@@ -218,7 +219,9 @@ def test_a_probe_that_is_there_is_kept(corpus, tmp_path):
 def test_none_are_taken_where_none_are_wanted(corpus, tmp_path, override, step):
     started = Started(corpus, tmp_path / "run", *([override] if "rows" in override else []))
     if override == "mixer=natural":
-        started.eyes = Eyes(started.config, CPU, started.model, build_mixer("natural", {}))
+        started.eyes = Eyes(
+            started.config, CPU, started.model, build_mixer("natural", {}), Stopwatch(CPU.device)
+        )
     probes = Probes(started.config, started.run, corpus, started.model, started.eyes)
     probes.take(step)
     assert not (tmp_path / "run" / "probes").exists()

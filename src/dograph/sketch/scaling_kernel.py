@@ -1,0 +1,29 @@
+"""The Triton kernel of `scaling`; imported only where it is used."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096
+
+
+def scaled_by_kernel(value: Tensor, times_B: Tensor) -> Tensor:
+    """Scale sample by sample: value * times; `value` is contiguous."""
+    result = torch.empty_like(value)
+    length = value[0].numel()
+    grid = (triton.cdiv(length, _BLOCK), len(value))
+    _scale[grid](value, times_B.float().contiguous(), result, length, BLOCK=_BLOCK, num_warps=8)
+    return result
+
+
+@triton.jit
+def _scale(value, times, result, length, BLOCK: tl.constexpr):
+    sample = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    start = sample.to(tl.int64) * length
+    inside = place < length
+    factor = tl.load(times + sample)
+    number = tl.load(value + start + place, mask=inside, other=0.0)
+    product = number.to(tl.float32) * factor
+    tl.store(result + start + place, product.to(number.dtype), mask=inside)
