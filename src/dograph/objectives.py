@@ -17,7 +17,8 @@ from torch import Tensor
 from dograph.domains.graph import adjacency, laplacian
 from dograph.domains.partition import Domains
 from dograph.errors import ConfigError, did_you_mean
-from dograph.simplex import relative_gap, solve_qp
+from dograph.kernels import usable
+from dograph.simplex import MOST_DOMAINS, relative_gap, solve_qp
 
 VarianceReading = Literal["printed", "weighted"]
 SigmaReading = Literal["printed", "mean"]
@@ -32,7 +33,10 @@ class Objective(Protocol):
         ...
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        """How far `weight_M` is from what this objective asks for: (), 0 where it is met."""
+        """How far `weight_M` is from what this objective asks for: (), 0 where it is met.
+
+        A function of its arguments alone: it is asked later than `__call__`, and on the CPU.
+        """
         ...
 
 
@@ -167,7 +171,11 @@ class Alignment(_ClosedForm):
         return (self._iterated(domains, weight_M.double(), 1) - weight_M).abs().amax()
 
     def _iterated(self, domains: Domains, weight_M: Tensor, iterations: int) -> Tensor:
-        """An update within rounding of zero agrees with nothing."""
+        """An update within rounding of zero agrees with nothing. On a GPU this is one kernel."""
+        if len(weight_M) <= MOST_DOMAINS and usable(weight_M):
+            from dograph.alignment_kernel import aligned_by_kernel
+
+            return aligned_by_kernel(domains.gram_MM, domains.present_M, weight_M, iterations)
         gram_MM = domains.gram_MM.double()
         norm_M = gram_MM.diagonal().clamp_min(0).sqrt() * domains.present_M
         unit_MM = gram_MM / norm_M.masked_fill(norm_M == 0, torch.inf)[:, None]
@@ -226,11 +234,12 @@ class Precision(_ClosedForm):
         _check("q", self.q)
 
     def formula(self, domains: Domains) -> Tensor:
+        absent_M, share_M = ~domains.present_M, domains.share_M.double()
         ratio_M = domains.square_M.double() / _unit(domains)
-        ratio_M = torch.where(ratio_M > torch.finfo(torch.float32).eps, ratio_M, 1.0)
-        power_M = torch.where(domains.present_M, -self.q / 2 * ratio_M.log(), -torch.inf)
-        weight_M = domains.share_M.double() * (power_M - power_M.amax()).exp()
-        weight_M = torch.where(domains.present_M, weight_M / weight_M.sum(), 0.0)
+        ratio_M = ratio_M.masked_fill(ratio_M <= torch.finfo(torch.float32).eps, 1)
+        power_M = (-self.q / 2 * ratio_M.log()).masked_fill(absent_M, -torch.inf)
+        weight_M = share_M * (power_M - power_M.amax()).exp()
+        weight_M = (weight_M / weight_M.sum()).masked_fill(absent_M, 0)
         return weight_M.to(domains.gram_MM.dtype)
 
 

@@ -10,13 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dograph.kernels import usable
+
 ITERATIONS = 14  # of the interior-point method, which converges in 8 to 12
-CENTRING = 0.05  # each step aims at this fraction of the present gap,
-CONVERGED = 1e-13  # but not below this, in units of the largest curvature
-TO_BOUNDARY = 0.995  # fraction of the way to the nearest bound
+CENTRING = 0.05  # each step aims at this fraction of the present gap, or at the gap's square,
+CONVERGED = 1e-13  # but not below this for each domain, in units of the largest curvature
+TO_BOUNDARY = 0.995  # fraction of the way to the nearest bound, or all but the gap
 OUT_OF_REACH = 8.0  # a slope so far above the least one that the domain's weight is 0
 RIDGE = 1e-6  # added curvature: a Gram rounded to float32 is indefinite by nearly this much
 NEGLIGIBLE = 1e-9  # a weight below this is a zero that the interior-point method came close to
+MOST_DOMAINS = 32  # of the kernel, whose matrices lie in registers
 
 
 def running_sum(value_B: Tensor) -> Tensor:
@@ -49,9 +52,26 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
     up to the rounding of float32. A small ridge makes the minimum unique: among many, the weights
     nearest to equal ones; it leaves a relative gap of at most a quarter of the ridge.
     Without any present domain all weights are 0; numbers that are not finite give weights that
-    are not.
+    are not. On a GPU this is one kernel (simplex_kernel.py).
     """
-    curvature_MM, slope_M, _ = _scaled(quadratic_MM, linear_M, present_M)
+    if len(linear_M) > MOST_DOMAINS or not usable(quadratic_MM):
+        return _solve_by_pytorch(quadratic_MM, linear_M, present_M)
+    from dograph.simplex_kernel import solve_qp_by_kernel
+
+    return solve_qp_by_kernel(
+        *(quadratic_MM, linear_M, present_M),
+        ITERATIONS=ITERATIONS,
+        CENTRING=CENTRING,
+        CONVERGED=CONVERGED,
+        TO_BOUNDARY=TO_BOUNDARY,
+        OUT_OF_REACH=OUT_OF_REACH,
+        RIDGE=RIDGE,
+        NEGLIGIBLE=NEGLIGIBLE,
+    )
+
+
+def _solve_by_pytorch(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tensor:
+    curvature_MM, slope_M = _scaled(quadratic_MM, linear_M, present_M)
     identity_MM = torch.eye(len(slope_M), dtype=torch.float64, device=slope_M.device)
     curvature_MM = curvature_MM + RIDGE * identity_MM
     w_M = torch.full_like(slope_M, 1 / len(slope_M))
@@ -61,7 +81,7 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
         w_M, z_M = pair_2M
         product_M = w_M * z_M
         duality_gap = product_M.sum()
-        aim = (duality_gap * (CENTRING / len(w_M))).clamp_min(CONVERGED)
+        aim = (duality_gap * (duality_gap.clamp_max(CENTRING) / len(w_M))).clamp_min(CONVERGED)
         root_M = (w_M / z_M).sqrt()
         system_MM = torch.addcmul(identity_MM, root_M[:, None] * root_M, curvature_MM)
         right_M2 = torch.stack(((aim - product_M) * product_M.rsqrt(), root_M), dim=1)
@@ -71,9 +91,11 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
         dy = total_2[0] / total_2[1]  # downwards: keeps the sum of w
         dw_M = toward_M - dy * along_M
         change_2M = torch.stack((dw_M, curvature_MM @ dw_M + dy))
-        length = 1 / ((change_2M / pair_2M).amin() / -TO_BOUNDARY).clamp_min(1)
+        most = (1 - duality_gap).clamp_min(TO_BOUNDARY)
+        length = 1 / (-(change_2M / pair_2M).amin() / most).clamp_min(1)
         next_2M = pair_2M + length * change_2M
         better = next_2M.prod(dim=0).sum() < duality_gap
+        better = better & (duality_gap > 2 * len(w_M) * CONVERGED)  # else all is rounding
         pair_2M = torch.where(better, next_2M, pair_2M)
     w_M = pair_2M[0].masked_fill(~present_M | (pair_2M[0] < NEGLIGIBLE), 0)
     weight_M = w_M / w_M.sum().clamp_min(torch.finfo(torch.float64).tiny)
@@ -87,37 +109,45 @@ def gap(quadratic_MM: Tensor, linear_M: Tensor, weight_M: Tensor, present_M: Ten
     The Frank-Wolfe gap over the present domains; 0 exactly at the minimum, where it is the
     Karush-Kuhn-Tucker residual.
     """
-    w_M = weight_M.double()
-    quadratic_MM = _masked(quadratic_MM.double(), present_M)
-    gradient_M = 2 * quadratic_MM @ w_M + linear_M.double().masked_fill(~present_M, 0)
-    # a common offset of the slopes must not meet the rounding of the weights' sum
-    return w_M @ (gradient_M - _least(gradient_M, present_M)).masked_fill(~present_M, 0)
+    q_MM, b_M, _ = _within(quadratic_MM, linear_M, present_M)
+    return _gap(q_MM, b_M, weight_M, present_M)
 
 
 def relative_gap(
     quadratic_MM: Tensor, linear_M: Tensor, weight_M: Tensor, present_M: Tensor
 ) -> Tensor:
     """The gap in units of the problem's largest curvature, the scale that `solve_qp` works in."""
-    *_, scale = _scaled(quadratic_MM, linear_M, present_M)
-    return gap(quadratic_MM, linear_M, weight_M, present_M) / scale
+    q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
+    return _gap(q_MM, b_M, weight_M, present_M) / unit
 
 
-def _scaled(
+def _gap(q_MM: Tensor, b_M: Tensor, weight_M: Tensor, present_M: Tensor) -> Tensor:
+    gradient_M = 2 * q_MM @ weight_M.double() + b_M
+    # a common offset of the slopes must not meet the rounding of the weights' sum
+    above_M = (gradient_M - _least(gradient_M, present_M)).masked_fill(~present_M, 0)
+    return weight_M.double() @ above_M
+
+
+def _within(
     quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Hessian and slope in units of the largest entry of Q, and that unit.
+    """Q and the slopes above the least one, over the present domains, and their unit."""
+    q_MM, b_M = _masked(quadratic_MM.double(), present_M), linear_M.double()
+    b_M = (b_M - _least(b_M, present_M)).masked_fill(~present_M, 0)
+    unit = torch.maximum(q_MM.abs().amax(), 1e-12 * b_M.amax())
+    return q_MM, b_M, unit.masked_fill(unit == 0, 1)
+
+
+def _scaled(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Hessian and slope in units of the largest entry of Q.
 
     A domain whose slope exceeds the least one by more than four units has weight 0 in every
     minimum. Slopes are therefore cut at eight, so that no outlier sets the precision of the rest,
     and an absent domain is one without curvature and with that slope.
     """
-    q_MM = _masked(quadratic_MM.double(), present_M)
-    b_M = linear_M.double() - _least(linear_M.double(), present_M)
-    b_M = b_M.masked_fill(~present_M, 0)
-    unit = torch.maximum(q_MM.abs().amax(), 1e-12 * b_M.amax())
-    unit = unit.masked_fill(unit == 0, 1)
+    q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
     slope_M = (b_M / unit).clamp_max(OUT_OF_REACH)
-    return 2 * q_MM / unit, slope_M.masked_fill(~present_M, OUT_OF_REACH), unit
+    return 2 * q_MM / unit, slope_M.masked_fill(~present_M, OUT_OF_REACH)
 
 
 def _masked(quadratic_MM: Tensor, present_M: Tensor) -> Tensor:

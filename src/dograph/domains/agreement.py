@@ -1,6 +1,6 @@
 """How far the domains that the model perceives agree with the sources that people named.
 
-Shapes: B samples, M domains, S sources.
+Shapes: B samples, M domains, S sources, X tables, Y the sides of a table.
 """
 
 import torch
@@ -17,13 +17,21 @@ def agreement(
     """
     domain_BM = label_B[:, None] == torch.arange(num_domains, device=label_B.device)
     origin_BS = source_B[:, None] == torch.arange(num_sources, device=source_B.device)
-    share_MS = domain_BM.double().T @ origin_BS.double() / len(label_B)
-    share_M, share_S = share_MS.sum(dim=1), share_MS.sum(dim=0)
-    apart_MS = share_M[:, None] * share_S
-    ratio_MS = share_MS / torch.where(apart_MS == 0, 1.0, apart_MS)
-    information = torch.special.xlogy(share_MS, ratio_MS).sum()
-    entropy = -(torch.xlogy(share_M, share_M).sum() + torch.xlogy(share_S, share_S).sum())
-    unsplit = ((share_M > 0).sum() == 1) & ((share_S > 0).sum() == 1)
-    informed = information > torch.finfo(torch.float64).eps
-    nmi = torch.where(informed, 2 * information / torch.where(entropy > 0, entropy, 1.0), 0.0)
-    return torch.where(unsplit, 1.0, nmi), share_MS.amax(dim=1).sum()
+    nmi_1, purity_1 = agreement_of_counts((domain_BM.double().T @ origin_BS.double())[None])
+    return nmi_1[0], purity_1[0]
+
+
+def agreement_of_counts(count_XMS: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for several tables at once, each of how many samples have a domain and a source."""
+    share_XMS = count_XMS / count_XMS.sum(dim=(1, 2), keepdim=True)
+    share_XM1, share_X1S = share_XMS.sum(dim=2, keepdim=True), share_XMS.sum(dim=1, keepdim=True)
+    apart_XMS = share_XM1 * share_X1S
+    ratio_XMS = share_XMS / apart_XMS.masked_fill(apart_XMS == 0, 1)
+    information_X = torch.special.xlogy(share_XMS, ratio_XMS).sum(dim=(1, 2))
+    sides_XY = torch.cat((share_XM1.flatten(1), share_X1S.flatten(1)), dim=1)
+    entropy_X = -torch.special.xlogy(sides_XY, sides_XY).sum(dim=1)
+    unsplit_X = (sides_XY > 0).sum(dim=1) == 2
+    informed_X = information_X > torch.finfo(torch.float64).eps
+    nmi_X = 2 * information_X / entropy_X.masked_fill(entropy_X <= 0, 1)
+    nmi_X = nmi_X.masked_fill(~informed_X, 0).masked_fill(unsplit_X, 1)
+    return nmi_X, share_XMS.amax(dim=2).sum(dim=1)

@@ -3,7 +3,9 @@
 Shapes: B samples, K sketch, M domains, R restarts, L trial seeds.
 
 Products are taken in float64: a batch is small, and a TF32 setting of the surrounding program
-cannot round the differences that the distances are made of.
+cannot round the differences that the distances are made of. On a GPU the restarts are one kernel
+(kmeans_kernel.py); a batch of more than 128 samples, and every batch on a CPU, takes the way
+written out here.
 """
 
 import math
@@ -12,10 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dograph.domains.partition import centred
 from dograph.errors import ConfigError
+from dograph.kernels import usable
 
+ITERATIONS = 20  # of Lloyd, which seldom needs ten
 REFILL_EVERY = 5  # iterations from one look for empty domains to the next; the last one looks
 SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding
+RATIO = 0.6180339887498949  # golden: its multiples modulo 1 are as uneven as multiples can be
+MOST_SAMPLES, MOST_DOMAINS = 128, 32  # of the kernels, whose Gram lies in registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class _Space:
 
     gram_BB: Tensor  # inner products in the space clustered
     weight_B: Tensor  # 1 for samples that shape the centroids, 0 for those that only get a label
+    rounding_B: Tensor  # squared distances up to these, or the sum of two of them, are 0
     spherical: bool  # centroids are unit directions
 
 
@@ -41,7 +49,7 @@ def kmeans(
     *,
     generator: torch.Generator,
     restarts: int = 16,
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     normalise: bool = False,
     min_size: int = 1,
 ) -> Clustering:
@@ -62,15 +70,10 @@ def kmeans(
     num_domains = min(num_domains, len(point_BK))
     assert num_domains > 0, "a batch has samples"
     order_B, point_BK, finite_B = _in_order_of_value(point_BK.detach().double())
-    space = _space(point_BK, finite_B, normalise)
-    label_RB = _plus_plus(space, num_domains, restarts, generator)
-    for left in reversed(range(iterations)):
-        score_RBM = _scores(space, label_RB, num_domains)
-        label_RB = first_argmin(score_RBM)
-        if left % REFILL_EVERY == 0:
-            label_RB = _fill_empty(space, label_RB, score_RBM)
-    best_1 = first_argmin(_inertia(space, label_RB, num_domains)[None])
-    label_1B = label_RB.index_select(0, best_1)
+    space = _space(point_BK @ point_BK.T, finite_B, normalise)
+    race_MRLB = races(len(point_BK), num_domains, restarts, generator)
+    label_RB, inertia_R = _restarted(space, race_MRLB, iterations)
+    label_1B = label_RB.index_select(0, first_argmin(inertia_R[None]))
     if min_size > 1:
         label_1B = _dissolve_small(space, finite_B, label_1B, num_domains, min_size)
     inertia = _inertia(space, label_1B, num_domains).squeeze(0)
@@ -79,11 +82,28 @@ def kmeans(
     return Clustering(label_B, inertia.to(dtype))
 
 
+def fits_kernel(point_BK: Tensor, num_domains: int) -> bool:
+    """Whether a batch is one for the kernels."""
+    fits = len(point_BK) <= MOST_SAMPLES and num_domains <= MOST_DOMAINS
+    return fits and usable(point_BK)
+
+
+def races(size: int, num_domains: int, restarts: int, generator: torch.Generator) -> Tensor:
+    """Exponential draws (M, R, L, B) for the seeds of every restart, in one call."""
+    num_trials = 2 + int(math.log(num_domains))
+    shape = (num_domains, restarts, num_trials, size)
+    race_MRLB = torch.empty(shape, dtype=torch.float64, device=generator.device)
+    return race_MRLB.exponential_(generator=generator)
+
+
 def first_argmin(value: Tensor) -> Tensor:
     """Index of the least entry along the last dimension; the lowest index among equals."""
-    index = torch.arange(value.shape[-1], device=value.device).expand(value.shape)
-    more = value > value.amin(dim=-1, keepdim=True)
-    return index.masked_fill(more, value.shape[-1] - 1).amin(dim=-1)
+    return value.argmin(dim=-1)
+
+
+def first_argmax(value: Tensor) -> Tensor:
+    """Index of the greatest entry along the last dimension; the lowest index among equals."""
+    return value.argmax(dim=-1)
 
 
 def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,42 +111,61 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     finite_B = torch.isfinite(point_BK.square().sum(dim=1))
     point_BK = torch.where(finite_B[:, None], point_BK, 0.0)
     place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
-    key_B = torch.where(finite_B, (point_BK * place_K.cos()).sum(dim=1), torch.inf)
+    place_K = (place_K * RATIO).frac() - 0.5
+    key_B = torch.where(finite_B, (point_BK * place_K).sum(dim=1), torch.inf)
     order_B = key_B.argsort(stable=True)
     return order_B, point_BK[order_B], finite_B[order_B]
 
 
-def _space(point_BK: Tensor, finite_B: Tensor, normalise: bool) -> _Space:
-    weight_B = finite_B.double()
+def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> _Space:
+    """From the Gram of the samples as they are to that of centred or of unit ones.
+
+    Centring by subtraction of means from the Gram costs about 1e-16 of the samples' squares, so
+    that these, not those of the centred samples, say what is rounding.
+    """
+    weight_B, square_B = finite_B.double(), raw_BB.diagonal()
     if normalise:
-        norm_B = point_BK.norm(dim=1)
-        weight_B = weight_B * (norm_B > 0)
-        point_BK = point_BK / torch.where(norm_B > 0, norm_B, 1.0)[:, None]
-    else:
-        mean_K = weight_B @ point_BK / weight_B.sum().clamp_min(1)
-        point_BK = (point_BK - mean_K) * weight_B[:, None]
-    return _Space(point_BK @ point_BK.T, weight_B, normalise)
+        weight_B = weight_B * (square_B > 0)
+        norm_B = square_B.masked_fill(weight_B == 0, 1).sqrt()
+        return _Space(raw_BB / (norm_B[:, None] * norm_B), weight_B, SAME * weight_B, True)
+    gram_BB = centred(raw_BB, weight_B)
+    return _Space(gram_BB * weight_B[:, None] * weight_B, weight_B, SAME * square_B, False)
 
 
-def _plus_plus(
-    space: _Space, num_domains: int, restarts: int, generator: torch.Generator
-) -> Tensor:
+def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Labels (R, B) and inertia (R,) of every restart."""
+    if fits_kernel(space.gram_BB, len(race_MRLB)):
+        from dograph.domains.kmeans_kernel import restarts_by_kernel
+
+        return restarts_by_kernel(
+            *(space.gram_BB, space.weight_B, space.rounding_B, race_MRLB),
+            spherical=space.spherical,
+            iterations=iterations,
+            refill_every=REFILL_EVERY,
+        )
+    num_domains = len(race_MRLB)
+    label_RB = _plus_plus(space, race_MRLB)
+    for left in reversed(range(iterations)):
+        score_RBM = _scores(space, label_RB, num_domains)
+        label_RB = first_argmin(score_RBM)
+        if left % REFILL_EVERY == 0:
+            label_RB = _fill_empty(space, label_RB, score_RBM)
+    return label_RB, _inertia(space, label_RB, num_domains)
+
+
+def _plus_plus(space: _Space, race_MRLB: Tensor) -> Tensor:
     """Labels by the nearest of greedily drawn seeds (Arthur and Vassilvitskii 2007).
 
     Each seed is the best of a few candidates drawn in proportion to the squared distance to the
     seeds so far. A draw is an exponential race: the least of E_i / p_i.
     """
-    num_trials = 2 + int(math.log(num_domains))
-    square_B = space.gram_BB.diagonal()
-    both_BB = square_B[:, None] + square_B
-    between_BB = both_BB - 2 * space.gram_BB
-    between_BB = between_BB.masked_fill(between_BB <= SAME * both_BB, 0)
-    odds_RB = space.weight_B.expand(restarts, -1)
+    square_B, rounding_B = space.gram_BB.diagonal(), space.rounding_B
+    between_BB = square_B[:, None] + square_B - 2 * space.gram_BB
+    between_BB = between_BB.masked_fill(between_BB <= rounding_B[:, None] + rounding_B, 0)
+    odds_RB = space.weight_B.expand(race_MRLB.shape[1], -1)
     nearest_RB = torch.full_like(odds_RB, torch.inf)
     label_RB = torch.zeros(odds_RB.shape, dtype=torch.int64, device=odds_RB.device)
-    race_RLB = between_BB.new_empty(restarts, num_trials, len(square_B))
-    for domain in range(num_domains):
-        race_RLB.exponential_(generator=generator)
+    for domain, race_RLB in enumerate(race_MRLB):
         distance_RLB = between_BB[first_argmin(race_RLB / odds_RB[:, None])]
         remaining_RLB = torch.minimum(distance_RLB, nearest_RB[:, None])
         chosen_R11 = first_argmin(remaining_RLB @ space.weight_B)[:, None, None]
@@ -157,7 +196,7 @@ def _own_distances(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor
     """Squared distance of samples to the centroid of their domain; 0 for those that shape none."""
     square_B = space.gram_BB.diagonal()
     own_RB = score_RBM.gather(2, label_RB[..., None]).squeeze(2) + square_B
-    return own_RB.masked_fill((own_RB <= SAME * square_B) | (space.weight_B == 0), 0)
+    return own_RB.masked_fill((own_RB <= space.rounding_B) | (space.weight_B == 0), 0)
 
 
 def _inertia(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
@@ -183,7 +222,7 @@ def _dissolve_small(
     """Samples of domains below `min_size` go to the nearest domain kept."""
     domain_M = torch.arange(num_domains, device=label_1B.device)
     size_M = ((label_1B[0, :, None] == domain_M) & finite_B[:, None]).sum(dim=0)
-    largest_M = domain_M == first_argmin(-size_M)
+    largest_M = domain_M == first_argmax(size_M)
     kept_M = (size_M >= min_size) | (largest_M & (size_M < min_size).all())
     score_1BM = _scores(space, label_1B, num_domains)
     nearest_1B = first_argmin(score_1BM.masked_fill(~kept_M, torch.inf))

@@ -3,7 +3,7 @@
 Shapes: B samples, K sketch, M domains.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -26,27 +26,32 @@ class Domains:
         """Which domains have samples."""
         return self.share_M > 0
 
+    def to(self, device: torch.device) -> "Domains":
+        """The same on another device."""
+        return Domains(
+            **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        )
+
 
 def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
     """Statistics of the domains that `label_B` makes of a batch, from its Gram K = X X' alone.
 
     With Z the one-hot labels over the domains' sizes: G = Z'KZ, and the squared distance of
-    sample i to its mean is K_ii - 2 (KZ)_ij + G_jj, there with sketches centred on the batch mean.
+    sample i to its mean is K_ii - 2 (KZ)_ij + G_jj, there with K centred on the batch mean.
     `spread_variance_M` is the paper's sigma^2 as printed (App. Objectives). Products are taken in
     float64, out of reach of a TF32 setting, and results are float32 unless sketches are float64.
     """
-    sketch_BK = sketch_BK.detach()
-    dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
-    point_BK = sketch_BK.double()
+    point_BK = sketch_BK.detach().double()
     member_BM = label_B[:, None] == torch.arange(num_domains, device=label_B.device)
     count_M = member_BM.sum(dim=0)
     mean_BM = member_BM / count_M.clamp_min(1).double()
 
     gram_BB = point_BK @ point_BK.T
     square_B = gram_BB.diagonal()
-    distance_B = _own_distance(point_BK - point_BK.mean(dim=0), mean_BM, label_B)
+    distance_B = _own_distance(gram_BB, mean_BM, label_B)
     spread_M = distance_B @ mean_BM
     variance_M = (distance_B - spread_M[label_B]).square() @ mean_BM
+    dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
     return Domains(
         label_B=label_B,
         share_M=(count_M.double() / len(label_B)).to(dtype),
@@ -63,17 +68,23 @@ def sample_weights(domains: Domains, weight_M: Tensor) -> Tensor:
 
     Where the sum is 0 or not finite, all samples count alike.
     """
-    size = len(domains.label_B)
-    each_M = weight_M / torch.where(domains.present_M, size * domains.share_M, 1.0)
-    weight_B = torch.where(domains.present_M, each_M, 0.0)[domains.label_B]
+    each_M = torch.where(domains.present_M, weight_M / domains.share_M, 0.0)
+    weight_B = each_M[domains.label_B]
     total = weight_B.sum()
-    usable = torch.isfinite(total) & (total > 0)
-    return torch.where(usable, weight_B / total, 1 / size)
+    usable = (total > 0) & (total < torch.inf)
+    return torch.where(usable, weight_B / total, 1 / len(weight_B))
 
 
-def _own_distance(centred_BK: Tensor, mean_BM: Tensor, label_B: Tensor) -> Tensor:
+def centred(gram_BB: Tensor, weight_B: Tensor) -> Tensor:
+    """The Gram of samples less the mean of those with weight 1, the other weights being 0."""
+    share_B = weight_B / weight_B.sum().clamp_min(1)
+    mean_B = gram_BB @ share_B
+    return (gram_BB - mean_B[:, None]) - (mean_B - share_B @ mean_B)
+
+
+def _own_distance(gram_BB: Tensor, mean_BM: Tensor, label_B: Tensor) -> Tensor:
     """Squared distance of each sample to the mean of its own domain."""
-    gram_BB = centred_BK @ centred_BK.T
+    gram_BB = centred(gram_BB, torch.ones_like(gram_BB[0]))
     cross_BM = gram_BB @ mean_BM
     self_M = (mean_BM * cross_BM).sum(dim=0)
     cross_B = cross_BM.gather(1, label_B[:, None]).squeeze(1)

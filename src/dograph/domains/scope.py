@@ -8,12 +8,13 @@ Shapes: B samples, K sketch, M domains, P pooled samples.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dograph.domains.kmeans import first_argmin, kmeans
+from dograph.domains.kmeans import first_argmax, fits_kernel, kmeans
 from dograph.domains.partition import Domains, partition
 from dograph.errors import ConfigError
 from dograph.rng import key64
@@ -52,15 +53,32 @@ class KMeans:
 
     def __call__(self, point_BK: Tensor, step: int) -> Tensor:
         """The domain of each point."""
-        key = key64(self.seed, "kmeans", step) >> 1
         return kmeans(
             point_BK,
             self.num_domains,
-            generator=torch.Generator(point_BK.device).manual_seed(key),
+            generator=self._generator(step, point_BK.device),
             restarts=self.restarts,
             normalise=self.normalise,
             min_size=self.min_size,
         ).label_B
+
+    def domains(self, sketch_BK: Tensor, step: int) -> Domains:
+        """The domains of these samples: `partition` by the labels of `__call__`."""
+        if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
+            return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
+        from dograph.domains.batch_kernel import domains_of_batch
+
+        return domains_of_batch(
+            sketch_BK.detach(),
+            self.num_domains,
+            generator=self._generator(step, sketch_BK.device),
+            restarts=self.restarts,
+            normalise=self.normalise,
+        )
+
+    def _generator(self, step: int, device: torch.device) -> torch.Generator:
+        key = key64(self.seed, "kmeans", step) >> 1
+        return torch.Generator(device).manual_seed(key)
 
 
 class BatchScope:
@@ -72,8 +90,7 @@ class BatchScope:
         self.cluster = cluster
 
     def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
-        label_B = self.cluster(sketch_BK, step)
-        return partition(sketch_BK, label_B, self.cluster.num_domains)
+        return self.cluster.domains(sketch_BK, step)
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         pass
@@ -114,8 +131,7 @@ class EpochScope:
             return None
         self.centroid_MK = self.centroid_MK.to(sketch_BK.device)
         label_B = nearest(sketch_BK, self.centroid_MK, self.cluster.normalise)
-        moved = {n: getattr(self.domains, n).to(sketch_BK.device) for n in Domains.__slots__}
-        return Domains(**{**moved, "label_B": label_B})
+        return replace(self.domains.to(sketch_BK.device), label_B=label_B)
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         self.pool.append(sketch_BK)
@@ -134,7 +150,7 @@ class EpochScope:
         if self.centroid_MK is None:
             return None
         near_BM = closeness(sketch_BK, self.centroid_MK.to(sketch_BK), self.cluster.normalise)
-        return first_argmin(-near_BM), near_BM
+        return first_argmax(near_BM), near_BM
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"projection": self.projection}
@@ -155,7 +171,7 @@ class EpochScope:
 
 def nearest(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
     """The domain whose centroid is nearest, by angle or by distance; ties by index."""
-    return first_argmin(-closeness(point_BK, centroid_MK, normalise))
+    return first_argmax(closeness(point_BK, centroid_MK, normalise))
 
 
 def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
@@ -190,7 +206,7 @@ def matched(old_MK: Tensor, new_MK: Tensor) -> Tensor:
     order_M = torch.zeros(num, dtype=torch.int64, device=cosine_MM.device)
     index_M = torch.arange(num, device=cosine_MM.device)
     for _ in range(num):
-        best = first_argmin(-cosine_MM.flatten())
+        best = first_argmax(cosine_MM.flatten())
         row, col = best // num, best % num
         order_M = torch.where(index_M == row, col, order_M)
         taken_MM = (index_M[:, None] == row) | (index_M == col)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.kmeans import first_argmin
+from dograph.domains.kmeans import first_argmax, first_argmin
 from dograph.domains.partition import Domains
 from dograph.domains.scope import KMeans, matched
 from dograph.errors import ConfigError
@@ -36,6 +36,7 @@ class StreamScope:
             raise ConfigError(f"refit_every={refit_every}: give a number of steps > 0")
         self.cluster, self.refit_every = cluster, refit_every
         self.decay = 0.5 ** (1 / half_life)
+        self.index_M: Tensor | None = None
         self.reset(projection=None)
 
     def reset(self, projection: int | None) -> None:
@@ -62,12 +63,14 @@ class StreamScope:
         sketch_BK = sketch_BK.float()
         self._move(sketch_BK.device)
         self.seen += 1
-        self._centre(sketch_BK)
+        unit_BK = F.normalize(sketch_BK)
+        self._centre(unit_BK)
         if "count_M" in self.sums:
+            direction_BK = self._centred(unit_BK)
             if self.seen % self.refit_every == 0:
-                self._refit(sketch_BK, step)
-            self._add(sketch_BK)
-            self._reseed(sketch_BK)
+                self._refit(direction_BK, step)
+            self._add(sketch_BK, direction_BK)
+            self._reseed(sketch_BK, direction_BK)
         self.pool = [*self.pool[-(FIT_BATCHES - 1) :], sketch_BK]
         if "count_M" not in self.sums and len(self.pool) == FIT_BATCHES:
             self.sums |= self._fitted(step)
@@ -77,42 +80,49 @@ class StreamScope:
             return None
         self._move(sketch_BK.device)
         near_BM = self._cosines(self._directions(sketch_BK))
-        return first_argmin(-near_BM), near_BM
+        return first_argmax(near_BM), near_BM
 
     def _move(self, device: torch.device) -> None:
         """A restored state comes on the CPU."""
         self.sums = {name: value.to(device) for name, value in self.sums.items()}
         self.pool = [sketch_BK.to(device) for sketch_BK in self.pool]
 
+    def _domain_M(self, device: torch.device) -> Tensor:
+        if self.index_M is None or self.index_M.device != device:
+            self.index_M = torch.arange(self.cluster.num_domains, device=device)
+        return self.index_M
+
     def _directions(self, sketch_BK: Tensor) -> Tensor:
-        unit_BK = F.normalize(sketch_BK.float())
+        return self._centred(F.normalize(sketch_BK.float()))
+
+    def _centred(self, unit_BK: Tensor) -> Tensor:
         return F.normalize(unit_BK - self.sums["centre_K"] / self.sums["centre_count"])
 
-    def _centre(self, sketch_BK: Tensor) -> None:
-        unit_K, size = F.normalize(sketch_BK).sum(dim=0), float(len(sketch_BK))
-        zero = sketch_BK.new_zeros(())
-        self.sums["centre_K"] = self.decay * self.sums.get("centre_K", zero) + unit_K
-        self.sums["centre_count"] = self.decay * self.sums.get("centre_count", zero) + size
+    def _centre(self, unit_BK: Tensor) -> None:
+        unit_K, size = unit_BK.sum(dim=0), float(len(unit_BK))
+        if "centre_K" in self.sums:
+            self.sums["centre_K"] = torch.add(unit_K, self.sums["centre_K"], alpha=self.decay)
+            self.sums["centre_count"] = self.decay * self.sums["centre_count"] + size
+        else:
+            self.sums |= {"centre_K": unit_K, "centre_count": unit_K.new_full((), size)}
 
     def _cosines(self, direction_BK: Tensor) -> Tensor:
         return direction_BK @ F.normalize(self.sums["direction_MK"]).T
 
     def _label(self, direction_BK: Tensor) -> Tensor:
-        return first_argmin(-self._cosines(direction_BK))
+        return first_argmax(self._cosines(direction_BK))
 
-    def _add(self, sketch_BK: Tensor) -> None:
+    def _add(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
         """Decay what is known and add a batch."""
-        direction_BK = self._directions(sketch_BK)
         label_B = self._label(direction_BK)
         added = self._sums_of(sketch_BK, direction_BK, label_B)
         for name in _SUMS:
-            self.sums[name] = self.decay * self.sums[name] + added[name]
+            self.sums[name] = torch.add(added[name], self.sums[name], alpha=self.decay)
 
     def _sums_of(
         self, sketch_BK: Tensor, direction_BK: Tensor, label_B: Tensor
     ) -> dict[str, Tensor]:
-        domain_M = torch.arange(self.cluster.num_domains, device=label_B.device)
-        member_MB = (label_B == domain_M[:, None]).to(sketch_BK.dtype)
+        member_MB = (label_B == self._domain_M(label_B.device)[:, None]).to(sketch_BK.dtype)
         gradient_MK, count_M = member_MB @ sketch_BK, member_MB.sum(dim=1)
         if "count_M" in self.sums:  # distances to the mean as it was before this batch
             mean_MK = self.sums["gradient_MK"] / self.sums["count_M"].clamp_min(1e-6)[:, None]
@@ -134,10 +144,9 @@ class StreamScope:
         direction_PK = self._directions(pool_PK)
         return self._sums_of(pool_PK, direction_PK, self.cluster(direction_PK, step))
 
-    def _refit(self, sketch_BK: Tensor, step: int) -> None:
+    def _refit(self, direction_BK: Tensor, step: int) -> None:
         """Take K-means' domains where they fit a batch that neither has seen better than ours."""
         new, old_MK = self._fitted(step), self.sums["direction_MK"]
-        direction_BK = self._directions(sketch_BK)
         cosine_B, found_B = (
             (direction_BK @ F.normalize(c).T).amax(dim=1) for c in (old_MK, new["direction_MK"])
         )
@@ -147,28 +156,27 @@ class StreamScope:
         for name in _SUMS:
             self.sums[name] = torch.where(better, new[name][order_M], self.sums[name])
 
-    def _reseed(self, sketch_BK: Tensor) -> None:
+    def _reseed(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
         """A domain that has lost its samples starts again at the sample farthest from its own."""
         num, sums = self.cluster.num_domains, self.sums
         count_M = sums["count_M"]
-        needed = count_M.amin() < count_M.sum() / (4 * num)
-        direction_BK = self._directions(sketch_BK)
-        cosine_B = (direction_BK @ F.normalize(sums["direction_MK"]).T).amax(dim=1)
+        mass = count_M.sum() / (2 * num)
+        needed = count_M.amin() < mass / 2
         # Not direction_BK[far]: an index that is a scalar on the device would be waited for.
-        far_1 = cosine_B.argmin(keepdim=True)
+        far_1 = self._cosines(direction_BK).amax(dim=1).argmin(keepdim=True)
         direction_K, sketch_K = (
             t.index_select(0, far_1).squeeze(0) for t in (direction_BK, sketch_BK)
         )
-        one_M = (torch.arange(num, device=count_M.device) == first_argmin(count_M)) & needed
-        mass = count_M.sum() / (2 * num)
+        one_M = (self._domain_M(count_M.device) == first_argmin(count_M)) & needed
         square = sketch_K.square().sum()
+        mass_square = mass * square
         fresh = {
             "count_M": mass,
             "direction_MK": mass * direction_K,
             "gradient_MK": mass * sketch_K,
-            "square_M": mass * square,
-            "spread_M": mass * square,
-            "spread_square_M": mass * square.square(),
+            "square_M": mass_square,
+            "spread_M": mass_square,
+            "spread_square_M": mass_square * square,
         }
         for name, value in fresh.items():
             where = one_M[:, None] if sums[name].dim() == 2 else one_M

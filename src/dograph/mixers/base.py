@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dograph.types import Mixture, Signals
 
-# Metrics of a step by name; tensors stay on the device until they are written.
-Report = dict[str, float | Tensor]
+# Metrics of a step by name; tensors stay on the device until they are written. What costs much to
+# say may be said then: any mapping will do.
+Report = Mapping[str, float | Tensor]
 
 # What `weigh` may ask for. The step computes only what the mixer needs.
 SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})

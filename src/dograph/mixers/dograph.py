@@ -16,6 +16,7 @@ from dograph.domains import budget
 from dograph.domains.partition import Domains, sample_weights
 from dograph.domains.recent import Recent
 from dograph.domains.scope import Scope
+from dograph.domains.sharing import all_finite, share_out
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.dograph_options import resolve_options
@@ -50,14 +51,11 @@ class DoGraph(Mixer):
         """c_B: cluster the sketches, solve for the domains' weights, share them out."""
         sketch_BK, finite = _finite(signals)
         domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
-        weight_B = equal_B = super().weigh(signals)
         if domains is not None:
             self.weight_M = self._floored(self.objective(domains), domains)
-            weight_B = self._shared(domains, self.weight_M, signals)
-            finite = finite & torch.isfinite(self.weight_M).all() & torch.isfinite(weight_B).all()
-            if signals.step < self.warmup_steps:
-                weight_B = equal_B
-            weight_B = torch.where(finite, weight_B, equal_B)
+            weight_B, finite = self._shared(domains, self.weight_M, signals, finite)
+        if domains is None or signals.step < self.warmup_steps:
+            weight_B = super().weigh(signals)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
         return weight_B
 
@@ -79,7 +77,7 @@ class DoGraph(Mixer):
             )
         weight_M = self._floored(self.objective(domains), domains)
         weight_b = self._lagged(domains, weight_M, signals, num_samples)
-        return torch.where(finite & torch.isfinite(weight_b).all(), weight_b, equal_b)
+        return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
     def _lagged(
         self, domains: Domains, weight_M: Tensor, signals: Signals, num_samples: int
@@ -112,20 +110,25 @@ class DoGraph(Mixer):
             return weight_M
         return budget.floor_weights(weight_M, self.options.weight_floor, domains.present_M)
 
-    def _shared(self, domains: Domains, weight_M: Tensor, signals: Signals) -> Tensor:
-        """Domain weights to sample weights, inside the variance budget."""
-        options = self.options
+    def _shared(
+        self, domains: Domains, weight_M: Tensor, signals: Signals, finite: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Domain weights to sample weights, inside the variance budget; and if all was finite."""
+        options, known = self.options, self.remixing.expected(domains)
+        if (options.realise, options.within, options.cap) == ("loss", "mean", None):
+            return share_out(known, weight_M, finite, options.effective_floor)
         if options.realise == "sampling":
             weight_B = Mixer.weigh(self, signals)
         else:
-            weight_B = sample_weights(self.remixing.expected(domains), weight_M)
+            weight_B = sample_weights(known, weight_M)
         if options.within == "unit":
             weight_B = budget.within_unit(weight_B, self._norms(signals).to(weight_B.dtype))
         if options.cap is not None:
             weight_B = budget.cap(weight_B, options.cap)
         if options.effective_floor is not None:
             weight_B = budget.effective_floor(weight_B, options.effective_floor)
-        return weight_B
+        finite = finite & all_finite(weight_M, weight_B)
+        return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
     def _norms(self, signals: Signals) -> Tensor:
         assert signals.sketch_BK is not None
@@ -183,5 +186,5 @@ def _finite(signals: Signals) -> tuple[Tensor, Tensor]:
     if signals.sketch_BK is None:
         raise ConfigError("DoGraph weighs by sketches; make the signals with Sketcher.signals")
     sketch_BK = signals.sketch_BK.detach()
-    finite_B = torch.isfinite(sketch_BK).all(dim=1)
-    return torch.where(finite_B[:, None], sketch_BK, 0.0), finite_B.all()
+    broken_B = (sketch_BK * 0).sum(dim=1) != 0
+    return sketch_BK.masked_fill(broken_B[:, None], 0), ~broken_B.any()

@@ -192,7 +192,8 @@ def test_small_domains_dissolve_into_the_nearest():
 
 def test_empty_domains_take_different_farthest_samples():
     point_BK = torch.tensor([[0.0], [1.0], [2.0], [9.0], [5.0]], dtype=torch.float64)
-    space = _Space(point_BK @ point_BK.T, torch.ones(5, dtype=torch.float64), False)
+    one_B = torch.ones(5, dtype=torch.float64)
+    space = _Space(point_BK @ point_BK.T, one_B, 0 * one_B, False)
     label_1B = torch.ones(1, 5, dtype=torch.int64)  # domains 0 and 2 are empty
     square_B = point_BK.square().squeeze(1)
     distance_B = torch.tensor([3.0, 1.0, 0.0, 7.0, 0.0], dtype=torch.float64)
@@ -206,8 +207,8 @@ def test_empty_domains_take_different_farthest_samples():
 def test_empty_domains_come_back(monkeypatch, normalise):
     """Started with every sample in one domain."""
 
-    def all_in_one(space, num_domains, restarts, generator):
-        return torch.zeros(restarts, len(space.weight_B), dtype=torch.int64)
+    def all_in_one(space, race_MRLB):
+        return torch.zeros(race_MRLB.shape[1], len(space.weight_B), dtype=torch.int64)
 
     monkeypatch.setattr("dograph.domains.kmeans._plus_plus", all_in_one)
     point_BK, truth_B = blobs(0, num_domains=2)

@@ -1,0 +1,232 @@
+"""From sketches to sample weights: what DoGraph's solve costs, kernels against their twins.
+
+    python -m benchmarks.solve                                       a CPU, by the clock
+    python -m benchmarks.solve --device cuda --name solve-h200
+
+`device_ms` is what the device needs (CUDA events around the step, handed over while a long matrix
+product keeps the device busy, so that no time of the host is in it), `host_ms` what handing over
+takes, `wall_ms` one step with an idle device. `critical` ends where the weights are known, `whole`
+also takes the batch in. First, kernels and twins are compared on random batches.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import measure
+from dograph import kernels
+from dograph.domains import kmeans as twin
+from dograph.domains.partition import Domains
+from dograph.mixers.dograph import DoGraph
+from dograph.objectives import OBJECTIVES
+from dograph.simplex import solve_qp
+from dograph.types import Signals
+
+SIZES = (48, 64, 128)
+DOMAINS, WIDTH = 11, 5120
+INSTANCES = 50
+
+
+def signals(step: int, size: int, device: str, projection: int = 0) -> Signals:
+    """Sketches around a few directions of different length."""
+    generator = torch.Generator(device).manual_seed(step)
+    source_B = torch.randint(7, (size,), generator=generator, device=device)
+    centre_SK = torch.randn(
+        7, WIDTH, generator=torch.Generator(device).manual_seed(0), device=device
+    )
+    noise_BK = torch.randn(size, WIDTH, generator=generator, device=device)
+    return Signals(
+        step=step,
+        num_samples=size,
+        device=torch.device(device),
+        source_B=source_B,
+        sketch_BK=(0.3 * centre_SK[source_B] + noise_BK) * (1 + source_B[:, None]) / 4,
+        block_norm_B=torch.ones(size, device=device),
+        projection=projection,
+    )
+
+
+class Critical(DoGraph):
+    """A mixer that stops when the weights are known."""
+
+    stops = False
+
+    def _take_in(self, *given: Any) -> None:
+        if not self.stops:
+            super()._take_in(*given)
+
+
+def prepared(recipe: str, objective: str, size: int, device: str) -> tuple[Critical, Signals]:
+    """A mixer in its stride, and a batch for it."""
+    mixer = Critical(recipe, objective=objective, warmup_steps=0)
+    for step in range(12 if recipe == "safe" else 3):
+        mixer.weigh(signals(step, size, device))
+    return mixer, signals(13, size, device)
+
+
+def timed(
+    step: Callable[[], object], device: str, repeats: int, products: int = 12
+) -> dict[str, float]:
+    """Medians over `repeats` steps, in milliseconds; a product is over 1 ms of an H200."""
+    if device == "cpu":
+        walls = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            step()
+            walls.append(time.perf_counter() - start)
+        return {"wall_ms": 1e3 * statistics.median(walls)}
+    busy = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    spent: dict[str, list[float]] = {"device_ms": [], "host_ms": [], "wall_ms": []}
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        spent["wall_ms"].append(1e3 * (time.perf_counter() - start))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(products):
+            busy @ busy
+        begin.record()
+        start = time.perf_counter()
+        step()
+        spent["host_ms"].append(1e3 * (time.perf_counter() - start))
+        end.record()
+        torch.cuda.synchronize()
+        spent["device_ms"].append(begin.elapsed_time(end))
+    return {name: statistics.median(values) for name, values in spent.items()}
+
+
+def costs(args: argparse.Namespace) -> dict[str, Any]:
+    """Every recipe and objective, with kernels and without."""
+    result: dict[str, Any] = {}
+    cases = [("paper", "uncertainty", size) for size in SIZES]
+    cases += [("safe", "precision", size) for size in SIZES]
+    cases += [("paper", name, 48) for name in OBJECTIVES if name != "uncertainty"]
+    for recipe, objective, size in cases:
+        for code in ("kernels", "twins") if args.device != "cpu" else ("twins",):
+            with nullcontext() if code == "kernels" else kernels.choose(False):
+                mixer, batch = prepared(recipe, objective, size, args.device)
+                for part in ("critical", "whole"):
+                    mixer.stops = part == "critical"
+                    mixer.weigh(batch)
+                    times = (args.repeats, 12) if code == "kernels" else (3, 40)
+                    spent = timed(partial(mixer.weigh, batch), args.device, *times)
+                    result[f"{recipe}, {objective}, B={size}, {code}, {part}"] = spent
+    return result
+
+
+def parts(device: str, repeats: int) -> dict[str, Any]:
+    """What each kernel costs the device: 48 samples, 11 domains, 16 restarts."""
+    from dograph.domains.gram_kernel import sorted_space
+    from dograph.domains.kmeans_kernel import restarts_by_kernel
+    from dograph.domains.partition_kernel import domains_by_kernel
+    from dograph.domains.sharing import share_out
+
+    sketch_BK = signals(0, 48, device).sketch_BK
+    assert sketch_BK is not None
+    batch = sorted_space(sketch_BK, False, twin.SAME, twin.RATIO)
+    generator = torch.Generator(device).manual_seed(0)
+    race_MRLB = twin.races(48, DOMAINS, 16, generator)
+
+    def restarts() -> tuple[Tensor, Tensor]:
+        return restarts_by_kernel(
+            *(batch.gram_BB, batch.weight_B, batch.rounding_B, race_MRLB),
+            spherical=False,
+            iterations=twin.ITERATIONS,
+            refill_every=twin.REFILL_EVERY,
+        )
+
+    found = restarts()
+    domains: Domains = domains_by_kernel(batch, *found, DOMAINS, torch.float32)
+    weight_M = domains.share_M.clone()
+    gram_MM, present_M = domains.gram_MM.double(), domains.present_M
+    linear_M, finite = domains.spread_variance_M.double(), torch.ones_like(present_M[0])
+    arms: dict[str, Callable[[], object]] = {
+        "Gram and space": lambda: sorted_space(sketch_BK, False, twin.SAME, twin.RATIO),
+        "draws": lambda: twin.races(48, DOMAINS, 16, generator),
+        "restarts": restarts,
+        "domains": lambda: domains_by_kernel(batch, *found, DOMAINS, torch.float32),
+        "quadratic": lambda: solve_qp(gram_MM, linear_M, present_M),
+        "sample weights": lambda: share_out(domains, weight_M, finite, 0.9),
+    }
+    return {name: timed(arm, device, repeats) for name, arm in arms.items()}
+
+
+def differences(device: str) -> dict[str, Any]:
+    """Kernels against twins on the same random inputs, all on the device."""
+    labels = inertia = weights = domains = 0.0
+    for seed in range(INSTANCES):
+        size = SIZES[seed % 2]
+        sketch_BK = signals(seed, size, device).sketch_BK
+        assert sketch_BK is not None
+        _, point_BK, finite_B = twin._in_order_of_value(sketch_BK.double())
+        space = twin._space(point_BK @ point_BK.T, finite_B, bool(seed % 2))
+        race_MRLB = twin.races(size, DOMAINS, 16, torch.Generator(device).manual_seed(seed))
+        mixer = DoGraph("paper", normalise=bool(seed % 2))
+        found: list[tuple[Tensor, Tensor, Domains, Tensor]] = []
+        for chosen in (True, False):
+            with kernels.choose(chosen):
+                restarts = twin._restarted(space, race_MRLB, twin.ITERATIONS)
+                known = mixer.scope.assign(sketch_BK, seed, 0)
+                assert known is not None
+                found.append((*restarts, known, mixer.objective(known)))
+        (label_RB, inertia_R, known, weight_M), (twin_RB, twin_R, expected, twin_M) = found
+        labels += float((label_RB != twin_RB).any(dim=1).sum())
+        inertia = max(inertia, float(((inertia_R - twin_R) / twin_R).abs().max()))
+        domains += float(not torch.equal(known.label_B, expected.label_B))
+        if torch.equal(known.label_B, expected.label_B):
+            weights = max(weights, float((weight_M - twin_M).abs().max()))
+    return {
+        "instances": INSTANCES,
+        "restarts_with_other_labels": int(labels),
+        "batches_with_other_domains": int(domains),
+        "largest_relative_difference_of_inertia": inertia,
+        "largest_difference_of_domain_weights": weights,
+    }
+
+
+def repeats_bit_for_bit(device: str) -> bool:
+    """Whether the same batch gives the same weights ten times, without a wait for the device."""
+    batch = signals(0, 48, device)
+    torch.cuda.set_sync_debug_mode("error")
+    found = [DoGraph("paper").weigh(batch) for _ in range(10)]
+    torch.cuda.set_sync_debug_mode("default")
+    return all(torch.equal(weight_B, found[0]) for weight_B in found)
+
+
+def main(args: argparse.Namespace) -> None:
+    result: dict[str, Any] = {}
+    if args.device != "cpu":
+        result["kernels_against_twins"] = differences(args.device)
+        result["repeats"] = repeats_bit_for_bit(args.device)
+        result["parts"] = parts(args.device, args.repeats)
+    result["costs"] = costs(args)
+    result["target"] = {"paper, uncertainty, B=48, kernels, critical": "device_ms below 0.3"}
+    measure.write(
+        args.name,
+        "python -m benchmarks.solve " + " ".join(sys.argv[1:]),
+        {
+            **{k: v for k, v in vars(args).items() if k != "name"},
+            "sketch": WIDTH,
+            "domains": DOMAINS,
+            "restarts": 16,
+            "iterations": twin.ITERATIONS,
+        },
+        result,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--name", default="solve")
+    main(parser.parse_args())

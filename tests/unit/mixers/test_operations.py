@@ -1,0 +1,95 @@
+"""How many operations a step hands to the device: each costs more than what it computes."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dograph import kernels
+from dograph.mixers.dograph import DoGraph
+from dograph.objectives import OBJECTIVES
+from dograph.types import Signals
+
+KERNELS = (
+    *("domains.gram_kernel", "domains.kmeans_kernel", "domains.partition_kernel"),
+    *("domains.sharing_kernel", "simplex_kernel", "alignment_kernel"),
+)
+FREE = ("empty", "new_empty", "detach", "_unsafe_view", "promote_types", "reshape_alias")
+
+
+class Count(TorchDispatchMode):
+    """Counts what runs on the device: views and allocations do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if not func.is_view and not name.startswith(FREE):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def signals(step, size=48):
+    generator = torch.Generator().manual_seed(step)
+    return Signals(
+        step=step,
+        num_samples=size,
+        source_B=torch.randint(7, (size,), generator=generator),
+        sketch_BK=torch.randn(size, 64, generator=generator),
+        block_norm_B=torch.ones(size),
+    )
+
+
+def counted(mixer, step, monkeypatch):
+    """Operations until the weights are there, and in all."""
+    until = []
+    take_in = mixer._take_in
+    with Count() as count:
+
+        def note(*given):
+            until.append(len(count.names))
+            take_in(*given)
+
+        monkeypatch.setattr(mixer, "_take_in", note)
+        mixer.weigh(signals(step))
+    return until[0], len(count.names)
+
+
+@pytest.fixture
+def counting_kernels(monkeypatch):
+    """Kernels that are counted instead of run, one operation each."""
+    pytest.importorskip("triton")
+
+    def launch(kernel, programs, first, *args, **options):
+        torch.zeros_like(first)  # an operation
+
+    for name in KERNELS:
+        monkeypatch.setattr(import_module(f"dograph.{name}"), "launch", launch)
+    with kernels.choose(True):
+        yield
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_paper_stays_within_its_budget(objective, counting_kernels, monkeypatch):
+    mixer = DoGraph("paper", objective=objective)
+    critical, whole = counted(mixer, 0, monkeypatch)
+    assert critical <= 40
+    assert whole <= 45
+
+
+def test_safe_stays_within_its_budget(counting_kernels, monkeypatch):
+    mixer = DoGraph("safe")
+    for step in range(11):
+        mixer.weigh(signals(step))
+    critical, whole = counted(mixer, 11, monkeypatch)
+    assert critical <= 60
+    assert whole <= 130
+
+
+def test_the_count_sees(monkeypatch):
+    """Without kernels the same step is hundreds of operations."""
+    critical, whole = counted(DoGraph("paper"), 0, monkeypatch)
+    assert 300 < critical < whole
