@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy import stats
+
+from dograph.bench.intervals import median_interval
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
@@ -41,23 +41,6 @@ def interleave(
         for name in names:
             seconds[name].append(spent[name] / steps)
     return seconds
-
-
-def median_interval(values: list[float], confidence: float = 0.95) -> dict[str, Any]:
-    """The median and its exact distribution-free interval, from order statistics."""
-    ordered = sorted(values)
-    n = len(ordered)
-    low = max(int(stats.binom.ppf((1 - confidence) / 2, n, 0.5)) - 1, 0)
-    while low > 0 and 1 - 2 * stats.binom.cdf(low, n, 0.5) < confidence:
-        low -= 1
-    covered = 1 - 2 * stats.binom.cdf(low, n, 0.5)
-    return {
-        "median": float(np.median(ordered)),
-        "low": ordered[low],
-        "high": ordered[n - 1 - low],
-        "confidence": round(float(covered), 4),
-        "blocks": n,
-    }
 
 
 def ratio(over: list[float], under: list[float]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def test_every_preset_and_mixer_is_documented():
         ["explain"],
         ["inspect"],
         ["doctor"],
+        ["bench"],
         ["data", "prepare"],
         ["data", "show"],
     ],

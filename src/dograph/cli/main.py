@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from dograph.cli import data, doctor, explain, graph, inspect, losses, show, train
+from dograph.cli import bench, data, doctor, explain, graph, inspect, losses, show, train
 from dograph.errors import DographError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("losses")(losses.losses)
 app.command("graph")(graph.graph)
 app.command("explain")(explain.explain)
 app.command("inspect")(inspect.inspect)
+app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
 data.app.command("show")(show.show)
 app.add_typer(data.app, name="data")

@@ -1,0 +1,77 @@
+"""The steps that are measured: plain, and DoGraph's in every mode."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from dograph.bench.batches import Batches
+from dograph.bench.options import BenchOptions
+from dograph.mixers.registry import build_mixer
+from dograph.models.build import build_model
+from dograph.models.loss import PerSampleLoss
+from dograph.models.regions import compile_regions
+from dograph.training.optim import build_optimizer
+from dograph.training.step import TrainStep
+from dograph.training.stopwatch import Lap
+from dograph.training.world import World
+
+_GRAPHS = 64  # of one region: all arms share its code
+
+
+@dataclass(slots=True)
+class Arm:
+    """Something that makes a step, and says where its time went."""
+
+    name: str
+    advance: Callable[[int], list[Lap]]
+    model: torch.nn.Module
+    done: int = field(default=0)
+
+    def step(self) -> list[Lap]:
+        """One more step."""
+        laps = self.advance(self.done)
+        self.done += 1
+        return laps
+
+
+def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
+    """The model of every arm, with the same weights in each."""
+    with device:  # weights are drawn where they are wanted: a CPU takes long over a large model
+        model = build_model(
+            options.model,
+            vocab_size=options.vocab_size,
+            seq_len=options.seq_len,
+            dropout=0.0,
+            seed=options.seed,
+        ).to(device)
+    model.train()
+    return model
+
+
+def open_arm(
+    options: BenchOptions, mode: str | None, batches: Batches, device: torch.device
+) -> Arm:
+    """The trainer's own step, plain (None) or in a mode of the sketch."""
+    config = options.config(mode)
+    model = open_model(options, device)
+    if options.compile:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
+        compile_regions(model, backward_twice=mode == "twopass")
+    mixer = build_mixer(config.mixer.name, config.mixer.options)
+    world = World(rank=0, size=1, device=device)
+    step = TrainStep(config, world, model, build_optimizer(model, config.optim), mixer)
+
+    def advance(done: int) -> list[Lap]:
+        return step(batches(done), done).laps
+
+    return Arm(mode or "plain", advance, model)
+
+
+def release(device: torch.device) -> None:
+    """Give back what arms that are gone held."""
+    gc.unfreeze()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
