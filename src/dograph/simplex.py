@@ -15,7 +15,8 @@ from dograph.kernels import usable
 ITERATIONS = 14  # of the interior-point method, which converges in 8 to 12
 CENTRING = 0.05  # each step aims at this fraction of the present gap, or at the gap's square,
 CONVERGED = 1e-13  # but not below this for each domain, in units of the largest curvature
-TO_BOUNDARY = 0.995  # fraction of the way to the nearest bound, or all but the gap
+TO_BOUNDARY = 0.005  # each step stops short of the nearest bound by this share of the way,
+NEAREST = 1e-5  # or by the gap, but not by less than this: no weight may round to 0
 OUT_OF_REACH = 8.0  # a slope so far above the least one that the domain's weight is 0
 RIDGE = 1e-6  # added curvature: a Gram rounded to float32 is indefinite by nearly this much
 NEGLIGIBLE = 1e-9  # a weight below this is a zero that the interior-point method came close to
@@ -64,6 +65,7 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
         CENTRING=CENTRING,
         CONVERGED=CONVERGED,
         TO_BOUNDARY=TO_BOUNDARY,
+        NEAREST=NEAREST,
         OUT_OF_REACH=OUT_OF_REACH,
         RIDGE=RIDGE,
         NEGLIGIBLE=NEGLIGIBLE,
@@ -91,8 +93,8 @@ def _solve_by_pytorch(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor)
         dy = total_2[0] / total_2[1]  # downwards: keeps the sum of w
         dw_M = toward_M - dy * along_M
         change_2M = torch.stack((dw_M, curvature_MM @ dw_M + dy))
-        most = (1 - duality_gap).clamp_min(TO_BOUNDARY)
-        length = 1 / (-(change_2M / pair_2M).amin() / most).clamp_min(1)
+        short = duality_gap.clamp(NEAREST, TO_BOUNDARY)
+        length = 1 / (-(change_2M / pair_2M).amin() / (1 - short)).clamp_min(1)
         next_2M = pair_2M + length * change_2M
         better = next_2M.prod(dim=0).sum() < duality_gap
         better = better & (duality_gap > 2 * len(w_M) * CONVERGED)  # else all is rounding
