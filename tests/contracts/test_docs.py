@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.cost_tables import PAGE, filled
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -75,3 +76,8 @@ def test_links_in_the_readme_lead_somewhere():
     ):
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text()):
             assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+
+
+def test_the_tables_of_costs_are_those_of_the_figures():
+    """`python -m benchmarks.cost_tables --write` after new figures."""
+    assert filled(PAGE.read_text()) == PAGE.read_text()
