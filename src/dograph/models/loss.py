@@ -14,7 +14,33 @@ from dograph.sketch.head import IGNORED
 
 # What some models do between the output layer and the loss; a sketch of that layer would miss it.
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-_FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "smollm3")
+# Families of Hugging Face whose logits are their output layer of the last hidden state, as tested.
+PLAIN_HEADS = frozenset(
+    [
+        "bloom",
+        "falcon",
+        "gemma",
+        "gpt2",
+        "gpt_neo",
+        "gpt_neox",
+        "gptj",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo",
+        "olmo2",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    ]
+)
 
 
 class PerSampleLoss(nn.Module):
@@ -47,7 +73,7 @@ class PerSampleLoss(nn.Module):
         if not self.has_plain_head:
             raise ConfigError(
                 f"{type(self.model).__name__} may do more after its output layer than a softmax, "
-                f"so mode head cannot sketch it (it can: {', '.join(_FAMILIES)} without "
+                f"so mode head cannot sketch it (it can: {', '.join(sorted(PLAIN_HEADS))}, without "
                 f"{', '.join(_AFTER_THE_HEAD)}); use mode full or twopass"
             )
 
@@ -82,4 +108,4 @@ def _has_plain_head(model: Any) -> bool:
     """Whether logits are the output layer of the last hidden state, and nothing else."""
     config = model.config
     strange = [n for n in _AFTER_THE_HEAD if getattr(config, n, None) not in (None, 1, 1.0)]
-    return not strange and config.model_type in _FAMILIES
+    return not strange and config.model_type in PLAIN_HEADS

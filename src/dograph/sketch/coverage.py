@@ -84,13 +84,14 @@ def output_layer(model: nn.Module, head: nn.Module | None) -> nn.Module:
 
 
 def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The model's stack of blocks: its longest ModuleList."""
+    """The model's stack of blocks: the ModuleList that holds the most parameters."""
     stacks = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]
     if not stacks:
         raise ConfigError(
-            "the model has no ModuleList of blocks to cut; mode topdown needs one, full does not"
+            "the model has no ModuleList of blocks to cut or to compile; mode topdown and "
+            "train.compile need one, mode full does not"
         )
-    return max(stacks, key=lambda stack: len(stack[1]))
+    return max(stacks, key=lambda stack: sum(p.numel() for p in stack[1].parameters()))
 
 
 def _left_out(
