@@ -17,15 +17,18 @@ from text_inputs import files_of, lines, read_back, text, write_jsonl, write_tok
 
 # Many small chunks and a commit after each, so that a kill falls between any two of them.
 PREPARE = """
-import sys
+import os, sys, time
 from dograph.prepare.inputs import archives
 from dograph.prepare.inputs import chunks
 from dograph.prepare import preparation
 chunks.CHUNK_BYTES, archives.READ_BYTES, preparation.COMMIT_SECONDS = 20_000, 5_000, 0.0
+pause, commit = float(os.environ.get("PAUSE", "0")), preparation.Preparation.commit
+preparation.Preparation.commit = lambda self: (commit(self), time.sleep(pause))
 sys.argv = ["dograph", "data", "prepare", *sys.argv[1:]]
 from dograph.cli.main import main
 main()
 """
+SLOWLY = {**os.environ, "PAUSE": "0.1"}  # after every chunk: a busy test must not come too late
 
 
 def start(*arguments, **keywords):
@@ -115,14 +118,11 @@ def test_killed_at_any_point_it_goes_on_to_the_same_corpus(tmp_path, inputs, tru
 
 
 def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
-    for attempt in range(8):  # on a busy machine it may be done before the signal reaches it
-        out = tmp_path / f"out{attempt}"
-        process = start(*inputs, "--out", out, start_new_session=True)
-        if wait_until(lambda out=out: chunks_done(out) >= 2, process):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
-        _, err = process.communicate(timeout=60)
-        if process.returncode != 0:
-            break
+    out = tmp_path / "out"
+    process = start(*inputs, "--out", out, start_new_session=True, env=SLOWLY)
+    assert wait_until(lambda: chunks_done(out) >= 2, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "goes on where it stopped" in err
     assert "Traceback" not in err
@@ -132,17 +132,16 @@ def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
 
 
 def test_a_worker_that_dies_is_told_in_words(tmp_path, inputs, truth):
-    for attempt in range(8):  # on a busy machine it may be done before the worker is killed
-        out = tmp_path / f"out{attempt}"
-        process = start(*inputs, "--out", out)
-        if wait_until(lambda out=out: chunks_done(out) >= 2, process):
-            for child in children_of(process.pid):
-                if "dograph.prepare.worker" in Path(f"/proc/{child}/cmdline").read_text():
-                    os.kill(child, signal.SIGKILL)
-                    break
-        _, err = process.communicate(timeout=60)
-        if process.returncode != 0:
-            break
+    out = tmp_path / "out"
+    process = start(*inputs, "--out", out, env=SLOWLY)
+    assert wait_until(lambda: chunks_done(out) >= 2, process)
+    workers = [
+        child
+        for child in children_of(process.pid)
+        if "dograph.prepare.worker" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "a worker process died" in err
     run(*inputs, "--out", out)

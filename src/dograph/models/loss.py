@@ -15,32 +15,30 @@ from dograph.sketch.head import IGNORED
 # What some models do between the output layer and the loss; a sketch of that layer would miss it.
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 # Families of Hugging Face whose logits are their output layer of the last hidden state, as tested.
-PLAIN_HEADS = frozenset(
-    [
-        "bloom",
-        "falcon",
-        "gemma",
-        "gpt2",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo",
-        "olmo2",
-        "opt",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-    ]
-)
+PLAIN_HEADS = {
+    "bloom",
+    "falcon",
+    "gemma",
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "olmo2",
+    "opt",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+}
 
 
 class PerSampleLoss(nn.Module):
