@@ -50,7 +50,14 @@ def examine() -> list[Finding]:
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
         broken = Finding("core", "torch import", "missing", str(error), "pip install 'torch'")
         return [*findings, broken]
-    return [*findings, _cpu(torch), *_gpus(torch), _distributed(torch), _compiler()]
+    return [
+        *findings,
+        _cpu(torch),
+        *_gpus(torch),
+        _distributed(torch),
+        _compiler(),
+        *_kernels(torch),
+    ]
 
 
 def is_core_fine(findings: list[Finding]) -> bool:
@@ -202,6 +209,20 @@ def _compiler() -> Finding:
         "warn" if lacking else "ok",
         f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers",
         "install them with your system's packages (g++, python3-dev)" if lacking else "",
+    )
+
+
+def _kernels(torch: "ModuleType") -> Iterator[Finding]:
+    """On a GPU: whether DoGraph's solve runs in a few kernels or in a thousand."""
+    if not torch.cuda.is_available():
+        return
+    version = _version("triton")
+    yield Finding(
+        "machine",
+        "Triton",
+        "warn" if version is None else "ok",
+        "not installed: DoGraph's solve takes milliseconds" if version is None else version,
+        "pip install triton" if version is None else "",
     )
 
 

@@ -35,13 +35,17 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def launch(kernel: Any, programs: int, *args: Any, warps: int, **constants: Any) -> None:
-    """Run a kernel on the device of its first argument."""
-    if not args[0].is_cuda:
-        kernel[(programs,)](*args, num_warps=warps, **constants)
+def launch(
+    kernel: Any, programs: int | tuple[int, int], *args: Any, warps: int, **constants: Any
+) -> None:
+    """Run a kernel on the device of its first argument, whichever is the current one."""
+    grid = (programs,) if isinstance(programs, int) else programs
+    tensor: Tensor = args[0]
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        kernel[grid](*args, num_warps=warps, **constants)
         return
-    with torch.cuda.device(args[0].device):
-        kernel[(programs,)](*args, num_warps=warps, **constants)
+    with torch.cuda.device(tensor.device):
+        kernel[grid](*args, num_warps=warps, **constants)
 
 
 def power_of_two(number: int, least: int = 1) -> int:

@@ -141,3 +141,14 @@ def hide(monkeypatch, package):
         return real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+@pytest.mark.parametrize(("version", "status"), [(None, "warn"), ("3.9.0", "ok")])
+def test_on_a_gpu_triton_is_looked_for(monkeypatch, version, status):
+    monkeypatch.setattr(doctor, "_version", lambda _: version)
+    gpu = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
+    (found,) = doctor._kernels(gpu)
+    assert (found.name, found.status) == ("Triton", status)
+    assert bool(found.remedy) == (version is None)
+    cpu = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    assert not list(doctor._kernels(cpu))

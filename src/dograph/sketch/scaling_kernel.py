@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dograph.kernels import launch
+
 _BLOCK = 4096
 
 
@@ -12,8 +14,9 @@ def scaled_by_kernel(value: Tensor, times_B: Tensor) -> Tensor:
     """Scale sample by sample: value * times; `value` is contiguous."""
     result = torch.empty_like(value)
     length = value[0].numel()
-    grid = (triton.cdiv(length, _BLOCK), len(value))
-    _scale[grid](value, times_B.float().contiguous(), result, length, BLOCK=_BLOCK, num_warps=8)
+    programs = (triton.cdiv(length, _BLOCK), len(value))
+    times_B = times_B.float().contiguous()
+    launch(_scale, programs, value, times_B, result, length, BLOCK=_BLOCK, warps=8)
     return result
 
 

@@ -5,14 +5,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dograph.kernels import launch
+
 _BLOCK = 4096
 
 
 def signs_by_kernel(start_W: Tensor, epoch_key: int, scale: float, dtype: torch.dtype) -> Tensor:
     """64 entries of +-scale for each counter."""
     result_N = torch.empty(64 * len(start_W), dtype=dtype, device=start_W.device)
-    grid = (triton.cdiv(len(result_N), _BLOCK),)
-    _draw[grid](start_W, result_N, epoch_key, scale, len(result_N), BLOCK=_BLOCK, num_warps=8)
+    size = len(result_N)
+    programs = triton.cdiv(size, _BLOCK)
+    launch(_draw, programs, start_W, result_N, epoch_key, scale, size, BLOCK=_BLOCK, warps=8)
     return result_N
 
 
