@@ -200,14 +200,14 @@ def test_deferred_gradients_are_nearer_to_single_precision_than_a_plain_backward
 
 
 @pytest.mark.parametrize("mode", ["full", "topdown", "head"])
-def test_weighted_gradients_are_within_a_fiftieth_in_half_precision(small_gpt2, mode):
+def test_weighted_gradients_are_within_a_twentieth_in_half_precision(small_gpt2, mode):
     model, token_BT = small_gpt2
     weight_B = torch.rand(24, generator=torch.Generator().manual_seed(0)).softmax(dim=0).cuda()
     runs = []
     for half in (False, True):
         _, gradients = sketched(model, token_BT, mode, half=half, weight_B=weight_B)
         runs.append({n: g.clone() for n, g in gradients.items()})
-    assert max(apart(runs[1], runs[0]).values()) < 0.02
+    assert max(apart(runs[1], runs[0]).values()) < 0.05
 
 
 def test_modes_stay_inside_their_memory(small_gpt2):
