@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +17,7 @@ from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph
 from dograph.models.build import build_model
 from dograph.rng import key64
-from dograph.sketch.head import head_projection
+from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.ranks import average_gradients, gather_rows, local_rows
 from dograph.sketch.sketcher import Sketcher
@@ -66,6 +68,23 @@ def tiny():
     return build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=0).train()
 
 
+class SketchingLoss(nn.Module):
+    """Somebody's model with the portable ending in place of its output layer and loss."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.model, self.vocab_size = loss.model, loss.vocab_size
+        self.projection = None
+
+    def forward(self, token_BT):
+        hidden_BTD = self.model.base_model(token_BT, use_cache=False).last_hidden_state
+        target_BT = F.pad(token_BT[:, 1:], (0, 1), value=IGNORED)
+        weight_VD = self.model.get_output_embeddings().weight
+        return sketched_cross_entropy(
+            hidden_BTD, weight_VD, target_BT, self.projection, vocab_size=self.vocab_size
+        )
+
+
 def wrapped(model, wrapper):
     if wrapper == "DDP" and dist.is_initialized():
         return DistributedDataParallel(model)
@@ -79,7 +98,7 @@ def wrapped(model, wrapper):
 def train(kind):
     """Two steps of plain SGD on this rank's samples, as the Sketcher's docstring shows them."""
     wrapper, mode, checkpointing = KINDS[kind]
-    model = tiny()
+    model = SketchingLoss(tiny()) if mode == "head" else tiny()
     if checkpointing:
         model.model.gradient_checkpointing_enable({"use_reentrant": False})
     runnable = wrapped(model, wrapper)
@@ -105,7 +124,7 @@ def _step(runnable, sketcher, mixer, token_bT, step):
 def _head_step(runnable, _, mixer, token_bT, step):
     weight_VD = runnable.model.get_output_embeddings().weight
     projection = Projection(dim=DIM, refresh="step")
-    runnable.head_projection = head_projection(weight_VD, projection, step=step)
+    runnable.projection = head_projection(weight_VD, projection, step=step)
     loss_b, sketch_bK = runnable(token_bT)
     seen = Signals(
         step=step, num_samples=NUM_SAMPLES, sketch_BK=gather_rows(sketch_bK), projection=step
