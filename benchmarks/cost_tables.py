@@ -29,6 +29,7 @@ FAITHFUL = {
 }
 COLUMNS = {
     "distance_std": "pair distances",
+    "gram_correlation": "correlation of Grams",
     "excess": "excess objective",
     "l1_paper": "L1 of weights, `paper`",
     "l1_precision": "the same, `precision`",
@@ -51,7 +52,8 @@ def heading(*cells: str) -> list[str]:
 def modes() -> list[str]:
     """Every mode beside plain, on every model."""
     lines = heading(
-        "model", "arm", "ms", "over plain [95 %]", "floor", "memory", "tokens/s", "MFU", "weigh ms"
+        *("model", "arm", "ms", "over plain [95 %]", "in a row", "floor", "memory", "tokens/s"),
+        *("MFU", "weigh ms"),
     )
     for model, name in BENCHES.items():
         for arm, found in load(name)["arms"].items():
@@ -68,6 +70,7 @@ def modes() -> list[str]:
                     arm,
                     f"{found['ms']['median']:.1f}",
                     over,
+                    f"{found['row_ratio']:.2f}" if "row_ratio" in found else "",
                     floor,
                     memory,
                     f"{found['tokens_per_second']:,.0f}",

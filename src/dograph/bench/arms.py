@@ -58,7 +58,7 @@ def open_arm(
     model = open_model(options, device)
     if options.compile:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
-        compile_regions(model, backward_twice=mode == "twopass")
+        compile_regions(model)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     world = World(rank=0, size=1, device=device)
     step = TrainStep(config, world, model, build_optimizer(model, config.optim), mixer)

@@ -74,7 +74,7 @@ def extra_work(model: nn.Module, shape: Shape, mode: str, setting: Setting) -> l
         return work
     seen = [rule for rule in rules if _above(model, mode, setting)(rule)]
     work = [_projected(rule, setting) for rule in seen if rule.matrix is not None]
-    numbers = sum(rule.vector_size for rule in seen)
+    numbers = sum(sum(rule.vector_sizes().values()) for rule in seen)
     # Their sums over tokens a plain step makes as well, though not sample by sample.
     work.append(Work("vectors", 2.0 * WIDE * setting.num_samples * numbers))
     if setting.two_sweeps:
@@ -183,6 +183,6 @@ def _materialised(rules: list[Rule], setting: Setting) -> list[Work]:
         work.append(Work("gradients written", size * numbers))
         work.append(Work("gradients sketched", size * numbers, sketched))
         work.append(Work("gradients weighted", size * numbers, 2 * numbers))
-    vectors = sum(rule.vector_size for rule in rules)
+    vectors = sum(sum(rule.vector_sizes().values()) for rule in rules)
     work.append(Work("vectors", 2.0 * WIDE * setting.num_samples * vectors))
     return work

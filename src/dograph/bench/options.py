@@ -49,6 +49,11 @@ class BenchOptions:
     def __post_init__(self) -> None:
         if self.model not in PRESETS:
             raise ConfigError(f'--model "{self.model}": {did_you_mean(self.model, PRESETS)}')
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise ConfigError(
+                f"--peak-tflops {self.peak_tflops:g}: give a number above 0, or leave it out to "
+                "have it known or measured"
+            )
         if self.recipe not in RECIPES:
             raise ConfigError(f'--recipe "{self.recipe}": {did_you_mean(self.recipe, RECIPES)}')
         for name, value, kind in (
@@ -145,4 +150,6 @@ def resolve_options(device: torch.device, modes: Sequence[str], **given: Any) ->
         "compile": on_gpu,
     }
     chosen = default | {name: value for name, value in given.items() if value is not None}
+    if "top_blocks" not in chosen and chosen["model"] in PRESETS:
+        chosen["top_blocks"] = min(4, PRESETS[chosen["model"]].layers)
     return BenchOptions(modes=tuple(modes), **chosen)  # type: ignore[arg-type]

@@ -91,6 +91,7 @@ class Session:
 
     def _open_plain(self) -> None:
         start, held = time.perf_counter(), self.timer.held()
+        self.say("plain: building and warming up")
         self.plain = open_arm(self.options, None, self.batches, self.device)
         spent = warm_up(self.plain, LEAST_WARMUP_STEPS, self.timer)
         self.plain_row = in_a_row(self.plain, self.timer, held)
@@ -117,13 +118,9 @@ class Session:
         self.save(self.findings)
 
     def _mode(self, mode: str) -> Findings:
-        donated = torch._functorch.config.donated_buffer  # twopass changes it for all
         held = self.timer.held()
-        try:
-            arm = open_arm(self.options, mode, self.batches, self.device)
-            return self._beside_plain(arm, held, self.options.warmup_steps) | self._floor(arm, mode)
-        finally:
-            torch._functorch.config.donated_buffer = donated
+        arm = open_arm(self.options, mode, self.batches, self.device)
+        return self._beside_plain(arm, held, self.options.warmup_steps) | self._floor(arm, mode)
 
     def _hand(self) -> Findings:
         held = self.timer.held()

@@ -28,7 +28,9 @@ Compile = Annotated[
     bool | None, _option("--compile/--no-compile", help="torch.compile; on a CPU not")
 ]
 Modes = Annotated[str, _option(help="of the sketch, by commas; none: only plain")]
-TopBlocks = Annotated[int, _option(help="blocks that topdown sketches", at_least=1)]
+TopBlocks = Annotated[
+    int | None, _option(help="blocks that topdown sketches; 4, or all there are", at_least=1)
+]
 Recipe = Annotated[str, _option(help="of DoGraph: paper (each batch anew) or safe")]
 Dim = Annotated[int, _option(help="numbers in a sketch", at_least=1)]
 Steps = Annotated[int, _option(help="turns with plain; fewer: a wider interval", at_least=10)]
@@ -57,7 +59,7 @@ def bench(
     dtype: Dtype = None,
     compile: Compile = None,
     modes: Modes = "full,topdown,head,exact,twopass",
-    top_blocks: TopBlocks = 4,
+    top_blocks: TopBlocks = None,
     recipe: Recipe = "paper",
     dim: Dim = 5120,
     steps: Steps = 30,
@@ -71,7 +73,7 @@ def bench(
     device: Device = "auto",
     out: Out = Path("bench.json"),
 ) -> None:
-    r"""Measure what each mode of the sketch costs beside a plain step, and where the time goes.
+    """Measure what each mode of the sketch costs beside a plain step, and where the time goes.
 
     Every mode takes turns with a plain step of the same model, batch and precision: the figure is
     the median of the ratios, with its interval. Beside it stands the least that the mode could
@@ -84,7 +86,7 @@ def bench(
     dograph bench --modes full --profile --out full.json
 
     What the columns mean: docs/cost.md.
-    """
+    """  # noqa: D301
     given = dict(locals())  # every option by its name, as it was given
     apart = {name: given.pop(name) for name in ("modes", "device", "out")}
     _measure(given, **apart)
@@ -102,11 +104,39 @@ def _measure(given: dict[str, Any], modes: str, device: str, out: Path) -> None:
         given["corpus"] = str(ensured(given["corpus"]))
     names = [] if modes == "none" else [mode.strip() for mode in modes.split(",")]
     options = resolve_options(place, names, **given)
+    _require_writable(out)
+    known: dict[str, Any] = {}
+
+    def save(found: dict[str, Any]) -> None:
+        known.update(found)
+        write_json(out, found)
+
+    try:
+        run_bench(options, place, _say, save)
+    except KeyboardInterrupt:
+        _say(f"interrupted; finished so far: {', '.join(known.get('arms', {})) or 'nothing'}")
+    if known.get("arms"):
+        _print(known)
+        print(f"figures: {out}")
+    if not known.get("complete"):
+        raise typer.Exit(130)
+
+
+def _require_writable(out: Path) -> None:
+    """Now, and not after the first minutes."""
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: {out.parent} is not a folder; make it, or name another")
-    findings = run_bench(options, place, _say, lambda found: write_json(out, found))
-    _print(findings)
-    print(f"figures: {out}")
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file, for example {out / 'bench.json'}")
+    is_new = not out.exists()
+    try:
+        out.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
+    if is_new:
+        out.unlink()
+    else:
+        _say(f"{out} is there and will be replaced")
 
 
 def _say(text: str) -> None:

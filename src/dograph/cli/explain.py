@@ -20,14 +20,14 @@ def explain(
     step: Annotated[int, typer.Option(help="a step, counted from 1 as in metrics.jsonl")],
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    r"""Show which samples one training step saw, their domains and weights, and why.
+    """Show which samples one training step saw, their domains and weights, and why.
 
     A weight of 1 is an equal weight. Nothing is trained or replayed.
 
     \b
     dograph explain runs/mine --step 500
     dograph explain runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
-    """
+    """  # noqa: D301
     from dograph.cli.show import samples_of_step
     from dograph.report.explanation import explain_step
 

@@ -16,13 +16,13 @@ def graph(
         Path | None, typer.Option(help="a .json, .graphml or .dot file; shown if not given")
     ] = None,
 ) -> None:
-    r"""Show or export the domain graph of a run: domains, their make-up, how far they agree.
+    """Show or export the domain graph of a run: domains, their make-up, how far they agree.
 
     \b
     dograph graph runs/mine                                the newest one, as tables
     dograph graph runs/mine --step 500 --out graph.graphml for Gephi, Cytoscape, networkx
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
-    """
+    """  # noqa: D301
     from dograph.report.graphs import (
         agreement_table,
         edge_table,

@@ -39,7 +39,7 @@ def inspect(
     seed: Annotated[int, typer.Option(help="of projection, tests and clustering")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
 ) -> None:
-    r"""Show what a model perceives in a corpus: which sources it tells apart, and its own domains.
+    """Show what a model perceives in a corpus: which sources it tells apart, and its own domains.
 
     Nothing is trained: gradients of held-out rows are sketched and compared. Two sources are told
     apart where their MMD is larger than relabelling explains.
@@ -47,7 +47,7 @@ def inspect(
     \b
     dograph inspect runs/mine --corpus data/mine
     dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
-    """
+    """  # noqa: D301
     from dograph.cli.preparing import ensured
     from dograph.report.inspection import inspect_model
     from dograph.report.subject import Request

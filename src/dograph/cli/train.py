@@ -39,7 +39,7 @@ def train(
         ),
     ] = False,
 ) -> None:
-    r"""Train a language model on a prepared corpus.
+    """Train a language model on a prepared corpus.
 
     Without arguments: the embedded demo corpus and a small GPT-2, minutes on a laptop CPU.
 
@@ -53,7 +53,7 @@ def train(
     torchrun --nproc-per-node 8 -m dograph train recipe.yaml
 
     Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
-    """
+    """  # noqa: D301
     settings = settings or []
     config = _resumed(resume, settings) if resume else _fresh(settings)
     if print_config:

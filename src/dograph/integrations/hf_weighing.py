@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch._functorch.config as functorch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -161,8 +160,6 @@ class Weighing:
         step = self.trainer.state.global_step
         with ExitStack() as stack:
             if self.mode == "twopass":
-                # Compiled, the first of two backwards must not overwrite what the forward kept.
-                stack.enter_context(functorch.patch(donated_buffer=False))
                 with self.trainer.accelerator.autocast():  # slots take the layers' precision
                     stack.enter_context(self.sketcher.record(token_bT, step))
             if self.mode == "head":

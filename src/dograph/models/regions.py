@@ -16,13 +16,8 @@ from dograph.sketch.coverage import blocks_of
 _SHAPES = 16  # graphs of one region: training and validation, tapped or not, last batches
 
 
-def compile_regions(model: PerSampleLoss, *, backward_twice: bool = False) -> None:
-    """Compile the model's regions in place; the model's own structure and names stay.
-
-    `backward_twice` (mode twopass) keeps graphs from writing into what a second backward reads.
-    """
-    if backward_twice:
-        torch._functorch.config.donated_buffer = False
+def compile_regions(model: PerSampleLoss) -> None:
+    """Compile the model's regions in place; the model's own structure and names stay."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
     for region in regions(model):
         # A static graph each: one for any shape would be slower for the shape that trains.

@@ -50,15 +50,16 @@ class Assembly:
         self.vector_group = {r.path: group_of(r) if group_of else "rest" for r in rules}
         self.bank = Bank(projection, dtype, device)
         self.slots: dict[Slot, Tensor] = {}
-        self.first_of: dict[str, int] = {}  # where a layer's vectors begin in those of the model
+        self.first_of: dict[str, int] = {}  # where a parameter begins in the model's vectors
         self.size = 0  # numbers in all vectors
         if projection.kind not in TWO_SIDED:
             return
         for rule in rules:
             rule.request(self.bank)
-            if rule.vectors:
-                self.first_of[rule.path] = self.size
-                self.size += rule.vector_size
+            for name, size in rule.vector_sizes().items():
+                if name not in self.first_of:  # else it is tied, and its uses add up
+                    self.first_of[name] = self.size
+                    self.size += size
         if self.size:
             self.bank.add_fold(VECTORS, self.size)
 
@@ -110,12 +111,14 @@ class Assembly:
     def _laid_out(self, vectors: list[tuple[Rule, Tensor]]) -> Tensor:
         """The model's vectors end to end, those of other layers left at 0."""
         tensors = [vector for _, vector in vectors]
-        if sum(vector.shape[1] for vector in tensors) == self.size:
+        names = [name for rule, _ in vectors for name in rule.vector_sizes()]
+        if names == list(self.first_of):
             return torch.cat(tensors, dim=1)
         vector_BF = tensors[0].new_zeros(len(tensors[0]), self.size)
         for rule, vector in vectors:
-            first = self.first_of[rule.path]
-            vector_BF[:, first : first + vector.shape[1]] = vector
+            for name, part in rule.split(vector).items():
+                first = self.first_of[name]
+                vector_BF[:, first : first + part.shape[1]] += part
         return vector_BF
 
     def _folded(self, name: str, value_BF: Tensor) -> Tensor:

@@ -73,9 +73,8 @@ def one_backward_per_sample(loss_B: Tensor, parameters: dict[str, nn.Parameter])
 def materialised(halves: list[Half], vectors: list[tuple[Rule, Tensor]]) -> Gradients:
     """Per-sample gradients from what layers left; the uses of a tied parameter are added."""
     total: Gradients = {}
-    for rule, left, right in halves:
-        for name, gradient in rule.per_sample(left, right).items():
+    found = [rule.per_sample(left, right) for rule, left, right in halves]
+    for part in [*found, *(rule.split(vector_BF) for rule, vector_BF in vectors)]:
+        for name, gradient in part.items():
             total[name] = total[name] + gradient if name in total else gradient
-    for rule, vector_BF in vectors:
-        total |= rule.split(vector_BF)
     return total

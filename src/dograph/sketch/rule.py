@@ -109,7 +109,8 @@ class Rule:
             right = make_slot(right_shape, self.right_dtype(dtype), self.device)
         if self.vectors:
             wide = torch.promote_types(self.module.weight.dtype, torch.float32)
-            vector = make_slot((shape[0], self.vector_size), wide, self.device)
+            size = sum(self.vector_sizes().values())
+            vector = make_slot((shape[0], size), wide, self.device)
         self.slots = Slots(sketch_slot, left, right, vector)
 
     def half_slots(self) -> tuple[Tensor, Tensor]:
@@ -117,9 +118,9 @@ class Rule:
         assert self.slots.right is not None
         return self.slots.left, self.slots.right
 
-    @property
-    def vector_size(self) -> int:
-        return sum(int(getattr(self.module, own).numel()) for own in self.vectors)
+    def vector_sizes(self) -> dict[str, int]:
+        """Numbers of every parameter that is held as a vector, by its name."""
+        return {self.names[own]: int(getattr(self.module, own).numel()) for own in self.vectors}
 
     @property
     def device(self) -> torch.device:
@@ -183,9 +184,9 @@ class Rule:
 
     def split(self, vector_BF: Tensor) -> Gradients:
         """Vectors by the names of their parameters; without a sample axis as well."""
-        sizes = [int(getattr(self.module, own).numel()) for own in self.vectors]
-        parts = vector_BF.split(sizes, dim=-1)
-        return {self.names[own]: part for own, part in zip(self.vectors, parts, strict=True)}
+        sizes = self.vector_sizes()
+        parts = vector_BF.split(list(sizes.values()), dim=-1)
+        return dict(zip(sizes, parts, strict=True))
 
 
 def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph.errors import ConfigError, did_you_mean
@@ -107,6 +108,9 @@ class Sketcher:
             if self.mode == "reference":
                 yield
                 return
+            if self.mode == "twopass":
+                # Compiled, the first of two backwards must not overwrite what the forward kept.
+                stack.enter_context(functorch.patch(donated_buffer=False))
             self._running, self._cut_hidden, self._cut_leaf = True, None, None
             for rule in self.rules:
                 rule.calls, rule.listening, rule.taps = 0, True, self.mode not in CUTTING

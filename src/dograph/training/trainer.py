@@ -80,7 +80,7 @@ class Trainer:
             corpus_digest=self.corpus.digest,
         )
         if config.train.compile:
-            compile_regions(model, backward_twice=config.sketch.mode == "twopass")
+            compile_regions(model)
         runnable = world.wrap(model)
         self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
         self.outputs = Records(

@@ -216,6 +216,8 @@ def test_empty_domains_come_back(monkeypatch, normalise):
     assert adjusted_rand_score(truth_B, label_B) == 1.0
     many_B = cluster(point_BK, 7, normalise=normalise).label_B
     assert many_B.unique().tolist() == list(range(7))
+    last_B = cluster(point_BK, 7, normalise=normalise, iterations=1).label_B
+    assert last_B.unique().tolist() == list(range(7)), "the last iteration did not look"
 
 
 def test_ties_go_to_the_lowest_index():

@@ -20,9 +20,7 @@ MODES = ("full", "topdown", "head", "exact", "twopass")
 def _fresh():
     torch._dynamo.reset()
     counters.clear()
-    donated = torch._functorch.config.donated_buffer
     yield
-    torch._functorch.config.donated_buffer = donated
     torch._dynamo.reset()
 
 
@@ -39,10 +37,10 @@ def model(request):
         return build_model("small", vocab_size=50, seq_len=8, dropout=0.0, seed=0)
 
 
-def compiled(model, **options):
+def compiled(model):
     """By a backend that compiles nothing and traces everything, forward and backward."""
     with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="aot_eager")):
-        compile_regions(model, **options)
+        compile_regions(model)
 
 
 class ByNorm(Mixer):
@@ -76,7 +74,7 @@ def test_a_compiled_step_is_the_step(model, mode):
     step.sketchers = {}
     expected = [step(model, mode, number) for number in range(3)]
     step.sketchers = {}
-    compiled(model, backward_twice=mode == "twopass")
+    compiled(model)
     with torch._dynamo.config.patch(error_on_recompile=mode not in ("topdown",)):
         got = [step(model, mode, number) for number in range(3)]
     for (value_B, gradients), (expected_B, expected_gradients) in zip(got, expected, strict=True):

@@ -10,6 +10,7 @@ from contextlib import ExitStack, nullcontext
 import pytest
 import torch
 
+from dograph.sketch.rule import over_tokens, summed_products
 from dograph.sketch.sketcher import Sketcher
 
 ROUNDING = 2**-8
@@ -85,3 +86,36 @@ def test_equal_weights_are_the_plain_step(tiny, token_BT, model, half_nll, place
         assert gradient.dtype == torch.float32
         off = (gradient - expected[name]).norm() / expected[name].norm()
         assert off < 2 * ROUNDING, name
+
+
+@pytest.mark.parametrize("first", ["half", "single"])
+def test_a_sketcher_goes_from_one_precision_to_another(tiny, token_BT, model, first):
+    """What it keeps between batches is of their precision: the second is as if it came first."""
+    token_BT = token_BT[:4]
+
+    def sketched(sketcher, half):
+        with autocast() if half else nullcontext(), sketcher.record(token_BT):
+            sketch = sketcher.sketch(tiny.nll(model, token_BT))
+            sketch.pending.backward(UNIFORM_B)
+        return sketch.sketch_BK, tiny.gradients(model)
+
+    used, fresh = (Sketcher(model, mode="full", dim=80) for _ in range(2))
+    sketched(used, first == "half")
+    got_BK, got = sketched(used, first != "half")
+    expected_BK, expected = sketched(fresh, first != "half")
+    assert torch.equal(got_BK, expected_BK)
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_sums_over_tokens_are_not_rounded_to_half(tiny):
+    left_BTq = torch.randn(3, 65, 6, generator=tiny.generator("left")).bfloat16()
+    right_BTp = torch.randn(3, 65, 5, generator=tiny.generator("right")).bfloat16()
+    expected = torch.einsum("btq,btp->bqp", left_BTq.double(), right_BTp.double()).flatten(1)
+    product_BF = summed_products(left_BTq, right_BTp)
+    assert product_BF.dtype == torch.float32
+    torch.testing.assert_close(product_BF.double(), expected, rtol=1e-5, atol=1e-5)
+    total_BF = over_tokens(left_BTq)
+    assert total_BF.dtype == torch.float32
+    torch.testing.assert_close(
+        total_BF.double(), left_BTq.double().sum(dim=1), rtol=1e-5, atol=1e-5
+    )

@@ -5,7 +5,6 @@ Shapes: B samples, T tokens, K sketch.
 
 import pytest
 import torch
-import torch._functorch.config as functorch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._ops import OpOverload
@@ -51,23 +50,21 @@ def assert_as_reference(tiny, model, token_BT, backend, mode):
     whole = tiny.PerSample(model)
     compiled = torch.compile(whole, fullgraph=True, backend=backend)
     sketcher = Sketcher(whole, mode=mode, dim=80, refresh="step")
-    # Where a second backward follows, the first must not reuse what the forward kept.
-    with functorch.patch(donated_buffer=mode != "twopass"):
-        for step in range(2):
-            expected, expected_gradients = tiny.run(
-                whole,
-                token_BT,
-                WEIGHT_B,
-                loss=lambda model, token_BT: model(token_BT),
-                mode="reference",
-                refresh="step",
-                step=step,
-            )
-            with sketcher.record(token_BT, step):
-                sketch = sketcher.sketch(compiled(token_BT))
-                sketch.pending.backward(WEIGHT_B)
-            assert tiny.error(sketch.sketch_BK, expected.sketch_BK) < 1e-5, step
-            assert tiny.gradient_error(tiny.gradients(whole), expected_gradients) < 1e-5, step
+    for step in range(2):
+        expected, expected_gradients = tiny.run(
+            whole,
+            token_BT,
+            WEIGHT_B,
+            loss=lambda model, token_BT: model(token_BT),
+            mode="reference",
+            refresh="step",
+            step=step,
+        )
+        with sketcher.record(token_BT, step):
+            sketch = sketcher.sketch(compiled(token_BT))
+            sketch.pending.backward(WEIGHT_B)
+        assert tiny.error(sketch.sketch_BK, expected.sketch_BK) < 1e-5, step
+        assert tiny.gradient_error(tiny.gradients(whole), expected_gradients) < 1e-5, step
 
 
 def test_full_in_one_graph(tiny, token_BT):

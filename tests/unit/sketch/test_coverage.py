@@ -3,6 +3,8 @@
 Shapes: B samples, T tokens, D width.
 """
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,8 @@ import transformers
 from torch import nn
 
 from dograph.errors import ConfigError
+from dograph.sketch.norm import NormRule
+from dograph.sketch.rule import RMS_NORM_OFFSETS
 from dograph.sketch.sketcher import Sketcher
 
 
@@ -281,3 +285,18 @@ def test_families_of_hugging_face_are_right_or_refused(tiny, token_BT, weight_B,
     sketch, gradients = tiny.run(model, token_BT, weight_B, mode=mode)
     assert tiny.error(sketch.sketch_BK, reference.sketch_BK) < 1e-5
     assert tiny.gradient_error(gradients, tiny.autograd(model, token_BT, weight_B)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", sorted(RMS_NORM_OFFSETS))
+def test_norms_of_hugging_face_compute_what_they_compute(norm, dtype):
+    """With the parameters out of the graph; a norm by 1 + weight rounds that sum in bfloat16."""
+    family = norm.removesuffix("RMSNorm").removesuffix("LayerNorm").lower()
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    draw = torch.Generator().manual_seed(0)
+    module = vars(modeling)[norm](16).to(dtype)
+    module.weight.data = torch.randn(16, generator=draw).to(dtype)
+    value = torch.randn(2, 5, 16, generator=draw).to(dtype)
+    rule = NormRule("norm", module, {"weight": "norm.weight"}, wide=False)
+    room = 2**-6 if RMS_NORM_OFFSETS[norm] and dtype == torch.bfloat16 else 0.0
+    torch.testing.assert_close(rule.detached(value), module(value), rtol=room, atol=0.0)

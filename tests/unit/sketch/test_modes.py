@@ -66,6 +66,18 @@ def test_topdown_at_every_cut(tiny, token_BT, weight_B, name, top_blocks):
     assert tiny.gradient_error(got_gradients, expected) < 1e-10
 
 
+def test_norms_and_biases_that_two_layers_share(tiny, token_BT, weight_B):
+    """Their uses add up, cross term included."""
+    model = tiny.gpt2(layers=2)
+    first, second = model.transformer.h
+    second.ln_1.weight, second.mlp.c_fc.bias = first.ln_1.weight, first.mlp.c_fc.bias
+    expected, expected_gradients = tiny.run(model, token_BT, weight_B, mode="reference")
+    for mode in MODES:
+        got, gradients = tiny.run(model, token_BT, weight_B, mode=mode)
+        assert tiny.error(got.sketch_BK, expected.sketch_BK) < 1e-10, mode
+        assert tiny.gradient_error(gradients, expected_gradients) < 1e-10, mode
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "plain"])
 def test_head_is_the_output_layer_of_full(tiny, token_BT, weight_B, name):
     model = tiny.build[name](layers=2)

@@ -85,3 +85,22 @@ def test_a_bank_draws_what_is_drawn_alone(kind):
         folds = bank.fold("vectors"), fold_of(projection, "vectors", 200, step=step, like=like)
         assert torch.equal(folds[0].index_N, folds[1].index_N)
         assert torch.equal(folds[0].sign_N, folds[1].sign_N)
+
+
+@pytest.mark.parametrize("kind", ["rademacher", "two-sided"])
+def test_a_matrix_does_not_depend_on_those_drawn_before_it(kind):
+    """Sides of odd sizes end within a word; the next one begins with a word of its own."""
+    projection = Projection(dim=81, kind=kind, seed=3)
+    bank = Bank(projection, torch.float32, CPU)
+    names = ("a", "b", "c")
+    for name in names:
+        bank.add_matrix(name, (7, 5), wide=False)
+        bank.add_fold(f"{name} vectors", 100)
+    bank.draw(0)
+    like = torch.empty(0)
+    for name in names:
+        alone = matrix_of(projection, name, (7, 5), wide=False, step=0, like=like)
+        assert torch.equal(bank.matrix(name).row_Rq, alone.row_Rq)
+        fold = fold_of(projection, f"{name} vectors", 100, step=0, like=like)
+        assert torch.equal(bank.fold(f"{name} vectors").sign_N, fold.sign_N)
+        assert torch.equal(bank.fold(f"{name} vectors").index_N, fold.index_N)

@@ -11,6 +11,7 @@ import torch
 
 from dograph.sketch import pending
 from dograph.sketch.gradients import Grads
+from dograph.sketch.scaling import scaled_plainly
 from dograph.sketch.sketcher import Sketcher
 
 MODES = ("full", "twopass", "topdown", "head", "exact", "reference")
@@ -159,3 +160,20 @@ def test_gradients_wait_for_all_micro_batches(tiny, token_BT, weight_B, mode):
             sketch.pending.backward(weight)
     assert tiny.gradient_error(tiny.gradients(model), expected) < 1e-10
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_halves_are_scaled_in_single_precision_and_rounded_once(tiny):
+    """Weights are not rounded to bfloat16, nor is a product before its factor 1/n."""
+    value = torch.randn(7, 4, 16, generator=tiny.generator("halves")).bfloat16()
+    times_B = torch.rand(7, generator=tiny.generator("times")) + 0.5
+    expected = torch.stack(
+        [(row.float() * times).bfloat16() for row, times in zip(value, times_B, strict=True)]
+    )
+    assert torch.equal(scaled_plainly(value, times_B), expected)
+    first_Nx, second_Ny = value[:4].flatten(0, 1), value[3:].flatten(0, 1)
+    parameter = torch.nn.Parameter(torch.zeros(16, 16))
+    grads = Grads({"w": parameter})
+    product = (first_Nx.T @ second_Ny).float()
+    for already in (0, 1):  # a second one adds to the first
+        grads.add_product("w", first_Nx, second_Ny, 1 / 7)
+        torch.testing.assert_close(parameter.grad, (already + 1) * product / 7, rtol=1e-6, atol=0)
