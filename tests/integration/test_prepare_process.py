@@ -117,9 +117,16 @@ def test_killed_at_any_point_it_goes_on_to_the_same_corpus(tmp_path, inputs, tru
     assert "already prepared" in table
 
 
+def heed_interrupts():
+    """What shells start in the background ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
     out = tmp_path / "out"
-    process = start(*inputs, "--out", out, start_new_session=True, env=SLOWLY)
+    process = start(
+        *inputs, "--out", out, start_new_session=True, env=SLOWLY, preexec_fn=heed_interrupts
+    )
     assert wait_until(lambda: chunks_done(out) >= 2, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
     _, err = process.communicate(timeout=60)
