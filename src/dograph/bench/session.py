@@ -6,6 +6,7 @@ What is known is handed to `save` after every arm, so that a run that is cut los
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,14 +56,14 @@ class Session:
         self._open()
         self._open_plain()
         for mode in self.options.modes:
-            self._attempt(mode, lambda mode=mode: self._mode(mode))  # type: ignore[misc]
+            self._attempt(mode, partial(self._mode, mode))
         if self.options.hand:
             self._attempt("hand", self._hand)
         ms = self._plain_median()
         if self.options.rivals:
             del self.plain
             for name, opener in RIVALS.items():
-                self._attempt(name, lambda opener=opener: self._rival(opener, ms))  # type: ignore[misc]
+                self._attempt(name, partial(self._rival, opener, ms))
         self.findings["complete"] = True
         self.save(self.findings)
         return self.findings
