@@ -4,7 +4,8 @@ A method answers at most three questions: what to draw from (`plan`, before trai
 each sample counts (`weigh`, each step), and whether to draw differently (`remix`, now and then).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,6 +19,28 @@ Report = Mapping[str, float | Tensor]
 
 # What `weigh` may ask for. The step computes only what the mixer needs.
 SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A small run that a plan asks its lab for."""
+
+    label: str  # what users see of it
+    mixer: Mapping[str, Any]  # its mixer's name and options, as in a configuration
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, over the lab's own
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyResult:
+    """What a proxy came to."""
+
+    losses: Mapping[str, float]  # last validation loss of each source, nats
+    curve: Sequence[tuple[int, Mapping[str, float]]]  # (steps made, losses) at every validation
+    state: Mapping[str, Any]  # of its mixer, when it ended; tensors as lists
+    model: str  # folder of its model
+    parameters: int  # of its model, embeddings apart
+    tokens: int  # it was trained on
 
 
 class Lab(Protocol):
@@ -38,6 +61,9 @@ class Lab(Protocol):
     @property
     def steps(self) -> int:
         """Steps that the run will make."""
+
+    def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
+        """Make these runs, in parallel where that can be, and return what each came to."""
 
 
 class Mixer:
@@ -75,3 +101,10 @@ class Mixer:
         A vector has one entry a domain; `samples/domain` has one a sample, its domain.
         """
         return {}
+
+
+class Planner(Mixer):
+    """A mixer whose plan needs proxies; what the proxies showed is told in `findings`."""
+
+    def __init__(self) -> None:
+        self.findings: dict[str, Any] = {}  # JSON values: diagnostics of the plan

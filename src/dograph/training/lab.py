@@ -1,9 +1,11 @@
 """What a mixer's plan may ask of this machine: for now, facts about the corpus and the budget."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dograph.corpus.corpus import Corpus
+from dograph.errors import ConfigError
+from dograph.mixers.base import Proxy, ProxyResult
 from dograph.training.config import RunConfig
 
 
@@ -15,6 +17,13 @@ class CorpusLab:
     strata: Mapping[str, int]
     budget: int
     steps: int
+
+    def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
+        """A run that has begun makes no proxies: its plan is made before, by `dograph plan`."""
+        raise ConfigError(
+            f"this mixer's plan needs {len(proxies)} proxy runs; make it first with `dograph plan "
+            "METHOD --out mixture.yaml`, then train with mixer.name=static mixer.file=mixture.yaml"
+        )
 
 
 def open_lab(config: RunConfig, corpus: Corpus) -> CorpusLab:

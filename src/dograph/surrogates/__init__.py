@@ -1,0 +1,1 @@
+"""What a loss would be under a mixture that nobody has trained on, learned from those that were."""
