@@ -57,18 +57,22 @@ def write(
         "command": command,
         "config": config,
         "result": result,
-        "machine": {
-            "processor": processor(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-            "threads": torch.get_num_threads(),
-            "python": platform.python_version(),
-            "versions": {library: version(library) for library in LIBRARIES},
-        },
+        "machine": machine(),
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
     if not quiet:
         print(json.dumps({name: result}, indent=2), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "processor": processor(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {library: version(library) for library in LIBRARIES},
+    }
 
 
 def processor() -> str:

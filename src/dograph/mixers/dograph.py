@@ -21,6 +21,7 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.dograph_options import resolve_options
 from dograph.mixers.dograph_report import describe
+from dograph.mixers.fixed import Uniform
 from dograph.mixers.remixing import Remixing
 from dograph.types import Mixture, Signals
 
@@ -41,18 +42,20 @@ class DoGraph(Mixer):
         self._report: Report = {}
 
     def plan(self, lab: Lab) -> Mixture:
-        """Natural at first; `realise: sampling` moves it later."""
+        """As `sampling` says at first; `realise: sampling` moves it later."""
         self.warmup_steps = round(self.options.warmup * lab.steps)
         self.recent.num_sources = len(lab.tokens)
-        self.remixing.open(lab)
-        return super().plan(lab)
+        first: Mixer = Uniform() if self.options.sampling == "uniform" else Mixer()
+        mixture = first.plan(lab)
+        self.remixing.open(lab, mixture)
+        return mixture
 
     def weigh(self, signals: Signals) -> Tensor:
         """c_B: cluster the sketches, solve for the domains' weights, share them out."""
         sketch_BK, finite = _finite(signals)
         domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
         if domains is not None:
-            self.weight_M = self._floored(self.objective(domains), domains)
+            self.weight_M = self._solved(domains)
             weight_B, finite = self._shared(domains, self.weight_M, signals, finite)
         if domains is None or signals.step < self.warmup_steps:
             weight_B = super().weigh(signals)
@@ -75,7 +78,7 @@ class DoGraph(Mixer):
                 "weights of a micro-batch need domains that are known before it: "
                 "mixer.scope=stream or epoch, or accumulation=two_sweeps"
             )
-        weight_M = self._floored(self.objective(domains), domains)
+        weight_M = self._solved(domains)
         weight_b = self._lagged(domains, weight_M, signals, num_samples)
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
@@ -102,10 +105,12 @@ class DoGraph(Mixer):
         sketch_BK, finite = _finite(signals)
         domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
         if domains is not None:
-            self.weight_M = self._floored(self.objective(domains), domains)
+            self.weight_M = self._solved(domains)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
-    def _floored(self, weight_M: Tensor, domains: Domains) -> Tensor:
+    def _solved(self, domains: Domains) -> Tensor:
+        """w_M: what the objective asks for, with the floor on it."""
+        weight_M = self.objective(self.remixing.at_first(domains))
         if self.options.weight_floor == 0:
             return weight_M
         return budget.floor_weights(weight_M, self.options.weight_floor, domains.present_M)

@@ -13,6 +13,7 @@ ScopeName = Literal["batch", "epoch", "stream"]
 Within = Literal["mean", "unit"]
 Realise = Literal["loss", "sampling", "both"]
 NormFrom = Literal["blocks", "all"]
+Sampling = Literal["natural", "uniform"]
 
 
 def _choice(name: str, value: Any, kind: Any) -> None:
@@ -47,9 +48,10 @@ class DoGraphOptions:
     effective_floor: float | None = 0.9  # least effective share 1 / (n sum c^2)
     within: Within = "mean"
     norm_from: NormFrom = "blocks"
+    sampling: Sampling = "natural"  # what is drawn at first: sources by tokens, or all alike
     realise: Realise = "loss"
     remix_every: int = 50
-    remix_floor: float = 0.25  # of a stratum's natural share
+    remix_floor: float = 0.25  # of a stratum's share at first
     max_epochs: float = 4.0  # how often remixing may have a stratum read through
     warmup: float = 0.05  # share of the run with equal weights
     seed: int = 0
@@ -59,6 +61,7 @@ class DoGraphOptions:
         _choice("within", self.within, Within)
         _choice("realise", self.realise, Realise)
         _choice("norm_from", self.norm_from, NormFrom)
+        _choice("sampling", self.sampling, Sampling)
         for name in ("num_domains", "every", "restarts", "min_size", "remix_every"):
             _number(name, getattr(self, name), low=1, whole=True)
         _number("half_life", self.half_life, low=1)

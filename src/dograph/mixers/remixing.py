@@ -1,8 +1,10 @@
 """Domain weights realised by sampling: which strata hold the domains that should count more.
 
 q_s = sum_j w_j n_js / n_j, with n_js the samples of stratum s seen in domain j (they decay with
-the scope's half-life), no stratum below a quarter of its natural share, none read through more
+the scope's half-life), no stratum below a quarter of its share at first, none read through more
 than `max_epochs` times. Sampling costs no effective samples, which weights in the loss do.
+Objectives see the domains' shares as they would be under the first mixture: weights that grow with
+a share would else feed on what they asked for, remix after remix.
 
 Shapes: M domains, S strata.
 """
@@ -28,6 +30,7 @@ class Remixing:
         self.options = options
         self.decay = 0.5 ** (1 / options.half_life)
         self.tokens: dict[str, int] = {}
+        self.first: dict[str, float] = {}  # share of each stratum in the first mixture
         self.budget = 0
         self.count_MS: Tensor | None = None
 
@@ -35,8 +38,15 @@ class Remixing:
     def active(self) -> bool:
         return self.options.realise != "loss" and bool(self.tokens)
 
-    def open(self, lab: Lab) -> None:
+    def open(self, lab: Lab, first: Mixture) -> None:
         self.tokens, self.budget = dict(lab.strata), lab.budget
+        source_of = {
+            name: name if name in lab.tokens else name.rpartition("/")[0] for name in lab.strata
+        }
+        self.first = {
+            name: first.weights[source_of[name]] * tokens / max(lab.tokens[source_of[name]], 1)
+            for name, tokens in lab.strata.items()
+        }
 
     def add(self, label_B: Tensor, stratum_B: Tensor) -> None:
         """Count a batch."""
@@ -47,6 +57,15 @@ class Remixing:
         before = added_MS * 0 if self.count_MS is None else self.count_MS.to(label_B.device)
         self.count_MS = self.decay * before + added_MS
 
+    def at_first(self, domains: Domains) -> Domains:
+        """The domains with the shares that the first mixture would give them."""
+        if not self.active or self.count_MS is None:
+            return domains
+        first_S = torch.tensor(list(self.first.values())).to(self.count_MS)
+        seen_S = self.count_MS.sum(dim=0)
+        times_S = torch.where(seen_S > 0, first_S / seen_S.clamp_min(1e-12), 0.0)
+        return _with_shares(domains, self.count_MS @ times_S)
+
     def expected(self, domains: Domains) -> Domains:
         """The domains with the shares that the present mixture should give them.
 
@@ -55,10 +74,7 @@ class Remixing:
         """
         if self.options.realise != "both" or self.count_MS is None:
             return domains
-        count_M = self.count_MS.sum(dim=1).to(domains.share_M)
-        counted_M = domains.present_M & (count_M > 0)  # a new domain may have none yet
-        share_M = torch.where(counted_M, count_M / count_M.sum(), domains.share_M)
-        return replace(domains, share_M=share_M)
+        return _with_shares(domains, self.count_MS.sum(dim=1))
 
     def mixture(self, step: int, weight_M: Tensor | None) -> Mixture | None:
         """What to draw from after `step`, at most every `remix_every` steps."""
@@ -71,7 +87,7 @@ class Remixing:
         tokens_S = np.array(list(self.tokens.values()), dtype=np.float64)
         share_S = bounded(
             asked_S / asked_S.sum(),
-            low_S=self.options.remix_floor * tokens_S / tokens_S.sum(),
+            low_S=self.options.remix_floor * np.array(list(self.first.values())),
             high_S=self.options.max_epochs * tokens_S / max(self.budget, 1),
         )
         seen_S = count_MS.sum(dim=0).clamp_min(1e-12)
@@ -81,11 +97,20 @@ class Remixing:
 
     def state_dict(self) -> dict[str, Any]:
         counts = {} if self.count_MS is None else {"count_MS": self.count_MS}
-        return {"tokens": self.tokens, "budget": self.budget, **counts}
+        return {"tokens": self.tokens, "first": self.first, "budget": self.budget, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.tokens, self.budget = dict(state["tokens"]), state["budget"]
+        self.tokens, self.first = dict(state["tokens"]), dict(state["first"])
+        self.budget = state["budget"]
         self.count_MS = state.get("count_MS")
+
+
+def _with_shares(domains: Domains, count_M: Tensor) -> Domains:
+    """The domains with shares by these counts."""
+    count_M = count_M.to(domains.share_M)
+    counted_M = domains.present_M & (count_M > 0)  # a new domain may have none yet
+    share_M = torch.where(counted_M, count_M / count_M.sum().clamp_min(1e-12), domains.share_M)
+    return replace(domains, share_M=share_M)
 
 
 def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np.ndarray:

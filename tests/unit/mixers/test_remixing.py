@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dograph.domains.partition import Domains
+from dograph.mixers.dograph import DoGraph
 from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixers.remixing import Remixing, bounded
+from dograph.types import Mixture
 
 TOKENS = {"a": 600, "b": 300, "c": 100}
 
@@ -25,7 +27,7 @@ def opened(**options) -> Remixing:
             num_domains=2, remix_every=10, half_life=1e6, **{"realise": "both", **options}
         )
     )
-    remixing.open(Lab())
+    remixing.open(Lab(), Mixture.normalised(TOKENS))
     return remixing
 
 
@@ -63,6 +65,39 @@ def test_an_emphasis_is_never_counted_twice():
     torch.testing.assert_close(share_M, torch.tensor([1 - expected_1, expected_1]))
 
 
+def test_objectives_see_the_shares_of_the_first_mixture():
+    """Else a weight that grows with a share would feed on what it asked for before."""
+    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing.add(LABEL, STRATUM)
+    # P(domain 0 | stratum): a 1, b 15/25, c 0; drawn by tokens: 0.6, 0.3, 0.1
+    first_0 = 0.6 * 1 + 0.3 * 15 / 25
+    expected = torch.tensor([first_0, 1 - first_0])
+    seen = _domains(torch.tensor([0.6, 0.4]))
+    torch.testing.assert_close(remixing.at_first(seen).share_M, expected)
+    for step in (9, 19, 29):  # whatever is drawn meanwhile
+        remixing.mixture(step, torch.tensor([0.2, 0.8]))
+        torch.testing.assert_close(remixing.at_first(seen).share_M, expected)
+
+
+def test_equal_weights_leave_the_first_mixture_where_it_was():
+    """w_j = the first shares: after any number of remixes the mixture is the first one."""
+    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing.add(*_as_drawn(TOKENS))
+    domains = _domains(torch.tensor([0.5, 0.5]))
+    for step in (9, 19, 29):
+        mixture = remixing.mixture(step, remixing.at_first(domains).share_M)
+        assert dict(mixture.weights) == pytest.approx({"a": 0.6, "b": 0.3, "c": 0.1}, abs=1e-6)
+
+
+def test_uniform_at_first():
+    lab = Lab()
+    lab.strata = {"a/0": 500, "a/1": 100, "b": 300, "c": 100}
+    mixer = DoGraph(num_domains=2, sampling="uniform", realise="sampling")
+    assert dict(mixer.plan(lab).weights) == pytest.approx(dict.fromkeys("abc", 1 / 3))
+    first = {"a/0": 5 / 18, "a/1": 1 / 18, "b": 1 / 3, "c": 1 / 3}
+    assert mixer.remixing.first == pytest.approx(first)
+
+
 def test_floor_and_cap_hold():
     remixing = opened(remix_floor=0.25, max_epochs=2.0)
     remixing.add(LABEL, STRATUM)
@@ -95,6 +130,13 @@ def test_state():
     again.load_state_dict(remixing.state_dict())
     w = torch.tensor([0.3, 0.7])
     assert remixing.mixture(9, w) == again.mixture(9, w)
+
+
+def _as_drawn(tokens):
+    """Labels and strata of a batch drawn by tokens; domain 0 holds a and half of b."""
+    strata = [s for s, n in enumerate(tokens.values()) for _ in range(n // 10)]
+    labels = [0 if s == 0 or (s == 1 and i % 2) else 1 for i, s in enumerate(strata)]
+    return torch.tensor(labels), torch.tensor(strata)
 
 
 def _domains(share_M: torch.Tensor) -> Domains:
