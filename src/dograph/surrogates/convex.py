@@ -1,0 +1,185 @@
+"""The minimum of a sum of exponential laws over the capped simplex, to full precision.
+
+Shapes: S sources, V laws (validation sets), F sources with room on both sides.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dograph.surrogates.exponential import ExponentialLaw
+
+ITERATIONS = 100  # of the interior-point method, which needs 15 to 40
+POLISHING = 20  # Newton steps on the sources that are at no bound
+CENTRING = 0.1  # each step aims at this share of the present complementarity
+SMALLEST_GAP = 1e-16  # complementarity for each source, in units of the slopes' range
+TO_BOUNDARY = 0.99
+
+
+class Total:
+    """sum_v share_v L_v(r) with its slope and curvature, t in the gauge with mean 0."""
+
+    def __init__(self, laws: Sequence[ExponentialLaw], share_V: np.ndarray) -> None:
+        used = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
+        self.share_V = share_V[share_V > 0]
+        self.c = float(self.share_V @ np.array([law.c for law in used]))
+        raw_VS = np.stack([law.t_S for law in used])
+        self.t_VS = raw_VS - raw_VS.mean(axis=1, keepdims=True)
+        self.log_k_V = np.array([law.log_k for law in used]) + raw_VS.mean(axis=1)
+
+    def grown(self, weight_S: np.ndarray) -> np.ndarray:
+        grown_V: np.ndarray = self.share_V * np.exp(self.log_k_V + self.t_VS @ weight_S)
+        return grown_V
+
+    def loss(self, weight_S: np.ndarray) -> float:
+        return self.c + float(self.grown(weight_S).sum())
+
+    def slope(self, weight_S: np.ndarray) -> np.ndarray:
+        slope_S: np.ndarray = self.grown(weight_S) @ self.t_VS
+        return slope_S
+
+    def curvature(self, weight_S: np.ndarray) -> np.ndarray:
+        curve_SS: np.ndarray = (self.t_VS.T * self.grown(weight_S)) @ self.t_VS
+        return curve_SS
+
+
+def minimise(total: Total, cap_S: np.ndarray) -> np.ndarray:
+    """The weights with the lowest total, 0 <= r <= cap, where the caps sum to 1 or more."""
+    if cap_S.sum() <= 1 + 1e-12:
+        full_S: np.ndarray = cap_S / cap_S.sum()
+        return full_S
+    return _polished(total, cap_S, *_interior(total, cap_S))
+
+
+def sum_zero(size: int) -> np.ndarray:
+    """Orthonormal columns that span the vectors with sum 0, (size, size - 1)."""
+    basis = np.linalg.qr(np.hstack([np.ones((size, 1)), np.eye(size)[:, 1:]]))[0]
+    return np.asarray(basis[:, 1:])
+
+
+def _interior(total: Total, cap_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights and the multipliers of both bounds, by a primal-dual interior-point method.
+
+    Each step lowers the norm of the optimality conditions (Boyd and Vandenberghe, section 11.7),
+    so that it converges from the start, the caps divided by their sum, for every convex total.
+    Sources with a cap of 0 stay there, with multipliers of 1 that nobody reads.
+    """
+    use = np.flatnonzero(cap_S > 0)
+    cap, size = cap_S[use], len(use)
+    weight_S = cap_S / cap_S.sum()
+    slope = total.slope(weight_S)[use]
+    unit = float(np.ptp(slope)) or 1.0
+    state = np.concatenate([weight_S[use], np.full(2 * size, 1.0), [-slope.mean() / unit]])
+
+    def conditions(state: np.ndarray, target: float) -> np.ndarray:
+        weight, low, high, level = np.split(state, [size, 2 * size, 3 * size])
+        full_S = np.zeros(len(cap_S))
+        full_S[use] = weight
+        slope = total.slope(full_S)[use] / unit
+        return np.concatenate(
+            [
+                slope + level - low + high,
+                low * weight - target,
+                high * (cap - weight) - target,
+                [weight.sum() - 1],
+            ]
+        )
+
+    for _ in range(ITERATIONS):
+        weight, low, high = state[:size], state[size : 2 * size], state[2 * size : 3 * size]
+        gap = float(low @ weight + high @ (cap - weight)) / (2 * size)
+        error = float(np.abs(conditions(state, 0.0)[:size]).max())
+        if gap < SMALLEST_GAP and error < 1e-13:
+            break
+        target = CENTRING * gap
+        full_S = np.zeros(len(cap_S))
+        full_S[use] = weight
+        curve = total.curvature(full_S)[np.ix_(use, use)] / unit
+        step = _step(state, curve, cap, conditions(state, target))
+        bounded = np.concatenate([weight, low, high, cap - weight])
+        change = np.concatenate([step[: 3 * size], -step[:size]])
+        ratio = np.where(change < 0, bounded / np.where(change < 0, -change, 1.0), np.inf)
+        length = min(1.0, TO_BOUNDARY * float(ratio.min()))
+        before = float(np.linalg.norm(conditions(state, target)))
+        while length > 1e-10:
+            after = float(np.linalg.norm(conditions(state + length * step, target)))
+            if after <= (1 - 0.01 * length) * before:
+                break
+            length /= 2
+        state = state + length * step
+        if length <= 1e-10:
+            break
+    weight_S = np.zeros(len(cap_S))
+    low_S, high_S = np.ones(len(cap_S)), np.ones(len(cap_S))
+    weight_S[use], low_S[use], high_S[use] = np.split(state[: 3 * size], 3)
+    return weight_S, low_S, high_S
+
+
+def _step(
+    state: np.ndarray, curve_SS: np.ndarray, cap_S: np.ndarray, condition: np.ndarray
+) -> np.ndarray:
+    """Newton's step for the optimality conditions, with the bounds' multipliers eliminated."""
+    size = len(cap_S)
+    weight_S, low_S, high_S = state[:size], state[size : 2 * size], state[2 * size : 3 * size]
+    dual_S, low_error_S, high_error_S, sum_error = np.split(condition, [size, 2 * size, 3 * size])
+    room_S = cap_S - weight_S
+    matrix = np.ones((size + 1, size + 1))
+    matrix[:size, :size] = curve_SS + np.diag(low_S / weight_S + high_S / room_S)
+    matrix[size, size] = 0
+    right_S = -dual_S - low_error_S / weight_S + high_error_S / room_S
+    scale = np.append(1 / np.sqrt(np.diag(matrix)[:size]), 1.0)
+    solved = scale * np.linalg.solve(
+        matrix * scale[:, None] * scale, scale * np.append(right_S, -sum_error)
+    )
+    move_S = solved[:size]
+    return np.concatenate(
+        [
+            move_S,
+            -(low_error_S + low_S * move_S) / weight_S,
+            -(high_error_S - high_S * move_S) / room_S,
+            solved[size:],
+        ]
+    )
+
+
+def _polished(
+    total: Total, cap_S: np.ndarray, weight_S: np.ndarray, low_S: np.ndarray, high_S: np.ndarray
+) -> np.ndarray:
+    """Weights exactly at their bounds where they belong, the others by Newton's method.
+
+    A weight smaller than its multiplier is at its bound. Where that guess does not lead to a
+    feasible mixture that is at least as good, the interior point stands.
+    """
+    rough_S: np.ndarray = np.clip(weight_S, 0, cap_S)
+    rough_S = rough_S + (1 - rough_S.sum()) * rough_S * (cap_S - rough_S) / max(
+        float(rough_S @ (cap_S - rough_S)), 1e-300
+    )
+    at_low_S = (weight_S < low_S) & (weight_S < 1e-4)
+    at_high_S = (cap_S - weight_S < high_S) & (cap_S - weight_S < 1e-4) & ~at_low_S
+    free = np.flatnonzero(~at_low_S & ~at_high_S)
+    fine_S = np.where(at_low_S, 0.0, np.where(at_high_S, cap_S, rough_S))
+    if len(free) == 0:
+        return fine_S if abs(fine_S.sum() - 1) < 1e-12 else rough_S
+    fine_S[free] += (1 - fine_S.sum()) / len(free)
+    plane_FF = sum_zero(len(free))
+    for _ in range(POLISHING if len(free) > 1 else 0):
+        slope_F = plane_FF.T @ total.slope(fine_S)[free]
+        curve_FF = plane_FF.T @ total.curvature(fine_S)[np.ix_(free, free)] @ plane_FF
+        move_F = plane_FF @ np.linalg.lstsq(curve_FF, -slope_F, rcond=1e-11)[0]
+        fine_S[free] += move_F
+        if np.abs(move_F).max() < 1e-15:
+            break
+    inside = bool((fine_S >= 0).all() and (fine_S <= cap_S).all())
+    if inside and gap(total, fine_S, cap_S) <= gap(total, rough_S, cap_S):
+        return fine_S
+    return rough_S
+
+
+def gap(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> float:
+    """How much lower the minimum can be at most: slope . (r - lowest corner), as F is convex."""
+    slope_S = total.slope(weight_S)
+    corner_S, left = np.zeros(len(cap_S)), 1.0
+    for source in np.argsort(slope_S, kind="stable"):
+        corner_S[source] = min(cap_S[source], left)
+        left -= corner_S[source]
+    return max(float(slope_S @ (weight_S - corner_S)), 0.0)
