@@ -2,14 +2,26 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer
+from dograph.mixtures.file import (
+    Provenance,
+    as_mixture,
+    as_provenance,
+    read_mixture,
+    read_mixture_file,
+)
+from dograph.mixtures.preset import Preset
+from dograph.mixtures.published import find_preset
 from dograph.types import Mixture, Signals
+
+__all__ = ["Scheduled", "Static", "UniMax", "Uniform", "as_mixture", "read_mixture"]
+
+STAGE_KEYS = ("weights", "provenance")
 
 
 class Uniform(Mixer):
@@ -20,24 +32,47 @@ class Uniform(Mixer):
 
 
 class Static(Mixer):
-    """Weights given by hand, or by a mixture file. Sources left out are not drawn."""
+    """Weights given by hand, by a mixture file, or by the name of a published mixture.
 
-    def __init__(self, file: str | None = None, weights: Mapping[str, float] | None = None) -> None:
-        if (file is None) == (weights is None):
+    Sources left out are not drawn. `provenance` says where weights come from; a mixture file
+    brings its own.
+    """
+
+    def __init__(
+        self,
+        file: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        preset: str | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        if sum(given is not None for given in (file, weights, preset)) != 1:
             raise ConfigError(
-                "the static mixer needs mixer.file (a mixture file) or mixer.weights (source: "
-                f"weight), and not both; got file={file!r}, weights={weights!r}"
+                "the static mixer needs one of mixer.file (a mixture file), mixer.weights (source: "
+                "weight) and mixer.preset (a published mixture, see dograph export --list), and "
+                f"one alone; got file={file!r}, weights={weights!r}, preset={preset!r}"
             )
-        self.mixture = read_mixture(Path(file)) if file else as_mixture(weights, "mixer.weights")
+        if provenance is not None and weights is None:
+            raise ConfigError("mixer.provenance goes with mixer.weights; files and presets have it")
+        self.preset = find_preset(preset) if preset is not None else None
+        self.mixture: Mixture | None = None
+        self.provenance = self.preset.provenance if self.preset else None
+        if file is not None:
+            self.mixture, self.provenance = _stage(file, "mixer.file")
+        elif weights is not None:
+            self.mixture = as_mixture(weights, "mixer.weights")
+            self.provenance = as_provenance(provenance, "mixer.provenance")
 
     def plan(self, lab: Lab) -> Mixture:
+        if self.preset is not None:
+            return self.preset.fit(list(lab.tokens))[0]
+        assert self.mixture is not None
         return self.mixture
 
 
 class Scheduled(Mixer):
     """A mixture by step: each stage holds from its step until the next."""
 
-    def __init__(self, stages: Mapping[int | str, Mapping[str, float] | str]) -> None:
+    def __init__(self, stages: Mapping[int | str, Mapping[str, Any] | str]) -> None:
         if not isinstance(stages, Mapping):
             raise ConfigError(f"mixer.stages must be a mapping of step: mixture, got {stages!r}")
         self.stages: dict[int, Mixture] = {}
@@ -45,9 +80,7 @@ class Scheduled(Mixer):
             name = f"mixer.stages.{key}"
             if not str(key).isdecimal():
                 raise ConfigError(f"{name}: a stage is keyed by its first step, got {key!r}")
-            self.stages[int(key)] = (
-                read_mixture(Path(stage)) if isinstance(stage, str) else as_mixture(stage, name)
-            )
+            self.stages[int(key)], _ = _stage(stage, name)
         if 0 not in self.stages:
             raise ConfigError(
                 f"mixer.stages must say what to draw from step 0; it has steps {sorted(stages)}"
@@ -85,39 +118,77 @@ class UniMax(Mixer):
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A mixture that a configuration brings from elsewhere, and the setting that names it."""
+
+    where: str
+    weights: Mapping[str, float]
+    provenance: Provenance | None
+    preset: Preset | None = None
+
+
+def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
+    """Mixtures of a static or scheduled mixer that were not written by hand for this run."""
+    found: list[Given] = []
+    if isinstance(name := options.get("preset"), str):
+        preset = find_preset(name)
+        found.append(Given(f"mixer.preset={name}", {}, preset.provenance, preset))
+    whole = {key: options[key] for key in STAGE_KEYS if key in options}
+    stages = options.get("stages")
+    stages = stages if isinstance(stages, Mapping) else {}
+    for where, given in (
+        ("mixer.file", options.get("file")),
+        ("mixer", whole),
+        *((f"mixer.stages.{step}", stage) for step, stage in stages.items()),
+    ):
+        if isinstance(given, str):
+            file = read_mixture_file(Path(given))
+            found.append(Given(f"{where}={given}", file.weights, file.provenance))
+        elif isinstance(given, Mapping) and given.get("provenance") is not None:
+            mixture, provenance = _stage(given, where)
+            found.append(Given(where, mixture.weights, provenance))
+    return found
+
+
 def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a static or scheduled mixer with the mixture files they name read in."""
+    """Options of a static or scheduled mixer with the mixture files they name read in.
+
+    A preset stays a name: what it stands for is part of this package and never changes.
+    """
     settled = dict(options)
-    if isinstance(file := options.get("file"), str):
-        settled = {"weights": dict(read_mixture(Path(file)).weights)}
+    rivals = {"weights", "preset", "provenance"} & set(options)  # the mixer will refuse the two
+    if isinstance(file := settled.get("file"), str) and not rivals:
+        del settled["file"]
+        settled |= _read_in(Path(file))
     if isinstance(stages := options.get("stages"), Mapping):
         settled["stages"] = {
-            step: dict(read_mixture(Path(stage)).weights) if isinstance(stage, str) else stage
+            step: _read_in_stage(stage) if isinstance(stage, str) else stage
             for step, stage in stages.items()
         }
     return settled
 
 
-def as_mixture(weights: Any, where: str) -> Mixture:
-    """A mixture from YAML; weights are divided by their sum."""
-    if not isinstance(weights, Mapping) or not weights:
-        raise ConfigError(f"{where} must be a mapping of source: weight, got {weights!r}")
-    try:
-        return Mixture.normalised({str(name): float(value) for name, value in weights.items()})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where} must hold numbers >= 0: {error}") from error
+def _read_in(path: Path) -> dict[str, Any]:
+    file = read_mixture_file(path)
+    read: dict[str, Any] = {"weights": dict(file.weights)}
+    return read | {"provenance": file.provenance.record()} if file.provenance else read
 
 
-def read_mixture(path: Path) -> Mixture:
-    """A mixture file: YAML with `weights: {source: weight}`; other keys tell where it is from."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the mixture file {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, Mapping) or "weights" not in content:
-        raise ConfigError(
-            f"{path} has no `weights`; a mixture file looks like:\nweights:\n  C4: 0.7\n  Book: 0.3"
-        )
-    return as_mixture(content["weights"], f"{path}: weights")
+def _read_in_stage(path: str) -> dict[str, Any]:
+    read = _read_in(Path(path))
+    weights: dict[str, Any] = read["weights"]
+    return read if "provenance" in read else weights
+
+
+def _stage(stage: Any, where: str) -> tuple[Mixture, Provenance | None]:
+    """A stage: a mixture file, weights, or `weights` and `provenance` as `inlined` leaves them."""
+    if isinstance(stage, str):
+        file = read_mixture_file(Path(stage))
+        return file.mixture, file.provenance
+    if isinstance(stage, Mapping) and isinstance(stage.get("weights"), Mapping):
+        if others := sorted(set(stage) - set(STAGE_KEYS)):
+            raise ConfigError(f"{where} may have weights and provenance, and not {others}")
+        provenance = as_provenance(stage.get("provenance"), f"{where}.provenance")
+        return as_mixture(stage["weights"], f"{where}.weights"), provenance
+    return as_mixture(stage, where), None

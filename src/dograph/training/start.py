@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+from dograph.corpus.corpus import Corpus
 from dograph.errors import RunError
-from dograph.mixers.fixed import inlined
+from dograph.mixers.fixed import given_mixtures, inlined
+from dograph.mixtures.file import RunFacts, mismatches
 from dograph.training.config import MixerConfig, RunConfig
 from dograph.training.environment import describe_environment
 from dograph.training.run_dir import RunDirectory
 from dograph.training.trainer import Trainer
 from dograph.training.world import World
+
+OF_MIXTURES = ("static", "scheduled")  # mixers whose options name mixtures
 
 
 def start_run(config: RunConfig, world: World) -> Trainer:
@@ -33,7 +37,9 @@ def settled(config: RunConfig) -> RunConfig:
 
     Mixture files become weights, and paths that exist become absolute.
     """
-    mixer = MixerConfig(name=config.mixer.name, **inlined(config.mixer.options))
+    mixer = config.mixer
+    if mixer.name in OF_MIXTURES:
+        mixer = MixerConfig(name=mixer.name, **inlined(mixer.options))
     model, path = config.model, config.model.path
     if path is not None and Path(path).exists():
         model = model.model_copy(update={"path": str(Path(path).resolve())})
@@ -48,3 +54,31 @@ def resume_run(config: RunConfig, world: World) -> Trainer:
     trainer = Trainer(config, run, world)
     trainer.resume()
     return trainer
+
+
+def mixture_warnings(config: RunConfig, corpus: Corpus) -> list[str]:
+    """What speaks against the mixtures that a run brings from elsewhere, one line each."""
+    if config.mixer.name not in OF_MIXTURES:
+        return []
+    facts = facts_of(config, corpus)
+    warnings: list[str] = []
+    for given in given_mixtures(config.mixer.options):
+        notes = given.preset.fit(corpus.sources)[1] if given.preset else []
+        weights = None if given.preset else given.weights
+        notes = mismatches(given.provenance, facts, weights) + notes
+        warnings += [f"{given.where}: {note}" for note in notes]
+    return warnings
+
+
+def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
+    """What a mixture's provenance is compared with."""
+    tokenizer = corpus.manifest.tokenizer
+    return RunFacts(
+        sources=corpus.sources,
+        corpus=corpus.digest,
+        tokenizer=tokenizer.sha256,
+        tokenizer_name=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        seq_len=config.data.seq_len,
+        tokens=config.train.steps * config.train.batch_size * config.data.seq_len,
+    )

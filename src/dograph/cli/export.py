@@ -1,0 +1,164 @@
+"""dograph export: a mixture as the configuration text of another trainer."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dograph.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from dograph.mixtures.file import MixtureFile
+
+
+def export(
+    mixture: Annotated[
+        str | None,
+        typer.Argument(
+            help="a mixture file, a preset's name, or a run (its last mixture)",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
+        ),
+    ] = "yaml",
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH", help="where a source lies; hf:NAME for a dataset of the hub"
+        ),
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TOKENS", help="tokens of a source (axolotl needs them)"),
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="a prepared corpus: its names for a preset's sources, and its sizes"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="a file to write to; without: stdout")] = None,
+    show_presets: Annotated[
+        bool, typer.Option("--list", help="show the published mixtures and stop")
+    ] = False,
+) -> None:
+    """Write a mixture as the configuration text of another trainer.
+
+    \b
+    dograph export mixture.yaml --to nanotron --place C4=/data/c4
+    dograph export runs/demo --to hf            the mixture a run ended with
+    dograph export regmix-pile --to megatron --out blend.sh
+    dograph export mixture.yaml --to axolotl --corpus data/spj
+    dograph export --list                       published mixtures
+
+    What each trainer's weights count is said in the text itself and in docs/mixtures.md.
+    """  # noqa: D301
+    from dograph.mixtures.exports.registry import FORMATS, export_mixture
+
+    if show_presets:
+        print_presets()
+        return
+    if to == "list":
+        print("\n".join(FORMATS))
+        return
+    if mixture is None:
+        raise ConfigError("name a mixture file, a preset or a run; presets: dograph export --list")
+    file, sizes = find_mixture(mixture, corpus)
+    sizes |= {name: _tokens(name, given) for name, given in _pairs(size, "--size").items()}
+    _write(export_mixture(to, file.weights, _pairs(place, "--place"), sizes), out)
+
+
+def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[str, int]]:
+    """What `name` stands for, under the names of `corpus` where one is given, and its sizes."""
+    from dograph.mixtures.file import MixtureFile, read_mixture_file
+    from dograph.mixtures.published import PRESETS
+
+    sizes: dict[str, int] = {}
+    if corpus is not None:
+        from dograph.corpus.corpus import Corpus
+
+        sizes = Corpus(corpus).tokens_by_source()
+    path = Path(name)
+    if path.is_dir():
+        return MixtureFile(weights=_last_weights(path)), sizes
+    if path.exists():
+        return read_mixture_file(path), sizes
+    if name not in PRESETS:
+        raise ConfigError(
+            f"{name} is no file, no run and no preset; presets: {did_you_mean(name, PRESETS)}"
+        )
+    if not sizes:
+        return PRESETS[name].file, sizes
+    fitted, notes = PRESETS[name].fit(list(sizes))
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
+    return MixtureFile(weights=dict(fitted.weights)), sizes
+
+
+def _write(text: str, out: Path | None) -> None:
+    from dograph.files import write_text
+
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        write_text(out, text)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
+
+
+def print_presets() -> None:
+    from dograph.mixtures.published import PRESETS
+
+    for preset in PRESETS.values():
+        made = preset.provenance
+        print(f"{preset.name}\n  {made.made_by}\n  {made.published}")
+        if made.tokenizer_name is not None:
+            print(f"  tokenizer {made.tokenizer_name}")
+        if made.note is not None:
+            print(f"  {made.note}")
+        for name, weight in preset.file.weights.items():
+            print(f"    {weight:.4f}  {name}")
+
+
+def _last_weights(run: Path) -> dict[str, float]:
+    """The mixture over sources in force at the end of a run."""
+    from dograph.corpus.corpus import Corpus
+    from dograph.corpus.weight_log import WeightLog
+    from dograph.training.run_dir import RunDirectory
+
+    directory = RunDirectory.open(run)
+    if not directory.weights_file.is_file():
+        raise ConfigError(f"{run} has no {directory.weights_file.name} yet; train it first")
+    corpus = Corpus(directory.config().data.corpus)
+    strata = {stratum.entry.stratum: stratum.entry.source for stratum in corpus.train}
+    last = WeightLog.load(directory.weights_file, list(strata)).entries[-1]
+    totals = dict.fromkeys(corpus.sources, 0.0)
+    for source, weight in zip(strata.values(), last.weight_S.tolist(), strict=True):
+        totals[source] += weight
+    return totals
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for pair in given or []:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f'{option} takes NAME=VALUE, got "{pair}"')
+        if name in pairs:
+            raise ConfigError(f'{option} names "{name}" twice')
+        pairs[name] = value
+    return pairs
+
+
+def _tokens(name: str, given: str) -> int:
+    try:
+        tokens = int(float(given))
+    except (ValueError, OverflowError):
+        tokens = 0
+    if tokens <= 0:
+        raise ConfigError(f'--size {name} takes a number of tokens > 0, got "{given}"')
+    return tokens

@@ -1,0 +1,256 @@
+"""Mixture files: weights by source name, where they come from, what was found on the way.
+
+    weights:            # share of training tokens by source
+      C4: 0.7
+      Book: 0.3
+    provenance:         # optional: how they were made, and for what
+      method: regmix
+      ...
+    findings: {...}     # optional: the method's diagnostics
+
+Weights found with one tokenizer, sample length or corpus need not suit another, so a file says
+what it was made with and `mismatches` compares that with the run that uses it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from dograph.errors import ConfigError, did_you_mean
+from dograph.files import write_text
+from dograph.types import Mixture
+
+BUDGET_FACTOR = 4.0  # a plan made for a budget this many times smaller or larger is warned about
+EXAMPLE = "weights:\n  C4: 0.7\n  Book: 0.3"
+
+
+class Provenance(BaseModel):
+    """How a mixture was made. Keys of a later version are kept, and named by `mismatches`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    method: str
+    made_by: str  # the program and its version, or the authors
+    corpus: str | None = None  # digest of the training text
+    tokenizer: str | None = None  # sha256 of tokenizer.json
+    tokenizer_name: str | None = None
+    vocab_size: int | None = None
+    seq_len: int | None = None
+    proxy: dict[str, Any] | None = None  # model, parameters, steps, batch_size, tokens, number
+    target_tokens: int | None = None  # training tokens of the run that it was planned for
+    seeds: list[int] = []
+    settings: dict[str, Any] = {}
+    command: str | None = None
+    published: str | None = None  # where it was made public
+    licence: str | None = None
+    note: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """What is known, as plain JSON and YAML values."""
+        known = {k: v for k, v in self.model_dump().items() if v not in (None, [], {})}
+        plain: dict[str, Any] = _plain(known, "provenance")
+        return plain
+
+
+class MixtureFile(BaseModel):
+    """The content of a mixture file. Weights sum to 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights: dict[str, float]
+    provenance: Provenance | None = None
+    findings: dict[str, Any] = {}
+
+    @field_validator("weights")
+    @classmethod
+    def _is_a_mixture(cls, weights: dict[str, float]) -> dict[str, float]:
+        return dict(Mixture({name: float(weight) for name, weight in weights.items()}).weights)
+
+    @property
+    def mixture(self) -> Mixture:
+        return Mixture(self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What of a run and its corpus decides whether a mixture was made for it."""
+
+    sources: Sequence[str]
+    corpus: str  # digest of the training text
+    tokenizer: str | None  # sha256 of tokenizer.json
+    tokenizer_name: str
+    vocab_size: int
+    seq_len: int
+    tokens: int  # training tokens of the whole run
+
+
+def write_mixture(path: Path, file: MixtureFile) -> None:
+    """Write a mixture file: weights first, then provenance, then findings."""
+    content: dict[str, Any] = {"weights": _plain(file.weights, "weights")}
+    if file.provenance is not None:
+        content["provenance"] = file.provenance.record()
+    if file.findings:
+        content["findings"] = _plain(file.findings, "findings")
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise ConfigError(f"the mixture file {path} cannot be written: {error}") from error
+
+
+def read_mixture_file(path: Path) -> MixtureFile:
+    """Read a mixture file. Only `weights` must be there; they are divided by their sum."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the mixture file {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, Mapping) or "weights" not in content:
+        raise ConfigError(f"{path} has no `weights`; a mixture file looks like:\n{EXAMPLE}")
+    findings = content.get("findings") or {}
+    if not isinstance(findings, Mapping):
+        raise ConfigError(f"{path}: findings must be a mapping, got {findings!r}")
+    return MixtureFile(
+        weights=dict(as_mixture(content["weights"], f"{path}: weights").weights),
+        provenance=as_provenance(content.get("provenance"), f"{path}: provenance"),
+        findings=dict(findings),
+    )
+
+
+def read_mixture(path: Path) -> Mixture:
+    """The weights of a mixture file alone."""
+    return read_mixture_file(path).mixture
+
+
+def as_mixture(weights: Any, where: str) -> Mixture:
+    """A mixture from YAML; weights are divided by their sum."""
+    if not isinstance(weights, Mapping) or not weights:
+        raise ConfigError(f"{where} must be a mapping of source: weight, got {weights!r}")
+    if unquoted := [name for name in weights if isinstance(name, bool) or name is None]:
+        raise ConfigError(
+            f"{where}: YAML reads a bare yes, no, on, off or ~ as {unquoted[0]}; quote the name"
+        )
+    try:
+        return Mixture.normalised({str(name): float(value) for name, value in weights.items()})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} must hold numbers >= 0: {error}") from error
+
+
+def as_provenance(content: Any, where: str) -> Provenance | None:
+    """Provenance from YAML; None where there is none."""
+    if content is None or isinstance(content, Provenance):
+        return content
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} must be a mapping with at least a `method`, got {content!r}")
+    try:
+        return Provenance.model_validate({"made_by": "unknown", **content})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = ".".join(str(part) for part in wrong["loc"])
+        raise ConfigError(
+            f"{where}.{name}: {wrong['msg']}; mend it, or delete the whole provenance: only "
+            "`weights` must be there"
+        ) from error
+
+
+def mismatches(
+    provenance: Provenance | None,
+    facts: RunFacts,
+    weights: Mapping[str, float] | None = None,
+) -> list[str]:
+    """What speaks against using a mixture in this run, one line each. Nothing is refused."""
+    found: list[str] = []
+    if provenance is not None:
+        found += _unknown_keys(provenance)
+        found += _other_tokenizer(provenance, facts)
+        found += _other_run(provenance, facts)
+    if weights is None:
+        return found
+    named = {*weights, *(name.rpartition("/")[0] for name in weights)}  # strata name their source
+    if left_out := [name for name in facts.sources if name not in named]:
+        found.append(f"the mixture does not name {', '.join(left_out)}: not drawn in this run")
+    return found
+
+
+def _unknown_keys(provenance: Provenance) -> list[str]:
+    known = Provenance.model_fields
+    return [
+        f"provenance.{key} means nothing to this version of dograph and is left unread; the file "
+        f"was made by {provenance.made_by}; {did_you_mean(key, known)}"
+        for key in provenance.model_extra or {}
+    ]
+
+
+def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> list[str]:
+    """By content where both are known, else by vocabulary and name."""
+    here = f"{facts.tokenizer_name} ({facts.vocab_size} tokens)"
+    there = provenance.tokenizer_name or f"sha256 {str(provenance.tokenizer)[:12]}"
+    if provenance.vocab_size is not None:
+        there += f" ({provenance.vocab_size} tokens)"
+    if provenance.tokenizer is not None and facts.tokenizer is not None:
+        differ, certain = provenance.tokenizer != facts.tokenizer, True
+    else:
+        sizes = provenance.vocab_size not in (None, facts.vocab_size)
+        name = provenance.tokenizer_name
+        names = name is not None and _bare(name) != _bare(facts.tokenizer_name)
+        differ, certain = sizes or names, sizes
+    if not differ:
+        return []
+    return [
+        f"the mixture was made with {'' if certain else 'what may be '}another tokenizer: {there}, "
+        f"here {here}; weights do not transfer between tokenizers"
+    ]
+
+
+def _other_run(provenance: Provenance, facts: RunFacts) -> list[str]:
+    found = []
+    if provenance.seq_len not in (None, facts.seq_len):
+        found.append(
+            f"the mixture was made with samples of {provenance.seq_len} tokens, here "
+            f"data.seq_len={facts.seq_len}; losses by source shift with the length"
+        )
+    if provenance.corpus not in (None, facts.corpus):
+        found.append(
+            f"note: the mixture was made on another corpus or another preparation of this one "
+            f"(digest {str(provenance.corpus)[:12]}, here {facts.corpus[:12]})"
+        )
+    planned = provenance.target_tokens
+    if planned and facts.tokens:
+        factor = max(planned / facts.tokens, facts.tokens / planned)
+        if factor > BUDGET_FACTOR:
+            found.append(
+                f"the mixture was planned for {planned:.3g} training tokens, this run has "
+                f"{facts.tokens:.3g}; the best weights change with the budget and with repeats"
+            )
+    return found
+
+
+def _bare(name: str) -> str:
+    """The last part of a path or Hugging Face name, letters and digits only: gpt2, GPT-2."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    return "".join(c for c in last if c.isalnum())
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Values that YAML and JSON can hold; NumPy's numbers and arrays become Python's."""
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist(), where)
+    if isinstance(value, np.generic):
+        return _plain(value.item(), where)
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, int) else str(key): _plain(part, f"{where}.{key}")
+            for key, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(part, where) for part in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ConfigError(f"{where} holds {value!r}, which a mixture file cannot; give plain values")
