@@ -103,7 +103,8 @@ def _weights(objective: Objective, domains: Domains) -> Tensor:
 
 def permuted(signals: Signals, order_B: Tensor) -> Signals:
     """The same samples in another order."""
-    fields = ("loss_B", "reference_loss_B", "source_B", "stratum_B", "sketch_BK", "block_norm_B")
+    losses = ("loss_B", "reference_loss_B", "excess_loss_B")
+    fields = (*losses, "source_B", "stratum_B", "sketch_BK", "block_norm_B")
     moved = {name: getattr(signals, name) for name in fields}
     return replace(signals, **{k: v[order_B] for k, v in moved.items() if v is not None})
 
@@ -115,11 +116,17 @@ def random_signals(mixer: Mixer, size: int, num_sources: int) -> Signals:
     def fill(name: str, value: Tensor) -> Tensor | None:
         return value if name in mixer.needs else None
 
+    loss_B = torch.rand(size, generator=generator) + 2
+    reference_B = torch.rand(size, generator=generator) + 2
     return Signals(
         step=0,
         num_samples=size,
-        loss_B=fill("loss", torch.rand(size, generator=generator) + 2),
-        reference_loss_B=fill("reference_loss", torch.rand(size, generator=generator) + 2),
+        loss_B=fill("loss", loss_B),
+        reference_loss_B=fill("reference_loss", reference_B),
+        # tokens differ from their mean, so clipped one by one they exceed by more
+        excess_loss_B=fill("reference_loss", (loss_B - reference_B).clamp_min(0) + 0.1),
         source_B=fill("source", torch.randint(num_sources, (size,), generator=generator)),
         sketch_BK=fill("sketch", torch.randn(size, 32, generator=generator)),
+        lr=1e-3,
+        vocab_size=100,
     )

@@ -88,8 +88,11 @@ class Signals:
     device: "torch.device | None" = None  # where weights are wanted; None: the CPU
     loss_B: "Tensor | None" = None  # mean NLL in nats over each sample's own predicted tokens
     reference_loss_B: "Tensor | None" = None  # the same under a reference model
+    excess_loss_B: "Tensor | None" = None  # mean over tokens of max(loss - reference loss, 0)
     source_B: "Tensor | None" = None  # index into the corpus' sources
     stratum_B: "Tensor | None" = None  # index into the corpus' training strata
     sketch_BK: "Tensor | None" = None  # projected per-sample gradients
     block_norm_B: "Tensor | None" = None  # norm of the sketch's part from the blocks' matrices
     projection: int = 0  # the step from which the projection of the sketches has held
+    lr: float | None = None  # learning rate of this step's update
+    vocab_size: int | None = None  # of the model: a blind guess at a token costs its logarithm

@@ -62,6 +62,10 @@ class Lab(Protocol):
     def steps(self) -> int:
         """Steps that the run will make."""
 
+    @property
+    def parameters(self) -> int:
+        """Parameters of the run's model, embeddings apart."""
+
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """Make these runs, in parallel where that can be, and return what each came to."""
 

@@ -9,8 +9,16 @@ from typing import Any
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import SIGNALS, Mixer
+from dograph.mixers.doge import DoGE
+from dograph.mixers.doge_proxy import DoGEProxy
 from dograph.mixers.dograph import DoGraph
+from dograph.mixers.doremi import DoReMi
+from dograph.mixers.doremi_proxy import DoReMiProxy
+from dograph.mixers.dynamic_loss import DynamicLoss
 from dograph.mixers.fixed import Scheduled, Static, Uniform, UniMax
+from dograph.mixers.group_dro import GroupDRO
+from dograph.mixers.mixing_law import MixingLaw
+from dograph.mixers.regmix import RegMix
 
 MIXERS: dict[str, type[Mixer]] = {
     "dograph": DoGraph,
@@ -19,6 +27,14 @@ MIXERS: dict[str, type[Mixer]] = {
     "static": Static,
     "scheduled": Scheduled,
     "unimax": UniMax,
+    "dynamic-loss": DynamicLoss,
+    "group-dro": GroupDRO,
+    "doremi": DoReMi,
+    "doremi-proxy": DoReMiProxy,
+    "doge": DoGE,
+    "doge-proxy": DoGEProxy,
+    "regmix": RegMix,
+    "mixing-law": MixingLaw,
 }
 
 

@@ -56,15 +56,16 @@ class PerSampleLoss(nn.Module):
         head = model.get_output_embeddings() if self.has_plain_head else nn.Identity()
         self.head = HeadLoss(head, vocab_size)
 
-    def forward(self, token_BT: Tensor) -> Tensor:
+    def forward(self, token_BT: Tensor, per_token: bool = False) -> Tensor:
+        """loss_B; or, `per_token`, the NLL of each prediction: nll_BT, 0 at the last token."""
         # The targets are shifted, not the logits: slicing those would copy the largest tensor.
         target_BT = F.pad(token_BT[:, 1:], (0, 1), value=IGNORED)
         if self.has_plain_head:
             last_BT = self.model.base_model(input_ids=token_BT, use_cache=False).last_hidden_state
         else:
             last_BT = self.model(input_ids=token_BT, use_cache=False).logits
-        loss_B: Tensor = self.head(last_BT, target_BT)
-        return loss_B
+        loss: Tensor = self.head(last_BT, target_BT, per_token=per_token)
+        return loss
 
     def require_plain_head(self) -> None:
         """Refuse a model whose loss is not a cross entropy of its output layer alone."""
@@ -88,7 +89,7 @@ class HeadLoss(nn.Module):
     def layer(self) -> nn.Module:
         return self._layer[0]
 
-    def forward(self, hidden_BTD: Tensor, target_BT: Tensor) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, target_BT: Tensor, per_token: bool = False) -> Tensor:
         logits_BTV = self._layer[0](hidden_BTD)
         ours = logits_BTV.dtype != torch.float32  # then .float() makes a copy, free to write to
         logits_BTV = logits_BTV.float()
@@ -99,7 +100,13 @@ class HeadLoss(nn.Module):
         nll_N = F.cross_entropy(
             logits_BTV.flatten(0, 1), target_BT.flatten(), reduction="none", ignore_index=IGNORED
         )
-        return nll_N.view_as(target_BT).sum(dim=1) / (target_BT.shape[1] - 1)
+        nll_BT = nll_N.view_as(target_BT)
+        return nll_BT if per_token else mean_over_predictions(nll_BT)
+
+
+def mean_over_predictions(nll_BT: Tensor) -> Tensor:
+    """Of values by token, of which the last of a sample has nothing to predict and is 0."""
+    return nll_BT.sum(dim=1) / (nll_BT.shape[1] - 1)
 
 
 def _has_plain_head(model: Any) -> bool:

@@ -1,8 +1,9 @@
-"""What a step can see of its samples: losses, and sketches in every mode.
+"""What a step can see of its samples: losses, those of a reference, and sketches in every mode.
 
 The mixer's `needs` say what to look at; nothing else is computed.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,20 +13,22 @@ from torch import Tensor, nn
 
 from dograph.domains.stream import FIT_BATCHES
 from dograph.errors import ConfigError
-from dograph.mixers.base import Mixer
+from dograph.mixers.base import SIGNALS, Mixer
+from dograph.mixers.doge_proxy import DoGEProxy
 from dograph.mixers.dograph import DoGraph
-from dograph.models.loss import PerSampleLoss
+from dograph.models.loss import PerSampleLoss, mean_over_predictions
 from dograph.rng import key64
 from dograph.sketch.pending import Pending, RetainedGraph
 from dograph.sketch.ranks import average_gradients
 from dograph.sketch.recording import unwrapped
 from dograph.sketch.sketcher import Sketcher
 from dograph.training.config import RunConfig
+from dograph.training.optim import learning_rate
+from dograph.training.reference import Comparison, Reference, open_reference
 from dograph.training.stopwatch import Stopwatch
 from dograph.training.world import World
 from dograph.types import Batch, Signals
 
-COMPUTED = frozenset({"loss", "source", "sketch"})
 Way = Literal["blind", "keep", "two_sweeps", "lagged"]
 
 
@@ -37,6 +40,7 @@ class Piece:
     sketch_bK: Tensor | None
     block_norm_b: Tensor | None
     pending: Pending | None
+    comparison: Comparison | None = None
 
     def backward(self, weight_b: Tensor) -> None:
         """Add this micro-batch's share of the weighted gradient to `.grad`."""
@@ -56,11 +60,17 @@ class Eyes:
     ) -> None:
         self.config, self.world, self.model, self.mixer = config, world, model, mixer
         self.watch = watch
-        if missing := mixer.needs - COMPUTED:
+        if missing := mixer.needs - SIGNALS:
             raise ConfigError(
                 f"the mixer needs {sorted(missing)}, which this step does not compute; "
-                f"it computes {sorted(COMPUTED)}"
+                f"it computes {sorted(SIGNALS)}"
             )
+        loss = unwrapped(model)
+        assert isinstance(loss, PerSampleLoss)
+        self.loss = loss
+        self.reference: Reference | None = None
+        if "reference_loss" in mixer.needs:
+            self.reference = open_reference(config, mixer, loss.vocab_size, world.device)
         self.sketches = "sketch" in mixer.needs
         self.sketcher: Sketcher | None = None
         if self.sketches:
@@ -70,10 +80,8 @@ class Eyes:
         config, how = self.config, self.config.sketch
         self._require_known_domains()
         refresh = self._refresh()
-        loss = unwrapped(self.model)
-        assert isinstance(loss, PerSampleLoss)
         if how.mode == "head":
-            loss.require_plain_head()
+            self.loss.require_plain_head()
         self.sketcher = Sketcher(
             self.model,
             mode=how.mode,
@@ -83,12 +91,18 @@ class Eyes:
             refresh=refresh,
             exclude=tuple(how.exclude),
             top_blocks=how.top_blocks,
-            head=loss.head,
+            head=self.loss.head,
         )
 
     def _refresh(self) -> int | Literal["never", "step"]:
         """When projections are redrawn: as asked for, or as the mixer's domains need it."""
         asked = self.config.sketch.refresh
+        if isinstance(self.mixer, DoGEProxy) and asked not in (None, "never"):
+            raise ConfigError(
+                f"sketch.refresh={asked} with mixer.name={self.config.mixer.name}: a source that "
+                "is absent from a batch keeps its last sketch, so all must be under one "
+                "projection; set sketch.refresh=never"
+            )
         if not isinstance(self.mixer, DoGraph):
             return "never" if asked is None else asked
         options = self.mixer.options
@@ -127,7 +141,7 @@ class Eyes:
 
     def way(self, num_samples: int) -> Way:
         """How weights and gradients come together; every rank must answer alike."""
-        if not self.mixer.needs & {"loss", "sketch"}:
+        if not self.mixer.needs & {"loss", "reference_loss", "sketch"}:
             return "blind"
         most = -(-num_samples // self.world.size)
         if most <= (self.config.train.micro_batch_size or most):
@@ -138,28 +152,44 @@ class Eyes:
         """Look at a micro-batch; `taps` hold as long as its gradient may be asked for."""
         if not self.sketches:
             with torch.set_grad_enabled(keep):
-                loss_b = self.losses(token_bT, step, micro)
+                loss_b, comparison = self._seen_losses(token_bT, step, micro)
             self.watch.lap("forward")
-            piece = Piece(loss_b, None, None, RetainedGraph(loss_b))
+            piece = Piece(loss_b, None, None, RetainedGraph(loss_b), comparison)
         else:
             assert self.sketcher is not None
             if not keep:
                 taps.enter_context(self.accumulating(last=False))
             with self._autocast():  # what is kept of every layer is of the precision it ran in
                 taps.enter_context(self.sketcher.record(token_bT, step))
-            loss_b = self.losses(token_bT, step, micro)
+            loss_b, comparison = self._seen_losses(token_bT, step, micro)
             self.watch.lap("forward")
             sketch = self.sketcher.sketch(loss_b, keep=keep)
             self.watch.lap("sketch")  # the backward to the layers' outputs, with the sketches
-            piece = Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending)
+            piece = Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending, comparison)
         return piece if keep else piece.without_gradient()
 
-    def losses(self, token_bT: Tensor, step: int, micro: int) -> Tensor:
-        """Loss of each sample of a micro-batch. Dropout is a function of (seed, step, place)."""
+    def _seen_losses(
+        self, token_bT: Tensor, step: int, micro: int
+    ) -> tuple[Tensor, Comparison | None]:
+        """Losses of a micro-batch, and how they compare with the reference's if there is one."""
+        if self.reference is None:
+            return self.losses(token_bT, step, micro), None
+        nll_bT = self.losses(token_bT, step, micro, per_token=True)
+        with self._autocast():
+            comparison = self.reference.compare(token_bT, nll_bT)
+        return mean_over_predictions(nll_bT), comparison
+
+    def losses(self, token_bT: Tensor, step: int, micro: int, *, per_token: bool = False) -> Tensor:
+        """Loss of each sample of a micro-batch, or of each of its tokens.
+
+        Dropout is a function of (seed, step, place).
+        """
         torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
         with self._autocast():
-            loss_b: Tensor = self.model(token_bT)
-        return loss_b
+            loss: Tensor = (
+                self.model(token_bT, per_token=True) if per_token else self.model(token_bT)
+            )
+        return loss
 
     def _autocast(self) -> AbstractContextManager[object]:
         half = self.config.train.dtype == "bfloat16"
@@ -170,22 +200,29 @@ class Eyes:
         num, needs, device = len(batch.source_B), self.mixer.needs, self.world.device
         stratum_B = torch.from_numpy(batch.ids.stratum_B)
         sees = bool(pieces) and self.sketches
+        beside = [piece.comparison for piece in pieces if piece.comparison is not None]
+        reference = [comparison.reference_loss_b for comparison in beside]
+        excess = [comparison.excess_loss_b for comparison in beside]
         return Signals(
             step=step,
             num_samples=num,
             device=device,
             loss_B=self.gathered_losses(pieces, num) if "loss" in needs else None,
+            reference_loss_B=self._gathered(reference, num) if beside else None,
+            excess_loss_B=self._gathered(excess, num) if beside else None,
             source_B=batch.source_B.to(device, non_blocking=True) if "source" in needs else None,
             stratum_B=stratum_B.to(device, non_blocking=True) if self.sketches else None,
             sketch_BK=self._gathered([p.sketch_bK for p in pieces], num) if sees else None,
             block_norm_B=self._gathered([p.block_norm_b for p in pieces], num) if sees else None,
             projection=self.sketcher.projection.epoch(step) if self.sketcher else 0,
+            lr=learning_rate(step, self.config.optim, self.config.train.steps),
+            vocab_size=self.loss.vocab_size,
         )
 
     def gathered_losses(self, pieces: list[Piece], num_samples: int) -> Tensor:
         return self._gathered([piece.loss_b for piece in pieces], num_samples)
 
-    def _gathered(self, parts: list[Tensor | None], num_samples: int) -> Tensor:
+    def _gathered(self, parts: Sequence[Tensor | None], num_samples: int) -> Tensor:
         known = [part.detach() for part in parts if part is not None]
         return self.world.gather(torch.cat(known), num_samples)
 

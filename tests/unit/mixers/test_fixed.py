@@ -31,6 +31,9 @@ LAB = Lab({"a": 700, "b": 200, "c": 100})
 OPTIONS = {
     "static": {"weights": {"a": 1.0, "b": 1.0}},
     "scheduled": {"stages": {0: {"a": 1.0}, 5: {"b": 1.0}}},
+    "group-dro": {"sources": ["a", "b", "c"]},
+    "doremi-proxy": {"sources": ["a", "b", "c"]},
+    "doge-proxy": {"sources": ["a", "b", "c"]},
 }
 
 
@@ -79,6 +82,67 @@ def test_mixture_files_are_read_into_the_options(tmp_path):
         inlined({"file": str(tmp_path)})
     with pytest.raises(ConfigError, match="must be a mapping of step"):
         Scheduled(stages=[1])
+
+
+def test_provenance_travels_with_the_weights(tmp_path):
+    file = tmp_path / "mixture.yaml"
+    file.write_text("weights: {a: 1, b: 3}\nprovenance: {method: doge, seq_len: 128}\n")
+    told = {"method": "doge", "made_by": "unknown", "seq_len": 128}
+    options = inlined({"file": str(file)})
+    assert options == {"weights": {"a": 0.25, "b": 0.75}, "provenance": told}
+    assert Static(**options).provenance == Static(file=str(file)).provenance
+    assert Static(**options).provenance.seq_len == 128
+    assert inlined(options) == options
+    stages = inlined({"stages": {0: str(file), 5: {"a": 1}}})["stages"]
+    assert stages == {0: options, 5: {"a": 1}}
+    assert Scheduled(stages).plan(LAB).weights == {"a": 0.25, "b": 0.75}
+    assert Scheduled({0: {"weights": 1, "a": 3}}).plan(LAB).weights["weights"] == 0.25  # a source
+    with pytest.raises(ConfigError, match=r"mixer\.stages\.0 may have weights and provenance"):
+        Scheduled({0: {"weights": {"a": 1}, "source": "x"}})
+
+
+def test_static_by_the_name_of_a_published_mixture():
+    names = ["wiki", "cc", "c4", "books", "ArXiv", "RedPajamaGithub", "stack_exchange", "own"]
+    mixer = Static(preset="doge-slimpajama")
+    weights = mixer.plan(Lab(dict.fromkeys(names, 10))).weights
+    assert weights == pytest.approx(
+        {
+            "wiki": 0.148,
+            "cc": 0.214,
+            "c4": 0.269,
+            "books": 0.045,
+            "ArXiv": 0.088,
+            "RedPajamaGithub": 0.070,
+            "stack_exchange": 0.166,
+        }
+    )
+    assert mixer.provenance.method == "doge"
+    with pytest.raises(ConfigError, match="does not fit this corpus"):
+        mixer.plan(LAB)
+    with pytest.raises(ConfigError, match='did you mean "regmix-pile"'):
+        Static(preset="regmix-pil")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"file": "m.yaml", "weights": {"a": 1}},
+        {"file": "m.yaml", "preset": "regmix-pile"},
+        {"weights": {"a": 1}, "preset": "regmix-pile"},
+    ],
+)
+def test_static_takes_one_origin_and_inlining_does_not_choose(options):
+    with pytest.raises(ConfigError, match="and one alone"):
+        Static(**options)
+    assert inlined(options) == options
+
+
+def test_provenance_is_for_weights():
+    with pytest.raises(ConfigError, match=r"goes with mixer\.weights"):
+        Static(preset="regmix-pile", provenance={"method": "x"})
+    with pytest.raises(ConfigError, match=r"mixer\.provenance\.method"):
+        Static(weights={"a": 1}, provenance={"made_by": "x"})
 
 
 def test_scheduled_changes_at_its_steps():

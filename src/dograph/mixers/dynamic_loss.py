@@ -1,0 +1,121 @@
+"""Dynamic loss-based reweighting of samples (Sow et al., ICLR 2025).
+
+Shapes: B samples of the world batch.
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dograph.domains.sharing import all_finite
+from dograph.errors import ConfigError
+from dograph.mixers.base import Lab, Mixer, Report
+from dograph.mixers.option_checks import require_number, require_one_of
+from dograph.mixers.sampling import SAMPLINGS, sampling_mixture
+from dograph.types import Mixture, Signals
+
+STRATEGIES = ("linupper", "quadratic", "extremes", "upper")
+WARMUP = 0.05  # of the run's steps: the authors' 1000 of 20,000
+SMALLEST_RANGE = 1e-6  # of the losses of a batch, as in the authors' code
+
+
+class DynamicLoss(Mixer):
+    """Weigh each sample by where its loss lies between the least and the greatest of the batch.
+
+        h_i = (2 l_i - (hi + lo)) / max(hi - lo, 1e-6)     in [-1, 1]
+        w   = softmax(f(h) / r)
+
+    linupper min(h + 1, 1); quadratic 1 - h^2; extremes |h|; upper (h + 1) / 2. Least and greatest
+    are of the world batch: every rank and every micro-batch. No gradient flows through w. Until
+    `warmup_steps` all samples count alike.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
+
+    def __init__(
+        self,
+        strategy: str = "linupper",
+        *,
+        r: float = 0.4,
+        warmup_steps: int | None = None,
+        clip_quantile: float | None = None,
+        sampling: str = "uniform",
+    ) -> None:
+        require_one_of("strategy", strategy, STRATEGIES)
+        require_number("r", r, above=0, most=math.inf)
+        require_one_of("sampling", sampling, SAMPLINGS)
+        if warmup_steps is not None:
+            require_number("warmup_steps", warmup_steps, least=0, most=math.inf)
+        if clip_quantile is not None:
+            require_number("clip_quantile", clip_quantile, above=0, most=0.5)
+        self.strategy, self.r, self.sampling = strategy, r, sampling
+        self.clip_quantile = clip_quantile
+        self.asked_warmup = warmup_steps
+        self.warmup_steps = warmup_steps or 0
+        self._report: Report = {}
+
+    def plan(self, lab: Lab) -> Mixture:
+        """Uniform over sources, as the authors draw, or by tokens; and how long the warm-up is."""
+        if self.asked_warmup is None:
+            self.warmup_steps = round(WARMUP * lab.steps)
+        return sampling_mixture(self.sampling, lab.tokens)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        if signals.loss_B is None:
+            raise ConfigError("dynamic-loss weighs by losses; fill Signals.loss_B")
+        loss_B = signals.loss_B.detach()
+        equal_B = torch.full_like(loss_B, 1 / signals.num_samples)
+        weight_B = loss_weights(loss_B, self.strategy, self.r, self.clip_quantile)
+        finite = all_finite(loss_B, weight_B)
+        if signals.step < self.warmup_steps:
+            weight_B = equal_B
+        weight_B = torch.where(finite, weight_B, equal_B)
+        self._report = {"weights/max_times_equal": signals.num_samples * weight_B.max()}
+        return weight_B
+
+    def report(self) -> Report:
+        return self._report
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"warmup_steps": self.warmup_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.warmup_steps = state["warmup_steps"]
+
+
+def loss_weights(
+    loss_B: Tensor, strategy: str, r: float, clip_quantile: float | None = None
+) -> Tensor:
+    """Weights of the samples of one batch.
+
+    With `clip_quantile` q, losses beyond the quantiles q and 1 - q count as those: one corrupt
+    sample would otherwise set the range and press all others to its lower end.
+    """
+    if clip_quantile is not None:
+        ascending_B = loss_B.sort().values
+        loss_B = torch.clamp(
+            loss_B,
+            _quantile(ascending_B, clip_quantile),
+            _quantile(ascending_B, 1 - clip_quantile),
+        )
+    lo, hi = loss_B.min(), loss_B.max()
+    h_B = (2 * loss_B - (hi + lo)) / (hi - lo).clamp_min(SMALLEST_RANGE)
+    if strategy == "linupper":
+        score_B = (h_B + 1).clamp_max(1)
+    elif strategy == "quadratic":
+        score_B = 1 - h_B.square()
+    elif strategy == "extremes":
+        score_B = h_B.abs()
+    else:
+        score_B = (h_B + 1) / 2
+    return torch.softmax(score_B / r, dim=0)
+
+
+def _quantile(ascending_B: Tensor, q: float) -> Tensor:
+    """Between the two nearest values, by how near each is; torch.quantile waits for the device."""
+    place = q * (len(ascending_B) - 1)
+    below = min(int(place), len(ascending_B) - 1)
+    above = min(below + 1, len(ascending_B) - 1)
+    return torch.lerp(ascending_B[below], ascending_B[above], place - below)

@@ -1,0 +1,121 @@
+"""Group DRO over sources, online (Sagawa et al., 2020).
+
+Shapes: B samples of the world batch, S sources.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dograph.domains.sharing import all_finite
+from dograph.errors import ConfigError
+from dograph.mixers.option_checks import require_number, require_one_of
+from dograph.mixers.source_weights import SourceMixer, means_by_source, share_out_sources
+from dograph.types import Signals
+
+
+class GroupDRO(SourceMixer):
+    """Raise the weight of sources with a high loss.
+
+    Online: q_g <- q_g exp(eta (l_g + C / sqrt(n_g))), normalised, with l_g the mean loss of the
+    source's samples in the world batch and n_g its training tokens. With `mode: cvar` (the
+    authors' "btl") the worst sources get all the weight instead: those with the highest moving
+    average of the loss (rate `gamma`), as many as make up a share `alpha` of the corpus.
+
+    A sample of source g weighs q_g / (its samples in the batch); weights are divided by their sum
+    over the sources present, so that they sum to 1. The authors' sum falls short of 1 where a
+    source is absent. `absent: skip` leaves q_g of such a source alone; `zero`, as in the authors'
+    code, takes its loss to be 0, so that it loses weight for not being drawn.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"loss", "source"})
+
+    def __init__(
+        self,
+        *,
+        mode: str = "online",
+        eta: float = 0.01,
+        adjustment: float = 0.0,
+        normalise: bool = False,
+        absent: str = "skip",
+        alpha: float = 0.2,
+        gamma: float = 0.1,
+        sampling: str = "uniform",
+        sources: Mapping[str, float] | Sequence[str] | None = None,
+    ) -> None:
+        require_one_of("mode", mode, ("online", "cvar"))
+        require_one_of("absent", absent, ("skip", "zero"))
+        require_number("eta", eta, least=0, most=math.inf)
+        require_number("adjustment", adjustment, least=0, most=math.inf)
+        require_number("alpha", alpha, above=0, most=1)
+        require_number("gamma", gamma, above=0, most=1)
+        self.mode, self.eta, self.adjustment = mode, eta, adjustment
+        self.normalise, self.absent, self.alpha, self.gamma = normalise, absent, alpha, gamma
+        super().__init__(sources, sampling)
+        self.recent_S: Tensor | None = None  # moving average of the losses
+        self.seen_S: Tensor | None = None  # 1.0 where that has begun
+
+    def weigh(self, signals: Signals) -> Tensor:
+        loss_B = self._require("loss_B", signals.loss_B)
+        own_BS = self._ready(signals)
+        loss_S, count_S = means_by_source(loss_B, own_BS), own_BS.sum(dim=0)
+        finite = all_finite(loss_B)
+        new = self._online if self.mode == "online" else self._greedy
+        self.learnt.update(new(loss_S, count_S, finite), finite)
+        each_S = self.learnt.weight_S / count_S.clamp_min(1)
+        self._report = self.learnt.report() | self.learnt.by_name("loss_nats", loss_S)
+        return share_out_sources(each_S, own_BS, finite, loss_B)
+
+    def _online(self, loss_S: Tensor, count_S: Tensor, _: Tensor) -> Tensor:
+        """One step of exponentiated gradient ascent on q."""
+        drawn_S = count_S > 0 if self.absent == "skip" else torch.ones_like(count_S).bool()
+        score_S = torch.where(drawn_S, loss_S + self._size_term(), 0.0)
+        if self.normalise:
+            score_S = score_S / score_S.sum().clamp_min(1e-12)
+        if self.absent == "zero":
+            return torch.softmax(self.learnt.weight_S.log() + self.eta * score_S, dim=0)
+        # Sources that were drawn share what they had between them: the others keep theirs.
+        raised_S = self.learnt.weight_S * (self.eta * (score_S - score_S.max())).exp()
+        held = torch.where(drawn_S, self.learnt.weight_S, 0.0).sum()
+        new = torch.where(drawn_S, raised_S, 0.0)
+        return torch.where(drawn_S, new * held / new.sum(), self.learnt.weight_S)
+
+    def _greedy(self, loss_S: Tensor, count_S: Tensor, finite: Tensor) -> Tensor:
+        """Fill up the share alpha from the worst source down; ties go to the lowest index."""
+        if self.recent_S is None or self.seen_S is None:
+            self.recent_S, self.seen_S = torch.zeros_like(loss_S), torch.zeros_like(loss_S)
+        recent_S, seen_S = self.recent_S.to(loss_S.device), self.seen_S.to(loss_S.device)
+        drawn_S = finite & (count_S > 0)
+        rate_S = torch.where(seen_S > 0, self.gamma, 1.0)
+        moved_S = recent_S + rate_S * (loss_S - recent_S)
+        self.recent_S = torch.where(drawn_S, moved_S, recent_S)
+        self.seen_S = torch.where(drawn_S, 1.0, seen_S)
+        score_S = self.recent_S + self._size_term()
+        share_S = self.learnt.share_S
+        index_S = torch.arange(len(score_S), device=score_S.device)
+        tied_SS = (score_S[:, None] == score_S) & (index_S[:, None] > index_S)
+        worse_SS = ((score_S[:, None] < score_S) | tied_SS).double()  # column before row
+        room_S = (self.alpha - worse_SS @ share_S).clamp_min(0)
+        return torch.minimum(share_S, room_S) / self.alpha
+
+    def _size_term(self) -> Tensor | float:
+        """C / sqrt(n_g): small sources are fitted sooner than they are learnt."""
+        if not self.adjustment:
+            return 0.0
+        if self.learnt.token_S is None:
+            raise ConfigError(
+                "mixer.adjustment needs the sources' sizes: plan first, or give "
+                "sources={name: training tokens}"
+            )
+        return self.adjustment / self.learnt.token_S.sqrt()
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"recent": self.recent_S, "seen": self.seen_S}
+        return super().state_dict() | {name: v for name, v in own.items() if v is not None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.recent_S, self.seen_S = state.get("recent"), state.get("seen")

@@ -1,0 +1,212 @@
+"""One weight a source, learnt step by step; with its average over the steps and its path.
+
+Shapes: B samples, S sources, N points of the path.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dograph.domains.sharing import all_finite
+from dograph.errors import ConfigError, did_you_mean
+from dograph.mixers.base import Lab, Mixer, Report
+from dograph.mixers.option_checks import require_one_of
+from dograph.mixers.sampling import SAMPLINGS, sampling_mixture
+from dograph.types import Mixture, Signals
+
+MOST_POINTS = 50  # of a path; it is thinned out as it grows
+RECENT = 0.1  # of the steps so far: `drift` is how far the average moved in them
+
+
+class SourceWeights:
+    """Weights of named sources, on the device, in float64: S numbers, averaged over many steps."""
+
+    def __init__(self, *, counts_first: bool = False) -> None:
+        """`counts_first`: the average begins with the weights before the first step."""
+        self.names: list[str] = []
+        self.token_S: Tensor | None = None  # training tokens, where they are known
+        self.counts_first = counts_first
+        self.count = 0  # weights in the average
+        self.every = 1  # points of the path are this many counts apart
+        self.path: list[tuple[Tensor, Tensor]] = []  # (weights, average) at every, 2 every, ...
+        self.weight_S = self.average_S = torch.zeros(0, dtype=torch.float64)
+
+    def open(self, sources: Mapping[str, float] | Sequence[str], learnt: Sequence[str]) -> None:
+        """Start from equal weights for the sources in `learnt`, and none for the others."""
+        self.names = list(sources)
+        if isinstance(sources, Mapping):
+            self.token_S = torch.tensor(list(sources.values()), dtype=torch.float64)
+        taken = [float(name in learnt) for name in self.names]
+        self.weight_S = torch.tensor(taken, dtype=torch.float64) / sum(taken)
+        self.average_S = torch.zeros_like(self.weight_S)
+        self.count, self.every, self.path = 0, 1, []
+        if self.counts_first:
+            self._count_in()
+
+    def to(self, device: torch.device | None) -> None:
+        if device is not None and self.weight_S.device != device:
+            self.weight_S, self.average_S = self.weight_S.to(device), self.average_S.to(device)
+            self.path = [(w.to(device), a.to(device)) for w, a in self.path]
+            self.token_S = None if self.token_S is None else self.token_S.to(device)
+
+    @property
+    def share_S(self) -> Tensor:
+        """Of the corpus' tokens; equal ones where nobody said how many there are."""
+        token_S = torch.ones_like(self.weight_S) if self.token_S is None else self.token_S
+        return token_S / token_S.sum()
+
+    def update(self, weight_S: Tensor, finite: Tensor) -> None:
+        """Take these weights, or keep the old ones where not all was `finite`."""
+        self.weight_S = torch.where(finite & all_finite(weight_S), weight_S, self.weight_S)
+        self._count_in()
+
+    def _count_in(self) -> None:
+        """avg_n = (avg_{n-1} (n - 1) + a) / n."""
+        self.count += 1
+        n = self.count
+        self.average_S = (self.average_S * (n - 1) + self.weight_S) / n
+        if n % self.every == 0:
+            self.path.append((self.weight_S, self.average_S))
+        if len(self.path) > MOST_POINTS:
+            self.path, self.every = self.path[1::2], 2 * self.every
+
+    def report(self) -> dict[str, float | Tensor]:
+        """Entropy of the average, how many equal weights would have it, and the average's drift."""
+        entropy = -torch.xlogy(self.average_S, self.average_S).sum()
+        report: dict[str, float | Tensor] = {
+            "weights/entropy_nats": entropy,
+            "weights/effective_sources": entropy.exp(),
+        }
+        if (before := point_before(self.count, self.every)) is not None:
+            report["weights/drift"] = (self.average_S - self.path[before][1]).abs().sum()
+        report |= self.by_name("now", self.weight_S)
+        return report | self.by_name("average", self.average_S)
+
+    def by_name(self, quantity: str, value_S: Tensor) -> dict[str, Tensor]:
+        """Metrics `weights/SOURCE/quantity`."""
+        values = value_S.unbind()
+        return {f"weights/{n}/{quantity}": v for n, v in zip(self.names, values, strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        points = self.path or [(self.weight_S[:0], self.average_S[:0])]
+        sizes = {} if self.token_S is None else {"tokens": self.token_S}
+        return {
+            **sizes,
+            "sources": self.names,
+            "count": self.count,
+            "counts_first": self.counts_first,
+            "every": self.every,
+            "weights": self.weight_S,
+            "average": self.average_S,
+            "path_weights": torch.stack([weight_S for weight_S, _ in points]),
+            "path_averages": torch.stack([average_S for _, average_S in points]),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.names, self.token_S = list(state["sources"]), state.get("tokens")
+        self.count, self.every = state["count"], state["every"]
+        self.weight_S, self.average_S = state["weights"], state["average"]
+        pairs = zip(state["path_weights"], state["path_averages"], strict=True)
+        self.path = [pair for pair in pairs if len(pair[0])]
+
+
+def point_before(count: int, every: int) -> int | None:
+    """Index of the newest point of a path from before the last tenth of `count`."""
+    index = int((1 - RECENT) * count) // every - 1
+    return index if index >= 0 else None
+
+
+class SourceMixer(Mixer):
+    """What mixers with one learnt weight a source have in common.
+
+    The sources come with the plan; in a loop of your own, where nobody plans, name them with
+    `sources`, in the order of their indices, or give {name: training tokens}.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, float] | Sequence[str] | None,
+        sampling: str,
+        *,
+        counts_first: bool = False,
+    ) -> None:
+        require_one_of("sampling", sampling, SAMPLINGS)
+        if sources is not None and (isinstance(sources, str) or not sources):
+            raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
+        self.sampling = sampling
+        self.learnt = SourceWeights(counts_first=counts_first)
+        self._report: Report = {}
+        if sources is not None:
+            self._open(sources)
+
+    def plan(self, lab: Lab) -> Mixture:
+        """Alike from every source, or by tokens: see `sampling`."""
+        if self.learnt.names and set(self.learnt.names) != set(lab.tokens):
+            raise ConfigError(
+                f"mixer.sources names {self.learnt.names}, the corpus has {list(lab.tokens)}; "
+                "leave it out"
+            )
+        self._open({name: float(n) for name, n in lab.tokens.items()})
+        return sampling_mixture(self.sampling, lab.tokens)
+
+    def _open(self, sources: Mapping[str, float] | Sequence[str]) -> None:
+        self.learnt.open(sources, self._taught(list(sources)))
+
+    def _taught(self, names: list[str]) -> list[str]:
+        """Sources that the model is trained on."""
+        return names
+
+    def _require(self, name: str, value: Tensor | None) -> Tensor:
+        if value is None:
+            kind = type(self).__name__
+            raise ConfigError(f"{kind} weighs by {name}, which these signals do not have")
+        return value.detach()
+
+    def _ready(self, signals: Signals) -> Tensor:
+        """Weights on the signals' device; returns which sample is of which source, (B, S)."""
+        source_B = self._require("source_B", signals.source_B)
+        if not self.learnt.names:
+            raise ConfigError(
+                f"{type(self).__name__} has one weight a source and does not know the sources: "
+                "plan first, or name them with the option sources=[...]"
+            )
+        self.learnt.to(source_B.device)
+        index_S = torch.arange(len(self.learnt.names), device=source_B.device)
+        return (source_B[:, None] == index_S).double()
+
+    def report(self) -> Report:
+        return self._report
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learnt.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learnt.load_state_dict(state)
+
+
+def means_by_source(value_B: Tensor, own_BS: Tensor) -> Tensor:
+    """Mean of each source's samples, 0 where it has none. A matmul: it repeats bit for bit."""
+    return own_BS.mT @ value_B.double() / own_BS.sum(dim=0).clamp_min(1)
+
+
+def share_out_sources(each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Tensor) -> Tensor:
+    """c_B proportional to what one sample of its source gets, in the precision of `like_B`.
+
+    Samples count alike where nothing is left to share out, or where not all was finite.
+    """
+    weight_B = own_BS @ each_S
+    total = weight_B.sum()
+    usable = finite & (total > 0) & all_finite(weight_B)
+    weight_B = torch.where(usable, weight_B / total, 1 / len(weight_B))
+    return weight_B.to(torch.promote_types(like_B.dtype, torch.float32))
+
+
+def require_sources(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse a name that no source has."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f'mixer.{option} names "{name}", which is not a source; {did_you_mean(name, known)}'
+            )

@@ -1,0 +1,124 @@
+"""The average, the path and the report of learnt weights; nothing waits for the device."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dograph.mixers.outcome import Outcome
+from dograph.mixers.registry import build_mixer
+from dograph.mixers.source_weights import MOST_POINTS, SourceWeights
+from dograph.testing import random_signals
+
+YES = torch.tensor(True)
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
+REPEATS_NOT = ("cumsum", "scatter", "index_add", "bincount", "histc", "median", "index_put", "topk")
+
+
+class Watch(TorchDispatchMode):
+    """Refuses what waits for the device, and what CUDA cannot repeat bit for bit."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert not name.startswith((*WAITS, *REPEATS_NOT)), name
+        if name == "index":
+            assert torch.bool not in {i.dtype for i in args[1] if i is not None}, "mask"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dynamic-loss", {"strategy": "linupper", "clip_quantile": 0.1}),
+        ("dynamic-loss", {"strategy": "quadratic"}),
+        ("dynamic-loss", {"strategy": "extremes"}),
+        ("group-dro", {"adjustment": 1.0, "normalise": True}),
+        ("group-dro", {"absent": "zero"}),
+        ("group-dro", {"mode": "cvar"}),
+        ("doremi-proxy", {"sampling": "natural"}),
+        ("doremi-proxy", {"excess": "domain", "normaliser": "per_domain"}),
+        ("doge-proxy", {"targets": ["b"], "exclude_self": True}),
+    ],
+)
+def test_nothing_waits_for_the_device(name, options):
+    if name != "dynamic-loss":
+        options = {**options, "sources": {"a": 5, "b": 3, "c": 1}}
+    mixer = build_mixer(name, options)
+    signals = random_signals(mixer, 12, 3)
+    mixer.weigh(signals)  # what is made once may wait
+    with Watch():
+        for _ in range(3):
+            mixer.weigh(signals)
+            mixer.report()
+
+
+def follow(steps, *, counts_first=False):
+    learnt = SourceWeights(counts_first=counts_first)
+    learnt.open(["a", "b"], ["a", "b"])
+    for n in range(1, steps + 1):
+        share = n / (n + 1)
+        learnt.update(torch.tensor([share, 1 - share], dtype=torch.float64), YES)
+    return learnt
+
+
+def as_lists(state):
+    return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+
+
+@pytest.mark.parametrize("counts_first", [False, True])
+@pytest.mark.parametrize("steps", [2, 10, 49, 50, 51, 52, 1000])
+def test_a_path_is_thinned_out_as_it_grows(steps, counts_first):
+    learnt = follow(steps, counts_first=counts_first)
+    weights = ([0.5] if counts_first else []) + [n / (n + 1) for n in range(1, steps + 1)]
+    outcome = Outcome.of(as_lists(learnt.state_dict()))
+    assert len(outcome.trajectory) <= MOST_POINTS
+    assert len(outcome.trajectory) >= min(steps, MOST_POINTS // 2)
+    assert outcome.average["a"] == pytest.approx(np.mean(weights), rel=1e-12)
+    assert outcome.last["a"] == weights[-1]
+    first = int(counts_first)
+    for point in outcome.trajectory:
+        made = point["steps"] + first
+        assert point["weights"]["a"] == pytest.approx(weights[made - 1], rel=1e-12)
+        assert point["average"]["a"] == pytest.approx(np.mean(weights[:made]), rel=1e-12)
+    gaps = np.diff([point["steps"] for point in outcome.trajectory])
+    assert len(set(gaps.tolist())) <= 1
+
+
+@pytest.mark.parametrize("steps", [2, 30, 1000])
+def test_drift_is_how_far_the_average_moved_in_the_last_tenth(steps):
+    learnt = follow(steps)
+    weights = np.array([n / (n + 1) for n in range(1, steps + 1)])
+    drift = float(learnt.report()["weights/drift"])
+    assert drift == Outcome.of(as_lists(learnt.state_dict())).drift
+    # the path has a point at least every 25th part of the steps: at 86 to 90 % of them
+    early, late = int(0.9 * steps) - steps // 25, max(int(0.9 * steps), 1)
+    moved = [2 * abs(weights.mean() - weights[:n].mean()) for n in range(max(early, 1), late + 1)]
+    assert min(abs(drift - m) for m in moved) < 1e-12
+
+
+def test_entropy_and_effective_number():
+    learnt = SourceWeights()
+    learnt.open(["a", "b", "c", "d"], ["a", "b", "c", "d"])
+    learnt.update(torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64), YES)
+    report = learnt.report()
+    assert float(report["weights/entropy_nats"]) == pytest.approx(math.log(2))
+    assert float(report["weights/effective_sources"]) == pytest.approx(2)
+    assert "weights/drift" not in report  # one step
+    assert float(report["weights/b/now"]) == float(report["weights/b/average"]) == 0.5
+    outcome = Outcome.of(as_lists(learnt.state_dict()))
+    assert outcome.effective_sources == pytest.approx(2)
+    assert outcome.mixture.weights == {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
+    assert outcome.drift is None
+
+
+def test_a_state_before_the_first_step():
+    learnt = SourceWeights()
+    learnt.open(["a", "b"], ["a", "b"])
+    outcome = Outcome.of(as_lists(learnt.state_dict()))
+    assert outcome.trajectory == []
+    again = SourceWeights()
+    again.load_state_dict(learnt.state_dict())
+    assert again.path == []
+    assert again.weight_S.tolist() == [0.5, 0.5]
