@@ -30,6 +30,11 @@ def unit(q: float, *more: str) -> list[str]:
     return [*UNIT, f"mixer.objective={{name: precision, q: {q}}}", *more]
 
 
+def paper(*more: str) -> list[str]:
+    return ["mixer.name=dograph", "mixer.recipe=paper", *more]
+
+
+OBJECTIVES = ("variance", "robust", "alignment", "precision")
 SAMPLED = ["mixer.realise=sampling", "mixer.warmup=0.05"]
 ARMS: dict[str, list[str]] = {
     "plain": [],
@@ -49,8 +54,15 @@ ARMS: dict[str, list[str]] = {
         "mixer.objective={name: uncertainty, sigma: mean}",
         *SAMPLED,
     ],
+    # The paper's analyses, on its own recipe: objectives, number of domains, scope and geometry.
+    **{name: paper(f"mixer.objective={name}") for name in OBJECTIVES},
+    **{f"m={m}": paper(f"mixer.num_domains={m}") for m in (7, 9, 13, 15)},
+    "batch, spherical": paper("mixer.normalise=true"),
+    "epoch": paper("mixer.scope=epoch"),
+    "epoch, spherical": paper("mixer.scope=epoch", "mixer.normalise=true"),
+    "stream, spherical": paper("mixer.scope=stream"),
     "safe": ["mixer.name=dograph"],
-    "paper": ["mixer.name=dograph", "mixer.recipe=paper"],
+    "paper": paper(),
     "dynamic-loss": ["mixer.name=dynamic-loss"],
 }
 

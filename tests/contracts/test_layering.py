@@ -26,9 +26,23 @@ ALLOWED = {
     "sketch": {"sketch", "kernels"},
     "theory": {"theory"},
     "models": {"models", "sketch"},
-    "mixers": {"mixers", "domains", "objectives"},
+    "mixtures": {"mixtures"},
+    "surrogates": {"surrogates"},
+    "plans": {"plans", "surrogates"},
+    "mixers": {"mixers", "domains", "objectives", "mixtures", "plans", "surrogates"},
     "evaluation": {"evaluation", "corpus", "models"},
-    "training": {"training", "corpus", "models", "mixers", "evaluation", "sketch", "domains"},
+    "training": {
+        "training",
+        "corpus",
+        "models",
+        "mixers",
+        "mixtures",
+        "evaluation",
+        "sketch",
+        "domains",
+    },
+    "lab": {"lab", "training", "corpus", "models", "mixers", "mixtures", "plans"},
+    "compare": {"compare", "lab", "training", "corpus", "models", "mixers", "mixtures", "plans"},
     "report": {
         "report",
         "training",
@@ -44,11 +58,34 @@ ALLOWED = {
     "testing": {"mixers", "domains", "objectives"},
     "bench": {"bench", "training", "corpus", "models", "mixers", "sketch"},
     "doctor": set(),
-    "cli": {"cli", "corpus", "prepare", "training", "report", "doctor", "bench"},
+    "cli": {
+        "cli",
+        "corpus",
+        "prepare",
+        "training",
+        "mixers",
+        "mixtures",
+        "plans",
+        "lab",
+        "compare",
+        "report",
+        "doctor",
+        "bench",
+    },
     "__main__": {"cli"},
     "__init__": {"corpus", "mixers", "sketch"},
 }
-EXTRAS = {"datasets", "zstandard", "pyarrow", "tensorboard", "wandb", "trackio"}
+EXTRAS = {
+    "datasets",
+    "zstandard",
+    "pyarrow",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "lightgbm",
+    "scipy",
+    "ray",
+}
 
 
 def part_of(path: Path) -> str:

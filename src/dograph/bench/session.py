@@ -13,8 +13,7 @@ import torch
 
 from dograph.bench.arms import Arm, open_arm, open_model, release
 from dograph.bench.batches import Batches, open_batches
-from dograph.bench.floor import Setting, extra_work, floor_ms
-from dograph.bench.flops import count_flops
+from dograph.bench.floor import floor_ms
 from dograph.bench.hand import open_hand
 from dograph.bench.intervals import paired_ratio, spread
 from dograph.bench.machine import Machine, measure_machine
@@ -26,6 +25,7 @@ from dograph.bench.rivals import Opener, measure_rival, open_loop
 from dograph.bench.timing import Row, Timer, in_a_row, median_parts, take_turns, warm_up
 from dograph.models.presets import PRESETS
 from dograph.training.environment import describe_environment
+from dograph.training.step_work import Setting, count_flops, extra_work
 from dograph.training.stopwatch import Lap
 
 Findings = dict[str, Any]

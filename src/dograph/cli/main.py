@@ -5,7 +5,20 @@ import sys
 
 import typer
 
-from dograph.cli import bench, data, doctor, explain, graph, inspect, losses, show, train
+from dograph.cli import (
+    bench,
+    compare,
+    data,
+    doctor,
+    explain,
+    export,
+    graph,
+    inspect,
+    losses,
+    plan,
+    show,
+    train,
+)
 from dograph.errors import DographError
 
 app = typer.Typer(
@@ -15,6 +28,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("train")(train.train)
+app.command("plan")(plan.plan)
+app.command("compare")(compare.compare)
+app.command("export")(export.export)
 app.command("losses")(losses.losses)
 app.command("graph")(graph.graph)
 app.command("explain")(explain.explain)

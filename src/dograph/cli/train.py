@@ -101,7 +101,7 @@ def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
     from dograph.cli.losses import print_losses
     from dograph.cli.preparing import ensured
     from dograph.training.forecast import repeat_warnings
-    from dograph.training.start import resume_run, start_run
+    from dograph.training.start import mixture_warnings, resume_run, start_run
 
     if world.is_main:
         ensured(config.data.corpus)
@@ -111,7 +111,9 @@ def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
     trainer = resume_run(config, world) if resume else start_run(config, world)
     run = trainer.run
     if world.is_main:
-        for warning in repeat_warnings(config, trainer.state.sampler, trainer.state.mixer):
+        warnings = mixture_warnings(config, trainer.corpus)
+        warnings += repeat_warnings(config, trainer.state.sampler, trainer.state.mixer)
+        for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
     if trainer.done >= config.train.steps:
         print(f"{run.path} is complete: {trainer.done} steps", file=sys.stderr)

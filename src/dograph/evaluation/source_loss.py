@@ -1,10 +1,11 @@
 """Validation loss of each source: mean NLL in nats over held-out tokens.
 
 The blocks are a fixed, evenly spaced choice from each source, so every evaluation of every run on
-a corpus reads the same text.
+a corpus reads the same text, and the losses of two runs can be compared block by block.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,36 @@ def validation_blocks(corpus: Corpus, source: str, seq_len: int, most: int) -> l
     return blocks
 
 
+class BlockLosses:
+    """The loss of every validation block, in the order of the blocks, whoever computed it."""
+
+    def __init__(self, blocks_of: dict[str, list[np.ndarray]]) -> None:
+        self.blocks_of = blocks_of
+        self.loss_of = {
+            source: torch.zeros(len(blocks), dtype=torch.float64)
+            for source, blocks in blocks_of.items()
+        }
+
+    def gather(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Bring every rank's blocks together: what a rank did not compute is 0 there."""
+        joined = total(torch.cat(list(self.loss_of.values())))
+        sizes = [len(blocks) for blocks in self.blocks_of.values()]
+        self.loss_of = dict(zip(self.blocks_of, joined.split(sizes), strict=True))
+
+    def rows(self, step: int) -> list[dict[str, Any]]:
+        """One a source that has validation text: predictions and loss in nats of each block."""
+        return [
+            {
+                "step": step,
+                "source": source,
+                "predictions": [len(block) - 1 for block in blocks],
+                "loss_nats": self.loss_of[source].tolist(),
+            }
+            for source, blocks in self.blocks_of.items()
+            if blocks
+        ]
+
+
 @torch.no_grad()
 def validate(
     losses: Callable[[Tensor], Tensor],
@@ -36,15 +67,22 @@ def validate(
     rank: int,
     world_size: int,
     total: Callable[[Tensor], Tensor],
+    each: BlockLosses | None = None,
 ) -> dict[str, float]:
-    """Loss in nats of each source that has validation text; ranks share the blocks out."""
+    """Loss in nats of each source that has validation text; ranks share the blocks out.
+
+    `each` is given the loss of every block that this rank computes.
+    """
     sums_S2 = torch.zeros(len(blocks_of), 2, dtype=torch.float64)
-    for s, blocks in enumerate(blocks_of.values()):
-        mine = blocks[rank::world_size]
+    for s, (source, blocks) in enumerate(blocks_of.items()):
+        mine, done = blocks[rank::world_size], 0
         for first in range(0, len(mine), micro_batch_size):
             chunk = mine[first : first + micro_batch_size]
             for token_bT in _stack(chunk):
                 loss_b = losses(token_bT).double().cpu()
+                if each is not None:
+                    each.loss_of[source][rank::world_size][done : done + len(loss_b)] = loss_b
+                done += len(loss_b)
                 predictions = token_bT.shape[1] - 1
                 sums_S2[s, 0] += loss_b.sum() * predictions
                 sums_S2[s, 1] += len(loss_b) * predictions

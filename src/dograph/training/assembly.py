@@ -1,5 +1,10 @@
 """From a configuration to the parts of a run."""
 
+from typing import Any
+
+import torch
+from torch import nn
+
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.sampler import Sampler
 from dograph.errors import ConfigError
@@ -40,3 +45,18 @@ def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
         batch_size=config.train.batch_size,
         seed=config.seed,
     )
+
+
+def inner_parameters(model: Any) -> int:
+    """Parameters of a Hugging Face model but for embeddings and output layer."""
+    outer = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    outer |= {id(p) for p in model.get_output_embeddings().parameters()}
+    return sum(p.numel() for p in model.parameters() if id(p) not in outer)
+
+
+def planned_parameters(config: RunConfig, corpus: Corpus) -> int:
+    """The same of a run's model, without making it."""
+    shape_only = config.model.model_copy(update={"pretrained": False})
+    with torch.device("meta"):
+        model = open_model(config.model_copy(update={"model": shape_only}), corpus)
+    return inner_parameters(model.model)

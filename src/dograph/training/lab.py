@@ -1,11 +1,12 @@
 """What a mixer's plan may ask of this machine: for now, facts about the corpus and the budget."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dograph.corpus.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixers.base import Proxy, ProxyResult
+from dograph.training.assembly import planned_parameters
 from dograph.training.config import RunConfig
 
 
@@ -17,6 +18,11 @@ class CorpusLab:
     strata: Mapping[str, int]
     budget: int
     steps: int
+    size: Callable[[], int]  # a model's shape takes a moment to make, and few ask for it
+
+    @property
+    def parameters(self) -> int:
+        return self.size()
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """A run that has begun makes no proxies: its plan is made before, by `dograph plan`."""
@@ -30,5 +36,9 @@ def open_lab(config: RunConfig, corpus: Corpus) -> CorpusLab:
     drawn = config.train.steps * config.train.batch_size * config.data.seq_len
     strata = {stratum.entry.stratum: stratum.entry.tokens for stratum in corpus.train}
     return CorpusLab(
-        tokens=corpus.tokens_by_source(), strata=strata, budget=drawn, steps=config.train.steps
+        tokens=corpus.tokens_by_source(),
+        strata=strata,
+        budget=drawn,
+        steps=config.train.steps,
+        size=lambda: planned_parameters(config, corpus),
     )

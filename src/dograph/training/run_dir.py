@@ -5,6 +5,8 @@ env.json        versions and devices
 metrics.jsonl   one line a step, and one a validation
 weights.jsonl   the weight log: mixtures and counters by step
 samples.jsonl   for mixers that look at samples: one line a step, weight and domain of each sample
+validation.jsonl  once the run is complete: one line a source, the last loss of each block, in an
+                order that is the same in every run on the corpus (data.seq_len, eval.max_blocks)
 graph.jsonl     for DoGraph: the domain graph at every validation
 probes/         for mixers that need sketches: step-00000100: sketches of the same held-out rows
 checkpoints/    step-00000100/: model (Hugging Face), optimizer, mixer, weight log
@@ -16,7 +18,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from dograph.errors import RunError
 from dograph.files import sync_directory, write_bytes, write_json, write_text
@@ -34,6 +36,7 @@ class RunDirectory:
         self.metrics_file = path / "metrics.jsonl"
         self.weights_file = path / "weights.jsonl"
         self.samples_file = path / "samples.jsonl"
+        self.validation_file = path / "validation.jsonl"
         self.graph_file = path / "graph.jsonl"
         self.probes = path / "probes"
         self.checkpoints = path / "checkpoints"
@@ -120,7 +123,8 @@ class RunDirectory:
     def cut(self, step: int) -> None:
         """Drop what was written of steps after `step`; it will be made again."""
         self.metrics_file.touch()
-        for file in (self.metrics_file, self.samples_file, self.graph_file):
+        lines = (self.metrics_file, self.samples_file, self.graph_file, self.validation_file)
+        for file in lines:
             if file.is_file():
                 written = file.read_bytes().splitlines(keepends=True)
                 whole = [line for line in written if line.endswith(b"\n")]
@@ -128,6 +132,10 @@ class RunDirectory:
         for path in self.probes.glob("step-*"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
                 path.unlink()
+
+    def write_validation(self, rows: list[dict[str, Any]]) -> None:
+        """Losses block by block, of the last validation."""
+        write_text(self.validation_file, "".join(json.dumps(row) + "\n" for row in rows))
 
     def link_model(self, step: int) -> None:
         """Point `model` at the model of a checkpoint."""

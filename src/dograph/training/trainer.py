@@ -11,7 +11,7 @@ from dograph.corpus.corpus import Corpus
 from dograph.corpus.loader import Loader
 from dograph.corpus.weight_log import WeightEntry
 from dograph.errors import ConfigError, RunError, require
-from dograph.evaluation.source_loss import validate, validation_blocks
+from dograph.evaluation.source_loss import BlockLosses, validate, validation_blocks
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.regions import compile_regions, uncompiled
@@ -217,7 +217,8 @@ class Trainer:
             self.last_weights = log.entries[-1]
 
     def write_validation(self, progress: Progress) -> None:
-        model = self.state.model
+        model, last = self.state.model, self.done == self.config.train.steps
+        each = BlockLosses(self.validation_blocks) if last else None
         model.eval()
         with uncompiled():
             nats = validate(
@@ -227,8 +228,13 @@ class Trainer:
                 rank=self.world.rank,
                 world_size=self.world.size,
                 total=self.total_on_device,
+                each=each,
             )
         model.train()
+        if each is not None:
+            each.gather(self.total_on_device)
+            if self.world.is_main:
+                self.run.write_validation(each.rows(self.done))
         tokens, widths = self.corpus.tokens_by_source(), self.corpus.bytes_per_token("validation")
         row = validation_row(self.done, nats, tokens, widths)
         self.outputs.write([row])

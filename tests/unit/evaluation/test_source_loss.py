@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
-from dograph.evaluation.source_loss import validate, validation_blocks
+from dograph.evaluation.source_loss import BlockLosses, validate, validation_blocks
 from dograph.models.build import build_model
 
 
@@ -64,3 +64,46 @@ def test_a_text_shorter_than_a_block_is_still_measured(corpus):
     lengths = [len(block) for block in validation_blocks(corpus, "beta", 5000, 9)]
     assert lengths == [750, 750]
     assert set(run(model, blocks_of(corpus, 5000, 9))) == {"alpha", "beta"}
+
+
+def in_ranks(model, blocks, world_size):
+    """Losses of every block, computed by ranks one after another and added up."""
+    parts = []
+    for rank in range(world_size):
+        each = BlockLosses(blocks)
+        validate(
+            model,
+            blocks,
+            micro_batch_size=3,
+            rank=rank,
+            world_size=world_size,
+            total=lambda x: x,
+            each=each,
+        )
+        each.gather(lambda x: parts.append(x) or x)
+    joined = BlockLosses(blocks)
+    joined.gather(lambda x: sum(parts))
+    return joined.rows(40)
+
+
+@pytest.mark.parametrize("seq_len", [32, 5000])
+def test_the_loss_of_every_block_is_that_of_the_block_alone(corpus, seq_len):
+    """Also where blocks are texts of different lengths, and where three ranks share seven."""
+    model = build_model("tiny", vocab_size=100, seq_len=seq_len, dropout=0.0, seed=0)
+    blocks = blocks_of(corpus, seq_len, 7)
+    rows = in_ranks(model, blocks, 1)
+    for row in rows:
+        for block, loss, predictions in zip(
+            blocks[row["source"]], row["loss_nats"], row["predictions"], strict=True
+        ):
+            token_bT = torch.from_numpy(block.astype(np.int64))[None]
+            assert loss == pytest.approx(model(token_bT).item(), rel=1e-6)
+            assert predictions == len(block) - 1
+    assert [row["source"] for row in rows] == corpus.sources
+    got = run(model, blocks)
+    for row in rows:
+        mean = np.average(row["loss_nats"], weights=row["predictions"])
+        assert mean == pytest.approx(got[row["source"]], rel=1e-12)
+    for row, shared in zip(rows, in_ranks(model, blocks, 3), strict=True):
+        assert shared["loss_nats"] == pytest.approx(row["loss_nats"], rel=1e-6)
+        assert len(set(shared["loss_nats"])) > 1

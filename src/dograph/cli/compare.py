@@ -1,0 +1,192 @@
+"""dograph compare: several mixers, several seeds, one table."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dograph.compare.ask import Ask
+    from dograph.lab.pool import Pool
+
+WIDTH = 100  # of the tables, where there is no terminal to ask
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [NAME=VALUE]...",
+        help="the run, as in `dograph train`: a YAML file or a preset, then overrides",
+        show_default=False,
+    ),
+]
+Mixers = Annotated[
+    str,
+    typer.Option(
+        help="all, or names with options: dograph,paper=dograph\\[recipe=paper],my:Mixer\\[a=1]; "
+        "or a YAML file"
+    ),
+]
+Seeds = Annotated[str, typer.Option(help="how many, or which: 5, or 10,11,12")]
+Out = Annotated[Path, typer.Option(help="folder of the comparison; the same command goes on in it")]
+Baseline = Annotated[str, typer.Option(help="the method that the others are compared with")]
+BudgetName = Annotated[
+    str,
+    typer.Option(
+        metavar="tokens|compute",
+        help="what is equal: training tokens, or all FLOPs with plans and sketches counted",
+    ),
+]
+Replan = Annotated[
+    bool, typer.Option("--replan", help="a plan for each seed, instead of one for all")
+]
+ProxySettings = Annotated[
+    list[str] | None,
+    typer.Option("--proxy", metavar="NAME=VALUE", help="a setting of the plans' proxies; repeat"),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="runs at once (default: one a GPU, else one a core)", show_default=False),
+]
+On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
+]
+LabFolder = Annotated[Path, typer.Option("--lab", help="where the plans' proxies are kept")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="tell what it would cost, and stop")]
+
+
+def compare(
+    settings: Settings = None,
+    mixers: Mixers = "all",
+    seeds: Seeds = "5",
+    out: Out = Path("compare/demo"),
+    baseline: Baseline = "natural",
+    budget: BudgetName = "tokens",
+    replan: Replan = False,
+    proxy: ProxySettings = None,
+    workers: Workers = None,
+    on: On = "local",
+    ray_address: RayAddress = None,
+    lab: LabFolder = Path("runs/lab"),
+    dry_run: DryRun = False,
+) -> None:
+    """Train several mixers over several seeds and say what their differences are worth.
+
+    \b
+    dograph compare                                     all seven on the demo, 5 seeds
+    dograph compare --mixers uniform,dograph --seeds 5 --out compare/two
+    dograph compare recipe.yaml train.steps=500 --dry-run
+    dograph compare recipe.yaml --mixers 'dograph,paper=dograph\\[recipe=paper]'
+    dograph compare recipe.yaml --budget compute        equal FLOPs, plans counted
+    dograph compare recipe.yaml --proxy train.steps=400 --replan
+
+    Runs with the same seed are a pair: the same first weights and shuffles. With 5 seeds and more
+    a difference may be claimed (paired t interval, Holm over the rows). After Ctrl-C, a kill or a
+    crash the same command goes on; more seeds may be added. OUT has compare.json, methods.csv,
+    cells.csv and every run. docs/compare.md tells how to read the table.
+    """  # noqa: D301
+    ask = _ask(settings or [], mixers, seeds, out, baseline, budget, replan, proxy or [], lab)
+    if dry_run:
+        from dograph.compare.dry_run import forecast_lines
+        from dograph.compare.session import open_corpus
+
+        for line in forecast_lines(ask, open_corpus(ask)):
+            print(line)
+        return
+    findings = _made(ask, _pool(ask, on, workers, ray_address))
+    _show(findings, out)
+    if findings["failures"]:
+        failed = ", ".join(findings["failures"])
+        print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
+        sys.exit(1)
+
+
+def _ask(
+    settings: list[str],
+    mixers: str,
+    seeds: str,
+    out: Path,
+    baseline: str,
+    budget: str,
+    replan: bool,
+    proxy: list[str],
+    lab: Path,
+) -> "Ask":
+    from dograph.cli.preparing import ensured
+    from dograph.compare.ask import Ask
+    from dograph.compare.methods import parse_methods, parse_seeds
+    from dograph.lab.planning import default_proxy
+    from dograph.training.presets import merge, parse_override, resolve_config
+
+    if budget not in ("tokens", "compute"):
+        raise ConfigError(f'--budget={budget}: allowed are "tokens" and "compute"')
+    name = settings[0] if settings and "=" not in settings[0] else None
+    config = resolve_config(name, settings[1:] if name else settings)
+    methods = parse_methods(mixers, config, baseline)
+    numbers = parse_seeds(seeds, config.seed)
+    planned = any(method.is_planned for method in methods)
+    if not planned and (replan or proxy):
+        raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
+    folder = ensured(config.data.corpus).resolve()
+    data = config.data.model_copy(update={"corpus": str(folder)})
+    config = config.model_copy(update={"data": data})
+    changes = merge({}, *(parse_override(setting) for setting in proxy))
+    return Ask(
+        config=config,
+        proxy=default_proxy(config, changes) if planned else None,
+        methods=tuple(methods),
+        seeds=tuple(numbers),
+        budget="tokens" if budget == "tokens" else "compute",
+        replan=replan,
+        out=out,
+        lab=lab,
+        command=shlex.join(["dograph", *sys.argv[1:]]),
+    )
+
+
+def _pool(ask: "Ask", on: str, workers: int | None, address: str | None) -> "Pool":
+    if on not in ("local", "ray"):
+        raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
+    if on == "ray":
+        from dograph.lab.ray_pool import RayPool
+
+        return RayPool(address, workers=workers)
+    if address is not None:
+        raise ConfigError(f"--ray-address={address} needs --on ray")
+    from dograph.lab.local import LocalPool, default_workers
+
+    return LocalPool(default_workers(ask.config.train.device) if workers is None else workers)
+
+
+def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
+    from dograph.compare.session import run_compare
+    from dograph.lab.jobs import Stopped
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        with pool:
+            return run_compare(ask, pool, say)
+    except Stopped as stopped:
+        print(f"{stopped}; finished cells are in {ask.out}", file=sys.stderr)
+        sys.exit(128 + stopped.number)
+
+
+def _show(findings: dict[str, Any], out: Path) -> None:
+    from rich.console import Console
+
+    from dograph.compare.table import tables
+
+    # A pipe has no width to fit into.
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for table in tables(findings):
+        console.print(table)
+    for note in findings["notes"]:
+        console.print(f"- {note}", markup=False, highlight=False)
+    print(f"any cell again: {findings['cells'][-1]['command']}")
+    print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")

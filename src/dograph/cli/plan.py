@@ -1,0 +1,234 @@
+"""dograph plan: a mixture before training, from proxies or from a table of runs."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dograph.lab.planning import Plan
+    from dograph.lab.pool import Pool
+    from dograph.training.config import RunConfig
+
+Method = Annotated[str, typer.Argument(metavar="METHOD", help="doremi, doge, regmix or mixing-law")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [NAME=VALUE]...",
+        help="the run that the plan is for, as in `dograph train`; mixer.* are METHOD's options",
+        show_default=False,
+    ),
+]
+Out = Annotated[Path, typer.Option(help="the mixture file to write")]
+Force = Annotated[bool, typer.Option("--force", help="write over --out")]
+ProxySettings = Annotated[
+    list[str] | None,
+    typer.Option("--proxy", metavar="NAME=VALUE", help="a setting of the proxies; repeat for more"),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="proxies at once (default: one a GPU, else one a core)", show_default=False),
+]
+On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
+]
+LabFolder = Annotated[Path, typer.Option("--lab", help="where proxies are kept, by content")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="tell what the first proxies would cost, and stop")
+]
+Pair = tuple[Path, Path]
+FromTable = Annotated[
+    Pair | None,
+    typer.Option(metavar="MIXTURES.csv LOSSES.csv", help="fit on runs that exist; no proxies"),
+]
+Target = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=SHARE]",
+        help="with --from-table: the loss to lower; repeat for several (default: the mean of all)",
+        show_default=False,
+    ),
+]
+TestTable = Annotated[
+    Pair | None,
+    typer.Option(metavar="MIXTURES.csv LOSSES.csv", help="with --from-table: judge the fit on it"),
+]
+Surrogate = Annotated[
+    str | None,
+    typer.Option(
+        help="with --from-table: lightgbm, exponential, ridge or linear (default: the one that "
+        "best ranks left-out runs)",
+        show_default=False,
+    ),
+]
+Prior = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.yaml", help="with --from-table: the mixture to start from"),
+]
+Cap = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="with --from-table: highest weight of a source"),
+]
+MaxEpochs = Annotated[
+    float | None,
+    typer.Option(help="with --from-table and CONFIG: caps from how often a source may be read"),
+]
+Top = Annotated[
+    int | None, typer.Option(help="with --from-table: best mixtures averaged by regmix")
+]
+
+
+def plan(
+    method: Method,
+    settings: Settings = None,
+    out: Out = Path("mixture.yaml"),
+    force: Force = False,
+    proxy: ProxySettings = None,
+    workers: Workers = None,
+    on: On = "local",
+    ray_address: RayAddress = None,
+    lab: LabFolder = Path("runs/lab"),
+    dry_run: DryRun = False,
+    from_table: FromTable = None,
+    target: Target = None,
+    test_table: TestTable = None,
+    surrogate: Surrogate = None,
+    prior: Prior = None,
+    cap: Cap = None,
+    max_epochs: MaxEpochs = None,
+    top: Top = None,
+) -> None:
+    """Decide a mixture before training, and write it to a file for training.
+
+    \b
+    dograph plan regmix                       for the demo run
+    dograph plan doremi recipe.yaml           for your run
+    dograph plan doge recipe.yaml mixer.mu=0.05 --workers 8
+    dograph plan regmix recipe.yaml --dry-run
+    dograph plan regmix recipe.yaml --proxy train.steps=400
+    dograph plan regmix recipe.yaml --on ray --lab /shared/lab
+    dograph plan regmix --from-table mixtures.csv losses.csv --target C4
+    dograph train recipe.yaml mixer.name=static mixer.file=mixture.yaml
+
+    A proxy is the run with a smaller model and a quarter of the steps, unless --proxy says
+    otherwise. Proxies are kept in --lab and never made twice: after Ctrl-C, a kill or a crash the
+    same command goes on. docs/plan.md tells more.
+    """  # noqa: D301
+    from dograph.cli.plan_table import TableOptions, plan_from_table
+
+    settings = settings or []
+    _check_out(out, force=force or dry_run)
+    options = TableOptions(target or [], test_table, surrogate, prior, cap or [], max_epochs, top)
+    if from_table is not None:
+        _refuse(bool(proxy), workers is not None, on != "local", dry_run)
+        plan_from_table(method, settings, from_table, options, out, command())
+        return
+    options.refuse_given()
+    run = _resolved(method, settings)
+    smaller = _proxies(run, proxy or [])
+    if dry_run:
+        from dograph.lab.planning import forecast_plan
+
+        print(forecast_plan(run, smaller, lab=lab))
+        print("later proxies may depend on what these show; they are told when they come")
+        return
+    made = _made(run, smaller, lab, _pool(run, on, workers, ray_address))
+    _finish(run, made, out, settings)
+
+
+def command() -> str:
+    """What was typed."""
+    return shlex.join(["dograph", *sys.argv[1:]])
+
+
+def _check_out(out: Path, *, force: bool) -> None:
+    """Hours of proxies must not end at a file that cannot be written."""
+    if out.exists() and not force:
+        raise ConfigError(f"{out} already exists; name another with --out, or add --force")
+    if out.is_dir():
+        raise ConfigError(f"--out={out} is a folder; name a file, as in {out / 'mixture.yaml'}")
+    trial = out.with_name(f".{out.name}.trial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out={out} cannot be written: {error.strerror}") from error
+
+
+def _refuse(*given: bool) -> None:
+    names = ("--proxy", "--workers", "--on", "--dry-run")
+    if any(given):
+        wrong = [name for name, there in zip(names, given, strict=True) if there]
+        raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
+
+
+def _resolved(method: str, settings: list[str]) -> "RunConfig":
+    """The run to plan for, its mixer being the method."""
+    from dograph.cli.preparing import ensured
+    from dograph.lab.planning import require_method, require_planner
+    from dograph.training.presets import resolve_config
+
+    require_method(method)
+    name = settings[0] if settings and "=" not in settings[0] else None
+    own = settings[1:] if name else settings
+    if any(setting.partition("=")[0] == "mixer.name" for setting in own):
+        raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
+    config = resolve_config(name, [*own, f"mixer.name={method}"])
+    require_planner(config)
+    data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
+    return config.model_copy(update={"data": data})
+
+
+def _proxies(run: "RunConfig", settings: list[str]) -> "RunConfig":
+    from dograph.lab.planning import default_proxy
+    from dograph.training.presets import merge, parse_override
+
+    return default_proxy(run, merge({}, *(parse_override(setting) for setting in settings)))
+
+
+def _pool(run: "RunConfig", on: str, workers: int | None, address: str | None) -> "Pool":
+    if on not in ("local", "ray"):
+        raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
+    if on == "ray":
+        from dograph.lab.ray_pool import RayPool
+
+        return RayPool(address, workers=workers)
+    if address is not None:
+        raise ConfigError(f"--ray-address={address} needs --on ray")
+    from dograph.lab.local import LocalPool, default_workers
+
+    return LocalPool(default_workers(run.train.device) if workers is None else workers)
+
+
+def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Plan":
+    from dograph.lab.jobs import Stopped
+    from dograph.lab.planning import make_plan
+
+    try:
+        with pool:
+            return make_plan(run, proxy, lab=lab, pool=pool, command=command())
+    except Stopped as stopped:
+        print(f"{stopped}; finished proxies are in {lab}", file=sys.stderr)
+        sys.exit(128 + stopped.number)
+
+
+def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> None:
+    from dograph.cli.plan_report import print_cost, print_notes, print_shares, print_use
+    from dograph.corpus.corpus import Corpus
+    from dograph.mixtures.file import MixtureFile, write_mixture
+
+    weights = dict(made.mixture.weights)
+    write_mixture(
+        out, MixtureFile(weights=weights, provenance=made.provenance, findings=made.findings)
+    )
+    corpus = Corpus(run.data.corpus)
+    print_shares(weights, corpus.tokens_by_source(), "natural", run, corpus)
+    print_cost(made.cost)
+    print_notes(made.findings, run, corpus, made.mixture)
+    print_use(out, settings)

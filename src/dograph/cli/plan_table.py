@@ -1,0 +1,229 @@
+"""dograph plan --from-table: a mixture from runs that somebody has made."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dograph.corpus.corpus import Corpus
+    from dograph.plans.table import MixtureTable
+    from dograph.training.config import RunConfig
+
+METHODS = ("regmix", "mixing-law")
+SEED = 42
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Options that --from-table alone has, named as on the command line."""
+
+    target: list[str]
+    test_table: tuple[Path, Path] | None
+    surrogate: str | None
+    prior: Path | None
+    cap: list[str]
+    max_epochs: float | None
+    top: int | None
+
+    def refuse_given(self) -> None:
+        """Where proxies are trained, the method's options are settings."""
+        for name, value in asdict(self).items():
+            if value not in (None, []):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is for --from-table; where proxies are trained, "
+                    f"the method's options are settings, as in mixer.{name}=..."
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The run that a plan is for, where one is described."""
+
+    config: "RunConfig"
+    corpus: "Corpus"
+
+    @property
+    def budget(self) -> int:
+        train = self.config.train
+        return train.steps * train.batch_size * self.config.data.seq_len
+
+
+def plan_from_table(
+    method: str,
+    settings: list[str],
+    files: tuple[Path, Path],
+    options: TableOptions,
+    out: Path,
+    command: str,
+) -> None:
+    """Fit, propose, write, and tell what speaks for it."""
+    if method not in METHODS:
+        raise ConfigError(
+            f"{method} cannot plan from a table: it needs the proxies themselves. Methods that "
+            f"can: {', '.join(METHODS)}"
+        )
+    if method != "regmix" and options.top is not None:
+        raise ConfigError("--top is for regmix; the mixing law's optimum is exact")
+    from dograph.cli.plan_report import print_notes, print_shares, print_use
+    from dograph.mixtures.file import MixtureFile, write_mixture
+    from dograph.plans.from_table import propose_from_table
+    from dograph.plans.propose import TOP
+    from dograph.plans.table import read_table
+
+    table = read_table(*files)
+    test = read_table(*options.test_table) if options.test_table else None
+    run = _described(settings, table)
+    caps, target = _caps(options, run), _target(options.target)
+    proposal = propose_from_table(
+        method,  # type: ignore[arg-type]  # one of METHODS
+        table,
+        target=target,
+        prior=_prior(options.prior, run, table),
+        caps=caps,
+        surrogate=options.surrogate,
+        seed=SEED,
+        test_table=test,
+        top=TOP if options.top is None else options.top,
+        progress=_progress if sys.stderr.isatty() else None,
+    )
+    told: dict[str, Any] = {"tables": [str(file) for file in files], "target": target}
+    told |= {"caps": caps, "surrogate": options.surrogate, "top": options.top}
+    provenance = _provenance(method, run, {k: v for k, v in told.items() if v}, command)
+    findings, weights = proposal.findings, dict(proposal.mixture.weights)
+    write_mixture(out, MixtureFile(weights=weights, provenance=provenance, findings=findings))
+    if run is None:
+        print_shares(weights, findings["prior"], "prior")
+        print_notes(findings)
+    else:
+        print_shares(weights, findings["prior"], "prior", run.config, run.corpus)
+        print_notes(findings, run.config, run.corpus, proposal.mixture)
+    _print_fit(findings)
+    print_use(out, settings)
+
+
+def _described(settings: list[str], table: "MixtureTable") -> _Run | None:
+    """A run is not needed; one that is described says what is there, and how much is read."""
+    if not settings:
+        return None
+    from dograph.cli.preparing import ensured
+    from dograph.corpus.corpus import Corpus
+    from dograph.training.presets import resolve_config
+
+    name = settings[0] if "=" not in settings[0] else None
+    config = resolve_config(name, settings[1:] if name else settings)
+    run = _Run(config, Corpus(ensured(config.data.corpus)))
+    foreign = [source for source in table.sources if source not in run.corpus.sources]
+    if foreign:
+        raise ConfigError(
+            f"the table's sources {foreign} are not in the run's corpus, which has "
+            f"{run.corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
+        )
+    return run
+
+
+def _prior(
+    file: Path | None, run: _Run | None, table: "MixtureTable"
+) -> Mapping[str, float] | None:
+    from dograph.mixtures.file import read_mixture_file
+
+    if file is not None:
+        return read_mixture_file(file).weights
+    if run is None:
+        return None
+    tokens = run.corpus.tokens_by_source()
+    return {source: float(tokens[source]) for source in table.sources}
+
+
+def _caps(options: TableOptions, run: _Run | None) -> dict[str, float]:
+    """Highest weights: as given, and such that no source is read more than --max-epochs times."""
+    caps = {name: _number(value, f"--cap {name}") for name, value in map(_split, options.cap)}
+    if options.max_epochs is None:
+        return caps
+    if run is None:
+        raise ConfigError(
+            "--max-epochs needs the run that the plan is for, to know its tokens and its sources': "
+            "give CONFIG or settings, as in data.corpus=data/mine train.steps=2000"
+        )
+    if not options.max_epochs > 0:
+        raise ConfigError(f"--max-epochs={options.max_epochs:g} must be > 0")
+    for source, tokens in run.corpus.tokens_by_source().items():
+        caps[source] = min(caps.get(source, 1.0), options.max_epochs * tokens / run.budget)
+    return caps
+
+
+def _target(given: list[str]) -> "str | dict[str, float]":
+    """One name as it is; several, or with shares, as shares."""
+    if not given:
+        return "mean"
+    if len(given) == 1 and "=" not in given[0]:
+        return given[0]
+    pairs = [_split(one) if "=" in one else (one, "1") for one in given]
+    return {name: _number(share, f"--target {name}") for name, share in pairs}
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise ConfigError(f'"{text}" must be NAME=VALUE, as in Book=0.1')
+    return name, value
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f'{where}: "{text}" is not a number') from None
+
+
+def _provenance(method: str, run: _Run | None, settings: dict[str, Any], command: str) -> Any:
+    from dograph import __version__
+    from dograph.mixtures.file import Provenance
+
+    own = Provenance(
+        method=method,
+        made_by=f"dograph {__version__}",
+        seeds=[SEED],
+        settings=settings,
+        command=command,
+    )
+    if run is None:
+        return own
+    return own.model_copy(update={"target_tokens": run.budget})
+
+
+def _print_fit(findings: Mapping[str, Any]) -> None:
+    """How far the fit may be trusted: on runs it has not seen, then what it expects."""
+    chosen = findings["surrogate"]
+    print(f"surrogate: {chosen['name']}: {chosen['why']}")
+    for name, scores in chosen["cross_validated"].items():
+        print(f"  {name} on left-out runs: {_scores(scores)}")
+    held_out = findings.get("held_out")
+    if held_out is not None:
+        parts = held_out["targets"] | (
+            {"the objective": held_out["objective"]} if held_out["objective"] else {}
+        )
+        for name, scores in parts.items():
+            print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
+        for note in held_out["notes"]:
+            print(f"note: {note}", file=sys.stderr)
+    predicted = findings["predicted"]
+    best = predicted["best_run"]
+    print(
+        f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "
+        f"run of the table: {best['run']}, {best['measured']:.4f} measured, "
+        f"{best['predicted']:.4f} predicted"
+    )
+
+
+def _scores(scores: Mapping[str, Any]) -> str:
+    kinds = (("Spearman", "spearman"), ("Pearson", "pearson"), ("mean error", "mean_error"))
+    told = [f"{title} {scores[key]:.4f}" for title, key in kinds if scores[key] is not None]
+    return ", ".join([*told, *([scores["note"]] if scores["note"] else [])])
+
+
+def _progress(done: int, total: int, what: str) -> None:
+    print(f"\r{what}: {done}/{total}", end="\n" if done == total else "", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Several mixers beside each other, over several seeds."""

@@ -1,0 +1,120 @@
+"""A comparison: plans, then cells through a pool, then what they came to. Resumable throughout.
+
+OUT/ask.json       what was asked; the same command goes on
+OUT/plans/         mixtures of the methods that plan, and what they cost
+OUT/cells/         one run directory for each method and seed
+OUT/compare.json   everything that was found
+OUT/methods.csv    one row a method
+OUT/cells.csv      one row a cell
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dograph.compare.ask import Ask
+from dograph.compare.cells import Cell, lay_out
+from dograph.compare.files import write_findings
+from dograph.compare.findings import Outcome, find
+from dograph.compare.planning import Say, make_plans
+from dograph.corpus.corpus import Corpus
+from dograph.errors import ConfigError
+from dograph.lab.jobs import DamagedResultError, Job, Result, read_result
+from dograph.lab.pool import JobError, Pool
+from dograph.lab.progress import Progress, Tally, open_progress
+
+
+def run_compare(ask: Ask, pool: Pool, say: Say) -> dict[str, Any]:
+    """Make what is not there yet; write and return what was found.
+
+    A plan or cell that fails is named in the findings, and all others are made.
+    """
+    corpus = open_corpus(ask)
+    ask.take_folder(corpus)
+    plans = make_plans(ask, pool, say)
+    cells = lay_out(ask, corpus, plans)
+    outcome = train_cells(cells, corpus, pool)
+    findings = find(ask, corpus, plans, cells, outcome)
+    write_findings(ask.out, findings)
+    return findings
+
+
+def open_corpus(ask: Ask) -> Corpus:
+    corpus = Corpus(ask.config.data.corpus)
+    if not corpus.validation:
+        raise ConfigError(
+            f"{corpus.directory} has no validation text, so there is no loss to compare; prepare "
+            "it with some held out"
+        )
+    return corpus
+
+
+@dataclass(slots=True)
+class _Round:
+    """Cells on their way."""
+
+    outcome: Outcome
+    progress: Progress
+    left: list[Cell] = field(default_factory=list)
+
+    def on_start(self, job: Job) -> None:
+        self.progress.tally.begun(job.label)
+        self.progress.update()
+
+    def on_done(self, job: Job, result: Result) -> None:
+        self.outcome.results[job.label] = result
+        self.left = [cell for cell in self.left if cell.label != job.label]
+        self.progress.tally.ended(job.label, result.seconds)
+        self.progress.update()
+
+    def on_death(self, job: Job, how: str) -> None:
+        self.progress.say(f'the process of "{job.label}" died ({how}); it goes on in another')
+
+    def on_failure(self, error: JobError) -> None:
+        """Set aside the cell that failed. A pool's error begins with the name of its job."""
+        failed = [c for c in self.left if str(error).startswith(f'"{c.label}"')]
+        if not failed:
+            raise error
+        self.outcome.failures[failed[0].label] = str(error)
+        self.left.remove(failed[0])
+        # All others were stopped with it, and begin again.
+        self.progress.tally.running.clear()
+        self.progress.tally.total -= 1
+        self.progress.say(str(error))
+
+
+def train_cells(cells: Sequence[Cell], corpus: Corpus, pool: Pool) -> Outcome:
+    """Make every cell that is not there; those that fail are left out, and the rest go on."""
+    outcome = Outcome({}, {cell.label: cell.problem for cell in cells if cell.problem})
+    todo = []
+    for cell in cells:
+        if cell.problem:
+            continue
+        result = _kept(cell, corpus)
+        if result is None:
+            todo.append(cell)
+        else:
+            outcome.results[cell.label] = result
+    if not todo:
+        return outcome
+    done = len(outcome.results)
+    progress = open_progress(Tally(total=done + len(todo), cached=done, noun="cells"))
+    now = _Round(outcome, progress, todo)
+    try:
+        while now.left:
+            try:
+                jobs = [cell.job for cell in now.left]
+                pool.run(jobs, now.on_done, now.on_start, now.on_death)
+            except JobError as error:
+                now.on_failure(error)
+    finally:
+        progress.close()
+    return outcome
+
+
+def _kept(cell: Cell, corpus: Corpus) -> Result | None:
+    try:
+        return read_result(Path(cell.config.run), corpus)
+    except DamagedResultError:
+        return None  # the pool makes it anew

@@ -1,0 +1,205 @@
+"""From a run to plan for to its mixture: build the planner, give it a lab, tell what came of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dograph import __version__
+from dograph.corpus.corpus import Corpus
+from dograph.errors import ConfigError, did_you_mean
+from dograph.lab.lab import ProxyLab, Used
+from dograph.lab.local import LocalPool
+from dograph.lab.pool import Pool
+from dograph.mixers.base import Planner, Proxy, ProxyResult
+from dograph.mixers.registry import MIXERS, build_mixer
+from dograph.mixtures.file import Provenance
+from dograph.training.assembly import open_sampler
+from dograph.training.config import RunConfig, parse_config
+from dograph.training.presets import merge
+from dograph.types import Mixture
+
+# The part of the target that proxies are, where the user says nothing.
+STEPS_SHARE, LEAST_STEPS = 4, 20
+CURVE_POINTS = 10  # validations of a proxy
+LIGHT = ("tiny", "demo", "llama-tiny")  # targets whose proxy is the smallest model there is
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCost:
+    """What a plan rests on, proxies that were there before included."""
+
+    flops: float
+    seconds: float  # of the proxies' training, one after the other
+    proxies: int
+    cached: int  # of them, there before
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A mixture, how it was made, what was found on the way, and what it cost."""
+
+    mixture: Mixture
+    provenance: Provenance
+    findings: dict[str, Any]
+    cost: PlanCost
+
+
+def planners() -> list[str]:
+    """Methods that make a plan from proxies."""
+    return sorted(name for name, kind in MIXERS.items() if issubclass(kind, Planner))
+
+
+def require_method(name: str) -> None:
+    """Refuse a mixer that plans without proxies, and a name that nobody has."""
+    if ":" in name or name in planners():
+        return
+    if name in MIXERS:
+        raise ConfigError(
+            f"{name} makes no plan; train with mixer.name={name}. Methods that make one: "
+            f"{', '.join(planners())}"
+        )
+    raise ConfigError(f'there is no method "{name}"; {did_you_mean(name, planners())}')
+
+
+def require_planner(config: RunConfig) -> Planner:
+    """The mixer of a run to plan for."""
+    require_method(config.mixer.name)
+    mixer = build_mixer(config.mixer.name, config.mixer.options)
+    if not isinstance(mixer, Planner):
+        raise ConfigError(f"{config.mixer.name} makes no plan: it is no subclass of Planner")
+    return mixer
+
+
+def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:
+    """What a proxy is: the target with a smaller model and fewer steps; `changes` come on top.
+
+    A quarter of the steps, and as large a part of them for warm-up; ten validations, for learning
+    curves; at least two checkpoints. Sample length, batch, optimiser and precision stay.
+    """
+    changes = dict(changes or {})
+    steps = _changed(changes, "train", "steps")
+    if not isinstance(steps, int) or steps < 1:  # a wrong one is told by parse_config
+        steps = max(target.train.steps // STEPS_SHARE, min(LEAST_STEPS, target.train.steps))
+    half = math.ceil(steps / 2)
+    values = merge(
+        target.model_dump(mode="json"),
+        {
+            "model": _smaller(target, changes),
+            "train": {"steps": steps},
+            "optim": {"warmup_steps": target.optim.warmup_steps * steps // target.train.steps},
+            "eval": {"every": max(steps // CURVE_POINTS, 1)},
+            "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 1},
+            "probe": {"rows": 0},
+            "log": {"sinks": []},
+        },
+    )
+    for taken in ("mixer", "seed", "run"):
+        if taken in changes:
+            raise ConfigError(
+                f"{taken} is not a setting of proxies: the method gives each its mixer and seed, "
+                "and the lab its folder"
+            )
+    values["mixer"] = {"name": "natural"}  # every proxy brings its own
+    return parse_config(merge(values, changes), "--proxy")
+
+
+def _smaller(target: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    if target.model.preset is None:
+        named = {"preset", "path"} & set(changes.get("model") or {})
+        if not named:
+            raise ConfigError(
+                f"model.path={target.model.path}: which smaller model is its proxy? Name one, as "
+                "in --proxy model.preset=gpt2-proxy or --proxy model.path=FOLDER"
+            )
+        return {"preset": None, "path": None}
+    preset = "tiny" if target.model.preset in LIGHT else "gpt2-proxy"
+    return {"preset": None if _changed(changes, "model", "path") else preset}
+
+
+def _changed(changes: Mapping[str, Any], part: str, name: str) -> Any:
+    values = changes.get(part)
+    return values.get(name) if isinstance(values, Mapping) else None
+
+
+def make_plan(
+    target: RunConfig, proxy: RunConfig, *, lab: Path, pool: Pool, command: str | None = None
+) -> Plan:
+    """Ask `target`'s mixer for its plan, with a lab that trains proxies like `proxy`.
+
+    `lab` keeps the proxies by content; a plan that was interrupted goes on with those it has.
+    `command` is told in the provenance.
+    """
+    planner, corpus = require_planner(target), Corpus(target.data.corpus)
+    room = ProxyLab(target, proxy, corpus=corpus, folder=lab, pool=pool)
+    mixture = planner.plan(room)
+    open_sampler(target, corpus).weights_of(mixture)  # refuses what the run could not draw
+    used = list(room.used.values())
+    return Plan(
+        mixture=mixture,
+        provenance=provenance_of(target, proxy, corpus, used, command),
+        findings=planner.findings,
+        cost=PlanCost(
+            flops=math.fsum(one.flops for one in used),
+            seconds=math.fsum(one.result.seconds for one in used),
+            proxies=len(used),
+            cached=sum(one.cached for one in used),
+        ),
+    )
+
+
+def provenance_of(
+    target: RunConfig,
+    proxy: RunConfig,
+    corpus: Corpus,
+    used: Sequence[Used],
+    command: str | None,
+) -> Provenance:
+    """How the mixture was made."""
+    tokenizer = corpus.manifest.tokenizer
+    sizes = sorted({one.result.parameters for one in used})
+    steps = sorted({one.config.train.steps for one in used})
+    facts: dict[str, Any] = {
+        "model": proxy.model.preset or proxy.model.path,
+        "parameters": sizes[0] if len(sizes) == 1 else sizes,
+        "steps": steps[0] if len(steps) == 1 else steps,
+        "batch_size": proxy.train.batch_size,
+        "tokens": sum(one.result.tokens for one in used),
+        "number": len(used),
+    }
+    return Provenance(
+        method=target.mixer.name,
+        made_by=f"dograph {__version__}",
+        corpus=corpus.digest,
+        tokenizer=tokenizer.sha256,
+        tokenizer_name=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        seq_len=target.data.seq_len,
+        proxy=facts if used else None,
+        target_tokens=target.train.steps * target.train.batch_size * target.data.seq_len,
+        seeds=sorted({one.config.seed for one in used}),
+        settings=target.mixer.options,
+        command=command,
+    )
+
+
+class _FirstBatch(Exception):
+    """Not an error: the way out of a plan that is only to be forecast."""
+
+
+class _Surveyor(ProxyLab):
+    """Looks at the first proxies that are asked for, and makes none."""
+
+    def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
+        raise _FirstBatch(self.describe(self.survey(proxies)))
+
+
+def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:
+    """What the first proxies of a plan would cost; later ones may depend on what these show."""
+    planner, corpus = require_planner(target), Corpus(target.data.corpus)
+    try:
+        planner.plan(_Surveyor(target, proxy, corpus=corpus, folder=lab, pool=LocalPool(1)))
+    except _FirstBatch as first:
+        return str(first)
+    return f"{target.mixer.name} needs no proxies here"

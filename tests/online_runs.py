@@ -1,0 +1,43 @@
+"""Runs with mixers that learn one weight a source: in a trainer, or as steps of several ranks."""
+
+from corpora import write_corpus
+from dograph.mixers.registry import build_mixer
+from dograph.models.build import build_model
+from dograph.models.files import save_model
+from tiny_steps import open_steps
+
+STEPS = 4
+MIXERS = {
+    "dynamic-loss": {"warmup_steps": 1},
+    "group-dro": {"eta": 1.0},
+    "doremi-proxy": {},
+    "doge-proxy": {"mu": 1e-4, "clip": 0.5},
+}
+
+
+def write_reference(folder):
+    """A model that has learnt nothing, but another nothing than the one that is trained."""
+    model = build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=77)
+    save_model(model, folder, None)
+    return str(folder)
+
+
+def options_of(name, reference):
+    return MIXERS[name] | ({"reference": reference} if name == "doremi-proxy" else {})
+
+
+def take_online_steps(world, corpus, reference, *overrides):
+    """What each mixer weighed in a few steps, the gradients, and where it stands in the end."""
+    found = {}
+    for name in MIXERS:
+        mixer = build_mixer(name, options_of(name, reference))
+        # a rate that does not move the model, but DoGE's weights
+        steps = open_steps(corpus, "optim.lr=1e-6", *overrides, world=world, mixer=mixer)
+        taken = [steps.take() for _ in range(STEPS)]
+        found[name] = {"taken": taken, "state": mixer.state_dict()}
+        steps.loader.close()
+    return found
+
+
+def make_inputs(folder):
+    return write_corpus(folder / "corpus"), write_reference(folder / "reference")

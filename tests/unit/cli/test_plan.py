@@ -1,0 +1,188 @@
+"""The plan command in this process: what it refuses, tells and writes."""
+
+import csv
+
+import numpy as np
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from corpora import write_corpus
+from dograph.cli.plan import plan
+from dograph.errors import ConfigError
+from dograph.lab import local
+from dograph.rng import stream
+from lab_runs import Here
+
+app = typer.Typer()
+app.command()(plan)
+SOURCES = ("alpha", "beta", "gamma")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "c")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Losses that fall with the share of gamma, in the long form; and one more pair like it."""
+    folder = tmp_path_factory.mktemp("tables")
+    draws = stream(3, "tables")
+    found = {}
+    for name, number in (("fit", 40), ("test", 12)):
+        weight_NS = draws.dirichlet(np.ones(3), size=number)
+        mixtures, losses = folder / f"{name}-mixtures.csv", folder / f"{name}-losses.csv"
+        with open(mixtures, "w", newline="") as one, open(losses, "w", newline="") as two:
+            weights, measured = csv.writer(one), csv.writer(two)
+            weights.writerow(["run", "source", "weight"])
+            measured.writerow(["run", "target", "loss"])
+            for n, weight_S in enumerate(weight_NS):
+                for source, weight in zip(SOURCES, weight_S, strict=True):
+                    weights.writerow([f"r{n}", source, weight])
+                measured.writerow([f"r{n}", "C4", 2 + np.exp(-1 - 2 * weight_S[2])])
+                measured.writerow([f"r{n}", "Book", 2 + np.exp(-1 - 2 * weight_S[0])])
+        found[name] = [str(mixtures), str(losses)]
+    return found
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def settings(corpus):
+    return [f"data.corpus={corpus}", "data.seq_len=32", "train.steps=8", "optim.warmup_steps=0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["uniform"], r"uniform makes no plan; train with mixer\.name=uniform"),
+        (["doremi", "mixer.name=doge"], r"mixer\.name is METHOD here"),
+        (["doremi", "mixer.roundz=2"], r"mixer\.roundz is not an option of doremi"),
+        (["doremi", "--proxy", "seed=3"], "seed is not a setting of proxies"),
+        (["doremi", "--proxy", "train.stepz=3"], r"train\.stepz is not a setting"),
+        (["doremi", "--on", "moon"], "--on=moon"),
+        (["doremi", "--ray-address", "auto"], "needs --on ray"),
+        (["doremi", "--workers", "0"], "--workers=0"),
+        (["doremi", "--surrogate", "ridge"], "--surrogate is for --from-table"),
+        (["doremi", "--test-table", "a", "b"], "--test-table is for --from-table"),
+        (["doremi", "--from-table", "a", "b"], "doremi cannot plan from a table"),
+        (["mixing-law", "--from-table", "a", "b", "--top", "3"], "--top is for regmix"),
+        (["regmix", "--from-table", "a", "b", "--proxy", "x=1"], "--proxy: no proxies"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_what_is_wrong_is_told_before_anything_runs(corpus, folder, arguments, told):
+    more = settings(corpus) if "--from-table" not in arguments else []
+    with pytest.raises(ConfigError, match=told):
+        invoke(arguments[0], *more, *arguments[1:])
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_is_not_written_over(corpus, folder):
+    (folder / "mixture.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="already exists; name another with --out"):
+        invoke("doremi", *settings(corpus))
+    (folder / "taken").mkdir()
+    with pytest.raises(ConfigError, match="is a folder"):
+        invoke("doremi", *settings(corpus), "--out", "taken", "--force")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        invoke("doremi", *settings(corpus), "--out", "mixture.yaml/m.yaml")
+    assert (folder / "mixture.yaml").read_text() == "mine"
+
+
+def test_a_dry_run_makes_nothing(corpus, folder):
+    result = invoke("lab_runs:Ladder", *settings(corpus), "mixer.number=5", "--dry-run")
+    assert "5 proxies to train (tiny; 8 steps): 20,480 tokens" in result.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_a_plan_from_proxies(corpus, folder, monkeypatch):
+    monkeypatch.setattr(local, "LocalPool", lambda workers: Here())
+    arguments = [*settings(corpus), "mixer.number=2", "--proxy", "train.steps=2"]
+    result = invoke("lab_runs:Ladder", *arguments, "--out", "new/m.yaml")
+    written = yaml.safe_load((folder / "new" / "m.yaml").read_text())
+    assert written["provenance"]["proxy"]["number"] == 2
+    assert written["provenance"]["settings"] == {"number": 2}
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[0] == ["source", "natural", "planned", "epochs"]
+    for row, source, natural in zip(rows[1:], SOURCES, (0.6, 0.3, 0.1), strict=False):
+        planned = written["weights"][source]
+        blocks = (10_000 * natural) // 32
+        assert row[:3] == [source, f"{natural:.4f}", f"{planned:.4f}"]
+        assert float(row[3]) == pytest.approx(8 * 16 * planned / blocks, abs=0.006)
+    assert "cost: 2 proxies, 0:0" in result.stdout
+    assert "mixer.name=static mixer.file=new/m.yaml" in result.stdout
+    assert "mixer.number" not in result.stdout.splitlines()[-1]
+    assert "advice: look twice" in result.stderr
+    assert "2 proxies to train" in result.stderr
+
+
+def test_repeats_are_warned_about(corpus, folder, monkeypatch):
+    monkeypatch.setattr(local, "LocalPool", lambda workers: Here())
+    many = [*settings(corpus), "mixer.number=1", "train.steps=80", "--proxy", "train.steps=2"]
+    result = invoke("lab_runs:Ladder", *many)
+    assert "warning: gamma would be read through" in result.stderr
+
+
+@pytest.mark.parametrize("method", ["regmix", "mixing-law"])
+def test_a_plan_from_a_table(folder, tables, method):
+    result = invoke(
+        method, "--from-table", *tables["fit"], "--target", "C4", "--surrogate", "exponential"
+    )
+    written = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert max(written["weights"], key=written["weights"].get) == "gamma"
+    assert written["provenance"]["method"] == method
+    assert written["provenance"]["settings"]["tables"] == tables["fit"]
+    assert "epochs" not in result.stdout
+    assert "surrogate: exponential" in result.stdout
+    assert "Spearman 1.0000" in result.stdout
+
+
+def test_targets_caps_and_a_test_table(folder, tables):
+    result = invoke(
+        "mixing-law",
+        *("--from-table", *tables["fit"], "--test-table", *tables["test"]),
+        *("--target", "C4=3", "--target", "Book=1", "--cap", "gamma=0.4"),
+    )
+    written = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert written["weights"]["gamma"] == pytest.approx(0.4, abs=1e-9)
+    assert written["findings"]["targets"] == {"C4": 0.75, "Book": 0.25}
+    assert written["findings"]["held_out"]["runs"] == 12
+    assert "on the test table (12 runs): Spearman" in result.stdout
+
+
+def test_a_run_gives_its_prior_and_its_caps(corpus, folder, tables):
+    # 12,800 tokens are drawn and gamma has 1,000: two epochs of it are 0.156 of the run
+    run = [f"data.corpus={corpus}", "data.seq_len=32", "train.steps=25", "train.batch_size=16"]
+    result = invoke(
+        "mixing-law", *run, "--from-table", *tables["fit"], "--target", "C4", "--max-epochs", "2"
+    )
+    written = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert written["weights"]["gamma"] == pytest.approx(2 * 1000 / 12_800)
+    assert written["findings"]["prior"] == pytest.approx({"alpha": 0.6, "beta": 0.3, "gamma": 0.1})
+    assert "epochs" in result.stdout.splitlines()[0]
+    assert written["provenance"]["target_tokens"] == 12_800
+
+
+def test_epochs_need_a_run(folder, tables):
+    with pytest.raises(ConfigError, match="--max-epochs needs the run"):
+        invoke("regmix", "--from-table", *tables["fit"], "--max-epochs", "2")
+
+
+@pytest.mark.parametrize("option", [["--cap", "gamma"], ["--cap", "gamma=lots"]])
+def test_wrong_numbers_are_told(folder, tables, option):
+    with pytest.raises(ConfigError, match="gamma"):
+        invoke("regmix", "--from-table", *tables["fit"], *option)

@@ -1,0 +1,99 @@
+"""How methods and seeds are named."""
+
+import pytest
+
+from dograph.compare.methods import ALL, parse_methods, parse_seeds
+from dograph.errors import ConfigError
+from dograph.training.config import parse_config
+
+
+def base(**mixer):
+    return parse_config({"mixer": mixer or {"name": "natural"}}, "test")
+
+
+def mixers(text, baseline="natural", config=None):
+    return {m.label: dict(m.mixer) for m in parse_methods(text, config or base(), baseline)}
+
+
+def test_names_options_and_labels():
+    found = mixers("uniform,dograph[recipe=paper],wide=dograph[num_domains=17,cap=null]")
+    assert found == {
+        "natural": {"name": "natural"},
+        "uniform": {"name": "uniform"},
+        "dograph-recipe-paper": {"name": "dograph", "recipe": "paper"},
+        "wide": {"name": "dograph", "num_domains": 17, "cap": None},
+    }
+
+
+def test_values_are_yaml_and_may_hold_commas_and_brackets():
+    found = mixers(
+        "a=static[weights={x: 0.5, y: 0.5}],b=dograph[objective.name=precision,objective.q=2]"
+    )
+    assert found["a"] == {"name": "static", "weights": {"x": 0.5, "y": 0.5}}
+    assert found["b"] == {"name": "dograph", "objective": {"name": "precision", "q": 2}}
+
+
+def test_a_class_of_ones_own_has_a_colon_and_options():
+    methods = parse_methods("compare_mixers:Scout[steps=3]", base(), "natural")
+    assert methods[1].mixer == {"name": "compare_mixers:Scout", "steps": 3}
+    assert methods[1].label == "compare_mixers-Scout-steps-3"
+    assert methods[1].is_planned
+    assert not methods[0].is_planned
+
+
+def test_the_baseline_comes_first_and_is_added_where_it_is_missing():
+    assert list(mixers("dograph,uniform", "uniform")) == ["uniform", "dograph"]
+    assert list(mixers("dograph", "unimax[max_epochs=2]")) == ["unimax-max_epochs-2", "dograph"]
+
+
+def test_all_seven():
+    assert len(ALL) == 7
+    assert "natural" not in ALL
+
+
+def test_a_bare_name_takes_the_options_of_the_configuration():
+    config = base(name="dograph", num_domains=4)
+    assert mixers("dograph", config=config)["dograph"]["num_domains"] == 4
+    found = mixers("dograph[recipe=paper]", config=config)
+    assert "num_domains" not in found["dograph-recipe-paper"]
+
+
+def test_a_file_may_also_set_the_sketch(tmp_path):
+    file = tmp_path / "methods.yaml"
+    file.write_text(
+        "plain: uniform\n"
+        "head:\n  mixer: {name: dograph, num_domains: 3}\n  sketch: {mode: head, dim: 80}\n"
+    )
+    methods = {m.label: m for m in parse_methods(f"unimax,{file}", base(), "natural")}
+    assert list(methods) == ["natural", "unimax", "plain", "head"]
+    config = methods["head"].config(base())
+    assert (config.sketch.mode, config.sketch.dim, config.mixer.name) == ("head", 80, "dograph")
+    file.write_text("cheat:\n  mixer: {name: dograph}\n  train: {steps: 900}\n")
+    with pytest.raises(ConfigError, match="the same for all methods"):
+        parse_methods(str(file), base(), "natural")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("unifrom", 'did you mean "uniform"'),
+        ("dograph[recipe=safest]", "safest"),
+        ("dograph[num_domains]", "not an override"),
+        ("dograph[num_domains=3", "not closed"),
+        ("uniform,uniform", "twice"),
+        ("a/b=uniform", "names a folder"),
+        (",", "names no mixer"),
+    ],
+)
+def test_what_is_wrong_is_told(text, reason):
+    with pytest.raises(ConfigError, match=reason):
+        mixers(text)
+
+
+def test_seeds():
+    assert parse_seeds("3", 5) == [5, 6, 7]
+    assert parse_seeds("10,12,11", 0) == [10, 12, 11]
+    assert parse_seeds("7,", 0) == [7]
+    for wrong in ("0", "a", "1,1", "", "-3"):
+        with pytest.raises(ConfigError, match="--seeds"):
+            parse_seeds(wrong, 0)
