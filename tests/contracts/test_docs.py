@@ -43,6 +43,9 @@ def test_every_preset_and_mixer_is_documented():
     "command",
     [
         ["train"],
+        ["plan"],
+        ["compare"],
+        ["export"],
         ["losses"],
         ["graph"],
         ["explain"],
@@ -59,6 +62,9 @@ def test_every_command_has_help_that_shows_examples(command):
     examples = {
         "train": "dograph train --resume",
         "prepare": "dograph data prepare demo",
+        "plan": "dograph plan regmix recipe.yaml --dry-run",
+        "compare": "dograph compare recipe.yaml --budget compute",
+        "export": "dograph export --list",
         "graph": "dograph graph runs/mine --out graph.dot",
         "explain": "dograph explain runs/mine --step 500",
         "inspect": "dograph inspect runs/mine --corpus",

@@ -22,7 +22,7 @@ from dograph.types import Mixture
 
 # The part of the target that proxies are, where the user says nothing.
 STEPS_SHARE, LEAST_STEPS = 4, 20
-CURVE_POINTS = 10  # validations of a proxy
+MOST_POINTS = 10  # validations of a proxy: as many points has its learning curve
 LIGHT = ("tiny", "demo", "llama-tiny")  # targets whose proxy is the smallest model there is
 
 
@@ -75,8 +75,9 @@ def require_planner(config: RunConfig) -> Planner:
 def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:
     """What a proxy is: the target with a smaller model and fewer steps; `changes` come on top.
 
-    A quarter of the steps, and as large a part of them for warm-up; ten validations, for learning
-    curves; at least two checkpoints. Sample length, batch, optimiser and precision stay.
+    A quarter of the steps, and as large a part of them for warm-up; validations twice as often, two
+    to ten in all, for with few steps they are what costs; at least two checkpoints. Sample length,
+    batch, optimiser and precision stay.
     """
     changes = dict(changes or {})
     steps = _changed(changes, "train", "steps")
@@ -89,7 +90,9 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
             "model": _smaller(target, changes),
             "train": {"steps": steps},
             "optim": {"warmup_steps": target.optim.warmup_steps * steps // target.train.steps},
-            "eval": {"every": max(steps // CURVE_POINTS, 1)},
+            "eval": {
+                "every": min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
+            },
             "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 1},
             "probe": {"rows": 0},
             "log": {"sinks": []},

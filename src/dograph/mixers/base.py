@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from dograph.plans.table import MixtureTable
 from dograph.types import Mixture, Signals
 
 # Metrics of a step by name; tensors stay on the device until they are written. What costs much to
@@ -112,3 +113,4 @@ class Planner(Mixer):
 
     def __init__(self) -> None:
         self.findings: dict[str, Any] = {}  # JSON values: diagnostics of the plan
+        self.table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one

@@ -55,16 +55,22 @@ def test_short_runs_have_proxies_of_twenty_steps_at_least(steps, proxy):
     config = default_proxy(target)
     assert config.train.steps == proxy
     assert config.checkpoint.every == min(50, math.ceil(proxy / 2))
-    assert config.eval.every == max(proxy // 10, 1)
+    assert config.eval.every == min(25, math.ceil(proxy / 2))
 
 
 def test_what_hangs_on_the_steps_follows_them():
     proxy = default_proxy(resolve_config(None, []), {"train": {"steps": 100}})
     assert (proxy.train.steps, proxy.optim.warmup_steps) == (100, 10)
-    assert (proxy.eval.every, proxy.checkpoint.every) == (10, 50)
+    assert (proxy.eval.every, proxy.checkpoint.every) == (25, 50)
     own = {"train": {"steps": 100}, "optim": {"warmup_steps": 3}, "eval": {"every": 0}}
     proxy = default_proxy(resolve_config(None, []), own)
     assert (proxy.optim.warmup_steps, proxy.eval.every) == (3, 0)
+
+
+@pytest.mark.parametrize(("every", "proxy"), [(0, 500), (1, 100), (300, 150), (4000, 500)])
+def test_a_proxy_validates_two_to_ten_times(every, proxy):
+    target = resolve_config(None, ["train.steps=4000", f"eval.every={every}"])
+    assert default_proxy(target).eval.every == proxy
 
 
 def test_for_a_model_by_path_the_proxy_must_be_named():
