@@ -1,12 +1,12 @@
 """dograph compare: several mixers, several seeds, one table."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,14 +46,6 @@ Replan = Annotated[
 ProxySettings = Annotated[
     list[str] | None,
     typer.Option("--proxy", metavar="NAME=VALUE", help="a setting of the plans' proxies; repeat"),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="runs at once (default: one a GPU, else one a core)", show_default=False),
-]
-On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
-RayAddress = Annotated[
-    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
 ]
 LabFolder = Annotated[Path, typer.Option("--lab", help="where the plans' proxies are kept")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="tell what it would cost, and stop")]
@@ -97,7 +89,7 @@ def compare(
         for line in forecast_lines(ask, open_corpus(ask)):
             print(line)
         return
-    findings = _made(ask, _pool(ask, on, workers, ray_address))
+    findings = _made(ask, open_pool(ask.config.train.device, on, workers, ray_address))
     _show(findings, out)
     if findings["failures"]:
         failed = ", ".join(findings["failures"])
@@ -124,8 +116,7 @@ def _ask(
 
     if budget not in ("tokens", "compute"):
         raise ConfigError(f'--budget={budget}: allowed are "tokens" and "compute"')
-    name = settings[0] if settings and "=" not in settings[0] else None
-    config = resolve_config(name, settings[1:] if name else settings)
+    config = resolve_config(*split_settings(settings))
     methods = parse_methods(mixers, config, baseline)
     numbers = parse_seeds(seeds, config.seed)
     planned = any(method.is_planned for method in methods)
@@ -144,22 +135,8 @@ def _ask(
         replan=replan,
         out=out,
         lab=lab,
-        command=shlex.join(["dograph", *sys.argv[1:]]),
+        command=command(),
     )
-
-
-def _pool(ask: "Ask", on: str, workers: int | None, address: str | None) -> "Pool":
-    if on not in ("local", "ray"):
-        raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
-    if on == "ray":
-        from dograph.lab.ray_pool import RayPool
-
-        return RayPool(address, workers=workers)
-    if address is not None:
-        raise ConfigError(f"--ray-address={address} needs --on ray")
-    from dograph.lab.local import LocalPool, default_workers
-
-    return LocalPool(default_workers(ask.config.train.device) if workers is None else workers)
 
 
 def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:

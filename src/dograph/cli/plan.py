@@ -1,12 +1,12 @@
 """dograph plan: a mixture before training, from proxies or from a table of runs."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,14 +28,6 @@ Force = Annotated[bool, typer.Option("--force", help="write over --out")]
 ProxySettings = Annotated[
     list[str] | None,
     typer.Option("--proxy", metavar="NAME=VALUE", help="a setting of the proxies; repeat for more"),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="proxies at once (default: one a GPU, else one a core)", show_default=False),
-]
-On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
-RayAddress = Annotated[
-    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
 ]
 LabFolder = Annotated[Path, typer.Option("--lab", help="where proxies are kept, by content")]
 DryRun = Annotated[
@@ -67,8 +59,11 @@ Surrogate = Annotated[
     ),
 ]
 Prior = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.yaml", help="with --from-table: the mixture to start from"),
+    str | None,
+    typer.Option(
+        metavar="FILE.yaml|PRESET",
+        help="with --from-table: the mixture to start from; presets: dograph export --list",
+    ),
 ]
 Cap = Annotated[
     list[str] | None,
@@ -137,13 +132,8 @@ def plan(
         print(forecast_plan(run, smaller, lab=lab))
         print("later proxies may depend on what these show; they are told when they come")
         return
-    made = _made(run, smaller, lab, _pool(run, on, workers, ray_address))
+    made = _made(run, smaller, lab, open_pool(run.train.device, on, workers, ray_address))
     _finish(run, made, out, settings)
-
-
-def command() -> str:
-    """What was typed."""
-    return shlex.join(["dograph", *sys.argv[1:]])
 
 
 def _check_out(out: Path, *, force: bool) -> None:
@@ -175,8 +165,7 @@ def _resolved(method: str, settings: list[str]) -> "RunConfig":
     from dograph.training.presets import resolve_config
 
     require_method(method)
-    name = settings[0] if settings and "=" not in settings[0] else None
-    own = settings[1:] if name else settings
+    name, own = split_settings(settings)
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
@@ -192,20 +181,6 @@ def _proxies(run: "RunConfig", settings: list[str]) -> "RunConfig":
     return default_proxy(run, merge({}, *(parse_override(setting) for setting in settings)))
 
 
-def _pool(run: "RunConfig", on: str, workers: int | None, address: str | None) -> "Pool":
-    if on not in ("local", "ray"):
-        raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
-    if on == "ray":
-        from dograph.lab.ray_pool import RayPool
-
-        return RayPool(address, workers=workers)
-    if address is not None:
-        raise ConfigError(f"--ray-address={address} needs --on ray")
-    from dograph.lab.local import LocalPool, default_workers
-
-    return LocalPool(default_workers(run.train.device) if workers is None else workers)
-
-
 def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Plan":
     from dograph.lab.jobs import Stopped
     from dograph.lab.planning import make_plan
@@ -219,16 +194,28 @@ def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Pla
 
 
 def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> None:
-    from dograph.cli.plan_report import print_cost, print_notes, print_shares, print_use
+    from dograph.cli.plan_report import print_cost, print_fit, print_notes, print_shares, print_use
     from dograph.corpus.corpus import Corpus
     from dograph.mixtures.file import MixtureFile, write_mixture
+    from dograph.plans.writer import write_table
 
     weights = dict(made.mixture.weights)
     write_mixture(
         out, MixtureFile(weights=weights, provenance=made.provenance, findings=made.findings)
     )
+    if made.table is not None:  # so that it can be fitted again, without proxies
+        write_table(made.table, *table_files(out))
     corpus = Corpus(run.data.corpus)
     print_shares(weights, corpus.tokens_by_source(), "natural", run, corpus)
     print_cost(made.cost)
     print_notes(made.findings, run, corpus, made.mixture)
+    if made.table is not None:
+        print_fit(made.findings)
+        mixtures, losses = table_files(out)
+        print(f"the proxies' table: {mixtures}, {losses} (dograph plan --from-table)")
     print_use(out, settings)
+
+
+def table_files(out: Path) -> tuple[Path, Path]:
+    """Where the table of a plan's proxies goes: beside the plan."""
+    return out.with_suffix(".mixtures.csv"), out.with_suffix(".losses.csv")

@@ -78,6 +78,41 @@ def print_notes(
         print(line, file=sys.stderr)
 
 
+def print_fit(findings: Mapping[str, Any]) -> None:
+    """How far the fit may be trusted: on runs it has not seen, then what it expects."""
+    chosen = findings["surrogate"]
+    print(f"surrogate: {chosen['name']}: {chosen['why']}")
+    for name, scores in chosen["cross_validated"].items():
+        print(f"  {name} on left-out runs: {_scores(scores)}")
+    held_out = findings.get("held_out")
+    if held_out is not None:
+        parts = held_out["targets"] | (
+            {"the objective": held_out["objective"]} if held_out["objective"] else {}
+        )
+        for name, scores in parts.items():
+            print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
+        for note in held_out["notes"]:
+            print(f"note: {note}", file=sys.stderr)
+    for row in findings.get("simulation", {}).get("sensitivity", []):
+        print(
+            f"  averaging the best {row['top']}: predicted loss {row['predicted_loss']:.4f}, "
+            f"{row['distance']:.3f} (L1) from the plan"
+        )
+    predicted = findings["predicted"]
+    best = predicted["best_run"]
+    print(
+        f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "
+        f"run of the table: {best['run']}, {best['measured']:.4f} measured, "
+        f"{best['predicted']:.4f} predicted"
+    )
+
+
+def _scores(scores: Mapping[str, Any]) -> str:
+    kinds = (("Spearman", "spearman"), ("Pearson", "pearson"), ("mean error", "mean_error"))
+    told = [f"{title} {scores[key]:.4f}" for title, key in kinds if scores[key] is not None]
+    return ", ".join([*told, *([scores["note"]] if scores["note"] else [])])
+
+
 def print_use(out: Path, settings: list[str]) -> None:
     """The command that trains with the file."""
     kept = [setting for setting in settings if not setting.startswith("mixer.")]

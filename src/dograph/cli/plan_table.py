@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dograph.cli.pools import split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class TableOptions:
     target: list[str]
     test_table: tuple[Path, Path] | None
     surrogate: str | None
-    prior: Path | None
+    prior: str | None
     cap: list[str]
     max_epochs: float | None
     top: int | None
@@ -68,7 +69,7 @@ def plan_from_table(
         )
     if method != "regmix" and options.top is not None:
         raise ConfigError("--top is for regmix; the mixing law's optimum is exact")
-    from dograph.cli.plan_report import print_notes, print_shares, print_use
+    from dograph.cli.plan_report import print_fit, print_notes, print_shares, print_use
     from dograph.mixtures.file import MixtureFile, write_mixture
     from dograph.plans.from_table import propose_from_table
     from dograph.plans.propose import TOP
@@ -101,7 +102,7 @@ def plan_from_table(
     else:
         print_shares(weights, findings["prior"], "prior", run.config, run.corpus)
         print_notes(findings, run.config, run.corpus, proposal.mixture)
-    _print_fit(findings)
+    print_fit(findings)
     print_use(out, settings)
 
 
@@ -113,8 +114,7 @@ def _described(settings: list[str], table: "MixtureTable") -> _Run | None:
     from dograph.corpus.corpus import Corpus
     from dograph.training.presets import resolve_config
 
-    name = settings[0] if "=" not in settings[0] else None
-    config = resolve_config(name, settings[1:] if name else settings)
+    config = resolve_config(*split_settings(settings))
     run = _Run(config, Corpus(ensured(config.data.corpus)))
     foreign = [source for source in table.sources if source not in run.corpus.sources]
     if foreign:
@@ -126,12 +126,18 @@ def _described(settings: list[str], table: "MixtureTable") -> _Run | None:
 
 
 def _prior(
-    file: Path | None, run: _Run | None, table: "MixtureTable"
+    given: str | None, run: _Run | None, table: "MixtureTable"
 ) -> Mapping[str, float] | None:
     from dograph.mixtures.file import read_mixture_file
+    from dograph.mixtures.published import PRESETS, find_preset
 
-    if file is not None:
-        return read_mixture_file(file).weights
+    if given is not None and given in PRESETS:
+        mixture, notes = find_preset(given).fit(table.sources)
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+        return dict.fromkeys(table.sources, 0.0) | dict(mixture.weights)
+    if given is not None:
+        return read_mixture_file(Path(given)).weights
     if run is None:
         return None
     tokens = run.corpus.tokens_by_source()
@@ -193,36 +199,6 @@ def _provenance(method: str, run: _Run | None, settings: dict[str, Any], command
     if run is None:
         return own
     return own.model_copy(update={"target_tokens": run.budget})
-
-
-def _print_fit(findings: Mapping[str, Any]) -> None:
-    """How far the fit may be trusted: on runs it has not seen, then what it expects."""
-    chosen = findings["surrogate"]
-    print(f"surrogate: {chosen['name']}: {chosen['why']}")
-    for name, scores in chosen["cross_validated"].items():
-        print(f"  {name} on left-out runs: {_scores(scores)}")
-    held_out = findings.get("held_out")
-    if held_out is not None:
-        parts = held_out["targets"] | (
-            {"the objective": held_out["objective"]} if held_out["objective"] else {}
-        )
-        for name, scores in parts.items():
-            print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
-        for note in held_out["notes"]:
-            print(f"note: {note}", file=sys.stderr)
-    predicted = findings["predicted"]
-    best = predicted["best_run"]
-    print(
-        f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "
-        f"run of the table: {best['run']}, {best['measured']:.4f} measured, "
-        f"{best['predicted']:.4f} predicted"
-    )
-
-
-def _scores(scores: Mapping[str, Any]) -> str:
-    kinds = (("Spearman", "spearman"), ("Pearson", "pearson"), ("mean error", "mean_error"))
-    told = [f"{title} {scores[key]:.4f}" for title, key in kinds if scores[key] is not None]
-    return ", ".join([*told, *([scores["note"]] if scores["note"] else [])])
 
 
 def _progress(done: int, total: int, what: str) -> None:

@@ -72,12 +72,9 @@ class _Round:
         self.progress.say(f'the process of "{job.label}" died ({how}); it goes on in another')
 
     def on_failure(self, error: JobError) -> None:
-        """Set aside the cell that failed. A pool's error begins with the name of its job."""
-        failed = [c for c in self.left if str(error).startswith(f'"{c.label}"')]
-        if not failed:
-            raise error
-        self.outcome.failures[failed[0].label] = str(error)
-        self.left.remove(failed[0])
+        """Set aside the cell that failed."""
+        self.outcome.failures[error.job.label] = str(error)
+        self.left = [cell for cell in self.left if cell.label != error.job.label]
         # All others were stopped with it, and begin again.
         self.progress.tally.running.clear()
         self.progress.tally.total -= 1

@@ -19,7 +19,7 @@ import torch
 from dograph.errors import ConfigError
 from dograph.lab.jobs import Job, Result, Stopped
 from dograph.lab.pool import RETRIES, job_failed, job_lost
-from dograph.lab.worker import GRACE_SECONDS, STOP, Failure
+from dograph.lab.worker import ENVIRONMENT, GRACE_SECONDS, STOP, Failure
 from dograph.training.interrupts import Interrupts
 
 POLL_SECONDS = 0.3
@@ -198,13 +198,12 @@ def _start(place: int) -> _Worker:
     ours, theirs = Pipe()
     program = _PROGRAM.format(path=sys.path, fd=theirs.fileno())
     environment = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
-    environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env=environment | ENVIRONMENT,
             process_group=0,  # Ctrl-C is for the parent, which tells them
         )
     return _Worker(process, ours, place)

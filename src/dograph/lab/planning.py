@@ -15,6 +15,7 @@ from dograph.lab.pool import Pool
 from dograph.mixers.base import Planner, Proxy, ProxyResult
 from dograph.mixers.registry import MIXERS, build_mixer
 from dograph.mixtures.file import Provenance
+from dograph.plans.table import MixtureTable
 from dograph.training.assembly import open_sampler
 from dograph.training.config import RunConfig, parse_config
 from dograph.training.presets import merge
@@ -44,6 +45,7 @@ class Plan:
     provenance: Provenance
     findings: dict[str, Any]
     cost: PlanCost
+    table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one
 
 
 def planners() -> list[str]:
@@ -149,6 +151,7 @@ def make_plan(
             proxies=len(used),
             cached=sum(one.cached for one in used),
         ),
+        table=planner.table,
     )
 
 

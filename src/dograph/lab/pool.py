@@ -13,6 +13,12 @@ RETRIES = 3  # of a job whose process died
 class JobError(RunError):
     """A job that cannot be done, whoever tries."""
 
+    def __init__(self, job: Job, what: str) -> None:
+        super().__init__(
+            f'"{job.label}"{what}\n  its folder: {job.config.run}\n  its log: {log_of(job.config)}'
+        )
+        self.job = job
+
 
 class Pool(Protocol):
     """Processes of this machine, or of a cluster."""
@@ -43,17 +49,14 @@ class Pool(Protocol):
 
 
 def job_failed(job: Job, reason: str) -> JobError:
-    """A job raised something: told with where to look."""
-    return JobError(
-        f'"{job.label}" failed: {reason}\n  its folder: {job.config.run}\n'
-        f"  its log: {log_of(job.config)}"
-    )
+    """A job raised something."""
+    return JobError(job, f" failed: {reason}")
 
 
 def job_lost(job: Job, why: str) -> JobError:
     """A job's process died too often."""
     return JobError(
-        f'"{job.label}": its process died {RETRIES + 1} times ({why}), most likely for want of '
-        "memory; the same command goes on where it stopped: try it with fewer --workers\n"
-        f"  its folder: {job.config.run}\n  its log: {log_of(job.config)}"
+        job,
+        f": its process died {RETRIES + 1} times ({why}), most likely for want of memory; the same "
+        "command goes on where it stopped: try it with fewer --workers",
     )

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any, Self
 from dograph.errors import RunError, require
 from dograph.lab.jobs import Job, Result, Stopped, log_of
 from dograph.lab.pool import RETRIES, job_failed, job_lost
-from dograph.lab.worker import GRACE_SECONDS, Failure, answer
+from dograph.lab.worker import ENVIRONMENT, GRACE_SECONDS, Failure, answer
 from dograph.training.interrupts import Interrupts
 
 POLL_SECONDS = 0.5
@@ -116,7 +117,7 @@ class RayPool:
             num_gpus=1 if on_gpu else 0,
             max_retries=RETRIES,
             name=job.label,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}},
+            runtime_env={"env_vars": ENVIRONMENT},
         )
         return task.remote(job, list(marks))
 
@@ -186,5 +187,7 @@ def _task(job: Job, marks: list[Path]) -> Result | Failure:
         )
     try:
         return answer(job)
-    except Stopped:
-        os._exit(1)  # for Ray a death: cancelled tasks are let go, others made again
+    except Stopped as stopped:
+        if stopped.number == signal.SIGINT:  # cancelled
+            raise KeyboardInterrupt from stopped
+        os._exit(1)  # for Ray a death: the job is made again
