@@ -37,13 +37,21 @@ def settled(config: RunConfig) -> RunConfig:
 
     Mixture files become weights, and paths that exist become absolute.
     """
-    mixer = config.mixer
-    if mixer.name in OF_MIXTURES:
-        mixer = MixerConfig(name=mixer.name, **inlined(mixer.options))
-    model, path = config.model, config.model.path
-    if path is not None and Path(path).exists():
-        model = model.model_copy(update={"path": str(Path(path).resolve())})
+    name, options = config.mixer.name, config.mixer.options
+    if name in OF_MIXTURES:
+        options = inlined(options)
+    if isinstance(reference := options.get("reference"), str):
+        options["reference"] = _absolute(reference)
+    model = config.model
+    if model.path is not None:
+        model = model.model_copy(update={"path": _absolute(model.path)})
+    mixer = MixerConfig(name=name, **options)
     return config.model_copy(update={"mixer": mixer, "model": model})
+
+
+def _absolute(name: str) -> str:
+    """A path that exists, from the root; any other name, a hub's say, as it is."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def resume_run(config: RunConfig, world: World) -> Trainer:

@@ -89,3 +89,13 @@ def test_weights_by_hand_and_other_mixers_are_nobodys_business(corpus):
     own = config_of(corpus, "mine:Mixer", file="notes.txt")
     assert mixture_warnings(own, corpus) == []
     assert settled(own).mixer.options == {"file": "notes.txt"}
+
+
+def test_paths_that_exist_become_absolute(corpus, tmp_path, monkeypatch):
+    """A run's configuration replays it from any folder; a hub's name stays a name."""
+    (tmp_path / "reference").mkdir()
+    monkeypatch.chdir(tmp_path)
+    near = settled(config_of(corpus, "doremi-proxy", reference="reference"))
+    assert near.mixer.options == {"reference": str((tmp_path / "reference").resolve())}
+    far = settled(config_of(corpus, "doremi-proxy", reference="gpt2"))
+    assert far.mixer.options == {"reference": "gpt2"}
