@@ -70,6 +70,10 @@ class ProxyLab:
         self._flops: dict[str, float] = {}
 
     @property
+    def proxy_steps(self) -> int:
+        return self.proxy.train.steps
+
+    @property
     def parameters(self) -> int:
         return planned_parameters(self.target, self.corpus)
 

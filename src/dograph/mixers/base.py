@@ -64,6 +64,10 @@ class Lab(Protocol):
         """Steps that the run will make."""
 
     @property
+    def proxy_steps(self) -> int:
+        """Steps that a proxy makes, unless its settings say otherwise."""
+
+    @property
     def parameters(self) -> int:
         """Parameters of the run's model, embeddings apart."""
 

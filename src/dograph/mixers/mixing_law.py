@@ -21,6 +21,7 @@ from dograph.surrogates.power import Curve
 from dograph.types import Mixture
 
 Nest = Literal["no", "steps", "sizes"]
+CURVE_POINTS = 12  # of a proxy's learning curve, where a step law is fitted to it
 FEWEST_SIZES = 3  # a size law has three parameters
 
 
@@ -80,14 +81,14 @@ class MixingLaw(Planner):
 
     def _train(self, lab: Lab, mixtures: list[Mixture]) -> list[list[ProxyResult]]:
         """Results by size and mixture; all proxies are asked for at once."""
-        settings: list[dict[str, Any]] = [{"model": {"preset": size}} for size in self.sizes] or [
-            {}
-        ]
+        often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}}
+        own: dict[str, Any] = {} if self.nest == "no" else often
+        settings = [own | {"model": {"preset": size}} for size in self.sizes] or [own]
         names = [f"{size}, mixture" for size in self.sizes] or ["mixture"]
         proxies = [
             proxy
-            for name, own in zip(names, settings, strict=True)
-            for proxy in self.sweep.proxies(mixtures, name, own)
+            for name, one in zip(names, settings, strict=True)
+            for proxy in self.sweep.proxies(mixtures, name, one)
         ]
         results, number = lab.train(proxies), len(mixtures)
         return [results[first : first + number] for first in range(0, len(results), number)]

@@ -27,7 +27,7 @@ def law(weights, source, steps=1.0, size=1e6, tokens=1e6):
 
 class Lab:
     tokens = strata = TOKENS
-    budget, steps, parameters = BUDGET, 400, int(TARGET_SIZE)
+    budget, steps, parameters, proxy_steps = BUDGET, 400, int(TARGET_SIZE), 100
 
     def __init__(self):
         self.asked = []
@@ -119,6 +119,8 @@ def test_nested_laws_reach_the_tokens_and_the_size_of_the_run():
     lab = Lab()
     mixer.plan(lab)
     assert len(lab.asked) == 36
+    assert {proxy.settings["model"]["preset"] for proxy in lab.asked} == {"a", "b", "c"}
+    assert {proxy.settings["eval"]["every"] for proxy in lab.asked} == {8}  # for the curves
     first = lab.asked[0].mixer["weights"]
     expected = [law(first, s, size=TARGET_SIZE, tokens=BUDGET) for s in TOKENS]
     # Step and size laws add up here, so nesting is right only in c; held to a hundredth.
