@@ -50,6 +50,7 @@ bench: $(READY)  ## rewrite the CPU figures in benchmarks/results; keep the mach
 	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.imports
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.plans
 	@echo "preparing is measured on your own text: python -m benchmarks.prepare INPUT... --tokenizer FILE"
 
 clean:

@@ -233,6 +233,7 @@ def test_what_is_finished_is_not_made_again(place, cheap):
     assert again["methods"] == findings["methods"]
 
 
+@pytest.mark.slow
 def test_a_stop_loses_nothing_and_more_may_come(place):
     asked = ask(place, "uniform", out="stopped", seeds=(0,))
     with pytest.raises(Stopped):
@@ -333,6 +334,7 @@ def test_equal_compute_gives_the_proxies_to_the_others(place):
     assert rates[-1] == pytest.approx(stored.optim.lr_end)
 
 
+@pytest.mark.slow
 def test_replanning_makes_one_plan_a_seed(place):
     asked = ask(place, "plan=compare_mixers:Scout[steps=3]", out="replanned", replan=True)
     pool = Here()
@@ -345,6 +347,7 @@ def test_replanning_makes_one_plan_a_seed(place):
     assert files == ["plan-s0.yaml", "plan-s1.yaml"]
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_takes_its_cells_alone(place):
     said = []
     asked = ask(place, "hopeless=compare_mixers:Hopeless,uniform", out="hopeless", seeds=(0,))

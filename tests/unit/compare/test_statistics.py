@@ -176,6 +176,7 @@ def test_a_source_of_one_block_cannot_be_resampled():
     assert resample({}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "share"), [([32] * 7, 0.945), ([4, 6, 5], 0.92)])
 def test_coverage_over_items(sizes, share):
     """32 blocks of seven sources (eval.max_blocks' default), and a very short validation.

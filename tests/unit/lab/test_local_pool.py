@@ -52,6 +52,7 @@ def model_bytes(result):
         return file.read()
 
 
+@pytest.mark.slow
 def test_results_are_those_of_one_process_in_the_order_asked(corpus, pool, tmp_path):
     jobs = [
         job_of(corpus, tmp_path / f"{n}", label=f"job {n}", steps=steps, seed=n)
