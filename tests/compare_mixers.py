@@ -23,7 +23,7 @@ class Scout(Planner):
         (found,) = lab.train([Proxy("scout", {"name": "uniform"}, self.seed, settings)])
         worst = max(found.losses, key=lambda name: found.losses[name])
         rest = 0.5 / (len(lab.tokens) - 1)
-        self.findings = {"worst": worst}
+        self.findings = {"worst": worst, "notes": ["one proxy alone"], "advice": ["ask more"]}
         return Mixture({name: 0.5 if name == worst else rest for name in lab.tokens})
 
 

@@ -83,6 +83,7 @@ EXTRAS = {
     "wandb",
     "trackio",
     "lightgbm",
+    "lm_eval",
     "scipy",
     "ray",
 }

@@ -26,8 +26,8 @@ Settings = Annotated[
 Mixers = Annotated[
     str,
     typer.Option(
-        help="all, or names with options: dograph,paper=dograph\\[recipe=paper],my:Mixer\\[a=1]; "
-        "or a YAML file"
+        help="all, or names with options: dograph, paper=dograph\\[recipe=paper], "
+        "my:Mixer\\[a=1], with commas and without spaces; or a YAML file"
     ),
 ]
 Seeds = Annotated[str, typer.Option(help="how many, or which: 5, or 10,11,12")]
@@ -69,17 +69,18 @@ def compare(
     """Train several mixers over several seeds and say what their differences are worth.
 
     \b
-    dograph compare                                     all seven on the demo, 5 seeds
+    dograph compare                                all seven on the demo, 5 seeds
     dograph compare --mixers uniform,dograph --seeds 5 --out compare/two
     dograph compare recipe.yaml train.steps=500 --dry-run
     dograph compare recipe.yaml --mixers 'dograph,paper=dograph\\[recipe=paper]'
-    dograph compare recipe.yaml --budget compute        equal FLOPs, plans counted
+    dograph compare recipe.yaml --budget compute   equal FLOPs, plans counted
     dograph compare recipe.yaml --proxy train.steps=400 --replan
 
-    Runs with the same seed are a pair: the same first weights and shuffles. With 5 seeds and more
-    a difference may be claimed (paired t interval, Holm over the rows). After Ctrl-C, a kill or a
-    crash the same command goes on; more seeds may be added. OUT has compare.json, methods.csv,
-    cells.csv and every run. docs/compare.md tells how to read the table.
+    Runs with the same seed are a pair: the same first weights and shuffles. With
+    5 seeds and more a difference may be claimed (paired t interval, Holm over the
+    rows). After Ctrl-C, a kill or a crash the same command goes on; more seeds
+    may be added. OUT has compare.json, methods.csv, cells.csv and every run.
+    docs/compare.md tells how to read the table.
     """  # noqa: D301
     ask = _ask(settings or [], mixers, seeds, out, baseline, budget, replan, proxy or [], lab)
     if dry_run:

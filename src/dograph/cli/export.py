@@ -66,9 +66,17 @@ def export(
         return
     if mixture is None:
         raise ConfigError("name a mixture file, a preset or a run; presets: dograph export --list")
+    _check_out(out, mixture)
     file, sizes = find_mixture(mixture, corpus)
     sizes |= {name: _tokens(name, given) for name, given in _pairs(size, "--size").items()}
     _write(export_mixture(to, file.weights, _pairs(place, "--place"), sizes), out)
+
+
+def _check_out(out: Path | None, mixture: str) -> None:
+    if out is not None and out.exists() and out.resolve() == Path(mixture).resolve():
+        raise ConfigError(
+            f"--out {out} is the mixture itself, whose provenance would be lost; name another file"
+        )
 
 
 def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[str, int]]:
@@ -88,7 +96,7 @@ def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[st
         return read_mixture_file(path), sizes
     if name not in PRESETS:
         raise ConfigError(
-            f"{name} is no file, no run and no preset; presets: {did_you_mean(name, PRESETS)}"
+            f"{name} is no file, no run and no preset; of presets, {did_you_mean(name, PRESETS)}"
         )
     if not sizes:
         return PRESETS[name].file, sizes
@@ -108,6 +116,7 @@ def _write(text: str, out: Path | None) -> None:
         write_text(out, text)
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
+    print(f"{out} is written", file=sys.stderr)
 
 
 def print_presets() -> None:

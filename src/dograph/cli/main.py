@@ -19,6 +19,7 @@ from dograph.cli import (
     show,
     train,
 )
+from dograph.cli import eval as benchmarks
 from dograph.errors import DographError
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
 app.command("export")(export.export)
+app.command("eval")(benchmarks.evaluate)
 app.command("losses")(losses.losses)
 app.command("graph")(graph.graph)
 app.command("explain")(explain.explain)

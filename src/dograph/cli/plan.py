@@ -1,6 +1,7 @@
 """dograph plan: a mixture before training, from proxies or from a table of runs."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,17 +111,18 @@ def plan(
     dograph plan regmix --from-table mixtures.csv losses.csv --target C4
     dograph train recipe.yaml mixer.name=static mixer.file=mixture.yaml
 
-    A proxy is the run with a smaller model and a quarter of the steps, unless --proxy says
-    otherwise. Proxies are kept in --lab and never made twice: after Ctrl-C, a kill or a crash the
-    same command goes on. docs/plan.md tells more.
+    A proxy is the run with a smaller model and a quarter of the steps, unless
+    --proxy says otherwise. Proxies are kept in --lab and never made twice: after
+    Ctrl-C, a kill or a crash the same command goes on. docs/plan.md tells more.
     """  # noqa: D301
     from dograph.cli.plan_table import TableOptions, plan_from_table
 
     settings = settings or []
-    _check_out(out, force=force or dry_run)
+    table_plan = from_table is not None
+    _check_out(out, [] if table_plan else table_files(out), force=force or dry_run)
     options = TableOptions(target or [], test_table, surrogate, prior, cap or [], max_epochs, top)
     if from_table is not None:
-        _refuse(bool(proxy), workers is not None, on != "local", dry_run)
+        _refuse(bool(proxy), workers is not None, on != "local", ray_address is not None, dry_run)
         plan_from_table(method, settings, from_table, options, out, command())
         return
     options.refuse_given()
@@ -136,10 +138,11 @@ def plan(
     _finish(run, made, out, settings)
 
 
-def _check_out(out: Path, *, force: bool) -> None:
-    """Hours of proxies must not end at a file that cannot be written."""
-    if out.exists() and not force:
-        raise ConfigError(f"{out} already exists; name another with --out, or add --force")
+def _check_out(out: Path, beside: Sequence[Path], *, force: bool) -> None:
+    """Hours of proxies must not end at a file that cannot be written, or that somebody needs."""
+    for file in (out, *beside):
+        if file.exists() and not force:
+            raise ConfigError(f"{file} already exists; name another with --out, or add --force")
     if out.is_dir():
         raise ConfigError(f"--out={out} is a folder; name a file, as in {out / 'mixture.yaml'}")
     trial = out.with_name(f".{out.name}.trial")
@@ -152,7 +155,7 @@ def _check_out(out: Path, *, force: bool) -> None:
 
 
 def _refuse(*given: bool) -> None:
-    names = ("--proxy", "--workers", "--on", "--dry-run")
+    names = ("--proxy", "--workers", "--on", "--ray-address", "--dry-run")
     if any(given):
         wrong = [name for name, there in zip(names, given, strict=True) if there]
         raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
@@ -218,4 +221,5 @@ def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> N
 
 def table_files(out: Path) -> tuple[Path, Path]:
     """Where the table of a plan's proxies goes: beside the plan."""
-    return out.with_suffix(".mixtures.csv"), out.with_suffix(".losses.csv")
+    stem = out.stem if out.suffix in (".yaml", ".yml") else out.name  # eta0.1 has no suffix
+    return out.with_name(f"{stem}.mixtures.csv"), out.with_name(f"{stem}.losses.csv")

@@ -1,7 +1,7 @@
 """dograph plan --from-table: a mixture from runs that somebody has made."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dograph.training.config import RunConfig
 
 METHODS = ("regmix", "mixing-law")
+AS_SETTINGS = ("target", "surrogate", "max_epochs", "top")  # of methods that train proxies
 SEED = 42
 
 
@@ -34,10 +35,12 @@ class TableOptions:
         """Where proxies are trained, the method's options are settings."""
         for name, value in asdict(self).items():
             if value not in (None, []):
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is for --from-table; where proxies are trained, "
-                    f"the method's options are settings, as in mixer.{name}=..."
+                hint = (
+                    f"where proxies are trained, it is the setting mixer.{name}=..."
+                    if name in AS_SETTINGS
+                    else "a plan leaves the table of its proxies beside --out, to be fitted so"
                 )
+                raise ConfigError(f"--{name.replace('_', '-')} is for --from-table; {hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,9 @@ def plan_from_table(
         )
     if method != "regmix" and options.top is not None:
         raise ConfigError("--top is for regmix; the mixing law's optimum is exact")
+    _check_settings(settings)
+    _check_pair("--from-table", files)
+    _check_pair("--test-table", options.test_table)
     from dograph.cli.plan_report import print_fit, print_notes, print_shares, print_use
     from dograph.mixtures.file import MixtureFile, write_mixture
     from dograph.plans.from_table import propose_from_table
@@ -103,7 +109,26 @@ def plan_from_table(
         print_shares(weights, findings["prior"], "prior", run.config, run.corpus)
         print_notes(findings, run.config, run.corpus, proposal.mixture)
     print_fit(findings)
-    print_use(out, settings)
+    print_use(out, settings or ["recipe.yaml"])
+
+
+def _check_pair(option: str, files: tuple[Path, Path] | None) -> None:
+    """With one file given, the command line takes the next option for the other."""
+    for file in files or ():
+        if str(file).startswith("--") and not file.exists():
+            raise ConfigError(
+                f"{option} takes two files, MIXTURES.csv LOSSES.csv; the second is {file}"
+            )
+
+
+def _check_settings(settings: list[str]) -> None:
+    """With a table the method's options are those of the command: a setting would do nothing."""
+    wrong = [one for one in settings if one.startswith("mixer.")]
+    if wrong:
+        raise ConfigError(
+            f"{', '.join(wrong)}: with --from-table a method's options are --target, --surrogate, "
+            "--cap, --max-epochs and --top; settings describe the run that the plan is for"
+        )
 
 
 def _described(settings: list[str], table: "MixtureTable") -> _Run | None:
@@ -146,7 +171,10 @@ def _prior(
 
 def _caps(options: TableOptions, run: _Run | None) -> dict[str, float]:
     """Highest weights: as given, and such that no source is read more than --max-epochs times."""
-    caps = {name: _number(value, f"--cap {name}") for name, value in map(_split, options.cap)}
+    caps = _numbers("--cap", map(_split, options.cap))
+    for name, cap in caps.items():
+        if not 0 <= cap <= 1:
+            raise ConfigError(f"--cap {name}={cap:g} must be a share from 0 to 1, not a percentage")
     if options.max_epochs is None:
         return caps
     if run is None:
@@ -168,7 +196,7 @@ def _target(given: list[str]) -> "str | dict[str, float]":
     if len(given) == 1 and "=" not in given[0]:
         return given[0]
     pairs = [_split(one) if "=" in one else (one, "1") for one in given]
-    return {name: _number(share, f"--target {name}") for name, share in pairs}
+    return _numbers("--target", pairs)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -176,6 +204,15 @@ def _split(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise ConfigError(f'"{text}" must be NAME=VALUE, as in Book=0.1')
     return name, value
+
+
+def _numbers(option: str, pairs: Iterable[tuple[str, str]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConfigError(f'{option} names "{name}" twice; give it once')
+        found[name] = _number(value, f"{option} {name}")
+    return found
 
 
 def _number(text: str, where: str) -> float:

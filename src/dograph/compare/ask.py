@@ -62,8 +62,13 @@ class Ask:
                 )
         elif self.out.is_dir() and any(self.out.iterdir()):
             raise RunError(f"{self.out} is not empty and holds no comparison; name another --out")
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_json(file, asked)
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(file, asked)
+        except OSError as error:
+            raise RunError(
+                f"--out={self.out} cannot be written: {error.strerror}; name another folder"
+            ) from error
 
 
 def _bounded(there: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

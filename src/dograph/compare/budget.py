@@ -27,8 +27,8 @@ class Price:
 
 def equal_compute(prices: Mapping[Key, Price], steps: int) -> dict[Key, int]:
     """Steps of each run under the total of the dearest one at `steps`."""
-    total = max(price.total(steps) for price in prices.values())
-    # A part in 1e12 of a step is rounding, and must not cost the dearest run a step.
+    total = max((price.total(steps) for price in prices.values()), default=0.0)
+    # A part in 1e9 of a step is rounding, and must not cost the dearest run a step.
     return {
         key: max(int((total - price.plan) / price.step + 1e-9), steps)
         for key, price in prices.items()

@@ -26,6 +26,8 @@ def forecast_lines(ask: Ask, corpus: Corpus) -> Iterator[str]:
             plans = f"{seeds} plans, each: " if ask.replan else "one plan for all seeds: "
             target = method.config(ask.config)
             yield f"    {plans}{forecast_plan(target, ask.proxy, lab=ask.lab)}"
+    if any(method.is_planned for method in ask.methods):
+        yield "  plans by their first proxies; later ones may depend on what those show"
     flops = sum(cell.flops for cell in cells)
     speed = EFFICIENCY * measure_matmul(ask.config, 256)
     guess = flops / speed / 60

@@ -62,6 +62,9 @@ def make_plans(ask: Ask, pool: Pool, say: Say) -> Plans:
             key = (method.label, seed)
             try:
                 made[key] = _plan(ask, method, seed, pool, say)
+                for word, kind in (("note", "notes"), ("advice", "advice")):
+                    for text in made[key].findings.get(kind, []):
+                        say(f"{made[key].file.stem}: {word}: {text}")
             except Stopped:
                 raise
             except DographError as error:

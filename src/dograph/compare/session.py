@@ -17,12 +17,18 @@ from dograph.compare.ask import Ask
 from dograph.compare.cells import Cell, lay_out
 from dograph.compare.files import write_findings
 from dograph.compare.findings import Outcome, find
+from dograph.compare.methods import Method
 from dograph.compare.planning import Say, make_plans
 from dograph.corpus.corpus import Corpus
-from dograph.errors import ConfigError
+from dograph.errors import ConfigError, DographError
 from dograph.lab.jobs import DamagedResultError, Job, Result, read_result
 from dograph.lab.pool import JobError, Pool
 from dograph.lab.progress import Progress, Tally, open_progress
+from dograph.mixers.registry import build_mixer
+from dograph.training.assembly import open_sampler
+from dograph.training.config import RunConfig
+from dograph.training.forecast import planned_epochs
+from dograph.training.lab import open_lab
 
 
 def run_compare(ask: Ask, pool: Pool, say: Say) -> dict[str, Any]:
@@ -41,13 +47,28 @@ def run_compare(ask: Ask, pool: Pool, say: Say) -> dict[str, Any]:
 
 
 def open_corpus(ask: Ask) -> Corpus:
+    """The corpus, on which there is a loss to compare and from which every method can draw."""
     corpus = Corpus(ask.config.data.corpus)
     if not corpus.validation:
         raise ConfigError(
             f"{corpus.directory} has no validation text, so there is no loss to compare; prepare "
             "it with some held out"
         )
+    for method in ask.methods:
+        if not method.is_planned:
+            _check_drawn(method, method.config(ask.config), corpus)
     return corpus
+
+
+def _check_drawn(method: Method, config: RunConfig, corpus: Corpus) -> None:
+    """A source that is misspelt should not be told by the last cell, days later."""
+    mixer = build_mixer(config.mixer.name, config.mixer.options)
+    sampler = open_sampler(config, corpus)
+    try:
+        sampler.remix(0, mixer.plan(open_lab(config, corpus)), reason="plan")
+        planned_epochs(config, sampler, mixer)  # what is drawn later, too
+    except DographError as error:
+        raise ConfigError(f"{method.label}: {error}") from error
 
 
 @dataclass(slots=True)

@@ -13,11 +13,32 @@ import torch
 
 from dograph.errors import RunError
 
+WAIT_SECONDS = 0.2
 FREE_SECONDS = 120.0  # how long a run that another process holds is waited for
 
 
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keep a run to one job: another that wants the same waits, however long, and finds it made.
+
+    The claim lies beside the run, which may not be there yet; a process that dies lets it go.
+    """
+    with open(path.with_name(f".{path.name}.claim"), "a") as file:
+        waits = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not waits:
+                    print(f"another process makes {path}; waiting for it")
+                waits = True
+                time.sleep(WAIT_SECONDS)
+        yield
+
+
 def wait_until_free(path: Path) -> None:
-    """Somebody else's job, or a worker whose parent was killed and that is saving its run."""
+    """Somebody trains it by hand, or a worker whose parent was killed is saving it."""
     deadline = time.monotonic() + FREE_SECONDS
     while (path / ".lock").is_file() and _is_held(path / ".lock"):
         if time.monotonic() > deadline:
@@ -25,7 +46,7 @@ def wait_until_free(path: Path) -> None:
                 f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for it "
                 "to end, then the same command goes on"
             )
-        time.sleep(0.2)
+        time.sleep(WAIT_SECONDS)
 
 
 def _is_held(lock: Path) -> bool:

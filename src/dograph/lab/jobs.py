@@ -23,7 +23,7 @@ from torch import Tensor
 from dograph.corpus.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import write_json
-from dograph.lab.conditions import logged, one_thread, wait_until_free
+from dograph.lab.conditions import claimed, logged, one_thread, wait_until_free
 from dograph.lab.keys import corpus_digest, numbers_of
 from dograph.lab.memory import peak_bytes, reset_peak
 from dograph.models.files import WEIGHTS
@@ -91,14 +91,14 @@ def run_job(job: Job) -> Result:
     """Make the run, or go on with it, and keep what it came to; at once where that is there.
 
     A run that a kill cut short goes on from its last checkpoint. One whose result is damaged is
-    made anew. One that a live process holds is waited for a while.
+    made anew. One that another job makes is waited for.
     """
     path = Path(job.config.run)
     found = _kept(job)
     if found is not None:
         return found
     path.parent.mkdir(parents=True, exist_ok=True)
-    with logged(log_of(job.config)):
+    with logged(log_of(job.config)), claimed(path):
         wait_until_free(path)
         found = _kept(job)  # the other process may have made it
         if found is not None:

@@ -80,8 +80,14 @@ class ProxyLab:
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """Make the proxies that are not there yet; all of them are checked first."""
         batch = self.survey(proxies)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._label(batch)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._label(batch)
+        except OSError as error:
+            raise ConfigError(
+                f"proxies cannot be kept in {self.folder}: {error.strerror}; name another folder "
+                "with --lab"
+            ) from error
         todo = {key: job for key, job in batch.jobs.items() if key not in batch.kept}
         tally = Tally(total=len(batch.jobs), cached=len(batch.kept))
         progress = open_progress(tally)

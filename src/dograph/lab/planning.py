@@ -136,7 +136,7 @@ def make_plan(
     `lab` keeps the proxies by content; a plan that was interrupted goes on with those it has.
     `command` is told in the provenance.
     """
-    planner, corpus = require_planner(target), Corpus(target.data.corpus)
+    planner, corpus = _opened(target)
     room = ProxyLab(target, proxy, corpus=corpus, folder=lab, pool=pool)
     mixture = planner.plan(room)
     open_sampler(target, corpus).weights_of(mixture)  # refuses what the run could not draw
@@ -153,6 +153,17 @@ def make_plan(
         ),
         table=planner.table,
     )
+
+
+def _opened(target: RunConfig) -> tuple[Planner, Corpus]:
+    """The method and what it plans on; told before its proxies where they cannot do."""
+    planner, corpus = require_planner(target), Corpus(target.data.corpus)
+    if planner.needs_losses and not corpus.validation:
+        raise ConfigError(
+            f"{corpus.directory} has no validation text, and {target.mixer.name} learns from "
+            "validation losses; prepare it with some held out, or plan with doremi or doge"
+        )
+    return planner, corpus
 
 
 def provenance_of(
@@ -203,7 +214,7 @@ class _Surveyor(ProxyLab):
 
 def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:
     """What the first proxies of a plan would cost; later ones may depend on what these show."""
-    planner, corpus = require_planner(target), Corpus(target.data.corpus)
+    planner, corpus = _opened(target)
     try:
         planner.plan(_Surveyor(target, proxy, corpus=corpus, folder=lab, pool=LocalPool(1)))
     except _FirstBatch as first:

@@ -115,6 +115,8 @@ class Mixer:
 class Planner(Mixer):
     """A mixer whose plan needs proxies; what the proxies showed is told in `findings`."""
 
+    needs_losses: ClassVar[bool] = False  # whether it learns from the proxies' validation losses
+
     def __init__(self) -> None:
         self.findings: dict[str, Any] = {}  # JSON values: diagnostics of the plan
         self.table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one

@@ -118,6 +118,7 @@ def resolve_options(recipe: str, options: Mapping[str, Any]) -> DoGraphOptions:
     for name in options:
         if name not in known:
             raise ConfigError(
-                f"mixer.{name} is not an option of dograph; {did_you_mean(name, known)}"
+                f"mixer.{name} is not an option of dograph; "
+                f"{did_you_mean(name, [*known, 'recipe'])}"
             )
     return replace(RECIPES[recipe], **options)

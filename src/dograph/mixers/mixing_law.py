@@ -6,7 +6,7 @@ tokens, and by a size law from several sizes of proxies to the run's model.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class MixingLaw(Planner):
     `nest: steps` predicts the losses at the run's number of tokens first; `nest: sizes` at its
     model's size too, from the presets in `sizes`, every mixture at each.
     """
+
+    needs_losses: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -4,6 +4,8 @@ Liu et al., ICLR 2025. The authors train 512 proxies of a million parameters and
 LightGBM; which regression ranks left-out proxies best is asked of the table at hand here.
 """
 
+from typing import ClassVar
+
 from dograph.mixers.base import Lab, Planner
 from dograph.mixers.option_checks import require_one_of, require_whole
 from dograph.mixers.sweep import Sweep, table_of
@@ -19,6 +21,8 @@ class RegMix(Planner):
 
     `target`: a source, `mean` over sources, `natural` (by tokens), a list, or shares by name.
     """
+
+    needs_losses: ClassVar[bool] = True
 
     def __init__(
         self,

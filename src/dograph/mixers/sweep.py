@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dograph.errors import ConfigError
+from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Proxy
 from dograph.mixers.option_checks import require_number, require_whole
 from dograph.plans.generate import generate_mixtures
 from dograph.plans.table import MixtureTable
-from dograph.plans.targets import Target
+from dograph.plans.targets import MEAN, Target
 from dograph.types import Mixture
 
 NATURAL = "natural"  # as a target: every source by its training tokens
@@ -38,7 +38,18 @@ class Sweep:
             require_number("max_epochs", self.max_epochs, above=0, most=float("inf"))
 
     def mixtures(self, lab: Lab) -> list[Mixture]:
-        """As RegMix draws them, around the sources' shares of the tokens."""
+        """As RegMix draws them, around the sources' shares of the tokens.
+
+        What would end the plan after its proxies ends it here: bounds that leave no mixture, and
+        targets that no source is named like.
+        """
+        self.caps(lab)
+        for name in self._target_names():
+            if name not in lab.tokens:
+                raise ConfigError(
+                    f'mixer.target names "{name}", which is not a source; '
+                    f"{did_you_mean(name, lab.tokens)}"
+                )
         return generate_mixtures(
             lab.tokens, self.num_proxies, seed=self.seed, max_usage=self.max_usage
         )
@@ -77,6 +88,17 @@ class Sweep:
             name: min(cap, self.max_epochs * lab.tokens[name] / lab.budget)
             for name, cap in caps.items()
         }
+
+    def _target_names(self) -> list[str]:
+        """The sources that `target` names."""
+        if isinstance(self.target, str):
+            return [] if self.target in (MEAN, NATURAL) else [self.target]
+        if not isinstance(self.target, Mapping | Sequence) or not self.target:
+            raise ConfigError(
+                f'mixer.target={self.target!r} must be a source, "{MEAN}", "{NATURAL}", a list of '
+                "sources, or shares by source"
+            )
+        return [str(name) for name in self.target]
 
     def shares(self, lab: Lab, table: MixtureTable) -> Target:
         """What is to be lowered, in terms of the table."""

@@ -89,6 +89,19 @@ class RunFacts:
     tokens: int  # training tokens of the whole run
 
 
+class _EachNameOnce(yaml.SafeLoader):
+    """YAML without keys that are there twice, of which the last would count in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f'"{key.value}" is there twice, again in line {line}')
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def write_mixture(path: Path, file: MixtureFile) -> None:
     """Write a mixture file: weights first, then provenance, then findings."""
     content: dict[str, Any] = {"weights": _plain(file.weights, "weights")}
@@ -107,7 +120,7 @@ def write_mixture(path: Path, file: MixtureFile) -> None:
 def read_mixture_file(path: Path) -> MixtureFile:
     """Read a mixture file. Only `weights` must be there; they are divided by their sum."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachNameOnce)
     except OSError as error:
         raise ConfigError(f"the mixture file {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
@@ -138,7 +151,10 @@ def as_mixture(weights: Any, where: str) -> Mixture:
             f"{where}: YAML reads a bare yes, no, on, off or ~ as {unquoted[0]}; quote the name"
         )
     try:
-        return Mixture.normalised({str(name): float(value) for name, value in weights.items()})
+        given = {str(name): float(value) for name, value in weights.items()}
+        if wrong := {name: value for name, value in given.items() if not value >= 0}:
+            raise ValueError(f"weights must be finite and >= 0, got {wrong}")
+        return Mixture.normalised(given)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} must hold numbers >= 0: {error}") from error
 

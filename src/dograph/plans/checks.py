@@ -3,7 +3,7 @@
 Shapes: N runs, S sources, V targets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -92,3 +92,12 @@ def _unmatched(sources: Sequence[str], targets: Sequence[str]) -> list[str]:
     if foreign:
         notes.append(f"{len(foreign)} targets are no source: {listed(foreign)}")
     return notes
+
+
+def grouped(notes_of: Mapping[str, Sequence[str]], what: str) -> list[str]:
+    """What is noted of several targets, told once with their names."""
+    names: dict[str, list[str]] = {}
+    for name, notes in notes_of.items():
+        for note in notes:
+            names.setdefault(note, []).append(name)
+    return [f"{what} of {listed(own)}: {note}" for note, own in names.items()]

@@ -11,7 +11,7 @@ import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.plans.capping import cap_vector
-from dograph.plans.checks import listed, table_notes
+from dograph.plans.checks import grouped, listed, table_notes
 from dograph.plans.choice import Choice, choose_surrogate
 from dograph.plans.held_out import score_table
 from dograph.plans.objective import Objective, Progress, fit_objective
@@ -81,6 +81,8 @@ def propose_from_table(
     the mean of the table's mixtures. Errors in the sample and on left-out runs are told apart.
     """
     names = _candidates(method, surrogate)
+    if not 1 <= top <= draws:
+        raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
     rows = _rows(table, target, prior, caps)
     choice = choose_surrogate(
         rows.weight_NS, rows.loss_NV, rows.shares, names=names, seed=seed, progress=progress
@@ -186,6 +188,12 @@ def _findings(
         few = choice.name == "lightgbm" and len(rows.runs) < 40
         why = "with fewer than 40 runs it cannot split" if few else "it learned nothing"
         rows.notes.append(f"{choice.name} predicts a constant: {why}")
+    ranked = choice.validated[choice.name].as_json()["spearman"]
+    if ranked is not None and ranked <= 0:
+        rows.notes.append(
+            f"on left-out runs the fit ranks no better than chance (Spearman {ranked:.2f}): "
+            "nothing speaks for the proposal; make more runs"
+        )
     named = "the mixing law" if method == "mixing-law" else f"{forced} was asked for"
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
     in_sample = score(fitted_N, loss_N).as_json()
@@ -246,9 +254,10 @@ def _optimum(rows: _Rows, objective: Objective) -> tuple[np.ndarray, dict[str, A
         rows.notes.append(
             "several mixtures have the lowest predicted loss; the proposal is one in their middle"
         )
+    noted = {name: law.notes for name, law in zip(rows.shares, laws, strict=True)}
+    rows.notes.extend(grouped(noted, "law"))
     said: dict[str, Any] = {}
     for name, law in zip(rows.shares, laws, strict=True):
-        rows.notes.extend(f"law of {name}: {note}" for note in law.notes)
         said[name] = {
             "c": law.c,
             "log_k_plus_t": rows.by_source(law.at_sources),

@@ -92,7 +92,7 @@ def _normalised(weights: Grid, measured: Grid, notes: list[str]) -> np.ndarray:
     off_R = np.abs(sum_R - 1)
     beyond = np.flatnonzero(off_R > ROUNDING + 1e-9)
     if beyond.size:
-        rows = listed([f"{weights.runs[n]} ({sum_R[n]:.6g})" for n in beyond])
+        rows = listed([f"{weights.runs[n]} ({sum_R[n]:.6g})" for n in beyond], shown=5)
         hint = "percentages must be divided by 100, token counts by their sum"
         if (np.abs(np.nan_to_num(measured.value_RN).sum(1) - 1) <= ROUNDING).all():
             hint = f"those of {measured.path} do: are the two files swapped?"

@@ -222,7 +222,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as nested values."""
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, OSError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if content is None:
         return {}

@@ -16,12 +16,12 @@ out, but may keep a batch whole that one has to sweep twice.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from dograph.corpus.corpus import Corpus
 from dograph.mixers.registry import build_mixer
+from dograph.models.loss import PerSampleLoss
 from dograph.sketch.coverage import blocks_of
 from dograph.training.assembly import open_model
 from dograph.training.config import RunConfig
@@ -42,7 +42,7 @@ def run_flops(config: RunConfig, corpus: Corpus) -> float:
 def step_flops(config: RunConfig, corpus: Corpus) -> float:
     """FLOPs of one step over the world batch."""
     model = _model(config, corpus)
-    shape = _Shape(model.config.num_hidden_layers, model.config.hidden_size)
+    shape = _Shape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
     samples, tokens = config.train.batch_size, config.data.seq_len
     needs, how = build_mixer(config.mixer.name, config.mixer.options).needs, config.sketch
     looks, sketches = bool(needs & {"loss", "sketch", "reference_loss"}), "sketch" in needs
@@ -63,14 +63,16 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     return total
 
 
-def _model(config: RunConfig, corpus: Corpus) -> Any:
-    """The model without its numbers."""
+def _model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
+    """The model without its numbers, under the names that the trainer knows."""
     shape_only = config.model.model_copy(update={"pretrained": False})
     with torch.device("meta"):
-        return open_model(config.model_copy(update={"model": shape_only}), corpus).model
+        return open_model(config.model_copy(update={"model": shape_only}), corpus)
 
 
-def _sketch_flops(config: RunConfig, model: Any, shape: _Shape, *, two_sweeps: bool) -> float:
+def _sketch_flops(
+    config: RunConfig, model: PerSampleLoss, shape: _Shape, *, two_sweeps: bool
+) -> float:
     how = config.sketch
     setting = Setting(
         num_samples=config.train.batch_size,
@@ -81,5 +83,6 @@ def _sketch_flops(config: RunConfig, model: Any, shape: _Shape, *, two_sweeps: b
         top_blocks=how.top_blocks,
         exclude=tuple(how.exclude),
         two_sweeps=two_sweeps,
+        at_once=config.train.micro_batch_size,
     )
     return sum(work.flops for work in extra_work(model, shape, how.mode, setting))

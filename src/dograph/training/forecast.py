@@ -16,6 +16,7 @@ from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.training.assembly import open_model, open_sampler
 from dograph.training.config import RunConfig
+from dograph.training.flops import run_flops
 from dograph.training.lab import open_lab
 from dograph.training.world import pick_device
 
@@ -45,15 +46,9 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     with torch.device("meta"):
         model = open_model(config.model_copy(update={"model": shape_only}), corpus)
     parameters = sum(p.numel() for p in model.parameters())
-    shape = model.model.config
-    embedding = model.model.get_input_embeddings().weight.numel()
-    matmul_parameters = parameters - (0 if shape.tie_word_embeddings else embedding)
     tokens = config.train.steps * config.train.batch_size * config.data.seq_len
-    layers, width = shape.num_hidden_layers, shape.hidden_size
-    flops = tokens * (6.0 * matmul_parameters + 12.0 * layers * width * config.data.seq_len)
-    if config.train.activation_checkpointing:
-        flops *= 4 / 3
-
+    layers, width = model.model.config.num_hidden_layers, model.model.config.hidden_size
+    flops = run_flops(config, corpus)
     speed = measure_matmul(config, width)
     sampler = open_sampler(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)

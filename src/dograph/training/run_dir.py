@@ -10,6 +10,7 @@ validation.jsonl  once the run is complete: one line a source, the last loss of 
 graph.jsonl     for DoGraph: the domain graph at every validation
 probes/         for mixers that need sketches: step-00000100: sketches of the same held-out rows
 checkpoints/    step-00000100/: model (Hugging Face), optimizer, mixer, weight log
+eval.json       what `dograph eval` found
 model           link to the newest checkpoint's model, once the run is complete
 """
 

@@ -98,6 +98,7 @@ class Setting:
     top_blocks: int = 4
     exclude: tuple[str, ...] = ()
     two_sweeps: bool = False  # a first sweep for the sketches, the second one is a plain step
+    at_once: int | None = None  # samples of a micro-batch; None: all
 
     @property
     def rows(self) -> int:
@@ -118,7 +119,8 @@ def extra_work(model: nn.Module, shape: Shape, mode: str, setting: Setting) -> l
     if mode in ("exact", "reference"):
         work = _materialised(rules, setting)
         if mode == "reference":
-            again = (setting.num_samples - 1) * 2 * flops.forward
+            # Each goes through the graph of all samples that were computed at once.
+            again = ((setting.at_once or setting.num_samples) - 1) * 2 * flops.forward
             work.append(Work("a backward for every other sample", 0, again))
         if setting.two_sweeps:
             work.append(Work("forward again", 0, flops.forward))
@@ -131,10 +133,12 @@ def extra_work(model: nn.Module, shape: Shape, mode: str, setting: Setting) -> l
     work.append(Work("vectors", 2.0 * WIDE * setting.num_samples * numbers))
     if setting.two_sweeps:
         work.append(Work("forward again", 0, flops.forward))
-        work.append(Work("backward to the activations", 0, _backward(seen, shape, flops, setting)))
-        return work
-    if mode == "twopass":
-        work.append(Work("backward to the activations", 0, _backward(seen, shape, flops, setting)))
+    if setting.two_sweeps or mode == "twopass":
+        cut = mode in ("topdown", "head")
+        back = (
+            _backward(seen, shape, flops, setting) if cut else flops.matrices + 2 * flops.attention
+        )
+        work.append(Work("backward to the activations", 0, back))
         return work
     work += [_scaled(rule, setting) for rule in seen if rule.matrix is not None]
     if mode in ("topdown", "head"):
@@ -187,7 +191,7 @@ def _scaled(rule: Rule, setting: Setting) -> Work:
 
 
 def _backward(seen: list[Rule], shape: Shape, flops: Flops, setting: Setting) -> float:
-    """FLOPs of the gradients with respect to the inputs of the layers that are sketched."""
+    """FLOPs of the gradients with respect to the inputs of the layers above a cut."""
     matrices = [rule for rule in seen if isinstance(rule, MatrixRule)]
     products: float = sum(
         2.0 * setting.rows * rule.num_inputs * rule.num_outputs for rule in matrices
@@ -218,7 +222,7 @@ def _materialised(rules: list[Rule], setting: Setting) -> list[Work]:
         (on_rows, on_columns), (q, p) = rule.module.weight.shape, _sides(rule, setting)
         numbers = float(setting.num_samples * on_rows * on_columns)
         size = WIDE if name in looked_up else setting.size
-        sketched = 2 * numbers * p + 2.0 * setting.num_samples * on_rows * q * p
+        sketched = 2 * numbers * q + 2.0 * setting.num_samples * on_columns * q * p  # (Q'G) P
         if setting.projection not in TWO_SIDED:
             sketched = 2 * numbers * setting.dim if setting.projection == "gaussian" else 0.0
         work.append(Work("gradients written", size * numbers))

@@ -48,6 +48,9 @@ def test_a_mixture_file_to_stdout_and_to_a_file(tmp_path):
     }
     assert run(mixture, "--to", "nanotron", "--place", "C4=/data/c4=x", "--out", out).stdout == ""
     assert out.read_text() == shown
+    with pytest.raises(ConfigError, match="is the mixture itself"):
+        run(mixture, "--to", "yaml", "--out", mixture)
+    assert mixture.read_text() == "weights: {C4: 3, Book: 1}\n"
 
 
 def test_a_preset_by_its_own_names_or_a_corpus(corpus):

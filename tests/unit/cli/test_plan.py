@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from corpora import write_corpus
-from dograph.cli.plan import plan
+from dograph.cli.plan import plan, table_files
 from dograph.errors import ConfigError
 from dograph.lab import local
 from dograph.rng import stream
@@ -77,10 +77,16 @@ def settings(corpus):
         (["doremi", "--ray-address", "auto"], "needs --on ray"),
         (["doremi", "--workers", "0"], "--workers=0"),
         (["doremi", "--surrogate", "ridge"], "--surrogate is for --from-table"),
+        (["doremi", "--surrogate", "ridge"], r"it is the setting mixer\.surrogate="),
         (["doremi", "--test-table", "a", "b"], "--test-table is for --from-table"),
+        (["regmix", "--cap", "alpha=1"], "--cap is for --from-table; a plan leaves the table"),
+        (["regmix", "mixer.target=alfa"], 'not a source; did you mean "alpha"'),
         (["doremi", "--from-table", "a", "b"], "doremi cannot plan from a table"),
         (["mixing-law", "--from-table", "a", "b", "--top", "3"], "--top is for regmix"),
         (["regmix", "--from-table", "a", "b", "--proxy", "x=1"], "--proxy: no proxies"),
+        (["regmix", "--from-table", "a", "b", "--ray-address", "auto"], "--ray-address: no prox"),
+        (["regmix", "mixer.top=3", "--from-table", "a", "b"], r"mixer\.top=3: with --from-table"),
+        (["regmix", "--from-table", "a", "--force"], "--from-table takes two files.*is --force"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -182,7 +188,41 @@ def test_epochs_need_a_run(folder, tables):
         invoke("regmix", "--from-table", *tables["fit"], "--max-epochs", "2")
 
 
-@pytest.mark.parametrize("option", [["--cap", "gamma"], ["--cap", "gamma=lots"]])
-def test_wrong_numbers_are_told(folder, tables, option):
-    with pytest.raises(ConfigError, match="gamma"):
-        invoke("regmix", "--from-table", *tables["fit"], *option)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--cap", "gamma"], '"gamma" must be NAME=VALUE'),
+        (["--cap", "gamma=lots"], '--cap gamma: "lots" is not a number'),
+        (["--cap", "gamma=20"], "--cap gamma=20 must be a share from 0 to 1"),
+        (["--cap", "gamma=0.2", "--cap", "gamma=0.3"], '--cap names "gamma" twice'),
+        (["--target", "C4=1", "--target", "C4=3"], '--target names "C4" twice'),
+        (["--top", "0"], "top=0: of 100,000 simulated"),
+        (["--top", "100001"], "top=100001: of 100,000 simulated"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_wrong_numbers_are_told(folder, tables, options, told):
+    with pytest.raises(ConfigError, match=told):
+        invoke("regmix", "--from-table", *tables["fit"], *options)
+
+
+def test_a_table_without_a_run_is_for_no_corpus_in_particular(folder, tables):
+    result = invoke("mixing-law", "--from-table", *tables["fit"], "--out", "eta0.1")
+    assert "dograph train recipe.yaml mixer.name=static mixer.file=eta0.1" in result.stdout
+
+
+def test_tables_beside_a_plan_are_not_written_over(corpus, folder):
+    assert [file.name for file in table_files(folder / "a.yaml")] == [
+        "a.mixtures.csv",
+        "a.losses.csv",
+    ]
+    assert table_files(folder / "eta0.1") != table_files(folder / "eta0.2")
+    (folder / "mixture.losses.csv").write_text("mine")
+    with pytest.raises(ConfigError, match=r"mixture\.losses\.csv already exists"):
+        invoke("regmix", *settings(corpus))
+
+
+def test_a_lab_that_cannot_be_is_told(corpus, folder):
+    (folder / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"proxies cannot be kept in .*file: .*; name another"):
+        invoke("lab_runs:Ladder", *settings(corpus), "mixer.number=1", "--lab", "file")

@@ -20,6 +20,13 @@ def test_the_dearest_keeps_its_steps_whatever_the_rounding():
         assert equal_compute({"a": Price(0.0, step), "b": Price(0.0, step)}, 77)["b"] == 77
 
 
+def test_rounding_costs_no_run_a_step():
+    """Equal totals worked out two ways: 0.3 / 0.1 is 2.9999999999999996 in binary."""
+    assert 0.3 / 0.1 < 3
+    prices = {"dear": Price(plan=0.0, step=0.3), "plain": Price(plan=0.0, step=0.1)}
+    assert equal_compute(prices, 1) == {"dear": 1, "plain": 3}
+
+
 def test_the_schedule_is_stretched():
     config = parse_config({"train": {"steps": 100}, "optim": {"warmup_steps": 10}}, "test")
     longer = stretched(config, 183)

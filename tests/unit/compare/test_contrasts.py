@@ -57,6 +57,33 @@ def test_sources_are_one_family():
     assert told["p_holm"] == pytest.approx(4 * p[smallest])
 
 
+def test_simultaneous_intervals_are_of_the_whole_table():
+    """Bonferroni over two methods for a summary, over two methods of two sources for a cell."""
+    loss, runs = table()
+    found = contrasts(runs, "base", ["good", "noise"], TOKENS)
+    mean = loss.mean(axis=-1)
+    for told, pair, family in (
+        (found["noise"]["mean"], (mean[2], mean[0]), 2),
+        (found["noise"]["sources"]["b"], (loss[2, :, 1], loss[0, :, 1]), 4),
+    ):
+        wide = stats.ttest_rel(*pair).confidence_interval(1 - 0.05 / family)
+        assert tuple(told["simultaneous"].values()) == pytest.approx(wide)
+
+
+def test_pairs_go_by_seed_and_not_by_place():
+    """Seeds of the method in another order, one missing, and one that the baseline lacks."""
+    loss, runs = table()
+    own = runs["good"]
+    runs["good"] = {seed: own[seed] for seed in (4, 2, 0, 1)} | {9: run(1.0, 2.0)}
+    found = contrasts(runs, "base", ["good"], TOKENS)["good"]["sources"]["a"]
+    kept = [0, 1, 2, 4]
+    expected = stats.ttest_rel(loss[1, kept, 0], loss[0, kept, 0])
+    assert found["seeds"] == 4
+    assert found["p"] == pytest.approx(expected.pvalue)
+    assert found["mean"] == pytest.approx((loss[1, kept, 0] - loss[0, kept, 0]).mean())
+    assert found["over_items"]["low"] == pytest.approx(found["mean"])
+
+
 def test_few_seeds_make_no_claim_and_a_missing_cell_breaks_its_pair_alone():
     _, runs = table()
     del runs["good"][2]
@@ -76,6 +103,8 @@ def test_over_items_the_shared_scatter_drops_out():
     # Every block is better by the same amount here, so resampling blocks changes nothing.
     assert got["over_items"]["low"] == pytest.approx(got["mean"])
     assert got["over_items"]["high"] == pytest.approx(got["mean"])
+    natural = found["noise"]["natural"]  # by tokens here too
+    assert natural["over_items"]["low"] == pytest.approx(natural["mean"])
     lone = {
         name: {s: Runs(r.losses, r.summaries, {}) for s, r in own.items()}
         for name, own in runs.items()

@@ -179,6 +179,10 @@ def test_figures_are_those_of_the_runs(place, cheap):
     assert told["claim"] == "no claim: 2 of 5 seeds"
     assert told["over_items"]["low"] <= told["mean"] <= told["over_items"]["high"]
     assert uniform["most_epochs"]["source"] == "gamma"
+    spread = uniform["losses"]["mean"]
+    one, other = (means["uniform", seed] for seed in (0, 1))
+    assert spread["mean"] == pytest.approx((one + other) / 2)
+    assert spread["deviation"] == pytest.approx(abs(one - other) / 2**0.5)  # a sample's, not n's
 
 
 def test_costs_are_counted(place, cheap):
@@ -287,8 +291,10 @@ def _printed(findings):
 
 def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
     asked = ask(place, "plan=compare_mixers:Scout", out="planned", seeds=(0, 1))
-    pool = Here()
-    findings = made(asked, pool)
+    pool, said = Here(), []
+    findings = made(asked, pool, said.append)
+    assert "plan: note: one proxy alone" in said
+    assert "plan: advice: ask more" in said
     assert pool.made[0] == "scout"
     assert pool.made.count("scout") == 1
     method = findings["methods"][1]
@@ -307,6 +313,10 @@ def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
     )
     assert planned["flops"]["plan"] == run_flops(proxy, corpus)
     assert planned["flops"]["total"] - natural["flops"]["total"] == planned["flops"]["plan"]
+    for cell in findings["cells"]:  # in every run, as each would need it
+        seconds = cell["seconds"]
+        assert seconds["total"] == seconds["train"] + seconds["plan"]
+        assert (seconds["plan"] > 0) == (cell["method"] == "plan")
     assert any("one plan serves all seeds of plan" in note for note in findings["notes"])
     assert "plan*" in _printed(findings)
 
@@ -356,3 +366,22 @@ def test_a_plan_that_fails_takes_its_cells_alone(place):
     assert "its plan failed" in findings["failures"]["hopeless-s0"]
     assert any("its plan failed" in line for line in said)
     assert findings["methods"][2]["differences"]["mean"]["seeds"] == 1
+
+
+def test_a_folder_that_cannot_be_is_told(place):
+    (place / "file").write_text("")
+    asked = ask(place, "uniform", out="file", seeds=(0,))
+    with pytest.raises(RunError, match=r"cannot be written: .*; name another folder"):
+        made(asked)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    ["static[weights={alfa: 1}]", "scheduled[stages={0: {alpha: 1}, 3: {alfa: 1}}]"],
+)
+def test_sources_that_are_not_there_are_told_before_any_cell(place, mixer):
+    pool = Here()
+    asked = ask(place, f"wrong={mixer}", out="wrong", seeds=(0,))
+    with pytest.raises(DographError, match=r'wrong: .*"alfa".*did you mean "alpha"'):
+        made(asked, pool)
+    assert pool.made == []

@@ -167,6 +167,15 @@ def test_resampled_losses_weigh_predictions_alike():
     }
 
 
+def test_sources_are_resampled_apart():
+    """Equal blocks in two sources are not drawn alike; 4000 times."""
+    one = Blocks(np.ones(6), np.arange(6.0).reshape(6, 1, 1))
+    loss_RMNS = resample({"a": one, "b": one}).loss_RMNS
+    assert loss_RMNS.shape == (4000, 1, 1, 2)
+    between = np.corrcoef(loss_RMNS[:, 0, 0, 0], loss_RMNS[:, 0, 0, 1])[0, 1]
+    assert abs(between) < 0.08  # five standard errors
+
+
 def _pairs(blocks):
     return list(zip(blocks["a"].prediction_n, blocks["a"].loss_nMN[:, 0, 0], strict=True))
 

@@ -3,6 +3,10 @@ import fcntl
 import json
 import shutil
 import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,7 @@ from dograph.lab.jobs import RESULT, DamagedResultError, Stopped, log_of, read_r
 from dograph.training.metrics import read_metrics
 from dograph.training.run_dir import RunDirectory
 from dograph.training.trainer import Trainer
-from lab_runs import STEPS, config_of, job_of
+from lab_runs import STEPS, config_of, job_of, without_torchrun
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +159,7 @@ def test_a_damaged_result_is_made_anew(corpus, made, tmp_path):
     (tmp_path / "run" / RESULT).write_text('{"losses": {"al')
     again = run_job(job_of(corpus, tmp_path / "run"))
     assert numbers(again) == numbers(made[1])
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.log"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.log", ".run.claim"}
 
 
 def test_what_a_kill_at_the_start_leaves_is_no_hindrance(corpus, made, tmp_path):
@@ -173,6 +177,36 @@ def test_a_run_that_somebody_holds_is_waited_for(corpus, tmp_path, monkeypatch):
         with pytest.raises(RunError, match="in use by another process"):
             run_job(job_of(corpus, tmp_path / "run", steps=2))
     assert run_job(job_of(corpus, tmp_path / "run", steps=2)).steps == 2
+
+
+def test_a_job_that_another_process_makes_is_waited_for(corpus, tmp_path):
+    """Nothing of the run is there yet: the claim lies beside it."""
+    claim = open(tmp_path / ".run.claim", "a")  # noqa: SIM115
+    fcntl.flock(claim, fcntl.LOCK_EX)
+    threading.Timer(1.0, claim.close).start()
+    start = time.monotonic()
+    assert run_job(job_of(corpus, tmp_path / "run", steps=2)).steps == 2
+    assert time.monotonic() - start > 1.0
+    assert "another process makes" in log_of(config_of(corpus, tmp_path / "run")).read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_that_want_one_run_make_it_once(corpus, tmp_path):
+    code = (
+        "import sys; from lab_runs import job_of; from dograph.lab.jobs import run_job\n"
+        "print(run_job(job_of(sys.argv[1], sys.argv[2])).losses)"
+    )
+    command = [sys.executable, "-c", code, str(corpus), str(tmp_path / "run")]
+    environment = without_torchrun() | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = [process.communicate(timeout=200)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert answers[0] == answers[1] != ""
+    rows = read_metrics(RunDirectory(tmp_path / "run").metrics_file)
+    assert [row["step"] for row in rows if "optim/lr" in row] == list(range(1, STEPS + 1))
 
 
 def test_another_run_in_the_folder_is_refused(corpus, made):

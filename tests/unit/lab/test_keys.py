@@ -1,10 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from corpora import SIZES, write_corpus
 from dograph.corpus.corpus import Corpus
-from dograph.lab.keys import content_key
+from dograph.lab.keys import content_key, corpus_digest
 from lab_runs import config_of
 
 
@@ -47,6 +49,12 @@ def test_what_changes_no_number_changes_no_key(corpus, parts):
         {"eval": {"every": 5}},
         {"data": {"seq_len": 16}},
         {"model": {"preset": "demo"}},
+        {"train": {"batch_size": 4}},
+        {"train": {"micro_batch_size": 2}},
+        {"train": {"dtype": "bfloat16"}},
+        {"eval": {"max_blocks": 5}},
+        {"sketch": {"dim": 80}},
+        {"optim": {"warmup_steps": 3}},
     ],
     ids=str,
 )
@@ -71,6 +79,17 @@ def test_validation_text_counts_too(corpus, tmp_path):
     assert key(changed) != key(corpus)
 
 
+def test_validation_numbers_of_another_width_are_others(corpus, tmp_path):
+    other = Corpus(write_corpus(tmp_path / "wide"))
+    entry = other.validation[0].entry
+    entry = entry.model_copy(update={"dtype": "uint32" if entry.dtype != "uint32" else "uint16"})
+    validation = [entry, *(s.entry for s in other.validation[1:])]
+    facts = SimpleNamespace(
+        digest=other.digest, validation=[SimpleNamespace(entry=e) for e in validation]
+    )
+    assert corpus_digest(facts) != corpus_digest(other) == corpus_digest(corpus)
+
+
 def test_a_reference_counts_by_its_weights(corpus, tmp_path):
     def model(name, value):
         (tmp_path / name).mkdir()
@@ -81,3 +100,27 @@ def test_a_reference_counts_by_its_weights(corpus, tmp_path):
 
     assert model("a", 1.0) == model("b", 1.0)
     assert model("c", 2.0) != model("d", 1.0)
+
+
+def test_a_finished_run_as_reference_counts_by_its_model(corpus, tmp_path):
+    def named(name, value):
+        (tmp_path / name / "model").mkdir(parents=True)
+        save_file({"w": torch.full((3,), value)}, tmp_path / name / "model" / "model.safetensors")
+        mixer = {"name": "doremi-proxy", "reference": str(tmp_path / name)}
+        config = config_of(corpus.directory).model_dump() | {"mixer": mixer}
+        return content_key(type(config_of(corpus.directory)).model_validate(config), corpus)
+
+    assert named("a", 1.0) == named("b", 1.0)
+    assert named("c", 2.0) != named("d", 1.0)
+
+
+def test_a_model_to_start_from_counts_by_its_weights(corpus, tmp_path):
+    def started(name, value):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.full((3,), value)}, tmp_path / name / "model.safetensors")
+        return key(corpus, model={"preset": None, "path": str(tmp_path / name)})
+
+    assert started("a", 1.0) == started("b", 1.0)
+    assert started("c", 2.0) != started("d", 1.0)
+    hub = {"preset": None, "path": "nobody/such-a-model"}  # a name of the hub: by itself
+    assert key(corpus, model=hub) != key(corpus, model={**hub, "path": "nobody/another"})

@@ -1,4 +1,6 @@
+import json
 import math
+import shutil
 
 import pytest
 
@@ -6,6 +8,7 @@ from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.lab.planning import default_proxy, forecast_plan, make_plan, require_method
+from dograph.training.config import MixerConfig
 from dograph.training.flops import run_flops
 from dograph.training.presets import resolve_config
 from lab_runs import Here, config_of
@@ -147,4 +150,16 @@ def test_a_forecast_makes_nothing(corpus, tmp_path):
     target = target_of(corpus, number=4)
     text = forecast_plan(target, default_proxy(target), lab=tmp_path / "lab")
     assert text.startswith("4 proxies to train (tiny; 20 steps): 20,480 tokens")
+    assert not (tmp_path / "lab").exists()
+
+
+@pytest.mark.parametrize("method", ["regmix", "mixing-law"])
+def test_losses_that_cannot_be_are_told_before_the_first_proxy(corpus, tmp_path, method):
+    silent = tmp_path / "silent"
+    shutil.copytree(corpus, silent)
+    manifest = json.loads((silent / "manifest.json").read_text())
+    (silent / "manifest.json").write_text(json.dumps(manifest | {"validation": []}))
+    target = target_of(silent).model_copy(update={"mixer": MixerConfig(name=method)})
+    with pytest.raises(ConfigError, match=f"has no validation text, and {method} learns from"):
+        make_plan(target, default_proxy(target), lab=tmp_path / "lab", pool=Here())
     assert not (tmp_path / "lab").exists()

@@ -112,6 +112,34 @@ def sample_weights(rows, source_B, a):
     return np.array(each) / sum(each) if sum(each) else np.full(len(each), 1 / len(each))
 
 
+def test_one_step_moves_log_weights_by_five_rates_at_most():
+    """Gradients of a and c are long enough to be cut off there, that of b is not."""
+    mixer = DoGEProxy(sources=NAMES, clip=UNCLIPPED)
+    mixer.weigh(signals([[40.0, 0, 0], [0, 2.0, 0], [0, 0, 48.0]], [0, 1, 2]))
+    norm = (40 + 2 + 48) / 3 + 1e-6
+    scores = [5.0, 4 / norm, 5.0]  # of a and c: 1600 / 30 and 2304 / 30
+    raised = [math.exp(LR * score / 0.01) for score in scores]
+    expected = [x / sum(raised) for x in raised]
+    assert mixer.learnt.weight_S.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_smoothing_is_over_the_sources_that_train():
+    mixer = DoGEProxy(sources=NAMES, clip=UNCLIPPED, targets=["b"], smoothing=0.2)
+    mixer.weigh(signals([[3.0, 0, 0], [1.0, 2.0, 0], [0, 1.0, 1.0]], [0, 1, 2]))
+    norm = (3 + math.sqrt(2)) / 2 + 1e-6
+    raised = [math.exp(LR * aligned / norm / 0.01) for aligned in (3.0, 2.0)]
+    expected = [0.8 * x / sum(raised) + 0.2 / 2 for x in raised]
+    assert mixer.learnt.weight_S.tolist() == pytest.approx(
+        [expected[0], 0.0, expected[1]], rel=1e-12
+    )
+
+
+def test_defaults_are_the_authors():
+    for mixer in (DoGEProxy(), build_mixer("doge-proxy", {})):
+        assert (mixer.mu, mixer.clip, mixer.smoothing) == (0.01, 5.0, 0.0)
+        assert (mixer.targets, mixer.exclude_self) == (None, False)
+
+
 def tiny_model():
     torch.manual_seed(5)
     config = GPT2Config(

@@ -132,6 +132,16 @@ def test_doremi_sensitivity_to_eta():
     assert dict(plan.weights) == pytest.approx(mixer.findings["rounds"][-1]["weights"])
 
 
+def test_the_first_eta_is_the_one_that_counts():
+    mixer = build_mixer("doremi", {"eta": [0.1, 1.0]})
+    plan = mixer.plan(lab())
+    one, other = mixer.findings["sensitivity"]["eta"]
+    assert dict(plan.weights) == pytest.approx(one["weights"])
+    assert dict(plan.weights) != pytest.approx(other["weights"], abs=0.1)
+    alone = build_mixer("doremi", {"eta": 0.1}).plan(lab())
+    assert plan.weights == alone.weights
+
+
 def test_doge_follows_the_targets():
     gradients = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.9, 0.1, 0.1]])
     place = lab(gradients=gradients)
@@ -139,7 +149,7 @@ def test_doge_follows_the_targets():
     plan = mixer.plan(place)
     [[proxy]] = place.asked
     assert proxy.mixer["targets"] == ["c"]
-    assert proxy.settings["sketch"] == {"refresh": "never"}
+    assert proxy.settings == {"sketch": {"refresh": "never"}, "probe": {"rows": 0}}
     assert set(plan.weights) == {"a", "b"}  # the target is no part of the plan
     assert plan.weights["a"] > plan.weights["b"]
     found = mixer.findings

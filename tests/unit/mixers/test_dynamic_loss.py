@@ -68,6 +68,17 @@ def test_only_the_place_in_the_range_counts(strategy, losses, shift, scale):
     assert float(weight_B.max() / weight_B.min()) <= np.exp(1 / 0.4) * (1 + 1e-9)
 
 
+def test_a_narrow_range_is_a_range():
+    """Only below 1e-6 do differences stop to count: there h is l less the middle, over 1e-6."""
+    loss_B = 3 + 1e-5 * (torch.tensor(LOSSES, dtype=torch.float64) - 3)
+    assert loss_weights(loss_B, "upper", 0.4).tolist() == pytest.approx(VECTORS["upper"], abs=1e-6)
+    tiny_B = torch.tensor([3.0, 3.0 + 5e-7], dtype=torch.float64)
+    expected = np.exp([(1 - 0.5) / 2 / 0.4, (1 + 0.5) / 2 / 0.4])
+    assert loss_weights(tiny_B, "upper", 0.4).tolist() == pytest.approx(
+        (expected / expected.sum()).tolist(), abs=1e-6
+    )
+
+
 def test_warm_up_is_a_twentieth_of_the_run_unless_said():
     lab = Facts({"a": 3, "b": 1}, steps=20_000)
     mixer = DynamicLoss()

@@ -90,6 +90,30 @@ def test_size_adjustment_and_normalised_losses():
         GroupDRO(adjustment=1.0, sources=NAMES).weigh(signals([1.0], [0]))
 
 
+def test_normalised_scores_are_of_the_sources_drawn():
+    """Without b neither its loss nor its size is in the sum; its weight stays."""
+    mixer = GroupDRO(adjustment=4.0, eta=0.5, normalise=True, sources={"a": 400, "b": 100, "c": 25})
+    mixer.weigh(signals([1.0, 2.0], [0, 2]))
+    scores = [1 + 4 / 20, 2 + 4 / 5]
+    raised = [math.exp(0.5 * x / sum(scores)) for x in scores]
+    assert mixer.learnt.weight_S.tolist() == pytest.approx(
+        [2 / 3 * raised[0] / sum(raised), 1 / 3, 2 / 3 * raised[1] / sum(raised)]
+    )
+
+
+def test_cvar_ties_go_to_the_lowest_index():
+    mixer = GroupDRO(mode="cvar", alpha=0.5, sources=NAMES)
+    mixer.weigh(signals([2.0, 2.0, 2.0], [2, 1, 0]))
+    assert mixer.learnt.weight_S.tolist() == pytest.approx([2 / 3, 1 / 3, 0])
+
+
+def test_cvar_counts_the_size_adjustment():
+    """1 + 4 / 5 of the smallest source passes 1.5 + 4 / 20 of the largest."""
+    mixer = GroupDRO(mode="cvar", alpha=0.01, adjustment=4.0, sources={"a": 400, "b": 25})
+    mixer.weigh(signals([1.5, 1.0], [0, 1]))
+    assert mixer.learnt.weight_S.tolist() == pytest.approx([0, 1])
+
+
 @given(
     losses=st.lists(st.integers(1, 9), min_size=4, max_size=4),
     tokens=st.lists(st.integers(1, 50), min_size=4, max_size=4),

@@ -99,9 +99,23 @@ def test_no_source_is_read_through_more_often_than_allowed():
     )
 
 
-def test_caps_that_leave_no_room_are_refused():
-    with pytest.raises(ConfigError, match="max_epochs"):
-        MixingLaw(num_proxies=8, max_epochs=0.1).plan(Lab())
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_epochs": 0.1}, "max_epochs"),
+        ({"target": "codee"}, 'did you mean "code"'),
+        ({"target": ["web", "wiki"]}, 'names "wiki".*allowed: books, code, web'),
+        ({"target": {"web": 1, "cod": 2}}, 'did you mean "code"'),
+        ({"target": 3}, "target=3 must be a source"),
+        ({"target": []}, "must be a source"),
+    ],
+)
+@pytest.mark.parametrize("method", [MixingLaw, RegMix])
+def test_what_cannot_end_in_a_plan_is_refused_before_the_first_proxy(method, options, told):
+    lab = Lab()
+    with pytest.raises(ConfigError, match=told):
+        method(num_proxies=8, **options).plan(lab)
+    assert lab.asked == []
 
 
 @pytest.mark.parametrize(

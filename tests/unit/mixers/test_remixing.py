@@ -65,6 +65,13 @@ def test_an_emphasis_is_never_counted_twice():
     torch.testing.assert_close(share_M, torch.tensor([1 - expected_1, expected_1]))
 
 
+def test_without_weights_in_the_loss_shares_are_as_seen():
+    remixing = opened(realise="sampling", remix_floor=0.0, max_epochs=100.0)
+    remixing.add(LABEL, STRATUM)
+    before = _domains(torch.tensor([0.5, 0.5]))
+    assert remixing.expected(before) is before
+
+
 def test_objectives_see_the_shares_of_the_first_mixture():
     """Else a weight that grows with a share would feed on what it asked for before."""
     remixing = opened(remix_floor=0.0, max_epochs=100.0)
@@ -105,6 +112,24 @@ def test_floor_and_cap_hold():
     assert weights["c"] <= 2.0 * 100 / 1000 + 1e-9  # at most twice through 100 of 1000 tokens
     assert weights["a"] >= 0.25 * 0.6 - 1e-9
     assert sum(weights.values()) == pytest.approx(1)
+
+
+def test_a_stratum_that_nobody_asks_for_keeps_a_part_of_its_first_share():
+    remixing = opened(remix_floor=0.25, max_epochs=100.0)
+    remixing.add(LABEL, STRATUM)
+    weights = remixing.mixture(9, torch.tensor([0.0, 1.0])).weights
+    # domain 1 holds b and c, 10 to 30: they share what the floor of a leaves
+    expected = {"a": 0.25 * 0.6, "b": 0.85 / 4, "c": 0.85 * 3 / 4}
+    assert dict(weights) == pytest.approx(expected, abs=1e-6)
+
+
+def test_counts_halve_in_a_half_life():
+    remixing = Remixing(DoGraphOptions(num_domains=2, realise="both", half_life=3.0))
+    remixing.open(Lab(), Mixture.normalised(TOKENS))
+    remixing.add(torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))
+    for left in (8 * 0.5 ** (n / 3) for n in (1, 2, 3, 4, 5, 6)):
+        remixing.add(torch.ones(1, dtype=torch.int64), torch.full((1,), 2))
+        assert float(remixing.count_MS[0, 0]) == pytest.approx(left, rel=1e-5)
 
 
 @given(

@@ -113,6 +113,22 @@ def test_entropy_and_effective_number():
     assert outcome.drift is None
 
 
+@pytest.mark.parametrize(("drift", "says"), [(0.049, False), (0.051, True), (None, False)])
+def test_an_average_that_still_moves_is_told(drift, says):
+    outcome = Outcome({"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.5}, drift, [])
+    told = [line for line in outcome.advice("wait") if "train the proxy longer" in line]
+    assert len(told) == says
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.85, False), (0.86, True)])
+def test_nearly_one_hot_is_below_one_and_a_half_sources(share, says):
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    assert (math.exp(entropy) < 1.5) == says
+    outcome = Outcome({"a": 1 - share, "b": share}, {}, None, [])
+    told = [line for line in outcome.advice("wait") if "is on b" in line and "wait" in line]
+    assert len(told) == says
+
+
 def test_a_state_before_the_first_step():
     learnt = SourceWeights()
     learnt.open(["a", "b"], ["a", "b"])

@@ -64,6 +64,16 @@ def test_pile_prior_is_the_published_one():
     assert [mixture.weights[column] for column in columns] == pytest.approx(PRIOR, abs=1e-8)
 
 
+def test_natural_slimpajama_is_mostly_commoncrawl():
+    """Per cent of bytes of SlimPajama-6B's data card."""
+    shares = {
+        "cc": 54.1, "c4": 28.7, "github": 4.2, "book": 3.7, "arxiv": 3.4, "wikipedia": 3.1,
+        "stackexchange": 2.8,
+    }  # fmt: skip
+    mixture, _ = find_preset("slimpajama-natural").fit(LITERATURE)
+    assert mixture.weights == pytest.approx({name: share / 100 for name, share in shares.items()})
+
+
 def test_known_weights_of_the_pile():
     regmix, doremi = find_preset("regmix-pile"), find_preset("doremi-pile")
     assert round(regmix.weights["Pile-CC"], 3) == 0.870

@@ -100,6 +100,17 @@ def test_several_targets_are_added_up_by_their_shares():
     assert scores.objective.mean_error == pytest.approx(0.6 * scores.targets["up"].mean_error)
 
 
+def test_one_target_that_is_constant_does_not_make_the_objective_so():
+    weight_NS, loss_NV = runs(40)
+    both_NV = np.hstack([loss_NV, np.full_like(loss_NV, 2.0)])
+    shares = {"moves": 0.5, "stands": 0.5}
+    found = choose_surrogate(weight_NS, both_NV, shares, names=("linear",)).validated["linear"]
+    assert found.targets["stands"].note == "constant"
+    assert found.objective.note is None
+    assert found.objective.spearman == pytest.approx(found.targets["moves"].spearman)
+    assert found.objective.spearman > 0.5
+
+
 def test_the_highest_rank_correlation_wins(with_surrogates):
     weight_NS, loss_NV = runs()
     names = with_surrogates(a=Spy(-1), b=Spy(1, level=9.0), c=Linear())

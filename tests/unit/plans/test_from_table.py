@@ -103,6 +103,8 @@ def test_findings_of_the_law(planted):
     at_S = np.array(list(law["log_k_plus_t"].values()))
     np.testing.assert_allclose(law["c"] + np.exp(at_S), 1.5 + np.exp(0.5 + t_VS[2]), atol=0.02)
     assert any("mean of the table's mixtures" in note for note in findings["notes"])
+    mean_S = table.weight_NS.mean(0)
+    assert findings["prior"] == pytest.approx(dict(zip(SOURCES, mean_S.tolist(), strict=True)))
 
 
 def test_a_forced_surrogate_alone_is_used(planted):

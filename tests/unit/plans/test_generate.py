@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError
+from dograph.plans import generate
 from dograph.plans.generate import distinct, draw_mixtures, generate_mixtures, rounded
 
 PRIOR = {"web": 0.6, "code": 0.3, "books": 0.08, "law": 0.02}
@@ -50,6 +51,34 @@ def test_the_draws_have_the_moments_of_the_description():
     np.testing.assert_allclose(weight_NS.var(0), variance_S, rtol=0.02)
 
 
+def test_the_constants_are_the_authors(monkeypatch):
+    """Seed 42, prior^0.5, 15 strengths from 0.1 to 5 by equal factors, caps of 15 times the prior
+    as it is (not as flattened), multiples of 2e-4, and 100 draws for each mixture asked for."""
+    seen = {}
+
+    def drawn(draws, prior_S, number, **how):
+        seen.update(how, prior=prior_S, number=number)
+        return draw_mixtures(draws, prior_S, number, **how)
+
+    def kept(weight_NS, cap_S, minimum):
+        seen.update(cap=cap_S, minimum=minimum)
+        return rounded(weight_NS, cap_S, minimum)
+
+    monkeypatch.setattr(generate, "draw_mixtures", drawn)
+    monkeypatch.setattr(generate, "rounded", kept)
+    found = generate_mixtures(PRIOR, 4)
+    np.testing.assert_allclose(seen["prior"], [0.6, 0.3, 0.08, 0.02])
+    np.testing.assert_allclose(seen["strengths"], 0.1 * 50 ** (np.arange(15) / 14))
+    np.testing.assert_allclose(seen["cap"], [9, 4.5, 1.2, 0.3])
+    assert (seen["temperature"], seen["minimum"], seen["number"]) == (0.5, 2e-4, 400)
+    assert found == generate_mixtures(PRIOR, 4, seed=42)
+
+
+def test_mixtures_one_grid_step_apart_are_two():
+    near_NS = np.array([[0.5, 0.5], [0.5002, 0.4998], [0.5 + 4e-6, 0.5 - 4e-6]])
+    assert len(distinct(near_NS)) == 2
+
+
 def test_what_comes_out():
     mixtures = generate_mixtures(PRIOR, 64)
     weight_NS = np.array([list(mixture.weights.values()) for mixture in mixtures])
@@ -59,8 +88,10 @@ def test_what_comes_out():
     # the cap of 15 times the prior binds law alone; rounding may pass it by one step
     assert weight_NS[:, 3].max() <= 15 * 0.02 + 2e-4
     assert weight_NS[:, 0].max() > 0.9
-    grid_NS = weight_NS / 2e-4
-    assert np.abs(grid_NS - grid_NS.round()).max() < 4  # near multiples: a sum is off by a few
+    # multiples of 2e-4 over their sum: k / K with whole k, and K within rounding of 5000
+    for weight_S in weight_NS:
+        near = (weight_S * total for total in range(4990, 5011))
+        assert min(np.abs(part_S - part_S.round()).max() for part_S in near) < 1e-9
     assert (weight_NS == 0).any()
     assert weight_NS[weight_NS > 0].min() > 1.9e-4
 

@@ -25,7 +25,16 @@ def test_rounded_rows_are_scaled_and_the_deviation_is_said(tmp_path):
     noted(table, "largest deviation is 0.01", "run b")
 
 
-@pytest.mark.parametrize(("row", "total"), [("40,60", "100"), ("0.4,0.5", "0.9"), ("0,0", "0")])
+@pytest.mark.parametrize(
+    ("row", "total"),
+    [
+        ("40,60", "100"),
+        ("0.4,0.5", "0.9"),
+        ("0,0", "0"),
+        ("0.5,0.52", "1.02"),
+        ("0.5,0.48", "0.98"),
+    ],
+)
 def test_rows_beyond_rounding_are_refused(tmp_path, row, total):
     with pytest.raises(CorpusError) as caught:
         read(tmp_path, f"run,x,y\na,0.5,0.5\nodd,{row}\n", "run,x\na,1\nodd,2\n")

@@ -281,6 +281,15 @@ def test_the_two_source_recipe_scans_as_the_authors_do():
     np.testing.assert_allclose(law.at_sources, [slope + intercept, intercept], rtol=1e-9)
 
 
+def test_the_two_source_recipe_reports_hubers_loss_at_the_authors_delta():
+    weight_NS, loss_N = two_sources(1.3, -0.2, -2.0)
+    loss_N = loss_N + np.random.default_rng(0).normal(0, 0.05, len(loss_N))
+    law = two_source_law(weight_NS, loss_N)
+    error_N = np.abs(law.predict(weight_NS) - loss_N)
+    by_hand = np.where(error_N <= 0.02, error_N**2 / 2, 0.02 * (error_N - 0.01)).sum()
+    assert law.huber == pytest.approx(by_hand, rel=1e-9)
+
+
 def test_the_two_source_recipe_names_what_it_cannot_use():
     with pytest.raises(ConfigError, match="3 sources"):
         two_source_law(*table("noise", 20, 3, 0))

@@ -31,6 +31,17 @@ def test_ridge_is_scikit_learns_with_the_same_penalty(runs):
     np.testing.assert_allclose(fitted.predict(other_NS), expected.predict(other_NS), rtol=1e-9)
 
 
+def test_ridge_without_noise_is_hardly_penalised():
+    """Penalties from 1e-8 to 1e4, four to a factor of ten: the least one is chosen here."""
+    assert (len(PENALTIES), PENALTIES[0], PENALTIES[-1]) == (49, 1e-8, 1e4)
+    draws = np.random.default_rng(7)
+    weight_NS = draws.dirichlet(np.ones(5), size=40)
+    loss_N = 3 + weight_NS @ draws.standard_normal(5)
+    fitted = Ridge().fit(weight_NS, loss_N)
+    assert fitted.penalty == 1e-8
+    np.testing.assert_allclose(fitted.predict(weight_NS), loss_N, atol=1e-8)
+
+
 def test_ridges_penalty_predicts_left_out_runs_best():
     """By refitting without each run, which the closed form spares."""
     draws = np.random.default_rng(6)

@@ -167,6 +167,32 @@ def test_nearly_flat_directions_by_tolerance():
     assert len(flat_directions(laws, [1, 1, 1], weight_S, tolerance=1e-3)) == 1
 
 
+def test_the_loss_is_the_mean_by_shares_whatever_they_sum_to():
+    laws, _, _ = some_laws(2, 3, 4)
+    found, scaled = find_optimum(laws, [0.5, 0.25, 0.25]), find_optimum(laws, [6.0, 3.0, 3.0])
+    assert scaled.loss == pytest.approx(found.loss, rel=1e-12)
+    assert found.loss == pytest.approx(value(laws, [0.5, 0.25, 0.25], found.weight_S), rel=1e-12)
+
+
+def test_a_direction_is_flat_by_what_a_unit_of_weight_changes():
+    """exp(0.1 (r_1 - r_2)) at equal weights: moving d along (1, -1) / sqrt(2) adds 0.01 d^2 in
+    second order; tolerances on either side of 0.01."""
+    laws = [ExponentialLaw(1.0, 0.0, np.array([0.1, -0.1]))]
+    half_S = np.array([0.5, 0.5])
+    assert len(flat_directions(laws, [1.0], half_S, tolerance=0.0101)) == 1
+    assert len(flat_directions(laws, [1.0], half_S, tolerance=0.0099)) == 0
+
+
+def test_a_source_at_its_cap_cannot_move():
+    twins = [
+        ExponentialLaw(1.0, 0.0, np.array([-2.0, -2.0, 1.0])),
+        ExponentialLaw(1.0, 0.0, np.array([0.5, 0.5, -1.0])),
+    ]
+    weight_S = np.array([0.2, 0.3, 0.5])
+    assert len(flat_directions(twins, [1, 1], weight_S)) == 1
+    assert len(flat_directions(twins, [1, 1], weight_S, np.array([0.2, 1.0, 1.0]))) == 0
+
+
 def test_caps():
     laws, share_V, _ = some_laws(1, 4, 3)
     with pytest.raises(ConfigError, match=r"sum to 0.9.*raise them by 0.1"):

@@ -84,6 +84,17 @@ def test_finds_planted_curves_at_any_scale_of_tokens(alpha, unit):
         assert law.log_x0 == pytest.approx(known.log_x0 + np.log(unit), abs=1e-6)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 2.5])
+def test_finds_steep_and_flat_curves(alpha):
+    draws = np.random.default_rng(9)
+    x_X = np.geomspace(1e5, 1e7, 20)
+    truth = [PowerLaw(draws.uniform(1, 3), np.log(3e5), alpha) for _ in range(3)]
+    laws = fit_power_laws([Curve(x_X, law.predict(x_X)) for law in truth], delta=0.05).laws
+    assert laws[0].alpha == pytest.approx(alpha, rel=1e-4)
+    for law, known in zip(laws, truth, strict=True):
+        np.testing.assert_allclose(law.predict(x_X), known.predict(x_X), atol=1e-7)
+
+
 def test_alpha_by_group():
     _, three = curves_of(3, 3, 0.0, 0.3)
     _, two = curves_of(4, 2, 0.0, 0.9)
@@ -149,6 +160,25 @@ def test_the_step_laws_held_out_points_are_not_seen():
     assert fit_step_laws({"a": short}).held_out is None
 
 
+def test_by_default_five_points_of_a_long_curve_are_held_out():
+    _, (long,) = curves_of(10, 1, 0.05, points=40)
+    found = fit_step_laws({"a": long})
+    assert found.held_out == fit_step_laws({"a": long}, held_out=5).held_out
+    assert found.held_out != fit_step_laws({"a": long}, held_out=4).held_out
+    short = Curve(long.x_X[:12], long.loss_X[:12])  # a fifth of them
+    assert fit_step_laws({"a": short}).held_out == fit_step_laws({"a": short}, held_out=2).held_out
+
+
+def test_hubers_deltas_are_the_authors():
+    """0.05 nats in the step law, 0.08 in the size law; noise beyond them, so that they matter."""
+    _, curves = curves_of(11, 2, 0.15)
+    named = dict(enumerate(curves))
+    for fit, delta in ((fit_step_laws, 0.05), (fit_size_laws, 0.08)):
+        laws = list(fit(named, alpha=0.5).laws.values())
+        assert laws == fit_power_laws(curves, delta=delta, alpha=0.5).laws
+        assert laws != fit_power_laws(curves, delta=1.5 * delta, alpha=0.5).laws
+
+
 def size_curves(sizes, count=3):
     draws = np.random.default_rng(7)
     x_X = np.array(sizes)
@@ -209,6 +239,22 @@ def test_nesting_recovers_what_was_planted(sharing):
     np.testing.assert_allclose(found.loss_NV, loss_NV, atol=1e-6)
     for error in (found.step_in_sample, found.step_held_out, found.size_held_out):
         assert error < 1e-7
+
+
+def test_alpha_is_that_of_each_run_by_default():
+    """Runs of different steepness, each on two sets: one alpha for all would miss them."""
+    tokens_X, curves = np.linspace(1e6, 1e7, 12), {}
+    for n, alpha in enumerate((0.3, 0.6, 0.9)):
+        for v in range(2):
+            law = PowerLaw(1.5 + v, np.log(2e5 * (1 + v)), alpha)
+            curves[1e6, f"mix{n}", f"set{v}"] = Curve(tokens_X, law.predict(tokens_X))
+    truth = [
+        [1.5 + v + (2e5 * (1 + v) / 1e9) ** alpha for v in range(2)] for alpha in (0.3, 0.6, 0.9)
+    ]
+    found = nest(curves, size=1e6, tokens=1e9)
+    np.testing.assert_allclose(found.loss_NV, truth, atol=1e-6)
+    shared = nest(curves, size=1e6, tokens=1e9, share_step_alpha="all")
+    assert np.abs(shared.loss_NV - truth).max() > 0.01
 
 
 def test_nesting_reports_the_two_errors_apart():

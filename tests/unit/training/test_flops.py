@@ -122,6 +122,27 @@ def test_a_plain_run_is_three_forwards_a_step(corpus):
     assert run_flops(parted, corpus) == 10 * 3 * FORWARD
 
 
+@pytest.mark.parametrize(
+    ("mixer", "micro", "forwards"),
+    [
+        ("dynamic-loss", None, 3),  # the graph is kept
+        ("dynamic-loss", 2, 4),  # all losses first, then every micro-batch again
+        ("doremi-proxy", None, 4),  # the reference's forward
+        ("doremi-proxy", 2, 5),
+        ("group-dro", 4, 3),  # one micro-batch is the whole batch
+    ],
+)
+def test_weighing_by_losses_by_hand(corpus, mixer, micro, forwards):
+    settings = config(corpus, mixer__name=mixer, train__micro_batch_size=micro)
+    assert step_flops(settings, corpus) == forwards * FORWARD
+
+
+@pytest.mark.parametrize("micro", [None, 2])
+def test_weighing_by_losses_multiplies_what_is_counted(corpus, micro):
+    settings = config(corpus, mixer__name="dynamic-loss", train__micro_batch_size=micro)
+    assert step_flops(settings, corpus) == pytest.approx(counted_by_torch(settings, corpus))
+
+
 def test_the_projections_of_a_head_by_hand(corpus):
     """The (128, 64) table is sketched 10 x 8: both sides, then their products summed over T."""
     found = step_flops(config(corpus, mixer__name="dograph", sketch__mode="head"), corpus)
@@ -143,13 +164,28 @@ def test_activation_checkpointing_runs_the_blocks_again(corpus):
     assert step_flops(twice, corpus) - step_flops(whole, corpus) == 2 * blocks
 
 
+MLP = ["model.transformer.h.0.mlp"]
+
+
 @pytest.mark.parametrize("micro", [None, 2])
-@pytest.mark.parametrize("mode", ["full", "topdown", "head", "twopass"])
-def test_a_step_with_sketches_multiplies_what_is_counted(corpus, mode, micro):
+@pytest.mark.parametrize(
+    ("mode", "exclude"),
+    [
+        ("full", []),
+        ("topdown", []),
+        ("head", []),
+        ("twopass", []),
+        ("twopass", MLP),  # what is left out is gone through all the same
+        ("exact", []),
+        ("reference", []),
+    ],
+)
+def test_a_step_with_sketches_multiplies_what_is_counted(corpus, mode, exclude, micro):
     settings = config(
         corpus,
         mixer__name="dograph",
         sketch__mode=mode,
+        sketch__exclude=exclude,
         sketch__top_blocks=1,
         train__micro_batch_size=micro,
     )
@@ -158,3 +194,31 @@ def test_a_step_with_sketches_multiplies_what_is_counted(corpus, mode, micro):
     assert counted == pytest.approx(seen, rel=2e-3)
     plain = step_flops(config(corpus), corpus)
     assert counted - plain == pytest.approx(seen - plain, rel=0.02)
+
+
+@pytest.mark.parametrize("accumulation", ["keep", "lagged"])
+def test_micro_batches_that_are_not_swept_twice(corpus, accumulation):
+    """Kept graphs and last step's weights need no second sweep: as much as the batch at once."""
+    settings = config(
+        corpus,
+        mixer__name="dograph",
+        sketch__accumulation=accumulation,
+        train__micro_batch_size=2,
+    )
+    counted = step_flops(settings, corpus)
+    assert counted == step_flops(config(corpus, mixer__name="dograph"), corpus)
+    assert counted == pytest.approx(counted_by_torch(settings, corpus), rel=2e-3)
+
+
+def test_a_dense_projection_is_counted(corpus):
+    """A dense projection of every number of a gradient, against none."""
+    model = open_model(config(corpus), corpus)
+    numbers = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    dense, none = (
+        step_flops(
+            config(corpus, mixer__name="dograph", sketch__mode="exact", sketch__projection=kind),
+            corpus,
+        )
+        for kind in ("gaussian", "none")
+    )
+    assert dense - none == 2 * SAMPLES * numbers * 80

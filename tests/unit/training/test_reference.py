@@ -16,6 +16,7 @@ from dograph.mixers.doremi_proxy import DoReMiProxy
 from dograph.models.build import build_model
 from dograph.models.files import save_model
 from dograph.training.presets import resolve_config
+from dograph.training.reference import Reference
 from tiny_steps import open_steps
 
 
@@ -106,6 +107,16 @@ def test_the_reference_is_neither_trained_nor_noisy(corpus, reference):
     assert all(torch.equal(a, b) for a, b in zip(before, held.parameters(), strict=True))
     trained = {id(p) for group in steps.step.optimizer.param_groups for p in group["params"]}
     assert not trained & {id(p) for p in held.parameters()}
+
+
+def test_a_model_handed_over_in_training_is_only_looked_at():
+    model = build_model("tiny", vocab_size=100, seq_len=32, dropout=0.5, seed=9).train()
+    reference = Reference(model)
+    token_BT = torch.randint(100, (3, 16), generator=torch.Generator().manual_seed(0))
+    zero_BT = torch.zeros(3, 16)
+    one, two = (reference.compare(token_BT, zero_BT).reference_loss_b for _ in range(2))
+    assert torch.equal(one, two)
+    assert not any(p.requires_grad for p in reference.model.parameters())
 
 
 def test_losses_by_token_add_up_bit_for_bit(reference):

@@ -98,6 +98,29 @@ def test_exact_writes_every_gradient_and_reads_it_twice(case):
     assert total(work, "gradients weighted")[1] == 2 * SAMPLES * numbers
 
 
+def test_exact_multiplies_every_gradient_by_a_dense_projection(case):
+    model, shape, block, _ = case
+    numbers = 2 * sum(i * o for i, o in block) + 2 * 512 * 64  # tokens, and positions or the head
+    dense = extra_work(model, shape, "exact", Setting(half=True, projection="gaussian", **SETTING))
+    assert total(dense, "gradients sketched")[1] == 2 * SAMPLES * numbers * 80
+    as_is = extra_work(model, shape, "exact", Setting(half=True, projection="none", **SETTING))
+    assert total(as_is, "gradients sketched")[1] == 0
+
+
+def test_gradients_by_sample_twice_over_and_one_by_one(case):
+    model, shape, block, _ = case
+    forward = 2 * ROWS * (2 * sum(i * o for i, o in block) + 64 * 512)
+    forward += 2 * (2 * (2 * ROWS * 16 * 64))
+    once = extra_work(model, shape, "exact", Setting(half=True, **SETTING))
+    assert total(once, "forward again") == total(once, "backward again") == (0, 0)
+    swept = extra_work(model, shape, "exact", Setting(half=True, two_sweeps=True, **SETTING))
+    assert total(swept, "forward again")[1] == forward
+    assert total(swept, "backward again")[1] == 2 * forward
+    assert total(swept, "gradients weighted") == (0, 0)  # the second sweep is a plain step
+    slow = extra_work(model, shape, "reference", Setting(half=True, **SETTING))
+    assert total(slow, "a backward for every other sample")[1] == (SAMPLES - 1) * 2 * forward
+
+
 def test_a_second_backward_is_a_third_of_the_step(case):
     model, shape, block, _ = case
     work = extra_work(model, shape, "twopass", Setting(half=True, **SETTING))

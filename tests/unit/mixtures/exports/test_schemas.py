@@ -180,6 +180,11 @@ def test_axolotl_keeps_what_gives_the_mixture():
     shares = dict(zip(names, (t / sum(tokens) for t in tokens), strict=True))
     assert shares == pytest.approx({name: MIXTURE[name] for name in names}, rel=1e-6)
     assert max(dataset.weight for dataset in parsed.datasets) == 1
+    thirds = {"a": 1 / 3, "b": 2 / 3}  # kept parts of 0.5 x 3 / 7: never more than there is
+    text = export_mixture("axolotl", thirds, {}, {"a": 7, "b": 6})
+    kept = [d["weight"] for d in yaml.safe_load(text)["datasets"]]
+    assert kept == [pytest.approx(3 / 7, abs=1e-5), 1.0]
+    assert kept[0] == int(0.333333 / 7 / (0.666667 / 6) * 1e9) / 1e9  # rounded down
     with pytest.raises(ConfigError, match=r"missing: C4.*--size NAME=TOKENS"):
         export_mixture("axolotl", MIXTURE, PLACES)
 

@@ -1,0 +1,178 @@
+"""dograph eval: what a model can do, on nine downstream tasks and on its own sources."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dograph.errors import CorpusError
+
+if TYPE_CHECKING:
+    from dograph.corpus.corpus import Corpus
+    from dograph.report.benchmarks import Evaluation, Subject
+
+LINE_SECONDS = 10.0
+
+
+Subjects = Annotated[
+    str,
+    typer.Argument(
+        help="a run, a checkpoint's model, any Hugging Face model folder or name",
+        show_default=False,
+    ),
+]
+Benchmarks = Annotated[
+    Path | None,
+    typer.Option(
+        help="folder of the tasks' data, <task>/<split>.jsonl or .jsonl.xz; else the hub",
+        show_default=False,
+    ),
+]
+Tasks = Annotated[
+    str | None, typer.Option(help="some of the nine, with commas between", show_default=False)
+]
+Limit = Annotated[
+    str | None,
+    typer.Option(
+        help="items of each task, evenly spaced: 200, or 200,hellaswag=1000", show_default=False
+    ),
+]
+Using = Annotated[
+    str, typer.Option("--with", help="builtin, or lm-eval, which the extra eval installs")
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16"], typer.Option(help="of the weights; log p is in float32")
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="tokens shown at once; a run: as many as it was trained on, else all positions",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="file for the result; of a run: RUN/eval.json", show_default=False),
+]
+
+
+def evaluate(
+    run: Subjects,
+    benchmarks: Benchmarks = None,
+    tasks: Tasks = None,
+    limit: Limit = None,
+    using: Using = "builtin",
+    batch_size: Annotated[int, typer.Option(min=1, help="texts computed at once")] = 32,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Dtype = "float32",
+    max_length: MaxLength = None,
+    out: Out = None,
+) -> None:
+    """Evaluate a model on nine downstream tasks, and a run's model on its own sources.
+
+    hellaswag, piqa, openbookqa, lambada_openai, sciq, arc_easy, copa, logiqa, winogrande: asked as
+    lm-evaluation-harness asks them, without examples in the prompt. acc: the right answer is the
+    likeliest; acc_norm: the likeliest per character; chance: what guessing scores; bits/B: how
+    many bits a byte of the right answer costs, the measure that moves first in small models.
+    The average is the paper's: acc_norm where there is one, else acc.
+
+    \b
+    dograph eval runs/mine --benchmarks data/benchmarks
+    dograph eval runs/mine --limit 200                       a first look, from the hub
+    dograph eval runs/mine --tasks piqa,sciq --with lm-eval  the same numbers from the harness
+    dograph eval gpt2 --device cuda --dtype bfloat16 --batch-size 128 --out gpt2.json
+    """  # noqa: D301
+    from dograph.files import write_json
+    from dograph.report.benchmarks import Request, find_subject
+    from dograph.report.benchmarks import evaluate as evaluated
+
+    subject = find_subject(run)
+    corpus = _corpus(subject)
+    request = Request(
+        benchmarks=benchmarks,
+        tasks=tuple(name.strip() for name in tasks.split(",")) if tasks else (),
+        limit=limit,
+        using=using,
+        batch_size=batch_size,
+        device=device,
+        dtype=dtype,
+        max_length=max_length,
+    )
+    with _shown(live=using == "builtin") as report:
+        found = evaluated(subject, request, corpus, report)
+    file = out or subject.result_file
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, found.record)
+    _print(found)
+    print("the result was not kept; give --out FILE" if file is None else f"result: {file}")
+
+
+def _corpus(subject: "Subject") -> "Corpus | None":
+    """The corpus of a run; without it there are tasks but no sources."""
+    from dograph.cli.preparing import ensured
+    from dograph.corpus.corpus import Corpus
+
+    if subject.run is None:
+        return None
+    try:
+        return Corpus(ensured(subject.run.config().data.corpus))
+    except CorpusError as error:
+        print(f"warning: no loss per source: {error}", file=sys.stderr)
+        return None
+
+
+def _print(found: "Evaluation") -> None:
+    from rich.console import Console
+
+    from dograph.report.benchmark_tables import source_table, task_table
+
+    # A pipe has no width to fit into, and what is cut off there is lost.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(task_table(found))
+    print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
+    if found.sources:
+        console.print(source_table(found))
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+@contextmanager
+def _shown(*, live: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Something to report progress to, on stderr: a live bar, or now and then a line.
+
+    lm-eval has bars of its own, which a live one would tear.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(file=sys.stderr)
+    if not (live and console.is_terminal):
+        yield _Lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None)
+
+        yield report
+
+
+class _Lines:
+    """Plain lines: one at each change of stage, and every LINE_SECONDS."""
+
+    def __init__(self) -> None:
+        self._stage, self._due = "", 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage == self._stage and time.monotonic() < self._due and done < total:
+            return
+        self._stage, self._due = stage, time.monotonic() + LINE_SECONDS
+        print(f"{stage}: {done}/{total} texts" if total else stage, file=sys.stderr, flush=True)

@@ -1,0 +1,227 @@
+"""The nine tasks: from a document to the texts that a model is asked to compare.
+
+Prompts, choices and gold answers are those of lm-evaluation-harness (0.4.12 and 0.4.13), without
+examples in the prompt. A text is `context + continuation`; the model scores the continuation.
+Between question and choice the harness puts one space, COPA's choices bring one of their own.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dograph.errors import ConfigError, did_you_mean
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question: texts to compare, which of them is right, and how long each answer is."""
+
+    pairs: tuple[tuple[str, str], ...]  # context, continuation
+    gold: int
+    lengths: tuple[int, ...]  # characters of each choice, by which acc_norm divides
+
+    @property
+    def gold_bytes(self) -> int:
+        """UTF-8 bytes of the gold answer, without the white space that leads to it."""
+        return max(1, len(self.pairs[self.gold][1].lstrip().encode()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A benchmark: where it is found, what it needs, how a document becomes an item."""
+
+    name: str  # lm-evaluation-harness' own, and the folder's
+    item: Callable[[Document], Item]
+    columns: tuple[str, ...]
+    hub: str
+    config: str | None = None
+    revision: str | None = None
+    split: str  # the one that the harness scores
+    instead: str | None = None  # a split to score where a folder lacks that one
+    size: int  # items in the whole split
+    normalised: bool = True  # whether the harness reports acc_norm
+    cloze: bool = False  # no choices: right where every token is the likeliest
+
+    @property
+    def primary(self) -> str:
+        """What enters the paper's average: normalised accuracy where available."""
+        return "acc_norm" if self.normalised else "acc"
+
+
+def _choice(context: str, choices: list[str], gold: int) -> Item:
+    pairs = tuple((context, f" {choice}") for choice in choices)
+    return Item(pairs, gold, tuple(len(choice) for choice in choices))
+
+
+def _hellaswag(doc: Document) -> Item:
+    context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
+    return _choice(_cleaned(context), [_cleaned(x) for x in doc["endings"]], int(doc["label"]))
+
+
+def _cleaned(text: str) -> str:
+    """WikiHow's titles become sentences, other marks in brackets go."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ")
+
+
+def _piqa(doc: Document) -> Item:
+    return _choice(_asked(doc["goal"]), [doc["sol1"], doc["sol2"]], int(doc["label"]))
+
+
+def _openbookqa(doc: Document) -> Item:
+    return _choice(doc["question_stem"], *_lettered(doc, doc["answerKey"].lstrip()))
+
+
+def _arc_easy(doc: Document) -> Item:
+    return _choice(_asked(doc["question"]), *_lettered(doc, doc["answerKey"]))
+
+
+def _lettered(doc: Document, key: str) -> tuple[list[str], int]:
+    return doc["choices"]["text"], doc["choices"]["label"].index(key)
+
+
+def _sciq(doc: Document) -> Item:
+    context = f"{doc['support'].lstrip()}\n{_asked(doc['question'])}"
+    wrong = [doc["distractor1"], doc["distractor2"], doc["distractor3"]]
+    return _choice(context, [*wrong, doc["correct_answer"]], 3)
+
+
+def _asked(question: str) -> str:
+    return f"Question: {question}\nAnswer:"
+
+
+def _copa(doc: Document) -> Item:
+    connector = {"cause": "because", "effect": "therefore"}[doc["question"]]
+    choices = [f" {x[0].lower()}{x[1:]}" for x in (doc["choice1"], doc["choice2"])]
+    return _choice(f"{doc['premise'].strip()[:-1]} {connector}", choices, int(doc["label"]))
+
+
+def _logiqa(doc: Document) -> Item:
+    options = "".join(f"{letter}. {x}\n" for letter, x in zip("ABCD", doc["options"], strict=True))
+    context = f"Passage: {doc['context']}\nQuestion: {doc['question']}\nChoices:\n{options}Answer:"
+    return _choice(context, doc["options"], "abcd".index(doc["label"].strip()))
+
+
+def _winogrande(doc: Document) -> Item:
+    """Partial scoring: each option fills the blank, and what follows the blank is scored."""
+    blank = doc["sentence"].index("_")
+    before, after = doc["sentence"][:blank], doc["sentence"][blank + 1 :].strip()
+    contexts = [before + doc["option1"], before + doc["option2"]]
+    pairs = tuple((context, f" {after}") for context in contexts)
+    return Item(pairs, {"1": 0, "2": 1}[doc["answer"]], tuple(len(x) for x in contexts))
+
+
+def _lambada(doc: Document) -> Item:
+    context, _, word = doc["text"].rpartition(" ")
+    return Item(((context, f" {word}"),), 0, (len(word),))
+
+
+_LETTERED = ("choices", "answerKey")
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            name="hellaswag",
+            item=_hellaswag,
+            columns=("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+            hub="Rowan/hellaswag",
+            split="validation",
+            size=10_042,
+        ),
+        Task(
+            name="piqa",
+            item=_piqa,
+            columns=("goal", "sol1", "sol2", "label"),
+            hub="baber/piqa",
+            split="validation",
+            size=1838,
+        ),
+        Task(
+            name="openbookqa",
+            item=_openbookqa,
+            columns=("question_stem", *_LETTERED),
+            hub="allenai/openbookqa",
+            config="main",
+            split="test",
+            size=500,
+        ),
+        Task(
+            name="lambada_openai",
+            item=_lambada,
+            columns=("text",),
+            hub="EleutherAI/lambada_openai",
+            config="default",
+            split="test",
+            size=5153,
+            normalised=False,
+            cloze=True,
+        ),
+        Task(
+            name="sciq",
+            item=_sciq,
+            columns=(
+                "support",
+                "question",
+                "distractor1",
+                "distractor2",
+                "distractor3",
+                "correct_answer",
+            ),
+            hub="allenai/sciq",
+            split="test",
+            instead="validation",
+            size=1000,
+        ),
+        Task(
+            name="arc_easy",
+            item=_arc_easy,
+            columns=("question", *_LETTERED),
+            hub="allenai/ai2_arc",
+            config="ARC-Easy",
+            split="test",
+            size=2376,
+        ),
+        Task(
+            name="copa",
+            item=_copa,
+            columns=("premise", "choice1", "choice2", "question", "label"),
+            hub="aps/super_glue",
+            config="copa",
+            split="validation",
+            size=100,
+            normalised=False,
+        ),
+        Task(
+            name="logiqa",
+            item=_logiqa,
+            columns=("label", "context", "question", "options"),
+            hub="EleutherAI/logiqa",
+            config="logiqa",
+            # The repository holds a script, which `datasets` no longer runs; the hub converts it.
+            revision="refs/convert/parquet",
+            split="test",
+            size=651,
+        ),
+        Task(
+            name="winogrande",
+            item=_winogrande,
+            columns=("sentence", "option1", "option2", "answer"),
+            hub="allenai/winogrande",
+            config="winogrande_xl",
+            split="validation",
+            size=1267,
+            normalised=False,
+        ),
+    )
+}
+
+
+def pick_tasks(names: list[str] | None) -> list[Task]:
+    """Tasks by name, in the order of the paper's tables; all nine without names."""
+    for name in names or []:
+        if name not in TASKS:
+            raise ConfigError(f'there is no task "{name}"; {did_you_mean(name, TASKS)}')
+    return [task for task in TASKS.values() if not names or task.name in names]
