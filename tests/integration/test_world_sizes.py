@@ -35,9 +35,8 @@ def assert_close(left, right):
                 assert a[name] == b[name], (a["step"], name)
 
 
-@pytest.mark.parametrize(
-    "ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_give_the_losses_of_one_process(corpus, alone, tmp_path, ranks):
     directory = tmp_path / "run"
     run("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, ranks=ranks)

@@ -56,6 +56,9 @@ def sketches(kind, names, draws=DRAWS):
     return found
 
 
+pytestmark = pytest.mark.slow  # a thousand projections
+
+
 @pytest.fixture(scope="module")
 def gaussian():
     return sketches("two-sided", RANKS)
