@@ -3,11 +3,17 @@
 Shapes: N runs, S sources, V targets.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 SHOWN = 50  # names in one message
+
+# Names of measures of which more is better; a plan lowers what it is given.
+_SCORES = re.compile(
+    r"(^|[^a-z])(acc|acc_norm|accuracy|em|exact_match|f1|pass@\d+)$", re.IGNORECASE
+)
 
 
 def listed(names: Sequence[str], shown: int = SHOWN) -> str:
@@ -41,6 +47,17 @@ def table_notes(
         *_missing(targets, runs, loss_NV),
         *_constant(sources, targets, weight_NS, loss_NV),
         *_unmatched(sources, targets),
+        *_scores(targets),
+    ]
+
+
+def _scores(targets: Sequence[str]) -> list[str]:
+    names = [target for target in targets if _SCORES.search(target)]
+    if not names:
+        return []
+    return [
+        f"named like a score, of which more is better, while plans lower their target: "
+        f"{listed(names)}; give 1 - score, or a loss"
     ]
 
 

@@ -24,6 +24,11 @@ def score_table(
     """
     notes = list(test.notes)
     guess_NV = objective.each(_aligned(table, test, notes))
+    if same := _shared_runs(table, test):
+        notes.append(
+            f"{same} of the {len(test.runs)} runs of the test table are in the fitted table too: "
+            "on these the fit is judged by what it has seen"
+        )
     there = [name for name in shares if name in test.targets]
     if not there:
         raise ConfigError(
@@ -72,3 +77,18 @@ def _aligned(table: MixtureTable, test: MixtureTable, notes: list[str]) -> np.nd
         if source in test.sources:
             weight_NS[:, column] = test.weight_NS[:, test.sources.index(source)]
     return weight_NS
+
+
+def _shared_runs(table: MixtureTable, test: MixtureTable) -> int:
+    """How many runs of `test` have both mixture and losses of a run of `table`."""
+
+    def rows(of: MixtureTable) -> list[tuple[frozenset[tuple[str, float]], ...]]:
+        both = ((of.sources, of.weight_NS.tolist()), (of.targets, of.loss_NV.tolist()))
+        parts = [
+            [frozenset(zip(names, (round(v, 9) for v in row), strict=True)) for row in values]
+            for names, values in both
+        ]
+        return list(zip(*parts, strict=True))
+
+    known = set(rows(table))
+    return sum(row in known for row in rows(test))
