@@ -1,7 +1,7 @@
 """From a run to plan for to its mixture: build the planner, give it a lab, tell what came of it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,14 +175,12 @@ def provenance_of(
 ) -> Provenance:
     """How the mixture was made."""
     tokenizer = corpus.manifest.tokenizer
-    sizes = sorted({one.result.parameters for one in used})
-    steps = sorted({one.config.train.steps for one in used})
-    facts: dict[str, Any] = {
+    facts: dict[str, Any] = {  # of one proxy, but for their number
         "model": proxy.model.preset or proxy.model.path,
-        "parameters": sizes[0] if len(sizes) == 1 else sizes,
-        "steps": steps[0] if len(steps) == 1 else steps,
+        "parameters": _one_or_all(one.result.parameters for one in used),
+        "steps": _one_or_all(one.config.train.steps for one in used),
         "batch_size": proxy.train.batch_size,
-        "tokens": sum(one.result.tokens for one in used),
+        "tokens": _one_or_all(one.result.tokens for one in used),
         "number": len(used),
     }
     return Provenance(
@@ -199,6 +197,12 @@ def provenance_of(
         settings=target.mixer.options,
         command=command,
     )
+
+
+def _one_or_all(values: Iterable[int]) -> int | list[int]:
+    """A number that all proxies share, or those that they have."""
+    found = sorted(set(values))
+    return found[0] if len(found) == 1 else found
 
 
 class _FirstBatch(Exception):

@@ -126,13 +126,12 @@ def test_a_plan_tells_how_it_was_made(corpus, tmp_path):
     assert (told.seq_len, told.vocab_size) == (32, 100)
     assert (told.corpus, told.target_tokens) == (Corpus(corpus).digest, 40 * 8 * 32)
     assert (told.seeds, told.settings) == ([0, 1], {"number": 2, "steps": 3})
-    tokens = 2 * 3 * 8 * 32
     assert told.proxy == {
         "model": "tiny",
         "parameters": 100_096,
         "steps": 3,
         "batch_size": 8,
-        "tokens": tokens,
+        "tokens": 3 * 8 * 32,
         "number": 2,
     }
     short = config_of(corpus, steps=3)
