@@ -32,7 +32,7 @@ class MissingExtraError(DographError, ImportError):
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """A clause that names the nearest allowed word, or lists them all if none is near."""
-    allowed = sorted(allowed)
+    allowed = sorted(set(allowed))
     near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else f"allowed: {', '.join(allowed)}"
 

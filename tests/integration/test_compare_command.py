@@ -106,13 +106,23 @@ def test_other_settings_in_the_same_folder_are_refused(place, whole):
 
 def test_a_failing_cell_is_named_and_the_exit_says_so(place):
     changed = [
-        "uniform,bad=static[weights={nowhere: 1.0}]" if word == "uniform,unimax" else word
+        "uniform,bad=doremi-proxy" if word == "uniform,unimax" else word  # it has no reference
         for word in arguments(place, "failing")
     ]
     out, err = run(*changed, code=1)
     assert "bad (2 failed)" in out
-    assert "nowhere" in err
+    assert "names no reference model" in err
     assert len(finished(place, "failing")) == 4
+
+
+def test_a_misspelt_source_is_told_before_any_cell(place):
+    changed = [
+        "uniform,bad=static[weights={nowhere: 1.0}]" if word == "uniform,unimax" else word
+        for word in arguments(place, "misspelt")
+    ]
+    _, err = run(*changed, code=2)
+    assert 'names "nowhere", which is not in the corpus; allowed: alpha, beta, gamma' in err
+    assert not (place / "misspelt").exists()
 
 
 def test_a_dry_run_tells_what_it_would_cost(place):
