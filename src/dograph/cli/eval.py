@@ -1,21 +1,17 @@
 """dograph eval: what a model can do, on nine downstream tasks and on its own sources."""
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dograph.cli.stages import shown
 from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
     from dograph.corpus.corpus import Corpus
     from dograph.report.benchmarks import Evaluation, Subject
-
-LINE_SECONDS = 10.0
 
 
 Subjects = Annotated[
@@ -103,7 +99,7 @@ def evaluate(
         dtype=dtype,
         max_length=max_length,
     )
-    with _shown(live=using == "builtin") as report:
+    with shown("texts", live=using == "builtin") as report:
         found = evaluated(subject, request, corpus, report)
     file = out or subject.result_file
     if file is not None:
@@ -140,39 +136,3 @@ def _print(found: "Evaluation") -> None:
         console.print(source_table(found))
     for note in found.notes:
         print(f"note: {note}")
-
-
-@contextmanager
-def _shown(*, live: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Something to report progress to, on stderr: a live bar, or now and then a line.
-
-    lm-eval has bars of its own, which a live one would tear.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(file=sys.stderr)
-    if not (live and console.is_terminal):
-        yield _Lines()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def report(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
-
-        yield report
-
-
-class _Lines:
-    """Plain lines: one at each change of stage, and every LINE_SECONDS."""
-
-    def __init__(self) -> None:
-        self._stage, self._due = "", 0.0
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage == self._stage and time.monotonic() < self._due and done < total:
-            return
-        self._stage, self._due = stage, time.monotonic() + LINE_SECONDS
-        print(f"{stage}: {done}/{total} texts" if total else stage, file=sys.stderr, flush=True)

@@ -1,13 +1,12 @@
 """dograph inspect: what a model perceives as domains in a corpus, without training."""
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dograph.cli.stages import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 LEVEL = 0.05  # corrected p-value at which two sources count as told apart
 MOST_PAIRS = 30  # shown; the file has them all
-LINE_SECONDS = 5.0
 
 
 def inspect(
@@ -62,7 +60,7 @@ def inspect(
         device=device,
         exclude=tuple(exclude or ()),
     )
-    with _shown() as report:
+    with shown("rows") as report:
         found = inspect_model(request, report)
         found.save(out)
     _print(found)
@@ -146,36 +144,3 @@ def _example_table(found: "Inspection") -> "Table":
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Something to report progress to, on stderr: a live bar, or now and then a line."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield _Lines()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def report(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
-
-        yield report
-
-
-class _Lines:
-    """Plain lines: one at each change of stage, and every LINE_SECONDS."""
-
-    def __init__(self) -> None:
-        self._stage, self._due = "", 0.0
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage == self._stage and time.monotonic() < self._due and done < total:
-            return
-        self._stage, self._due = stage, time.monotonic() + LINE_SECONDS
-        print(f"{stage}: {done}/{total} rows" if total else stage, file=sys.stderr, flush=True)

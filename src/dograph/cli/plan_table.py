@@ -11,10 +11,11 @@ from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.corpus.corpus import Corpus
+    from dograph.plans.from_table import Method
     from dograph.plans.table import MixtureTable
     from dograph.training.config import RunConfig
 
-METHODS = ("regmix", "mixing-law")
+METHODS: tuple["Method", ...] = ("regmix", "mixing-law")
 AS_SETTINGS = ("target", "surrogate", "max_epochs", "top")  # of methods that train proxies
 SEED = 42
 
@@ -65,11 +66,7 @@ def plan_from_table(
     command: str,
 ) -> None:
     """Fit, propose, write, and tell what speaks for it."""
-    if method not in METHODS:
-        raise ConfigError(
-            f"{method} cannot plan from a table: it needs the proxies themselves. Methods that "
-            f"can: {', '.join(METHODS)}"
-        )
+    known = _known(method)
     if method != "regmix" and options.top is not None:
         raise ConfigError("--top is for regmix; the mixing law's optimum is exact")
     _check_settings(settings)
@@ -86,7 +83,7 @@ def plan_from_table(
     run = _described(settings, table)
     caps, target = _caps(options, run), _target(options.target)
     proposal = propose_from_table(
-        method,  # type: ignore[arg-type]  # one of METHODS
+        known,
         table,
         target=target,
         prior=_prior(options.prior, run, table),
@@ -110,6 +107,17 @@ def plan_from_table(
         print_notes(findings, run.config, run.corpus, proposal.mixture)
     print_fit(findings)
     print_use(out, settings or ["recipe.yaml"])
+
+
+def _known(method: str) -> "Method":
+    """A method that can plan from a table."""
+    for name in METHODS:
+        if name == method:
+            return name
+    raise ConfigError(
+        f"{method} cannot plan from a table: it needs the proxies themselves. Methods that can: "
+        f"{', '.join(METHODS)}"
+    )
 
 
 def _check_pair(option: str, files: tuple[Path, Path] | None) -> None:
