@@ -21,8 +21,8 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.dograph_options import resolve_options
 from dograph.mixers.dograph_report import describe
-from dograph.mixers.fixed import Uniform
 from dograph.mixers.remixing import Remixing
+from dograph.mixers.sampling import sampling_mixture
 from dograph.types import Mixture, Signals
 
 
@@ -45,8 +45,7 @@ class DoGraph(Mixer):
         """As `sampling` says at first; `realise: sampling` moves it later."""
         self.warmup_steps = round(self.options.warmup * lab.steps)
         self.recent.num_sources = len(lab.tokens)
-        first: Mixer = Uniform() if self.options.sampling == "uniform" else Mixer()
-        mixture = first.plan(lab)
+        mixture = sampling_mixture(self.options.sampling, lab.tokens)
         self.remixing.open(lab, mixture)
         return mixture
 

@@ -13,7 +13,7 @@ from dograph.domains.sharing import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.option_checks import require_number, require_one_of
-from dograph.mixers.sampling import SAMPLINGS, sampling_mixture
+from dograph.mixers.sampling import check_sampling, sampling_mixture
 from dograph.types import Mixture, Signals
 
 STRATEGIES = ("linupper", "quadratic", "extremes", "upper")
@@ -41,11 +41,11 @@ class DynamicLoss(Mixer):
         r: float = 0.4,
         warmup_steps: int | None = None,
         clip_quantile: float | None = None,
-        sampling: str = "uniform",
+        sampling: Any = "uniform",
     ) -> None:
         require_one_of("strategy", strategy, STRATEGIES)
         require_number("r", r, above=0, most=math.inf)
-        require_one_of("sampling", sampling, SAMPLINGS)
+        check_sampling(sampling)
         if warmup_steps is not None:
             require_number("warmup_steps", warmup_steps, least=0, most=math.inf)
         if clip_quantile is not None:
@@ -57,7 +57,7 @@ class DynamicLoss(Mixer):
         self._report: Report = {}
 
     def plan(self, lab: Lab) -> Mixture:
-        """Uniform over sources, as the authors draw, or by tokens; and how long the warm-up is."""
+        """Uniform over sources, as the authors draw, or as asked; and how long the warm-up is."""
         if self.asked_warmup is None:
             self.warmup_steps = round(WARMUP * lab.steps)
         return sampling_mixture(self.sampling, lab.tokens)

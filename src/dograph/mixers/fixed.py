@@ -22,6 +22,7 @@ from dograph.types import Mixture, Signals
 __all__ = ["Scheduled", "Static", "UniMax", "Uniform", "as_mixture", "read_mixture"]
 
 STAGE_KEYS = ("weights", "provenance")
+NAMED = ("natural", "uniform")  # what `sampling` may say instead of a mixture
 
 
 class Uniform(Mixer):
@@ -57,7 +58,7 @@ class Static(Mixer):
         self.mixture: Mixture | None = None
         self.provenance = self.preset.provenance if self.preset else None
         if file is not None:
-            self.mixture, self.provenance = _stage(file, "mixer.file")
+            self.mixture, self.provenance = stage(file, "mixer.file")
         elif weights is not None:
             self.mixture = as_mixture(weights, "mixer.weights")
             self.provenance = as_provenance(provenance, "mixer.provenance")
@@ -76,11 +77,11 @@ class Scheduled(Mixer):
         if not isinstance(stages, Mapping):
             raise ConfigError(f"mixer.stages must be a mapping of step: mixture, got {stages!r}")
         self.stages: dict[int, Mixture] = {}
-        for key, stage in stages.items():
+        for key, given in stages.items():
             name = f"mixer.stages.{key}"
             if not str(key).isdecimal():
                 raise ConfigError(f"{name}: a stage is keyed by its first step, got {key!r}")
-            self.stages[int(key)], _ = _stage(stage, name)
+            self.stages[int(key)], _ = stage(given, name)
         if 0 not in self.stages:
             raise ConfigError(
                 f"mixer.stages must say what to draw from step 0; it has steps {sorted(stages)}"
@@ -129,7 +130,7 @@ class Given:
 
 
 def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
-    """Mixtures of a static or scheduled mixer that were not written by hand for this run."""
+    """Mixtures that a mixer's options bring and that were not written by hand for this run."""
     found: list[Given] = []
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
@@ -139,20 +140,21 @@ def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
     stages = stages if isinstance(stages, Mapping) else {}
     for where, given in (
         ("mixer.file", options.get("file")),
+        ("mixer.sampling", None if options.get("sampling") in NAMED else options.get("sampling")),
         ("mixer", whole),
-        *((f"mixer.stages.{step}", stage) for step, stage in stages.items()),
+        *((f"mixer.stages.{step}", part) for step, part in stages.items()),
     ):
         if isinstance(given, str):
             file = read_mixture_file(Path(given))
             found.append(Given(f"{where}={given}", file.weights, file.provenance))
         elif isinstance(given, Mapping) and given.get("provenance") is not None:
-            mixture, provenance = _stage(given, where)
+            mixture, provenance = stage(given, where)
             found.append(Given(where, mixture.weights, provenance))
     return found
 
 
 def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a static or scheduled mixer with the mixture files they name read in.
+    """Options of a mixer with the mixture files they name read in.
 
     A preset stays a name: what it stands for is part of this package and never changes.
     """
@@ -163,9 +165,11 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
         settled |= _read_in(Path(file))
     if isinstance(stages := options.get("stages"), Mapping):
         settled["stages"] = {
-            step: _read_in_stage(stage) if isinstance(stage, str) else stage
-            for step, stage in stages.items()
+            step: _read_in_stage(given) if isinstance(given, str) else given
+            for step, given in stages.items()
         }
+    if isinstance(sampling := options.get("sampling"), str) and sampling not in NAMED:
+        settled["sampling"] = _read_in_stage(sampling)
     return settled
 
 
@@ -181,14 +185,14 @@ def _read_in_stage(path: str) -> dict[str, Any]:
     return read if "provenance" in read else weights
 
 
-def _stage(stage: Any, where: str) -> tuple[Mixture, Provenance | None]:
-    """A stage: a mixture file, weights, or `weights` and `provenance` as `inlined` leaves them."""
-    if isinstance(stage, str):
-        file = read_mixture_file(Path(stage))
+def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
+    """A mixture file, weights, or `weights` and `provenance` as `inlined` leaves them."""
+    if isinstance(given, str):
+        file = read_mixture_file(Path(given))
         return file.mixture, file.provenance
-    if isinstance(stage, Mapping) and isinstance(stage.get("weights"), Mapping):
-        if others := sorted(set(stage) - set(STAGE_KEYS)):
+    if isinstance(given, Mapping) and isinstance(given.get("weights"), Mapping):
+        if others := sorted(set(given) - set(STAGE_KEYS)):
             raise ConfigError(f"{where} may have weights and provenance, and not {others}")
-        provenance = as_provenance(stage.get("provenance"), f"{where}.provenance")
-        return as_mixture(stage["weights"], f"{where}.weights"), provenance
-    return as_mixture(stage, where), None
+        provenance = as_provenance(given.get("provenance"), f"{where}.provenance")
+        return as_mixture(given["weights"], f"{where}.weights"), provenance
+    return as_mixture(given, where), None

@@ -44,7 +44,9 @@ class Remixing:
             name: name if name in lab.tokens else name.rpartition("/")[0] for name in lab.strata
         }
         self.first = {
-            name: first.weights[source_of[name]] * tokens / max(lab.tokens[source_of[name]], 1)
+            name: first.weights.get(source_of[name], 0.0)
+            * tokens
+            / max(lab.tokens[source_of[name]], 1)
             for name, tokens in lab.strata.items()
         }
 

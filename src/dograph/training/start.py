@@ -12,7 +12,7 @@ from dograph.training.run_dir import RunDirectory
 from dograph.training.trainer import Trainer
 from dograph.training.world import World
 
-OF_MIXTURES = ("static", "scheduled")  # mixers whose options name mixtures
+OF_MIXTURES = ("static", "scheduled", "dograph", "dynamic-loss")  # whose options name mixtures
 
 
 def start_run(config: RunConfig, world: World) -> Trainer:
