@@ -15,7 +15,13 @@ PLANS = Path(__file__).parent / "results" / "plans"
 TUNING, REPORTED = (0, 1, 2), (10, 11, 12, 13, 14)
 TUNING_STEPS, REPORTED_STEPS = 400, 700
 
-UNIT = ["mixer.name=dograph", "mixer.within=unit", "mixer.effective_floor=null", "mixer.warmup=0"]
+UNIT = [
+    "mixer.name=dograph",
+    "mixer.recipe=safe",
+    "mixer.within=unit",
+    "mixer.effective_floor=null",
+    "mixer.warmup=0",
+]
 
 
 def unit(q: float, *more: str) -> list[str]:

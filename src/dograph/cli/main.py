@@ -16,6 +16,7 @@ from dograph.cli import (
     inspect,
     losses,
     plan,
+    reproduce,
     show,
     train,
 )
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
+app.command("reproduce")(reproduce.reproduce)
 app.command("export")(export.export)
 app.command("eval")(benchmarks.evaluate)
 app.command("losses")(losses.losses)

@@ -53,6 +53,16 @@ PRESETS: dict[str, Shape] = {
         positions=2048,
         tied=False,
     ),
+    "llama-mini": Shape(
+        family="llama",
+        layers=12,
+        heads=12,
+        kv_heads=4,
+        width=768,
+        feed_forward=2048,
+        positions=2048,
+        tied=False,
+    ),
     "llama-1.1b": Shape(
         family="llama",
         layers=22,

@@ -1,0 +1,1 @@
+"""The paper's claims as numbers: sources that merge in gradient space, and balance over sources."""

@@ -1,0 +1,254 @@
+"""dograph reproduce: a table or figure of the paper, made again and judged."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dograph.cli.pools import On, RayAddress, Workers, command, open_pool
+from dograph.cli.stages import shown
+from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dograph.report.benchmarks import Request
+    from dograph.reproduce.artefacts import Artefact
+    from dograph.reproduce.asks import Wanted
+
+WIDTH = 120  # of the tables, where there is no terminal to ask
+
+Name = Annotated[
+    str | None,
+    typer.Argument(help="a table or figure; without it, all are listed", show_default=False),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SETTING=VALUE]...",
+        help="changes to every run, as in `dograph train`: train.steps=100",
+        show_default=False,
+    ),
+]
+ScaleName = Annotated[
+    Literal["mini", "paper"],
+    typer.Option(help="mini: minutes a run on one GPU; paper: the paper's models and steps"),
+]
+CorpusFolder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="a prepared corpus (default: data/slimpajama-mini, data/slimpajama-6b or data/pile)",
+        show_default=False,
+    ),
+]
+Benchmarks = Annotated[
+    Path | None,
+    typer.Option(help="folder of the tasks' data, as in `dograph eval`; else the hub"),
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option(
+        help="how many, or which: 5, or 10,11,12 (default: 5 at mini, 1 at paper)",
+        show_default=False,
+    ),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="rows of the table, by label or as in `dograph compare --mixers`; uniform is "
+        "always there",
+        show_default=False,
+    ),
+]
+Sizes = Annotated[
+    str | None,
+    typer.Option(help="of model-scale: models by name, with commas between", show_default=False),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="folder of the runs (default: reproduce/SCALE/..., shared by tables of the same runs)",
+        show_default=False,
+    ),
+]
+ProxySettings = Annotated[
+    list[str] | None,
+    typer.Option("--proxy", metavar="NAME=VALUE", help="a setting of the plans' proxies; repeat"),
+]
+LabFolder = Annotated[Path, typer.Option("--lab", help="where the plans' proxies are kept")]
+Using = Annotated[
+    str, typer.Option("--with", help="scorer of the tasks: builtin, or lm-eval (extra eval)")
+]
+Tasks = Annotated[
+    str | None, typer.Option(help="some of the nine, with commas between", show_default=False)
+]
+Limit = Annotated[
+    str | None, typer.Option(help="items of each task, evenly spaced: 200", show_default=False)
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="texts scored at once")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="tell what it would cost, and stop")]
+
+
+def reproduce(
+    name: Name = None,
+    settings: Settings = None,
+    scale: ScaleName = "mini",
+    corpus: CorpusFolder = None,
+    benchmarks: Benchmarks = None,
+    seeds: Seeds = None,
+    methods: Methods = None,
+    sizes: Sizes = None,
+    out: Out = None,
+    proxy: ProxySettings = None,
+    workers: Workers = None,
+    on: On = "local",
+    ray_address: RayAddress = None,
+    lab: LabFolder = Path("runs/lab"),
+    using: Using = "builtin",
+    tasks: Tasks = None,
+    limit: Limit = None,
+    batch_size: BatchSize = 32,
+    dry_run: DryRun = False,
+) -> None:
+    """Make a table or figure of the paper again, set it beside the paper's, and judge its claims.
+
+    \b
+    dograph reproduce                                    every name, a line each
+    dograph reproduce validation-loss --dry-run          what it would cost
+    dograph reproduce validation-loss --corpus data/mine
+    dograph reproduce gpt2-medium --benchmarks data/benchmarks
+    dograph reproduce cost --workers 1                   the same runs, timed
+    dograph reproduce objectives train.steps=100 --seeds 2
+    dograph reproduce num-domains --methods uniform,m7,m11
+    dograph reproduce gpt2-small --scale paper           20,000 steps a run
+
+    natural and inverse-norm come first: what they gain needs no domains. Then
+    uniform, the baseline of all differences, and the paper's methods. A claim is
+    judged by its 95 % interval over seeds, from 5 seeds on. After Ctrl-C, a kill
+    or a crash the same command goes on. OUT/reproduce.json holds all of it.
+    docs/reproduce.md tells what each name trains and how to read it.
+    """  # noqa: D301
+    from rich.console import Console
+
+    from dograph.reproduce.artefacts import find_artefact
+    from dograph.reproduce.printing import print_list
+
+    # A pipe has no width to fit into.
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    if name is None:
+        print_list(console)
+        return
+    artefact = find_artefact(name)
+    request = _request(artefact, benchmarks, tasks, limit, using, batch_size)
+    wanted = _wanted(
+        artefact, settings or [], scale, corpus, seeds, methods, sizes, out, proxy or [], lab
+    )
+    _run(wanted, request, console, (on, workers, ray_address), dry_run=dry_run)
+
+
+def _wanted(
+    artefact: "Artefact",
+    settings: list[str],
+    scale: Literal["mini", "paper"],
+    corpus: str | None,
+    seeds: str | None,
+    methods: str | None,
+    sizes: str | None,
+    out: Path | None,
+    proxy: list[str],
+    lab: Path,
+) -> "Wanted":
+    from dataclasses import replace
+
+    from dograph.cli.preparing import ensured
+    from dograph.reproduce.asks import Wanted, build_asks, require_corpus
+
+    wanted = Wanted(
+        artefact=artefact,
+        scale=scale,
+        settings=tuple(settings),
+        corpus=corpus,
+        seeds=seeds,
+        methods=methods,
+        sizes=sizes,
+        proxy=tuple(proxy),
+        out=out,
+        lab=lab,
+        command=command(),
+    )
+    build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
+    if corpus is None:
+        require_corpus(wanted)
+    folder = ensured(wanted.corpus_name)
+    return replace(wanted, corpus=str(folder))
+
+
+def _request(
+    artefact: "Artefact",
+    benchmarks: Path | None,
+    tasks: str | None,
+    limit: str | None,
+    using: str,
+    batch_size: int,
+) -> "Request":
+    from dograph.report.benchmarks import Request
+
+    given = benchmarks is not None or tasks or limit or using != "builtin"
+    if given and artefact.kind != "downstream":
+        raise ConfigError(
+            f"--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
+            f"{artefact.name} asks no questions"
+        )
+    return Request(
+        benchmarks=benchmarks,
+        tasks=tuple(name.strip() for name in tasks.split(",")) if tasks else (),
+        limit=limit,
+        using=using,
+        batch_size=batch_size,
+    )
+
+
+def _run(
+    wanted: "Wanted",
+    request: "Request",
+    console: "Console",
+    where: tuple[str, int | None, str | None],
+    *,
+    dry_run: bool,
+) -> None:
+    from dograph.lab.jobs import Stopped
+    from dograph.reproduce import session
+    from dograph.reproduce.asks import build_asks
+    from dograph.reproduce.printing import print_outcome
+
+    asks = build_asks(wanted)
+    device = next(iter(asks.values())).config.train.device
+    with shown("items") as report:
+        corpus = session.check(wanted, asks, request, report)
+    if dry_run:
+        for line in session.forecast(asks, corpus):
+            print(line)
+        return
+    try:
+        with open_pool(device, *where) as pool:
+            study = session.train(wanted, asks, pool, _say)
+        with shown("models", live=request.using == "builtin") as report:
+            outcome, record = session.finish(study, request, wanted.folder, report)
+    except Stopped as stopped:
+        print(f"{stopped}; finished cells are in {wanted.folder}", file=sys.stderr)
+        sys.exit(128 + stopped.number)
+    except KeyboardInterrupt:
+        print("stopped; nothing is lost: the same command goes on", file=sys.stderr)
+        sys.exit(130)
+    print_outcome(console, wanted.artefact, outcome, record)
+    print(f"all of it: {wanted.folder / session.RESULT}; the runs: {wanted.folder}")
+    if record["failures"]:
+        failed = ", ".join(record["failures"])
+        print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
+        sys.exit(1)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

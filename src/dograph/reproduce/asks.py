@@ -1,0 +1,174 @@
+"""From a name and what the user changed to the comparisons that have to be made."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dograph.compare.ask import Ask
+from dograph.compare.methods import Method, parse_methods, parse_seeds
+from dograph.corpus.manifest import MANIFEST
+from dograph.errors import ConfigError, CorpusError
+from dograph.lab.planning import default_proxy
+from dograph.models.presets import PRESETS
+from dograph.reproduce.artefacts import Artefact
+from dograph.reproduce.methods import SPECS, spelled_out
+from dograph.reproduce.scales import SEEDS, Scale, mini
+from dograph.training.config import RunConfig, parse_config
+from dograph.training.presets import RUN_PRESETS, merge, parse_override
+from dograph.training.world import pick_device
+
+WHOLE = ""  # the one comparison of an artefact that does not go through model sizes
+_OWN = {  # settings that have options of their own
+    "mixer": "--methods names the mixers",
+    "seed": "--seeds names the seeds",
+    "run": "--out names the folder",
+}
+CORPORA: dict[tuple[str, Scale], str] = {
+    ("slimpajama", "mini"): "data/slimpajama-mini",
+    ("slimpajama", "paper"): "data/slimpajama-6b",
+    ("pile", "mini"): "data/pile",
+    ("pile", "paper"): "data/pile",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asks for; None: as the scale has it."""
+
+    artefact: Artefact
+    scale: Scale = "mini"
+    settings: tuple[str, ...] = ()
+    corpus: str | None = None
+    seeds: str | None = None
+    methods: str | None = None
+    sizes: str | None = None
+    proxy: tuple[str, ...] = ()
+    out: Path | None = None
+    lab: Path = Path("runs/lab")
+    command: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.out or self.artefact.folder(self.scale)
+
+    @property
+    def corpus_name(self) -> str:
+        return self.corpus or CORPORA[self.artefact.data, self.scale]
+
+
+def build_asks(wanted: Wanted) -> dict[str, Ask]:
+    """One comparison, or one for each model size under the size's name; no corpus is opened."""
+    changes = _changes(wanted.settings)
+    sizes = _sizes(wanted, changes)
+    if not sizes:
+        return {WHOLE: _ask(wanted, _config(wanted, changes), wanted.folder)}
+    asks = {}
+    for size in sizes:
+        model = merge(changes, {"model": {"preset": size}})
+        asks[size] = _ask(wanted, _config(wanted, model), wanted.folder / size)
+    return asks
+
+
+def require_corpus(wanted: Wanted) -> None:
+    """Refuse a folder that is no corpus, with the command that makes it one."""
+    folder = Path(wanted.corpus_name)
+    if (folder / MANIFEST).is_file():
+        return
+    recipe = "pile" if wanted.artefact.data == "pile" else "slimpajama-6b"
+    made = f"--tokenizer gpt2 --out {folder}"
+    smaller = (
+        f"\nAny part of it will do at this scale: with files of that dataset in FOLDER,\n"
+        f"  dograph data prepare FOLDER --recipe {recipe} {made}"
+        if wanted.scale == "mini"
+        else ""
+    )
+    raise CorpusError(
+        f"{folder} is not a prepared corpus. Make it from the Hugging Face hub with:\n"
+        f"  dograph data prepare {recipe} {made}{smaller}\n"
+        "Or name a corpus that you have: --corpus DIR"
+    )
+
+
+def _changes(settings: tuple[str, ...]) -> dict[str, Any]:
+    changes = merge({}, *(parse_override(setting) for setting in settings))
+    for name, instead in _OWN.items():
+        if name in changes:
+            raise ConfigError(f"{name} is not a setting here: {instead}")
+    if "corpus" in (changes.get("data") or {}):
+        raise ConfigError("data.corpus is not a setting here: --corpus names the folder")
+    return changes
+
+
+def _sizes(wanted: Wanted, changes: Mapping[str, Any]) -> list[str]:
+    sizes = wanted.artefact.sizes
+    if not sizes:
+        if wanted.sizes is not None:
+            raise ConfigError(f"--sizes is for model-scale; {wanted.artefact.name} has one model")
+        return []
+    if {"preset", "path"} & set(changes.get("model") or {}):
+        raise ConfigError(
+            f"{wanted.artefact.name} goes through models; name them with --sizes, as in "
+            f"--sizes {','.join(sizes[wanted.scale])}"
+        )
+    if wanted.sizes is None:
+        return list(sizes[wanted.scale])
+    named = [name.strip() for name in wanted.sizes.split(",") if name.strip()]
+    if not named or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
+        raise ConfigError(
+            f'--sizes "{wanted.sizes}": give models by name, none of them twice, with commas '
+            f"between; allowed: {', '.join(PRESETS)}"
+        )
+    return named
+
+
+def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
+    train = changes.get("train") or {}
+    if wanted.scale == "paper":
+        values = RUN_PRESETS[wanted.artefact.preset]
+    else:
+        cuda = pick_device(train.get("device", "auto")).type == "cuda"
+        values = mini(dict(wanted.artefact.mini), cuda=cuda)
+    own = {
+        "seed": SEEDS[wanted.scale][0],
+        "run": str(wanted.folder),
+        "data": {"corpus": wanted.corpus_name},
+    }
+    steps, asked = values["train"]["steps"], train.get("steps")
+    if isinstance(asked, int) and asked > 0:  # warm-up keeps its share of the run
+        own["optim"] = {"warmup_steps": round(values["optim"]["warmup_steps"] * asked / steps)}
+    merged = merge(values, own, dict(changes)) | {"mixer": {"name": "uniform"}}
+    return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}")
+
+
+def _ask(wanted: Wanted, config: RunConfig, out: Path) -> Ask:
+    methods = _methods(wanted, config)
+    planned = any(method.is_planned for method in methods)
+    if wanted.proxy and not planned:
+        raise ConfigError("--proxy is for methods that plan, and none is asked for")
+    changes = merge({}, *(parse_override(setting) for setting in wanted.proxy))
+    default = ",".join(map(str, SEEDS[wanted.scale])) + ","
+    return Ask(
+        config=config,
+        proxy=default_proxy(config, changes) if planned else None,
+        methods=tuple(methods),
+        seeds=tuple(parse_seeds(wanted.seeds or default, config.seed)),
+        budget="tokens",
+        replan=False,
+        out=out,
+        lab=wanted.lab,
+        command=wanted.command,
+    )
+
+
+def _methods(wanted: Wanted, config: RunConfig) -> list[Method]:
+    """The baseline first; --methods in the language of `dograph compare`, and our own labels."""
+    text = spelled_out(wanted.methods or ",".join(wanted.artefact.methods))
+    baseline = wanted.artefact.baseline
+    if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
+        text = f"{SPECS[baseline]},{text}"
+    try:
+        return parse_methods(text, config, baseline)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--mixers", "--methods")) from error

@@ -1,0 +1,256 @@
+"""The four tables of accuracies: every cell's model on the nine tasks, over seeds.
+
+A mean has its 95 % t interval over seeds. The standard error over items is that of one run, mean
+over the runs: all are asked the same questions, so more seeds do not make it smaller.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dograph.compare.findings import Findings
+from dograph.corpus.corpus import Corpus
+from dograph.evaluation.benchmarks.evaluate import Report
+from dograph.evaluation.benchmarks.tasks import pick_tasks
+from dograph.files import write_json
+from dograph.report.benchmarks import Request, evaluate, find_subject
+from dograph.reproduce import paper
+from dograph.reproduce.figures import Values, less, level, present, values_of
+from dograph.reproduce.methods import BASELINE, displayed
+from dograph.reproduce.study import Outcome, Sheet, Study
+from dograph.reproduce.verdicts import SUBJECTS, Verdict, judge, judge_all, untested
+
+AVERAGE = "average"
+Score = Mapping[str, Any]  # eval.json
+
+
+def evaluate_cells(
+    findings: Findings, request: Request, corpus: Corpus, report: Report
+) -> dict[str, Score]:
+    """The result of every finished cell, by label; what is there and was asked alike is kept."""
+    scores: dict[str, Score] = {}
+    cells = [cell for cell in findings["cells"] if cell["error"] is None]
+    for number, cell in enumerate(cells, start=1):
+        subject = find_subject(cell["run"])
+        file = subject.result_file
+        assert file is not None, "a cell is a run, which keeps its result"
+        found = kept(file, request)
+        if found is None:
+            report(f"scoring {cell['label']}", number, len(cells))
+            found = evaluate(subject, request, corpus, _unheard).record
+            write_json(file, found)
+        scores[cell["label"]] = found
+    return scores
+
+
+def _unheard(stage: str, done: int, total: int) -> None:
+    """Nine tasks of every model would fill pages; it is told which model is scored."""
+
+
+def kept(file: Path, request: Request) -> Score | None:
+    """A complete result of the same request, else None; batch size and device do not count."""
+    if not file.is_file():
+        return None
+    try:
+        found: Score = json.loads(file.read_text(encoding="utf-8"))
+        made = found["provenance"]
+        there = [made[name] for name in ("scorer", "benchmarks", "limit", "dtype")]
+        tasks = list(found["tasks"])
+        complete = found["format"] == "dograph-eval" and "average" in found
+        length = made["max_length"] if request.max_length is not None else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    folder = None if request.benchmarks is None else str(request.benchmarks)
+    asked = [request.using, folder, request.limit, request.dtype]
+    wanted = [task.name for task in pick_tasks(list(request.tasks))]
+    same = there == asked and tasks == wanted and length == request.max_length
+    return found if complete and same else None
+
+
+def downstream(study: Study) -> Outcome:
+    """tab:benchmark_joint and its three siblings."""
+    findings, table = study.only, paper.DOWNSTREAM[study.artefact.name]
+    tasks = [name for name in paper.TASKS if all(name in s["tasks"] for s in study.scores.values())]
+    values = {name: accuracies(findings, study.scores, name) for name in (*tasks, AVERAGE)}
+    labels = displayed([m["label"] for m in findings["methods"]])
+    errors = {label: _item_errors(findings, study.scores, label) for label in labels}
+    data = {
+        label: {
+            name: {
+                "accuracy": level(values[name], label).record(),
+                "less_uniform": less(values[name], label, BASELINE).record(),
+                "error_over_items": errors[label].get(name),
+                "paper": _printed(table, label, name),
+            }
+            for name in values
+        }
+        for label in labels
+    }
+    sheets = [
+        _average_sheet(values[AVERAGE], labels, table, errors, len(tasks)),
+        _task_sheet(values, labels, tasks, table),
+        *_gain_sheets(values, tasks, table, errors),
+    ]
+    notes = _notes(study.scores, len(tasks))
+    verdicts = _verdicts(findings, values, tasks, table)
+    return Outcome(sheets, {"methods": data, "tasks": tasks}, verdicts, notes)
+
+
+def accuracies(findings: Findings, scores: Mapping[str, Score], name: str) -> Values:
+    """A task's accuracy in per cent, or the average's: acc_norm where there is one, else acc."""
+
+    def read(cell: Mapping[str, Any]) -> float:
+        return 100 * float(_primary(scores[cell["label"]], name)["value"])
+
+    return values_of(findings, read)
+
+
+def _primary(score: Score, name: str) -> Mapping[str, Any]:
+    if name == AVERAGE:
+        average: Mapping[str, Any] = score["average"]
+        return average
+    task = score["tasks"][name]
+    found: Mapping[str, Any] = task[task["primary"]]
+    return found
+
+
+def _item_errors(
+    findings: Findings, scores: Mapping[str, Score], label: str
+) -> dict[str, float | None]:
+    own = [
+        scores[cell["label"]]
+        for cell in findings["cells"]
+        if cell["method"] == label and cell["error"] is None
+    ]
+    if not own:
+        return {}
+    found: dict[str, float | None] = {}
+    for name in (*own[0]["tasks"], AVERAGE):
+        errors = [_primary(score, name)["se"] for score in own]
+        known = [error for error in errors if error is not None]
+        found[name] = 100 * math.fsum(known) / len(known) if len(known) == len(own) else None
+    return found
+
+
+def _average_sheet(
+    values: Values,
+    labels: Sequence[str],
+    table: paper.Scores,
+    errors: Mapping[str, Mapping[str, float | None]],
+    num_tasks: int,
+) -> Sheet:
+    rows = []
+    for label in labels:
+        printed = table.averages.get(label)
+        theirs = None if printed is None else printed - table.averages[BASELINE]
+        first = label == BASELINE
+        rows.append(
+            [
+                label,
+                level(values, label).level(".2f"),
+                _plain(errors[label].get(AVERAGE), ".2f"),
+                "" if first else less(values, label, BASELINE).change(".2f"),
+                _plain(printed, ".1f"),
+                "" if first else _plain(theirs, "+.1f"),
+            ]
+        )
+    return Sheet(
+        f"average accuracy in per cent over {num_tasks} of the nine tasks, beside {table.model}",
+        ("method", "here ± 95 %", "s.e. items", "less uniform [95 %]", "paper", "less uniform"),
+        rows,
+    )
+
+
+def _task_sheet(
+    values: Mapping[str, Values], labels: Sequence[str], tasks: Sequence[str], table: paper.Scores
+) -> Sheet:
+    rows = []
+    for label in labels:
+        rows.append([label, *(level(values[name], label).plain(".1f") for name in tasks)])
+        if label in table.tasks:
+            rows.append(["  paper", *(_plain(table.score(label, name), ".1f") for name in tasks)])
+    short = [name.removesuffix("_openai").replace("arc_easy", "arc-e") for name in tasks]
+    return Sheet("accuracy by task, mean over seeds", ("method", *short), rows)
+
+
+def _gain_sheets(
+    values: Mapping[str, Values],
+    tasks: Sequence[str],
+    table: paper.Scores,
+    errors: Mapping[str, Mapping[str, float | None]],
+) -> list[Sheet]:
+    if paper.OURS not in values[AVERAGE] or not values[AVERAGE][paper.OURS]:
+        return []
+    rows = []
+    for name in tasks:
+        theirs = table.tasks[paper.OURS], table.tasks[BASELINE]
+        at = paper.TASKS.index(name)
+        rows.append(
+            [
+                name,
+                less(values[name], paper.OURS, BASELINE).change(".2f"),
+                _plain(errors[paper.OURS].get(name), ".2f"),
+                f"{theirs[0][at] - theirs[1][at]:+.1f}",
+            ]
+        )
+    columns = ("task", "here [95 %]", "s.e. items (one method)", "paper")
+    return [Sheet(f"{paper.OURS} less {BASELINE} by task", columns, rows)]
+
+
+def _verdicts(
+    findings: Findings, values: Mapping[str, Values], tasks: Sequence[str], table: paper.Scores
+) -> list[Verdict]:
+    found = []
+    average, printed = values[AVERAGE], table.averages
+    gain = printed[paper.OURS] - printed[BASELINE]
+    rivals = present(findings, [name for name in paper.NAMES if name != paper.OURS])
+    over, best = "DoGraph above Uniform on average", "DoGraph best on average of the seven"
+    for label in SUBJECTS:
+        if not present(findings, [label]) or BASELINE not in rivals:
+            why = f"no finished run of {label}"
+            found += [untested(says, why, label) for says in (over, best)]
+            continue
+        told: dict[str, Any] = {"sign": 1, "shape": ".2f", "unit": " points", "of": label}
+        found.append(judge(over, less(average, label, BASELINE), paper=gain, **told))
+        figures = {name: less(average, label, name, len(rivals)) for name in rivals}
+        found.append(judge_all(best, figures, **told))
+        found.append(_reasoning(values, tasks, label))
+    return found
+
+
+def _reasoning(values: Mapping[str, Values], tasks: Sequence[str], label: str) -> Verdict:
+    """The gain over Uniform on reasoning less that on reading comprehension, seed by seed."""
+    says = "DoGraph gains more on reasoning than on reading comprehension"
+    groups = {
+        name: [task for task in group if task in tasks]
+        for name, group in (("reasoning", paper.REASONING), ("reading", paper.READING))
+    }
+    if not all(groups.values()):
+        return untested(says, "its tasks were not all asked", label)
+    gains: dict[str, dict[int, float]] = {}
+    for name, group in groups.items():
+        seeds = [s for s in values[group[0]][label] if s in values[group[0]][BASELINE]]
+        gains[name] = {
+            seed: math.fsum(values[t][label][seed] - values[t][BASELINE][seed] for t in group)
+            / len(group)
+            for seed in seeds
+        }
+    ours = less(gains, "reasoning", "reading")
+    return judge(says, ours, sign=1, shape=".2f", unit=" points", of=label)
+
+
+def _notes(scores: Mapping[str, Score], num_tasks: int) -> list[str]:
+    notes = list(dict.fromkeys(note for score in scores.values() for note in score["notes"]))
+    if num_tasks < len(paper.TASKS):
+        notes.append(f"averages are over {num_tasks} tasks here and nine in the paper")
+    return notes
+
+
+def _printed(table: paper.Scores, label: str, name: str) -> float | None:
+    return table.averages.get(label) if name == AVERAGE else table.score(label, name)
+
+
+def _plain(value: float | None, shape: str) -> str:
+    return "" if value is None else format(value, shape)

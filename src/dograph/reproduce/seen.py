@@ -1,0 +1,167 @@
+"""Artefacts made of probes: the paper's Figure 1, and what its domains are made of.
+
+Runs of one method are repetitions, so figures are means over seeds with 95 % t intervals.
+
+Shapes: N rows, K sketch, M domains, S sources, C components.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dograph.analyses.merging import Merging, merging
+from dograph.analyses.pca import probe_pca
+from dograph.analyses.perception import Estimate
+from dograph.analyses.probe import read_probe
+from dograph.compare.findings import Findings
+from dograph.errors import DographError
+from dograph.files import write_json
+from dograph.report.inspection import perceived
+from dograph.reproduce.figures import bounds, less
+from dograph.reproduce.study import Outcome, Sheet, Study
+from dograph.reproduce.verdicts import Verdict, judge, untested
+
+NUM_DOMAINS = 11
+COORDINATES = "pca.json"
+_FIGURES = {
+    "separation": "separation [95 %]",
+    "separation_directions": "of directions [95 %]",
+    "nmi": "NMI [95 %]",
+    "purity": "purity [95 %]",
+}
+FIRST, LAST = "first", "last"
+
+
+def gradient_pca(study: Study) -> Outcome:
+    """fig:domain_evolution: coordinates in a file, and what the eye is asked to see in numbers."""
+    (ask,) = study.asks.values()
+    found, left_out = _merged(study.only)
+    coordinates = {label: _coordinates(Path(many.runs[0])) for label, many in found.items()}
+    write_json(ask.out / COORDINATES, coordinates)
+    sheets = [_over_training(label, many) for label, many in found.items()]
+    data = {
+        label: {**many.record(), "pca": coordinates[label]["explained"]}
+        for label, many in found.items()
+    }
+    verdicts = []
+    for label, many in found.items():
+        says = "sources are apart in gradient space at first and merge in training"
+        verdicts += _changes(label, many, says, ("separation", "separation_directions"))
+        verdicts += _changes(
+            label, many, "domains follow sources less as training goes on", ("nmi",)
+        )
+    notes = [
+        *left_out,
+        "separation: unbiased MMD^2 between two sources over their spread, mean over pairs",
+        f"coordinates of every probe row: {ask.out / COORDINATES}",
+    ]
+    return Outcome(sheets, {"methods": data}, verdicts, notes)
+
+
+def clusters(study: Study) -> Outcome:
+    """fig:model_centric_domains: 11 domains, of which sources they are made, early and late."""
+    found, left_out = _merged(study.only)
+    sheets, verdicts, data = [], [], {}
+    for label, many in found.items():
+        steps = (many.steps[0], many.steps[-1])
+        tables = {step: composition(Path(many.runs[0]), step) for step in dict.fromkeys(steps)}
+        sheets.append(_over_training(label, many, ("nmi", "purity")))
+        sheets += [_composition_sheet(label, step, table) for step, table in tables.items()]
+        data[label] = {**many.record(), "composition": {str(s): t for s, t in tables.items()}}
+        says = f"the {NUM_DOMAINS} domains are made of more sources late than early"
+        verdicts += _changes(label, many, says, ("nmi", "purity"))
+    notes = [
+        *left_out,
+        "domains: K-means of the directions of all probe rows; compositions are of the first seed",
+        "by chance: the same domains against shuffled sources",
+    ]
+    return Outcome(sheets, {"methods": data}, verdicts, notes)
+
+
+def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[str, Any]:
+    """How many rows of every source are in each domain, largest domain first."""
+    probe = read_probe(run, step)
+    label_N, _ = perceived(probe.sketch_NK, num_domains, 0)
+    count_MS = torch.zeros(num_domains, len(probe.sources), dtype=torch.long)
+    one_N = torch.ones_like(label_N)
+    count_MS.index_put_((label_N.cpu(), probe.source_N), one_N.cpu(), accumulate=True)
+    size_M = count_MS.sum(dim=1)
+    order_M = torch.argsort(size_M, descending=True, stable=True)
+    return {"sources": probe.sources, "rows": count_MS[order_M].tolist()}
+
+
+def _composition_sheet(label: str, step: int, table: Mapping[str, Any]) -> Sheet:
+    rows = []
+    for domain, counts in enumerate(table["rows"], start=1):
+        size = sum(counts)
+        shares = [f"{100 * count / size:.0f}" if count else "" for count in counts] if size else []
+        rows.append([str(domain), str(size), *(shares or [""] * len(counts))])
+    columns = ("domain", "rows", *table["sources"])
+    return Sheet(f"{label}, step {step}: sources of each domain in per cent", columns, rows)
+
+
+def _merged(findings: Findings) -> tuple[dict[str, Merging], list[str]]:
+    """By method, and what had to be left out."""
+    found: dict[str, Merging] = {}
+    told = []
+    for method in findings["methods"]:
+        cells = [c for c in findings["cells"] if c["method"] == method["label"]]
+        runs = [Path(cell["run"]) for cell in cells if cell["error"] is None]
+        if not runs:
+            continue
+        try:
+            many = found[method["label"]] = merging(runs, NUM_DOMAINS)
+            told += [f"{source} has too few probe rows to be compared" for source in many.left_out]
+        except DographError as error:
+            told.append(f"{method['label']} is left out: {error}")
+    return found, list(dict.fromkeys(told))
+
+
+def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGURES)) -> Sheet:
+    rows = []
+    for figures in many.figures:
+        cells = []
+        for name in names:
+            found: Estimate = attrgetter(name)(figures)
+            cells.append(f"{found.value:.3f} {bounds(found.interval, '.3f')}".strip())
+        chance = f"{figures.nmi_by_chance:.3f}, {figures.purity_by_chance:.3f}"
+        rows.append([str(figures.step), *cells, chance])
+    columns = ("step", *(_FIGURES[name] for name in names), "by chance (NMI, purity)")
+    runs = "1 seed" if len(many.runs) == 1 else f"{len(many.runs)} seeds"
+    over = f"intervals over {'rows' if many.over == 'rows' else 'seeds'}"
+    return Sheet(f"{label}: {runs}, {many.figures[0].rows} held-out rows, {over}", columns, rows)
+
+
+def _by_seed(many: Merging, name: str, at: int) -> dict[int, float]:
+    """A figure of every run at one probe; runs go by their number."""
+    return {run: float(attrgetter(name)(own[at]).value) for run, own in enumerate(many.by_run)}
+
+
+def _changes(label: str, many: Merging, says: str, names: Sequence[str]) -> list[Verdict]:
+    """Last less first, run by run."""
+    if len(many.steps) < 2:
+        return [untested(says, f"{label} was probed once", label)]
+    found = []
+    for name in names:
+        change = less({FIRST: _by_seed(many, name, 0), LAST: _by_seed(many, name, -1)}, LAST, FIRST)
+        told = f"{says} ({label}, {name.replace('_', ' of ')}, last less first)"
+        found.append(judge(told, change, sign=-1, of=label))
+    return found
+
+
+def _coordinates(run: Path) -> dict[str, Any]:
+    """On the axes of the last probe, so that steps can be compared."""
+    found = probe_pca(run, basis="last")
+    return {
+        "run": str(run),
+        "sources": found.sources,
+        "source": found.source_N.tolist(),
+        "explained": {str(step): p.explained_C.tolist() for step, p in found.at.items()},
+        "coordinates": {
+            str(step): [[round(float(x), 6) for x in row] for row in p.coordinate_NC]
+            for step, p in found.at.items()
+        },
+    }

@@ -1,0 +1,158 @@
+"""An artefact from beginning to end: runs, evaluation, tables, verdicts, files. Resumable.
+
+OUT/ask.json, plans/, cells/, compare.json   the comparison (dograph.compare); by size: OUT/<size>/
+OUT/cells/*/eval.json                        downstream: what each model scored
+OUT/reproduce.json                           every artefact that was made of these runs, by name
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dograph.compare.ask import Ask
+from dograph.compare.dry_run import forecast_lines
+from dograph.compare.findings import as_json
+from dograph.compare.planning import Say
+from dograph.compare.session import open_corpus, run_compare
+from dograph.corpus.corpus import Corpus
+from dograph.errors import ConfigError
+from dograph.evaluation.benchmarks.evaluate import Report, check_with
+from dograph.evaluation.benchmarks.tasks import pick_tasks
+from dograph.files import write_text
+from dograph.lab.pool import Pool
+from dograph.report.benchmarks import Request, read_documents
+from dograph.reproduce import paper
+from dograph.reproduce.artefacts import Kind
+from dograph.reproduce.asks import Wanted
+from dograph.reproduce.balances import balance
+from dograph.reproduce.costs import cost
+from dograph.reproduce.downstream import downstream, evaluate_cells
+from dograph.reproduce.losses import model_scale, num_domains, objectives, validation_loss
+from dograph.reproduce.seen import clusters, gradient_pca
+from dograph.reproduce.setup import differences
+from dograph.reproduce.study import Outcome, Study
+from dograph.training.environment import describe_environment
+from dograph.training.world import pick_device
+
+FORMAT, VERSION = "dograph-reproduce", 1
+RESULT = "reproduce.json"
+MAKERS: dict[Kind, Callable[[Study], Outcome]] = {
+    "downstream": downstream,
+    "validation-loss": validation_loss,
+    "objectives": objectives,
+    "num-domains": num_domains,
+    "model-scale": model_scale,
+    "gradient-pca": gradient_pca,
+    "clusters": clusters,
+    "cost": cost,
+    "balance": balance,
+}
+Record = dict[str, Any]
+
+
+def check(wanted: Wanted, asks: Mapping[str, Ask], request: Request, report: Report) -> Corpus:
+    """Refuse before hours of training what could not be finished after them."""
+    corpora = [open_corpus(ask) for ask in asks.values()]
+    if wanted.artefact.kind == "downstream":
+        if corpora[0].manifest.tokenizer.file is None:
+            raise ConfigError(
+                f"{corpora[0].directory} has no tokenizer, so its models could not be asked "
+                "anything; prepare it with --tokenizer"
+            )
+        check_with(request.using)
+        read_documents(request, report)
+    return corpora[0]
+
+
+def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
+    """What it would take: cells, steps, tokens, FLOPs."""
+    for size, ask in asks.items():
+        train = ask.config.train
+        tokens = train.steps * train.batch_size * ask.config.data.seq_len
+        name = f"{size}: " if size else ""
+        yield f"{name}{ask.out}: {tokens:,} tokens a run on {corpus.directory}"
+        yield from forecast_lines(ask, corpus)
+
+
+def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Study:
+    """Make the runs that are not there yet."""
+    findings = {}
+    for size, ask in asks.items():
+        if size:
+            say(f"{size}:")
+        findings[size] = run_compare(ask, pool, say)
+    return Study(wanted.artefact, wanted.scale, asks, findings)
+
+
+def finish(study: Study, request: Request, out: Path, report: Report) -> tuple[Outcome, Record]:
+    """Evaluate, make the tables and the verdicts, and write them down."""
+    if study.artefact.kind == "downstream":
+        ask = next(iter(study.asks.values()))
+        there = replace(request, device=ask.config.train.device)
+        scores = evaluate_cells(study.only, there, Corpus(ask.config.data.corpus), report)
+        study = replace(study, scores=scores)
+    outcome = MAKERS[study.artefact.kind](study)
+    record = _record(study, outcome, request)
+    write_record(out / RESULT, study.artefact.name, record)
+    return outcome, record
+
+
+def _record(study: Study, outcome: Outcome, request: Request) -> Record:
+    artefact = study.artefact
+    first = next(iter(study.findings.values()))
+    asked = next(iter(study.asks.values()))
+    return {
+        "where": artefact.where,
+        "picture_only": artefact.picture,
+        "scale": study.scale,
+        "command": asked.command,
+        "seeds": list(asked.seeds),
+        "corpus": first["corpus"],
+        "environment": describe_environment(),
+        "device": str(pick_device(asked.config.train.device)),
+        "config": {size: ask.config.model_dump(mode="json") for size, ask in study.asks.items()},
+        "proxy": first["proxy"],
+        "mixers": {method.label: dict(method.mixer) for method in asked.methods},
+        "comparisons": [str(ask.out / "compare.json") for ask in study.asks.values()],
+        "evaluation": _asked(request) if artefact.kind == "downstream" else None,
+        "results": dict(outcome.data),
+        "verdicts": [verdict.record() for verdict in outcome.verdicts],
+        "setup": differences(study),
+        "errata": [f"{e.where}: {e.found}" for e in paper.errata(artefact.name)],
+        "notes": [*outcome.notes, *_warnings(study)],
+        "failures": {k: v for f in study.findings.values() for k, v in f["failures"].items()},
+    }
+
+
+def _asked(request: Request) -> Record:
+    folder = None if request.benchmarks is None else str(request.benchmarks)
+    return {
+        "scorer": request.using,
+        "benchmarks": folder,
+        "tasks": [task.name for task in pick_tasks(list(request.tasks))],
+        "limit": request.limit,
+        "dtype": request.dtype,
+    }
+
+
+def _warnings(study: Study) -> Iterator[str]:
+    """Of what the comparison itself notes, that which speaks against its numbers."""
+    for size, findings in study.findings.items():
+        for note in findings["notes"]:
+            if note.startswith(("warning", "failed")):
+                yield f"{size}: {note}" if size else note
+
+
+def write_record(file: Path, name: str, record: Record) -> None:
+    """Beside the other artefacts of the same runs."""
+    there: Record = {}
+    if file.is_file():
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            there = found["artefacts"] if found["format"] == FORMAT else {}
+        except (ValueError, KeyError, TypeError):
+            there = {}  # what a reader could not use either
+    content = {"format": FORMAT, "version": VERSION, "artefacts": there | {name: record}}
+    write_text(file, as_json(content))

@@ -1,0 +1,129 @@
+"""The reproduce command in this process: its list, what it refuses, forecasts, makes."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from corpora import write_corpus
+from dograph.cli import reproduce as command
+from dograph.cli.main import app as dograph
+from dograph.errors import ConfigError, CorpusError
+from dograph.lab.jobs import Stopped
+from dograph.lab.pool import job_failed
+from dograph.reproduce.artefacts import ARTEFACTS
+from lab_runs import Here
+
+app = typer.Typer()
+app.command()(command.reproduce)
+TINY = (
+    "model.preset=tiny",
+    "train.steps=2",
+    "train.batch_size=6",
+    "train.device=cpu",
+    "data.seq_len=16",
+    "eval.max_blocks=4",
+    "checkpoint.every=0",
+    "sketch.dim=80",
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "c")
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Here()
+    monkeypatch.setattr(command, "open_pool", lambda *_: made)
+    return made
+
+
+def invoke(*arguments, code=0):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_without_a_name_all_are_listed(pool):
+    out = invoke().output
+    for name, artefact in ARTEFACTS.items():
+        assert f"\n{name} " in f"\n{out}"
+        assert artefact.where.split(",")[0] in out
+
+
+def test_help_shows_examples():
+    out = CliRunner().invoke(dograph, ["reproduce", "--help"]).output
+    for words in ("dograph reproduce validation-loss --dry-run", "--scale paper", "--benchmarks"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "told"),
+    [
+        (["validation-los"], ConfigError, 'did you mean "validation-loss"'),
+        (["cost"], CorpusError, "dograph data prepare slimpajama-6b --tokenizer gpt2"),
+        (["cost", "--corpus", "nowhere"], CorpusError, "nowhere is not a prepared corpus"),
+        (["cost", "--limit", "9", "--corpus", "demo"], ConfigError, "cost asks no questions"),
+        (["cost", "mixer.name=doge"], ConfigError, "--methods names the mixers"),
+        (["cost", "--seeds", "none"], ConfigError, "--seeds"),
+    ],
+)
+def test_what_is_refused(pool, arguments, kind, told):
+    with pytest.raises(kind, match=told):
+        invoke(*arguments)
+    assert pool.asked == []
+
+
+def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
+    out = invoke("model-scale", *TINY[1:], "--sizes", "tiny", "--corpus", corpus, "--dry-run")
+    for words in ("tiny: ", "30 cells: 6 methods x 5 seeds", "192 tokens a run", "FLOPs"):
+        assert words in out.output
+    assert pool.asked == []
+    assert not (tmp_path / "reproduce").exists()
+
+
+def test_a_table_is_made_and_the_same_command_goes_on(pool, corpus, tmp_path):
+    arguments = ("balance", *TINY, "--corpus", corpus, "--seeds", "2", "--methods", "natural")
+    out = invoke(*arguments, "--out", tmp_path / "mine").stdout
+    assert [job.label for job in pool.asked] == [
+        f"{method}-s{seed}" for seed in (10, 11) for method in ("uniform", "natural")
+    ]
+    for words in ("losses over sources in nats", "natural", "claims of the paper", "all of it: "):
+        assert words in out
+    stored = json.loads((tmp_path / "mine" / "reproduce.json").read_text())
+    assert stored["artefacts"]["balance"]["seeds"] == [10, 11]
+    again = invoke(*arguments, "--out", tmp_path / "mine").stdout
+    assert len(pool.asked) == 4
+    assert again == out
+
+
+def test_a_stop_is_told_with_where_things_are(pool, corpus, monkeypatch):
+    def run(*_):
+        raise Stopped(2)
+
+    monkeypatch.setattr(pool, "run", run)
+    more = ("--corpus", corpus, "--seeds", "1", "--methods", "natural")
+    result = invoke("cost", *TINY, *more, code=130)
+    assert "the same command goes on; finished cells are in reproduce/mini/methods" in result.stderr
+
+
+def test_failed_cells_end_with_status_one(pool, corpus):
+    more = ("--corpus", corpus, "--seeds", "1", "--methods", "bad=compare_mixers:Breaks")
+    run = pool.run
+
+    def failing(jobs, *calls):
+        for job in jobs:
+            if job.label.startswith("bad"):
+                raise job_failed(job, "it breaks")
+            run([job], *calls)
+
+    pool.run = failing
+    result = invoke("balance", *TINY, *more, code=1)
+    assert "failed: bad-s10; the same command tries them again" in result.stderr
+    assert "uniform" in result.output

@@ -1,0 +1,86 @@
+"""Findings made by hand, so that what a table says of them is known beforehand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dograph.reproduce.artefacts import find_artefact
+from dograph.reproduce.asks import Wanted, build_asks
+from dograph.reproduce.study import Study
+
+SEEDS = (10, 11, 12, 13, 14)
+NOISE = (-0.02, -0.01, 0.0, 0.01, 0.02)  # of a seed, the same for every method
+
+
+def cell(method, seed, losses, *, seconds=10.0, plan=0.0, flops=100.0):
+    mean = sum(losses.values()) / len(losses)
+    worst = max(losses.values())
+    return {
+        "label": f"{method}-s{seed}",
+        "method": method,
+        "seed": seed,
+        "run": f"cells/{method}-s{seed}",
+        "error": None,
+        "losses": losses,
+        "summaries": {
+            "mean": mean,
+            "natural": mean,
+            "worst": worst,
+            "gap": worst - min(losses.values()),
+        },
+        "seconds": {"train": seconds, "plan": plan, "total": seconds + plan},
+        "flops": {"train": flops, "plan": plan, "total": flops + plan},
+    }
+
+
+def findings(cells, baseline="uniform", config=None):
+    labels = list(dict.fromkeys(one["method"] for one in cells))
+    labels = [baseline, *(label for label in labels if label != baseline)]
+    methods = [
+        {
+            "label": label,
+            "flops": next(one["flops"] for one in cells if one["method"] == label),
+            "differences": {"mean": {"over_items": {"low": -0.5, "high": 0.5}}},
+        }
+        for label in labels
+    ]
+    return {
+        "methods": methods,
+        "cells": cells,
+        "seeds": list(SEEDS),
+        "config": config,
+        "proxy": None,
+        "corpus": {"folder": "data/x", "digest": "0", "tokens": {"a": 600, "b": 400}},
+        "failures": {},
+        "notes": ["a plain note", "warning: b was read through 5.0 times"],
+    }
+
+
+def study(name, made, sizes=None, scores=None, **wanted):
+    """`made` as if it had been trained for the artefact."""
+    asks = build_asks(Wanted(artefact=find_artefact(name), sizes=sizes, **wanted))
+    found = {size: made for size in asks} if not sizes else made
+    for size, ask in asks.items():
+        found[size]["config"] = ask.config.model_dump(mode="json")
+    return Study(find_artefact(name), "mini", asks, found, scores or {})
+
+
+def levels(means, seeds=SEEDS, **more):
+    """Cells of every method at its mean: a little above it in one source, below in the other."""
+    return [
+        cell(
+            method,
+            seed,
+            {"a": mean + 0.5 + NOISE[index], "b": mean - 0.5 + NOISE[index] + 1e-4 * index},
+            **{name: values[method] for name, values in more.items()},
+        )
+        for index, seed in enumerate(seeds)
+        for method, mean in means.items()
+    ]
+
+
+@pytest.fixture
+def by_hand():
+    return SimpleNamespace(
+        SEEDS=SEEDS, cell=cell, findings=findings, study=study, levels=levels, NOISE=NOISE
+    )

@@ -1,0 +1,230 @@
+"""Every name at every scale is a valid comparison; what is changed, refused, told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dograph.errors import ConfigError, CorpusError
+from dograph.lab.planning import require_planner
+from dograph.mixers.registry import build_mixer
+from dograph.models.presets import PRESETS
+from dograph.reproduce import scales
+from dograph.reproduce.artefacts import ARTEFACTS, find_artefact
+from dograph.reproduce.asks import Wanted, build_asks, require_corpus
+from dograph.reproduce.methods import PROTOCOL, displayed, spelled_out
+from dograph.training.config import parse_config
+from dograph.training.presets import resolve_config
+from dograph.types import Signals
+
+
+def asked(name, scale="mini", **more):
+    return build_asks(Wanted(artefact=find_artefact(name), scale=scale, **more))
+
+
+def only(name, scale="mini", **more):
+    (ask,) = asked(name, scale, **more).values()
+    return ask
+
+
+@pytest.mark.parametrize("scale", ["mini", "paper"])
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_every_name_at_every_scale_is_a_valid_comparison(name, scale):
+    artefact = ARTEFACTS[name]
+    for ask in asked(name, scale).values():
+        labels = [method.label for method in ask.methods]
+        assert labels[0] == artefact.baseline
+        assert sorted(labels) == sorted(artefact.methods)
+        assert ask.seeds == scales.SEEDS[scale]
+        for method in ask.methods:
+            config = method.config(ask.config)
+            if method.is_planned:
+                require_planner(config)
+        assert (ask.proxy is None) == (not any(m.is_planned for m in ask.methods))
+
+
+def test_the_protocol_draws_every_source_alike():
+    """Whatever weighs samples, but not natural and not what plans."""
+    for method in only("validation-loss").methods:
+        options = dict(method.mixer)
+        name = options.pop("name")
+        if name in ("dograph", "dynamic-loss"):
+            assert options["sampling"] == "uniform"
+    by_label = {method.label: method.mixer for method in only("validation-loss").methods}
+    assert list(by_label) == ["uniform", *(label for label in PROTOCOL if label != "uniform")]
+    assert by_label["inverse-norm"] == {
+        "name": "dograph",
+        "within": "unit",
+        "objective": {"name": "precision", "q": 0},
+        "effective_floor": None,
+        "warmup": 0,
+        "sampling": "uniform",
+    }
+    assert by_label["dograph-paper"] == {
+        "name": "dograph",
+        "recipe": "paper",
+        "sampling": "uniform",
+    }
+
+
+def weights(label):
+    """What a method makes of a batch once it knows its domains, and the samples' norms."""
+    ask = only("clusters", methods=label)
+    mixer = next(dict(m.mixer) for m in ask.methods if m.label == label)
+    weigher = build_mixer(mixer.pop("name"), mixer)
+    for step in range(14):
+        draws = torch.Generator().manual_seed(step)
+        sketch_BK = torch.randn(12, 80, generator=draws) * (1 + torch.arange(12)[:, None] % 3)
+        norm_B = sketch_BK.norm(dim=1)
+        weight_B = weigher.weigh(
+            Signals(
+                step=step,
+                num_samples=12,
+                device=torch.device("cpu"),
+                source_B=torch.arange(12) % 3,
+                sketch_BK=sketch_BK,
+                block_norm_B=norm_B,
+                projection=0,
+            )
+        )
+    return weight_B, norm_B
+
+
+def test_the_rows_that_need_no_domains():
+    """The probed contrast counts all alike, as uniform does; inverse-norm counts directions."""
+    weight_B, _ = weights("equal")
+    assert torch.allclose(weight_B, torch.full_like(weight_B, 1 / 12))
+    weight_B, norm_B = weights("inverse-norm")
+    assert torch.allclose(weight_B, (1 / norm_B) / (1 / norm_B).sum(), rtol=1e-5)
+    weight_B, _ = weights("dograph-paper")
+    assert not torch.allclose(weight_B, torch.full_like(weight_B, 1 / 12), atol=0.01)
+
+
+def test_the_paper_scale_is_its_presets():
+    for name in ("gpt2-small", "gpt2-medium", "llama-1.1b", "llama-3.2-3b"):
+        config = only(name, "paper").config
+        preset = resolve_config(f"paper-{name}", [])
+        for part in ("data", "model", "sketch", "optim", "train", "eval", "probe"):
+            assert getattr(config, part) == getattr(preset, part)
+    sizes = asked("model-scale", "paper")
+    assert [ask.config.model.preset for ask in sizes.values()] == list(sizes)
+    assert {ask.config.train.steps for ask in sizes.values()} == {20_000}
+
+
+def test_the_mini_scale():
+    config = only("validation-loss").config
+    assert (config.train.steps, config.train.batch_size, config.data.seq_len) == (700, 48, 512)
+    assert (config.optim.lr, config.optim.lr_end, config.optim.warmup_steps) == (5e-4, 1e-4, 100)
+    assert (config.optim.betas, config.eval.max_blocks) == ((0.9, 0.95), 128)
+    assert (config.model.preset, config.probe.rows) == ("gpt2-mini", 0)
+    assert only("llama-1.1b").config.model.preset == "llama-mini"
+    for name in ("objectives", "num-domains", "gradient-pca", "clusters"):
+        assert only(name).config.train.steps == 400
+    assert only("clusters").config.probe.rows == 512
+    assert list(asked("model-scale")) == ["gpt2-proxy", "gpt2-mini", "gpt2-small"]
+    shape = PRESETS["llama-mini"]
+    assert (shape.layers, shape.width, shape.kv_heads, shape.feed_forward) == (12, 768, 4, 2048)
+
+
+def test_mini_runs_are_for_everybody_to_import():
+    values = scales.mini({"train": {"steps": 90}, "optim": {"warmup_steps": 9}}, cuda=True)
+    config = parse_config(values, "test")
+    assert (config.train.steps, config.train.dtype, config.train.compile) == (90, "bfloat16", True)
+    assert scales.MINI["train"] == {"steps": 700, "batch_size": 48}
+
+
+def test_tables_of_the_same_runs_share_them():
+    folders = {name: artefact.folder("mini") for name, artefact in ARTEFACTS.items()}
+    same = ["gpt2-small", "gpt2-medium", "validation-loss", "cost", "balance"]
+    assert len({folders[name] for name in same}) == 1
+    asks = [only(name) for name in same]
+    for ask in asks[1:]:
+        assert (ask.config, ask.methods, ask.seeds) == (
+            asks[0].config,
+            asks[0].methods,
+            asks[0].seeds,
+        )
+    assert len({artefact.folder("paper") for artefact in ARTEFACTS.values()}) == 9
+
+
+def test_settings_change_every_run_and_warm_up_keeps_its_share():
+    ask = only("validation-loss", settings=("train.steps=70", "model.preset=tiny"))
+    assert (ask.config.train.steps, ask.config.optim.warmup_steps) == (70, 10)
+    ask = only("validation-loss", settings=("train.steps=70", "optim.warmup_steps=3"))
+    assert ask.config.optim.warmup_steps == 3
+    assert only("cost", proxy=("train.steps=7",)).proxy.train.steps == 7
+    assert only("cost", seeds="3").seeds == (10, 11, 12)
+    assert only("cost", seeds="7,").seeds == (7,)
+
+
+def test_methods_by_label_or_in_the_language_of_compare():
+    ask = only("cost", methods="natural,dograph-paper,mine=dograph[recipe=paper,cap=3]")
+    labels = [method.label for method in ask.methods]
+    assert labels == ["uniform", "natural", "dograph-paper", "mine"]
+    assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "cap": 3}
+    assert ask.proxy is None
+    assert [m.label for m in only("clusters", methods="dograph-paper").methods] == [
+        "equal",
+        "dograph-paper",
+    ]
+    assert (
+        spelled_out("a[x=1,y=2],m7")
+        == "a[x=1,y=2],m7=dograph[recipe=paper,sampling=uniform,num_domains=7]"
+    )
+    assert displayed(["uniform", "doge", "inverse-norm", "natural"])[:2] == [
+        "natural",
+        "inverse-norm",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "told"),
+    [
+        ("cost", {"settings": ("mixer.name=uniform",)}, "--methods names the mixers"),
+        ("cost", {"settings": ("seed=1",)}, "--seeds names the seeds"),
+        ("cost", {"settings": ("run=x",)}, "--out names the folder"),
+        ("cost", {"settings": ("data.corpus=x",)}, "--corpus names the folder"),
+        ("cost", {"settings": ("train.stepz=1",)}, "did you mean"),
+        ("cost", {"sizes": "tiny"}, "--sizes is for model-scale"),
+        ("model-scale", {"settings": ("model.preset=tiny",)}, "name them with --sizes"),
+        ("model-scale", {"sizes": "tiny,gpt5"}, "allowed: tiny"),
+        ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for methods that plan"),
+        ("cost", {"methods": "nonsense"}, '"nonsense" is not known'),
+        ("cost", {"methods": "doge,doge"}, '--methods names "doge" twice'),
+    ],
+)
+def test_what_is_refused(name, more, told):
+    with pytest.raises(ConfigError, match=told):
+        asked(name, **more)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match='did you mean "validation-loss"'):
+        find_artefact("validation-los")
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "command"),
+    [
+        ("cost", "mini", "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-mini"),
+        ("cost", "paper", "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-6b"),
+        ("llama-1.1b", "mini", "prepare pile --tokenizer gpt2 --out data/pile"),
+        ("llama-1.1b", "paper", "prepare pile --tokenizer gpt2 --out data/pile"),
+    ],
+)
+def test_a_corpus_that_is_not_there_comes_with_its_command(
+    name, scale, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError) as caught:
+        require_corpus(Wanted(artefact=find_artefact(name), scale=scale))
+    assert f"dograph data {command}\n" in str(caught.value)
+    assert "--corpus DIR" in str(caught.value)
+    assert ("Any part of it" in str(caught.value)) == (scale == "mini")
+
+
+def test_the_folder_is_the_users_or_the_runs_own():
+    wanted = Wanted(artefact=find_artefact("cost"), out=Path("mine"))
+    assert wanted.folder == Path("mine")
+    assert Wanted(artefact=find_artefact("cost")).folder == Path("reproduce/mini/methods")
+    assert asked("model-scale", out=Path("x"))["gpt2-mini"].out == Path("x/gpt2-mini")

@@ -1,0 +1,78 @@
+"""The paper's numbers fit each other, but where an erratum says that they do not."""
+
+import math
+
+import pytest
+
+from dograph.evaluation.benchmarks.tasks import TASKS
+from dograph.reproduce import paper
+from dograph.reproduce.artefacts import ARTEFACTS
+from dograph.reproduce.methods import ALL
+
+ROWS = [(table, method) for table in paper.DOWNSTREAM for method in paper.NAMES]
+
+
+@pytest.mark.parametrize(("table", "method"), ROWS)
+def test_an_average_is_that_of_its_nine_numbers(table, method):
+    scores = paper.DOWNSTREAM[table]
+    assert len(scores.tasks[method]) == 9
+    mean = math.fsum(scores.tasks[method]) / 9
+    known = paper.AVERAGES.get((table, method))
+    if known is None:
+        assert scores.averages[method] == pytest.approx(mean, abs=0.1)
+    else:
+        assert abs(scores.averages[method] - mean) > 0.1
+        assert known == pytest.approx(mean, abs=0.005)
+
+
+def test_every_table_has_every_method_and_ours_tests_them_all():
+    tables = [*(scores.tasks for scores in paper.DOWNSTREAM.values()), paper.VALIDATION_LOSS]
+    for table in tables:
+        assert list(table) == list(paper.NAMES)
+    assert set(paper.NAMES) <= set(ALL)
+    assert set(paper.TASKS) == set(TASKS)
+    assert {name for name, a in ARTEFACTS.items() if a.kind == "downstream"} == set(
+        paper.DOWNSTREAM
+    )
+
+
+def test_the_paper_has_itself_first():
+    """Best average of every table, lowest loss, and the same loss in both tables."""
+    for scores in paper.DOWNSTREAM.values():
+        assert max(scores.averages, key=scores.averages.__getitem__) == paper.OURS
+    assert min(paper.VALIDATION_LOSS, key=paper.VALIDATION_LOSS.__getitem__) == paper.OURS
+    lowest = min(paper.OBJECTIVES, key=lambda name: paper.OBJECTIVES[name][1])
+    assert lowest == "uncertainty"
+    assert paper.OBJECTIVES[lowest][1] == paper.VALIDATION_LOSS[paper.OURS]
+
+
+def gains(table):
+    scores = paper.DOWNSTREAM[table]
+    return {
+        task: scores.score(paper.OURS, task) - scores.score("uniform", task) for task in paper.TASKS
+    }
+
+
+def test_what_the_errata_say_is_so():
+    by_task = gains("gpt2-medium")
+    reasoning, reading, language = (
+        math.fsum(by_task[task] for task in group) / len(group)
+        for group in (paper.REASONING, paper.READING, paper.LANGUAGE)
+    )
+    assert [round(x, 1) for x in (reasoning, reading, language)] == [2.0, 3.5, 2.9]
+    for table in ("gpt2-small", "gpt2-medium"):
+        low = [paper.DOWNSTREAM[table].score(method, "openbookqa") for method in paper.NAMES]
+        assert max(low) <= 14.8 < 25
+        assert min(low) >= 11.5
+    for table in ("gpt2-small", "llama-1.1b", "llama-3.2-3b"):
+        copa = [paper.DOWNSTREAM[table].score(method, "copa") for method in paper.NAMES]
+        assert any(score != round(score) for score in copa)
+    printed = [*paper.VALIDATION_LOSS.values(), *(loss for _, loss in paper.OBJECTIVES.values())]
+    assert [round(math.exp(x)) for x in (min(printed), max(printed))] == [22, 91]
+    assert round(paper.BUDGET_TOKENS / (20_000 * 48 * 512)) == 203
+
+
+def test_errata_name_artefacts_that_there_are():
+    assert {name for erratum in paper.ERRATA for name in erratum.about} <= set(ARTEFACTS)
+    assert any("36.8" in erratum.found for erratum in paper.errata("gpt2-small"))
+    assert not paper.errata("balance")

@@ -1,0 +1,346 @@
+"""Whole artefacts of tiny runs, in this process: tables, reproduce.json, and going on."""
+
+import gc
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from corpora import write_corpus
+from dograph.analyses.probe import read_probe
+from dograph.compare.statistics import paired_difference
+from dograph.errors import ConfigError, CorpusError
+from dograph.models.build import build_model
+from dograph.models.files import save_model
+from dograph.report.benchmarks import Request
+from dograph.reproduce import session
+from dograph.reproduce.artefacts import find_artefact
+from dograph.reproduce.asks import Wanted, build_asks
+from dograph.reproduce.downstream import kept
+from dograph.reproduce.printing import print_outcome
+from dograph.reproduce.seen import composition
+from lab_runs import Here
+from text_inputs import prepare, text, write_jsonl
+
+TINY = (
+    "model.preset=tiny",
+    "train.steps=4",
+    "train.batch_size=6",
+    "train.device=cpu",
+    "data.seq_len=32",
+    "eval.max_blocks=4",
+    "checkpoint.every=0",
+    "sketch.dim=80",
+)
+FIVE = {"text": ["rain", "snow", "ice", "fog"], "label": ["A", "B", "C", "D"]}
+QUESTIONS = {
+    "hellaswag/validation": {
+        "activity_label": "Alpha",
+        "ctx_a": "beta",
+        "ctx_b": "gamma",
+        "endings": ["delta", "zero", "alpha beta", "tab"],
+        "label": "1",
+    },
+    "piqa/validation": {"goal": "alpha", "sol1": "beta", "sol2": "gamma", "label": 0},
+    "openbookqa/test": {"question_stem": "alpha", "choices": FIVE, "answerKey": "C"},
+    "lambada_openai/test": {"text": "alpha beta gamma"},
+    "sciq/test": {
+        "support": "alpha",
+        "question": "beta",
+        "distractor1": "rain",
+        "distractor2": "snow",
+        "distractor3": "ice",
+        "correct_answer": "fog",
+    },
+    "arc_easy/test": {"question": "alpha", "choices": FIVE, "answerKey": "B"},
+    "copa/validation": {
+        "premise": "Alpha.",
+        "choice1": "Beta.",
+        "choice2": "Gamma.",
+        "question": "cause",
+        "label": 1,
+    },
+    "logiqa/test": {
+        "context": "alpha",
+        "question": "beta",
+        "options": ["w", "x", "y", "z"],
+        "label": "a",
+    },
+    "winogrande/validation": {
+        "sentence": "Ann beat Eve, so _ was glad.",
+        "option1": "Ann",
+        "option2": "Eve",
+        "answer": "1",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    model = build_model("tiny", vocab_size=300, seq_len=32, dropout=0.0, seed=0)
+    folder = tmp_path_factory.mktemp("reproduce")
+    for number, source in enumerate(("one", "two")):
+        texts = [text(1000 * number + n, words=60) for n in range(60)]
+        write_jsonl(folder / "in" / f"{source}.jsonl", texts)
+    prepare(
+        folder / "corpus",
+        folder / "in",
+        tokenizer="bpe",
+        vocab_size=300,
+        validation_fraction=0.2,
+        workers=1,
+    )
+    for name, document in QUESTIONS.items():
+        file = folder / "benchmarks" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{json.dumps(document)}\n" * 4)
+    save_model(
+        model, folder / "warm", folder / "corpus" / "tokenizer.json"
+    )  # imports what every run would
+    gc.collect()
+    gc.freeze()  # every run collects twice, and would look through all that was imported
+    yield folder
+    gc.unfreeze()
+
+
+def wanted(place, name, out, **more):
+    settings = (*TINY, *more.pop("settings", ()))
+    return Wanted(
+        artefact=find_artefact(name),
+        settings=settings,
+        corpus=str(place / "corpus"),
+        out=place / out,
+        lab=place / "lab",
+        command=f"dograph reproduce {name}",
+        **more,
+    )
+
+
+def silent(*_):
+    pass
+
+
+def made(asked, request=None):
+    """The outcome, what is stored of it, the text of the page, and what was trained."""
+    pool, request, asks = Here(), request or Request(), build_asks(asked)
+    session.check(asked, asks, request, silent)
+    study = session.train(asked, asks, pool, silent)
+    outcome, record = session.finish(study, request, asked.folder, silent)
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_outcome(console, asked.artefact, outcome, record)
+    stored = json.loads((asked.folder / "reproduce.json").read_text())
+    return outcome, stored, console.export_text(), [job.label for job in pool.asked]
+
+
+THREE = {"methods": "natural,dograph-paper", "seeds": "2"}
+
+
+@pytest.fixture(scope="module")
+def losses(place):
+    return made(wanted(place, "validation-loss", "shared", **THREE))
+
+
+def test_the_table_of_losses(losses):
+    outcome, _, page, trained = losses
+    assert trained == [
+        f"{method}-s{seed}"
+        for seed in (10, 11)
+        for method in ("uniform", "natural", "dograph-paper")
+    ]
+    names = [row[0] for row in outcome.sheets[0].rows]
+    assert names == ["natural", "uniform", "dograph-paper"]
+    table = page[: page.index("what differs")]
+    assert max(map(len, table.splitlines())) <= 120
+    assert "…" not in page
+    for words in (
+        "validation loss, every source alike",
+        'paper "PPL"',
+        "3.09  22.0         -1.04",
+        "what differs in set-up:",
+        "tiny (2 layers, 64 wide); paper: gpt2-medium",
+        "in the paper itself:",
+        "they are nats, perplexities of 22 to 91",
+        "claims of the paper (tab:pretrain_results):",
+        "no verdict, 2 of 5 seeds",
+    ):
+        assert words in page
+
+
+def test_what_is_stored_holds_where_it_came_from(place, losses):
+    _, stored, _, _ = losses
+    assert (stored["format"], stored["version"]) == ("dograph-reproduce", 1)
+    record = stored["artefacts"]["validation-loss"]
+    assert record["where"] == "tab:pretrain_results"
+    assert record["scale"] == "mini"
+    assert record["command"] == "dograph reproduce validation-loss"
+    assert record["seeds"] == [10, 11]
+    assert record["corpus"]["tokens"].keys() == {"one", "two"}
+    assert len(record["corpus"]["digest"]) == 64
+    assert record["device"] == "cpu"
+    assert record["environment"]["libraries"]["torch"]
+    assert record["config"][""]["train"]["steps"] == 4
+    assert record["mixers"]["dograph-paper"]["recipe"] == "paper"
+    assert record["failures"] == {}
+    assert {v["verdict"] for v in record["verdicts"]} == {"no verdict"}
+    assert [Path(file).is_file() for file in record["comparisons"]] == [True]
+
+
+def test_figures_are_those_of_the_comparison(place, losses):
+    _, stored, _, _ = losses
+    compared = json.loads((place / "shared" / "compare.json").read_text())
+    ours = stored["artefacts"]["validation-loss"]["results"]["methods"]
+    for method in compared["methods"]:
+        own = ours[method["label"]]
+        assert own["loss_nats"]["mean"] == pytest.approx(method["losses"]["mean"]["mean"])
+        assert own["ppl"] == pytest.approx(np.exp(own["loss_nats"]["mean"]))
+        if "differences" in method:
+            told = method["differences"]["mean"]
+            assert own["less_uniform"]["mean"] == pytest.approx(told["mean"])
+            assert own["less_uniform"]["interval"] == pytest.approx(told["interval"])
+
+
+def test_other_tables_of_the_same_runs_train_nothing(place, losses):
+    for name in ("balance", "cost"):
+        outcome, stored, page, trained = made(wanted(place, name, "shared", **THREE))
+        assert trained == []
+        assert set(stored["artefacts"]) >= {"validation-loss", name}
+        assert "dograph-paper" in page
+        assert outcome.sheets
+    assert "over RegMix" not in page
+    assert "not tested, no finished run of dograph-paper or of regmix" in page
+
+
+def test_downstream_scores_every_cell_once(place, losses):
+    request = Request(benchmarks=place / "benchmarks", batch_size=64, device="cpu")
+    asked = wanted(place, "gpt2-medium", "shared", **THREE)
+    _, stored, page, trained = made(asked, request)
+    assert trained == []  # the runs of validation-loss
+    record = stored["artefacts"]["gpt2-medium"]
+    assert len(record["results"]["tasks"]) == 9
+    assert record["evaluation"]["benchmarks"] == str(place / "benchmarks")
+    files = sorted((place / "shared" / "cells").glob("*/eval.json"))
+    assert len(files) == 6
+    averages = {f.parent.name: json.loads(f.read_text())["average"]["value"] for f in files}
+    own = record["results"]["methods"]["dograph-paper"]["average"]
+    scores = [100 * averages[f"dograph-paper-s{seed}"] for seed in (10, 11)]
+    assert own["accuracy"]["mean"] == pytest.approx(np.mean(scores))
+    pairs = [100 * (averages[f"dograph-paper-s{s}"] - averages[f"uniform-s{s}"]) for s in (10, 11)]
+    assert own["less_uniform"]["mean"] == pytest.approx(paired_difference(pairs).mean)
+    assert own["paper"] == 37.9
+    assert "average accuracy in per cent over 9 of the nine tasks, beside GPT-2 Medium" in page
+    assert any("the data have 4 items" in note for note in record["notes"])
+
+    stamps = {file: file.stat().st_mtime_ns for file in files}
+    files[0].write_text("{")  # cut off by a full disk
+    made(asked, request)
+    again = {file: file.stat().st_mtime_ns for file in files}
+    assert [file for file in files if again[file] != stamps[file]] == [files[0]]
+    assert kept(files[0], request) is not None
+    for other in (
+        replace(request, limit="2"),
+        replace(request, tasks=("copa",)),
+        replace(request, benchmarks=None),
+        replace(request, max_length=16),
+    ):
+        assert kept(files[0], other) is None
+    assert kept(files[0], replace(request, batch_size=1)) is not None
+
+
+def test_domains_and_what_they_are_made_of(place):
+    settings = ("probe.rows=24", "probe.at=[0.0, 1.0]", "train.steps=2")
+    asked = wanted(place, "clusters", "probes", settings=settings, seeds="2")
+    _, stored, page, trained = made(asked)
+    assert trained == [f"{m}-s{s}" for s in (10, 11) for m in ("equal", "dograph-paper")]
+    results = stored["artefacts"]["clusters"]["results"]["methods"]
+    assert list(results) == ["equal", "dograph-paper"]
+    assert list(results["equal"]["composition"]) == ["0", "2"]
+    table = results["dograph-paper"]["composition"]["2"]
+    assert (len(table["rows"]), table["sources"]) == (11, ["one", "two"])
+    assert np.sum(table["rows"]) == 24
+    sizes = [sum(row) for row in table["rows"]]
+    assert sizes == sorted(sizes, reverse=True)
+    source_N = read_probe(place / "probes" / "cells" / "dograph-paper-s10", 2).source_N
+    assert np.sum(table["rows"], axis=0).tolist() == torch.bincount(source_N).tolist()
+    assert "sources of each domain in per cent" in page
+    assert "picture only (fig:model_centric_domains)" in page
+
+    outcome, _, page, trained = made(replace(asked, artefact=find_artefact("gradient-pca")))
+    assert trained == []
+    says = "sources are apart in gradient space at first and merge in training"
+    assert any(v.says.startswith(says) for v in outcome.verdicts)
+    points = json.loads((place / "probes" / "pca.json").read_text())["dograph-paper"]
+    assert np.shape(points["coordinates"]["0"]) == (24, 2)
+    assert "separation" in page
+
+
+def test_domains_of_a_probe_are_counted_by_hand(place):
+    table = composition(place / "probes" / "cells" / "equal-s10", 0, num_domains=1)
+    assert np.sum(table["rows"]) == 24
+    assert len(table["rows"]) == 1
+
+
+@pytest.mark.slow
+def test_model_sizes_are_comparisons_of_their_own(place):
+    settings = tuple(s for s in TINY if not s.startswith("model"))
+    asked = replace(
+        wanted(
+            place, "model-scale", "sizes", methods="dograph-paper", seeds="1", sizes="tiny,demo"
+        ),
+        settings=settings,
+    )
+    _, stored, page, trained = made(asked)
+    assert trained == ["uniform-s10", "dograph-paper-s10"] * 2
+    assert (place / "sizes" / "demo" / "compare.json").is_file()
+    assert set(stored["artefacts"]["model-scale"]["config"]) == {"tiny", "demo"}
+    assert "models: tiny (2 layers, 64 wide), demo (4 layers, 128 wide)" in page
+
+
+@pytest.mark.slow
+def test_plans_are_made_and_counted(place):
+    asked = wanted(
+        place,
+        "cost",
+        "planned",
+        methods="regmix=regmix[num_proxies=8],dograph-paper",
+        seeds="2",
+        proxy=("train.steps=1",),
+    )
+    _, stored, page, _ = made(asked)
+    results = stored["artefacts"]["cost"]["results"]["methods"]
+    assert results["regmix"]["seconds"]["plan"]["mean"] > 0
+    assert results["uniform"]["seconds"]["plan"]["mean"] == 0
+    assert "plans: proxies are tiny of 1 steps" in page
+
+
+def test_what_could_not_be_finished_is_refused_at_first(place):
+    asked = wanted(place, "gpt2-small", "refused", **THREE)
+    with pytest.raises(CorpusError, match="has no validation"):
+        session.check(asked, build_asks(asked), Request(benchmarks=place / "in"), silent)
+    write_corpus(place / "bare")
+    bare = replace(asked, corpus=str(place / "bare"))
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        session.check(bare, build_asks(bare), Request(benchmarks=place / "benchmarks"), silent)
+    assert not (place / "refused").exists()
+
+
+def test_a_forecast_names_cells_steps_tokens_and_flops(place):
+    asked = wanted(place, "num-domains", "forecast", seeds="3")
+    asks = build_asks(asked)
+    lines = list(session.forecast(asks, session.check(asked, asks, Request(), silent)))
+    assert "768 tokens a run" in lines[0]
+    assert "24 cells: 8 methods x 3 seeds (10, 11, 12)" in lines[1]
+    assert any("m15: 4 steps" in line and "FLOPs" in line for line in lines)
+
+
+def test_a_damaged_file_of_results_is_written_anew(tmp_path):
+    file = tmp_path / "reproduce.json"
+    for content in ("{", "[]", '{"format": "other", "artefacts": {"x": 1}}'):
+        file.write_text(content)
+        session.write_record(file, "cost", {"a": float("nan")})
+        assert json.loads(file.read_text())["artefacts"] == {"cost": {"a": None}}
+    session.write_record(file, "balance", {})
+    assert set(json.loads(file.read_text())["artefacts"]) == {"cost", "balance"}

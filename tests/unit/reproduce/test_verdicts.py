@@ -1,0 +1,95 @@
+"""Verdicts of differences whose answer is known, and figures against scipy."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from dograph.compare.statistics import Interval
+from dograph.reproduce.figures import Figure, less, level, more_per_cent
+from dograph.reproduce.verdicts import judge, judge_all, untested
+
+
+def figure(mean, low=None, high=None, seeds=5):
+    interval = None if low is None else Interval(low, high)
+    return Figure(mean, seeds, interval, interval)
+
+
+@pytest.mark.parametrize(
+    ("ours", "sign", "paper", "word", "told"),
+    [
+        (figure(-1.0, -1.1, -0.9), -1, -1.04, "confirmed", ": confirmed"),
+        (figure(-0.5, -0.6, -0.4), -1, -1.04, "sign only", "in sign, not in size"),
+        (figure(-0.5, -0.6, -0.4), -1, None, "confirmed", ": confirmed"),
+        (figure(0.05, 0.03, 0.07), -1, -1.04, "opposite", "not confirmed, it is the other way"),
+        (figure(-0.1, -0.3, 0.1), -1, -1.04, "unclear", "not confirmed, the interval holds zero"),
+        (figure(0.0, 0.0, 0.0), -1, None, "unclear", "the interval holds zero"),
+        (figure(0.5, 0.4, 0.6), 1, 0.45, "confirmed", ": confirmed"),
+        (figure(-0.5, -0.6, -0.4), 1, 0.45, "opposite", "the other way round"),
+        (figure(-1.0, -1.1, -0.9, seeds=4), -1, None, "no verdict", "4 of 5 seeds"),
+        (figure(-1.0, seeds=1), -1, None, "no verdict", "1 of 5 seeds"),
+        (figure(math.nan), -1, None, "no verdict", "a figure is not finite"),
+    ],
+)
+def test_an_interval_decides(ours, sign, paper, word, told):
+    found = judge("DoGraph below Uniform", ours, sign=sign, paper=paper)
+    assert found.word == word
+    assert told in found.line
+    assert found.record()["verdict"] == word
+
+
+def test_a_line_says_what_is_claimed_and_what_is_here():
+    found = judge("DoGraph below Uniform", figure(0.05, 0.03, 0.07), sign=-1, paper=-1.04)
+    assert found.line == (
+        "paper: DoGraph below Uniform by 1.040; here +0.050 [+0.030, +0.070]: "
+        "not confirmed, it is the other way round"
+    )
+    ours = judge("x", figure(1.0, 0.5, 1.5), sign=1, shape=".1f", unit=" %", of="dograph")
+    assert ours.line == ("the same of the default recipe: x; here +1.0 [+0.5, +1.5] %: confirmed")
+    assert untested("x", "no run").line == "paper: x: not tested, no run"
+
+
+def test_the_best_of_all_must_beat_everybody():
+    beats, ties, loses = figure(-1, -2, -0.5), figure(-0.1, -0.2, 0.1), figure(0.2, 0.1, 0.3)
+    assert judge_all("x", {"a": beats, "b": beats}, sign=-1).word == "confirmed"
+    found = judge_all("x", {"a": beats, "b": ties}, sign=-1)
+    assert (found.word, "against b" in found.line) == ("unclear", True)
+    found = judge_all("x", {"a": loses, "b": ties, "c": beats}, sign=-1)
+    assert (found.word, "against a" in found.line) == ("opposite", True)
+    few = judge_all("x", {"a": beats, "b": figure(-1, -2, -0.5, seeds=3)}, sign=-1)
+    assert few.word == "no verdict"
+    assert judge_all("x", {}, sign=-1).word == "no verdict"
+
+
+def test_a_rival_that_is_surely_better_is_shown_before_one_that_is_perhaps():
+    """The larger mean has the wider interval, and would hide the claim that is refuted."""
+    sure, perhaps = figure(0.1, 0.05, 0.15), figure(0.3, -0.2, 0.8)
+    found = judge_all("x", {"perhaps": perhaps, "sure": sure}, sign=-1)
+    assert (found.word, "against sure" in found.line) == ("opposite", True)
+
+
+def test_figures_are_paired_t_intervals():
+    a = {1: 3.0, 2: 3.5, 3: 2.5, 9: 100.0}  # seed 9 has no partner
+    b = {1: 2.0, 2: 3.0, 3: 2.2}
+    pairs = [1.0, 0.5, 0.3]
+    found = less({"a": a, "b": b}, "a", "b", family=4)
+    low, high = stats.t.interval(0.95, 2, loc=stats.tmean(pairs), scale=stats.sem(pairs))
+    assert (found.mean, found.seeds) == (pytest.approx(0.6), 3)
+    assert (found.interval.low, found.interval.high) == pytest.approx((low, high))
+    reach = stats.t.ppf(1 - 0.05 / 8, 2) * stats.sem(pairs)
+    assert found.simultaneous.high == pytest.approx(0.6 + reach)
+    own = level({"b": b}, "b")
+    assert own.mean == pytest.approx(2.4)
+    assert own.interval.high - own.mean == pytest.approx(
+        stats.t.ppf(0.975, 2) * stats.sem([2, 3, 2.2])
+    )
+    per_cent = more_per_cent({"a": a, "b": b}, "a", "b")
+    assert per_cent.mean == pytest.approx(100 * (0.5 + 0.5 / 3 + 0.3 / 2.2) / 3)
+    assert less({"a": a}, "a", "b").seeds == 0
+
+
+def test_how_figures_are_written():
+    assert figure(5.1234, 5.1, 5.1468).level(".3f") == "5.123 ± 0.023"
+    assert figure(5.1234, seeds=1).level(".3f") == "5.123"
+    assert figure(-0.5, -0.6, -0.4).change(".2f") == "-0.50 [-0.60,-0.40]"
+    assert Figure(math.nan, 0, None).level(".3f") == Figure(math.nan, 0, None).change(".3f") == "-"
