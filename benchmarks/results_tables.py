@@ -1,0 +1,228 @@
+"""Tables of docs/results.md from the cells of benchmarks.evidence.
+
+Shapes: N seeds, S sources, n blocks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
+from dograph.compare.contrasts import Runs, contrasts
+from dograph.compare.statistics import METRICS, claim, paired_difference
+
+Cells = Sequence[Mapping[str, Any]]
+PREDICTIONS = 511  # of a block of 512 tokens
+TASKS = (
+    "hellaswag",
+    "piqa",
+    "openbookqa",
+    "copa",
+    "logiqa",
+    "winogrande",
+    "sciq",
+    "arc_easy",
+    "lambada_openai",
+)
+
+
+def select(cells: Cells, table: str, steps: int) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Cells of a table by arm and seed; other model sizes apart."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for cell in cells:
+        if (cell["table"], cell["steps"], cell["preset"]) == (table, steps, "gpt2-mini"):
+            found.setdefault(cell["arm"], {})[cell["seed"]] = cell
+    return found
+
+
+def runs_of(cell: Mapping[str, Any]) -> Runs:
+    blocks = {
+        source: (np.full(len(losses), float(PREDICTIONS)), np.array(losses))
+        for source, losses in cell.get("blocks", {}).items()
+    }
+    return Runs(cell["losses"], cell["summaries"], blocks)
+
+
+def compared(
+    by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    baseline: str,
+    shares: Mapping[str, float],
+) -> dict[str, dict[str, Any]]:
+    """Every arm against the baseline, paired by seed, Holm over the arms."""
+    runs = {arm: {s: runs_of(cell) for s, cell in own.items()} for arm, own in by_arm.items()}
+    others = [arm for arm in by_arm if arm != baseline]
+    # Only shares matter; contrasts takes tokens.
+    tokens = {source: round(1e9 * share) for source, share in shares.items()}
+    return contrasts(runs, baseline, others, tokens)
+
+
+def loss_table(
+    by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    order: Sequence[str],
+    metric: str,
+    shares: Mapping[str, float],
+) -> list[str]:
+    """A row an arm: what is judged, its differences to plain and to inverse-norm, the rest."""
+    to_plain = compared(by_arm, "plain", shares)
+    to_norm = compared(by_arm, "inverse-norm", shares) if "inverse-norm" in by_arm else {}
+    rest = [name for name in METRICS if name != metric]
+    rows = [
+        [
+            arm,
+            str(len(by_arm[arm])),
+            f"{average(by_arm[arm].values(), metric):.4f}",
+            difference(to_plain.get(arm, {}).get(metric)),
+            interval(to_plain.get(arm, {}).get(metric, {}).get("over_items")),
+            said(to_plain.get(arm, {}).get(metric)),
+            difference(to_norm.get(arm, {}).get(metric)),
+            *(f"{average(by_arm[arm].values(), name):.3f}" for name in rest),
+            effective(by_arm[arm].values()),
+        ]
+        for arm in order
+        if arm in by_arm
+    ]
+    head = [
+        *("arm", "seeds", metric, "less plain [95 %]", "over text", "claim"),
+        *("less inverse-norm [95 %]", *rest, "effective of 48"),
+    ]
+    return markdown(head, rows)
+
+
+def source_table(
+    by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    order: Sequence[str],
+    shares: Mapping[str, float],
+) -> list[str]:
+    """Losses by source, and their differences to plain; `!` where Holm over the table allows."""
+    to_plain = compared(by_arm, "plain", shares)
+    sources = list(shares)
+    rows = []
+    for arm in order:
+        if arm not in by_arm:
+            continue
+        own, row = by_arm[arm], [arm]
+        for source in sources:
+            loss = float(np.mean([cell["losses"][source] for cell in own.values()]))
+            told = to_plain.get(arm, {}).get("sources", {}).get(source)
+            mark = "!" if told and told["claim"] in ("lower", "higher") else ""
+            row.append(f"{loss:.3f}" + (f" ({told['mean']:+.3f}{mark})" if told else ""))
+        rows.append(row)
+    return markdown(["arm", *(source.removeprefix("RedPajama") for source in sources)], rows)
+
+
+def tuning_table(
+    cells: Cells, table: str, arms: Sequence[str], metric: str, baseline: str
+) -> list[str]:
+    """Arms of 400 steps: mean with a t interval over seeds, and the difference to a baseline."""
+    by_arm, rows = select(cells, table, TUNING_STEPS), []
+    for arm in arms:
+        own, base = by_arm.get(arm, {}), by_arm.get(baseline, {})
+        pairs = [
+            own[s]["summaries"][metric] - base[s]["summaries"][metric] for s in own if s in base
+        ]
+        told = paired_difference(pairs) if arm != baseline and pairs else None
+        pair = None if told is None or told.interval is None else told.interval
+        rows.append(
+            [
+                arm,
+                str(len(own)),
+                f"{average(own.values(), metric):.3f}" if own else "",
+                ""
+                if told is None
+                else f"{told.mean:+.3f}"
+                + ("" if pair is None else f" [{pair.low:+.3f}, {pair.high:+.3f}]"),
+                f"{average(own.values(), 'worst'):.3f}" if own else "",
+                effective(own.values()) if own else "",
+            ]
+        )
+    head = ["arm", "seeds", metric, f"less {baseline} [95 %]", "worst", "effective of 48"]
+    return markdown(head, rows)
+
+
+def task_table(cells: Cells, order: Sequence[str], bits: bool) -> list[str]:
+    """Nine tasks of one model of every arm: accuracies, or bits per byte of the right answers."""
+    rows = []
+    for cell in cells:
+        if "tasks" not in cell or cell["steps"] != REPORTED_STEPS:
+            continue
+        name = cell["arm"] if cell["table"] == "uniform" else f"{cell['arm']}, by tokens"
+        tasks = cell["tasks"]
+        if bits:
+            scores = [tasks[task]["bits_per_byte"] for task in TASKS]
+            shown = [f"{score['value']:.3f}" for score in scores]
+            total = f"{np.mean([score['value'] for score in scores]):.4f}"
+        else:
+            scores = [tasks[task][tasks[task]["primary"]] for task in TASKS]
+            shown = [f"{100 * score['value']:.1f} ± {100 * score['se']:.1f}" for score in scores]
+            overall = tasks["average"]
+            total = f"{100 * overall['value']:.2f} ± {100 * overall['se']:.2f}"
+        place = order.index(cell["arm"]) if cell["arm"] in order else len(order)
+        rows.append((cell["table"] != "uniform", place, [name, *shown, total]))
+    head = ["arm", *(task.removesuffix("_openai") for task in TASKS), "average"]
+    return markdown(head, [row for _, _, row in sorted(rows)])
+
+
+def curve_table(
+    by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]], order: Sequence[str], points: int = 7
+) -> list[str]:
+    """Training loss less plain's on the same seeds, averaged over stretches of the run."""
+    rows, head = [], ["arm"]
+    for arm in order:
+        own, base = by_arm.get(arm, {}), by_arm["plain"]
+        seeds = [s for s in own if s in base and "curve" in own[s] and "curve" in base[s]]
+        if arm == "plain" or not seeds:
+            continue
+        curve_N = np.array([[x for _, x in own[s]["curve"]] for s in seeds])
+        plain_N = np.array([[x for _, x in base[s]["curve"]] for s in seeds])
+        step = [x for x, _ in own[seeds[0]]["curve"]]
+        parts = np.array_split(np.arange(len(step)), points)
+        head = ["arm", *(f"{step[part[0]]} to {step[part[-1]]}" for part in parts)]
+        gap_N = curve_N - plain_N
+        rows.append([arm, *(f"{gap_N[:, part].mean():+.3f}" for part in parts)])
+    return markdown(head, rows)
+
+
+def average(cells: Iterable[Mapping[str, Any]], metric: str) -> float:
+    return float(np.mean([cell["summaries"][metric] for cell in cells]))
+
+
+def effective(cells: Iterable[Mapping[str, Any]]) -> str:
+    """Range of the effective samples over a run, its first reading apart."""
+    values = [x for cell in cells for x in cell["effective"][1:] if x is not None]
+    if not values:
+        return "48"
+    low, high = round(min(values)), round(max(values))
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def difference(told: Mapping[str, Any] | None) -> str:
+    if not told or not told["seeds"]:
+        return ""
+    return f"{told['mean']:+.4f} {interval(told['interval'])}".strip()
+
+
+def interval(pair: Mapping[str, float] | None) -> str:
+    return "" if pair is None else f"[{pair['low']:+.4f}, {pair['high']:+.4f}]"
+
+
+def said(told: Mapping[str, Any] | None) -> str:
+    if not told:
+        return ""
+    few = told["claim"].startswith("no claim")
+    return "none, too few seeds" if few else str(told["claim"])
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table; figures to the right."""
+    lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def verdict(pairs: Sequence[float]) -> tuple[str, str]:
+    """A mean difference with its interval, and whether it may be claimed by itself."""
+    told = paired_difference(pairs)
+    shown = f"{told.mean:+.4f}"
+    if told.interval is not None:
+        shown += f" [{told.interval.low:+.4f}, {told.interval.high:+.4f}]"
+    return shown, claim(told, told.p_value)
