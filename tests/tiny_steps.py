@@ -36,6 +36,7 @@ SETTINGS = (
     "sketch.dim=64",
     "sketch.top_blocks=1",
     "mixer.name=dograph",
+    "mixer.recipe=safe",
     "mixer.num_domains=3",
     "mixer.restarts=2",
     "mixer.warmup=0",

@@ -91,7 +91,7 @@ def make(folder, model=None, *, collator=stacked, dataset=None, **settings):
 
 
 def dograph():
-    return DoGraph(num_domains=3, warmup_steps=1, objective={"name": "precision", "q": 4.0})
+    return DoGraph("safe", num_domains=3, warmup_steps=1, objective={"name": "precision", "q": 4.0})
 
 
 def parameters(model):

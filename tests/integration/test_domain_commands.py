@@ -35,6 +35,7 @@ SETTINGS = (
 )
 DOGRAPH = (
     "mixer.name=dograph",
+    "mixer.recipe=safe",
     "mixer.num_domains=3",
     "mixer.restarts=2",
     "mixer.warmup=0.5",

@@ -31,7 +31,7 @@ class DoGraph(Mixer):
 
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
 
-    def __init__(self, recipe: str = "safe", *, warmup_steps: int = 0, **options: Any) -> None:
+    def __init__(self, recipe: str = "recommended", *, warmup_steps: int = 0, **options: Any) -> None:
         self.options = resolve_options(recipe, options)
         self.objective, self.scope = self.options.build_objective(), self.options.build_scope()
         self.recent = Recent(self.options.num_domains)

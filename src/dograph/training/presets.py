@@ -68,7 +68,7 @@ RUN_PRESETS: dict[str, dict[str, Any]] = {
         "run": "runs/planted",
         "data": {"corpus": "bigram", "seq_len": 64},
         "model": {"preset": "tiny"},
-        "mixer": {"name": "dograph", "num_domains": 4},
+        "mixer": {"name": "dograph", "recipe": "safe", "num_domains": 4},  # domains that persist
         "optim": {"lr": 2e-3, "lr_end": 2e-3, "warmup_steps": 0, "weight_decay": 0.0},
         "train": {"steps": 300, "batch_size": 32},
         "eval": {"every": 100},

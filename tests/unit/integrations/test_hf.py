@@ -244,7 +244,7 @@ def test_compiled(tmp_path, mode):
 
 
 def test_the_warmup_is_a_share_of_the_trainers_steps(tmp_path):
-    mixer, trainer = DoGraph(warmup=0.5), make(tmp_path, max_steps=6)
+    mixer, trainer = DoGraph("safe", warmup=0.5), make(tmp_path, max_steps=6)
     attach(trainer, mixer, dim=DIM)
     trainer.train()
     assert mixer.warmup_steps == 3

@@ -50,7 +50,7 @@ class Sourced(Mixer):
         (make, dograph(), {"mode": "full"}, "mode='full' is not known here"),
         (make, dograph(), {"mode": "head", "exclude": ("lm_head",)}, "sketches the output layer"),
         (make, Uniform(), {}, "Uniform decides what to draw"),
-        (make, DoGraph(realise="sampling"), {}, "decides what to draw"),
+        (make, DoGraph("safe", realise="sampling"), {}, "decides what to draw"),
         (make, Referring(), {}, "reference_loss"),
         (make, Sourced(), {}, "name the input that holds it"),
     ],

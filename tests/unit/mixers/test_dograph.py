@@ -49,7 +49,9 @@ def batch(step=0, *, groups=4, noise=0.3, size=SIZE, seed=0, projection=0, sourc
     )
 
 
-@pytest.mark.parametrize("options", [{"recipe": "safe"}, {"recipe": "paper"}, {"scope": "epoch"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"recipe": "safe"}, {"recipe": "paper"}, {"scope": "epoch"}]
+)
 def test_contract(options):
     check_mixer(DoGraph(**options))
 
@@ -125,7 +127,7 @@ def test_within_unit_with_shares_as_weights_is_inverse_norm(norm_from):
 
 
 def test_stream_finds_and_keeps_domains():
-    mixer = DoGraph(num_domains=4, warmup_steps=0)
+    mixer = DoGraph("safe", num_domains=4, warmup_steps=0)
     for step in range(40):
         weight_B = mixer.weigh(batch(step))
         if step < 10:  # nothing is known until the first fit
@@ -145,7 +147,7 @@ def test_stream_finds_and_keeps_domains():
 def test_stream_statistics_are_those_of_decayed_sums():
     """One direction only, so labels are certain: moments against explicit weighted sums."""
     half_life, steps = 7.0, 30
-    mixer = DoGraph(num_domains=1, half_life=half_life)
+    mixer = DoGraph("safe", num_domains=1, half_life=half_life)
     batches = [batch(step, groups=2, noise=1.0) for step in range(steps + 1)]
     for signals in batches:
         mixer.weigh(signals)
@@ -249,14 +251,14 @@ def test_samples_that_are_all_alike():
 
 
 def test_stream_refuses_a_projection_that_changes_every_step():
-    mixer = DoGraph(num_domains=4)
+    mixer = DoGraph("safe", num_domains=4)
     mixer.weigh(batch(0, projection=0))
     with pytest.raises(ConfigError, match=r"scope=stream needs .* refresh to never"):
         mixer.weigh(batch(1, projection=1))
 
 
 def test_stream_starts_anew_after_a_refresh():
-    mixer = DoGraph(num_domains=4)
+    mixer = DoGraph("safe", num_domains=4)
     for step in range(30):
         mixer.weigh(batch(step))
     mixer.weigh(batch(30, projection=30))

@@ -99,7 +99,7 @@ def test_equal_weights_leave_the_first_mixture_where_it_was():
 def test_uniform_at_first():
     lab = Lab()
     lab.strata = {"a/0": 500, "a/1": 100, "b": 300, "c": 100}
-    mixer = DoGraph(num_domains=2, sampling="uniform", realise="sampling")
+    mixer = DoGraph("safe", num_domains=2, sampling="uniform", realise="sampling")
     assert dict(mixer.plan(lab).weights) == pytest.approx(dict.fromkeys("abc", 1 / 3))
     first = {"a/0": 5 / 18, "a/1": 1 / 18, "b": 1 / 3, "c": 1 / 3}
     assert mixer.remixing.first == pytest.approx(first)

@@ -23,6 +23,7 @@ DOMAINS = {
     }.items()
 }
 STEP = {"optim/lr": 0.1, "weights/effective_samples": 3.5}
+SAFE = ["mixer.name=dograph", "mixer.recipe=safe"]
 
 
 def write_run(path, overrides, rows, samples=None):
@@ -72,9 +73,9 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
     ],
 )
 def test_what_bounds_the_weights_is_told(tmp_path, override, words):
-    found = explained(tmp_path / "run", ["mixer.name=dograph", override], dograph_row())
+    found = explained(tmp_path / "run", [*SAFE, override], dograph_row())
     assert words in " ".join(found.reasons)
-    plain = explained(tmp_path / "plain", ["mixer.name=dograph"], dograph_row())
+    plain = explained(tmp_path / "plain", SAFE, dograph_row())
     assert words not in " ".join(plain.reasons)
 
 

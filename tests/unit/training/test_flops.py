@@ -184,6 +184,7 @@ def test_a_step_with_sketches_multiplies_what_is_counted(corpus, mode, exclude, 
     settings = config(
         corpus,
         mixer__name="dograph",
+        mixer__recipe="safe",
         sketch__mode=mode,
         sketch__exclude=exclude,
         sketch__top_blocks=1,
@@ -202,6 +203,7 @@ def test_micro_batches_that_are_not_swept_twice(corpus, accumulation):
     settings = config(
         corpus,
         mixer__name="dograph",
+        mixer__recipe="safe",
         sketch__accumulation=accumulation,
         train__micro_batch_size=2,
     )

@@ -4,9 +4,11 @@ import pytest
 
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.manifest import TokenizerEntry
+from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.mixtures.file import MixtureFile, Provenance, write_mixture
 from dograph.training.config import RunConfig
+from dograph.training.lab import open_lab
 from dograph.training.start import facts_of, mixture_warnings, settled
 from token_corpora import write_manifest, write_split
 
@@ -99,3 +101,38 @@ def test_paths_that_exist_become_absolute(corpus, tmp_path, monkeypatch):
     assert near.mixer.options == {"reference": str((tmp_path / "reference").resolve())}
     far = settled(config_of(corpus, "doremi-proxy", reference="gpt2"))
     assert far.mixer.options == {"reference": "gpt2"}
+
+
+@pytest.mark.parametrize("name", ["dograph", "dynamic-loss"])
+def test_what_a_weighing_mixer_draws_may_be_a_mixture(tmp_path, corpus, name):
+    file = write(tmp_path / "m.yaml", corpus, seq_len=512)
+    config = config_of(corpus, name, sampling=file)
+    replayed = settled(config)
+    assert set(replayed.mixer.options["sampling"]) == {"weights", "provenance"}
+    (tmp_path / "m.yaml").unlink()  # the run's configuration holds it
+    lab = open_lab(replayed, corpus)
+    for sampling in (replayed.mixer.options["sampling"], {"c4": 1, "cc": 1}):
+        mixer = build_mixer(name, {"sampling": sampling})
+        assert dict(mixer.plan(lab).weights) == {"c4": 0.5, "cc": 0.5}
+    told = mixture_warnings(replayed, corpus)
+    assert told[0].startswith("mixer.sampling: ")
+    assert "samples of 512 tokens" in told[0]
+    for named in ("natural", "uniform"):
+        plain = config_of(corpus, name, sampling=named)
+        assert settled(plain) == plain
+        assert mixture_warnings(plain, corpus) == []
+
+
+@pytest.mark.parametrize("name", ["dograph", "dynamic-loss"])
+def test_what_is_no_way_to_draw_is_refused(name):
+    with pytest.raises(ConfigError, match=r"mixer.sampling='even'.*mixture file \(.yaml\)"):
+        build_mixer(name, {"sampling": "even"})
+    with pytest.raises(ConfigError, match=r"mixer.sampling=3"):
+        build_mixer(name, {"sampling": 3})
+
+
+def test_remixing_starts_from_a_mixture_that_leaves_a_source_out(corpus):
+    config = config_of(corpus, "dograph", recipe="safe", realise="sampling", sampling={"c4": 1})
+    mixer = build_mixer("dograph", config.mixer.options)
+    mixer.plan(open_lab(config, corpus))
+    assert mixer.remixing.first == {"c4": 1.0, "cc": 0.0, "wiki": 0.0}

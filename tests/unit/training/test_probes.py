@@ -35,6 +35,7 @@ SETTINGS = (
     "optim.warmup_steps=0",
     "sketch.dim=64",
     "mixer.name=dograph",
+    "mixer.recipe=safe",
     "mixer.num_domains=3",
     "mixer.restarts=2",
     "probe.rows=14",
