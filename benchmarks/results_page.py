@@ -9,6 +9,7 @@ import yaml
 
 from benchmarks.evidence_arms import PARTS, PLANNED, PLANS, REPORTED_STEPS
 from benchmarks.measure import RESULTS
+from benchmarks.results_pictures import ByArm, draw
 from benchmarks.results_tables import (
     Cells,
     curve_table,
@@ -40,10 +41,8 @@ CANDIDATES = (
 def page(record: Mapping[str, Any]) -> str:
     """The whole page."""
     cells: Cells = record["cells"]
-    main = select(cells, "uniform", REPORTED_STEPS)
-    second = select(cells, "natural", REPORTED_STEPS)
-    shares = next(iter(second["plain"].values()))["mixture"]
-    beside = main | {"natural sampling": second["plain"]}
+    main, second, shares = two_tables(cells)
+    beside = dict(main) | {"natural sampling": second["plain"]}
     return "\n".join(
         [
             *opening(record),
@@ -52,6 +51,8 @@ def page(record: Mapping[str, Any]) -> str:
             "## The main table: every source drawn alike, judged by the mean over sources",
             "",
             *loss_table(beside, ORDER, "mean", shares),
+            "",
+            "![differences to plain, every source alike](pictures/every-source-alike.svg)",
             "",
             "*natural sampling* draws by tokens, as most people do; *inverse-norm* counts each",
             "sample's gradient by its direction and needs no domains. They lead because a gain",
@@ -65,9 +66,13 @@ def page(record: Mapping[str, Any]) -> str:
             "",
             *loss_table(second, ORDER, "natural", shares),
             "",
-            "## Training loss less plain's, over the run (main table)",
+            "![differences to plain, drawn by tokens](pictures/by-tokens.svg)",
+            "",
+            "## Training loss less plain's on the same batches (main table)",
             "",
             *curve_table(main, ORDER),
+            "",
+            "![training loss less plain's](pictures/curves.svg)",
             "",
             *tasks(cells),
             *analyses(cells),
@@ -75,6 +80,22 @@ def page(record: Mapping[str, Any]) -> str:
             *missing(cells),
         ]
     )
+
+
+def two_tables(cells: Cells) -> tuple[ByArm, ByArm, Mapping[str, float]]:
+    """The main table, the second one, and the natural shares of the sources."""
+    second = select(cells, "natural", REPORTED_STEPS)
+    shares = next(iter(second["plain"].values()))["mixture"]
+    return select(cells, "uniform", REPORTED_STEPS), second, shares
+
+
+def pictures(record: Mapping[str, Any]) -> list[Path]:
+    main, second, shares = two_tables(record["cells"])
+    tables = {
+        "every-source-alike": (dict(main) | {"natural sampling": second["plain"]}, "mean"),
+        "by-tokens": (second, "natural"),
+    }
+    return draw(PAGE.parent / "pictures", tables, ORDER, shares)
 
 
 def opening(record: Mapping[str, Any]) -> list[str]:
@@ -98,10 +119,7 @@ def opening(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def findings(
-    main: Mapping[str, Mapping[int, Mapping[str, Any]]],
-    second: Mapping[str, Mapping[int, Mapping[str, Any]]],
-) -> list[str]:
+def findings(main: ByArm, second: ByArm) -> list[str]:
     """The sentences that matter, with the figures as they are."""
     lines = ["## What it comes to", ""]
     for title, by_arm, metric in (
@@ -203,5 +221,6 @@ def _list(seeds: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    write_text(PAGE, page(json.loads((RESULTS / "evidence-h200.json").read_text())))
-    print(PAGE)
+    figures = json.loads((RESULTS / "evidence-h200.json").read_text())
+    write_text(PAGE, page(figures))
+    print(PAGE, *pictures(figures), sep="\n")

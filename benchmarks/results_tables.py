@@ -166,11 +166,11 @@ def task_table(cells: Cells, order: Sequence[str], bits: bool) -> list[str]:
 def curve_table(
     by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]], order: Sequence[str], points: int = 7
 ) -> list[str]:
-    """Training loss less plain's on the same seeds, averaged over stretches of the run."""
+    """Training loss less plain's on the same batches, averaged over stretches of the run."""
     rows, head = [], ["arm"]
     for arm in order:
         own, base = by_arm.get(arm, {}), by_arm["plain"]
-        seeds = [s for s in own if s in base and "curve" in own[s] and "curve" in base[s]]
+        seeds = [seed for seed in own if seed in base and same_batches(own[seed], base[seed])]
         if arm == "plain" or not seeds:
             continue
         curve_N = np.array([[x for _, x in own[s]["curve"]] for s in seeds])
@@ -181,6 +181,11 @@ def curve_table(
         gap_N = curve_N - plain_N
         rows.append([arm, *(f"{gap_N[:, part].mean():+.3f}" for part in parts)])
     return markdown(head, rows)
+
+
+def same_batches(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs were trained on the same samples, so that their curves can be compared."""
+    return "curve" in one and "curve" in other and one["mixture"] == other["mixture"]
 
 
 def average(cells: Iterable[Mapping[str, Any]], metric: str) -> float:

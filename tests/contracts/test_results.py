@@ -9,7 +9,14 @@ import pytest
 from benchmarks.evidence_arms import ARMS, PARTS, PLANS, REPORTED, TUNING
 from benchmarks.measure import RESULTS
 from benchmarks.results_page import PAGE, missing, page
-from benchmarks.results_tables import effective, loss_table, select, tuning_table, verdict
+from benchmarks.results_tables import (
+    curve_table,
+    effective,
+    loss_table,
+    select,
+    tuning_table,
+    verdict,
+)
 from scipy import stats
 
 from dograph.mixers.registry import build_mixer
@@ -114,3 +121,11 @@ def test_plans_name_no_machine() -> None:
     texts = [path.read_text() for path in [*PLANS.glob("*.yaml"), *RESULTS.glob("*.json")]]
     assert not [text for text in texts if "/tmp/" in text or "/root/" in text]
     assert Path(PLANS / "doremi.yaml").is_file()
+
+
+def test_curves_of_other_batches_are_not_compared() -> None:
+    curve = {"curve": [[1, 9.0], [2, 8.0]], "mixture": {"a": 0.5, "b": 0.5}}
+    cells = [cell("plain", 0, 5, 5, **curve), cell("mine", 0, 5, 5, **curve)]
+    cells.append(cell("planned", 0, 5, 5, **curve | {"mixture": {"a": 1.0, "b": 0.0}}))
+    lines = curve_table(select(cells, "uniform", 700), ("plain", "mine", "planned"), points=2)
+    assert [line.split(" |")[0] for line in lines[2:]] == ["| mine"]

@@ -1,0 +1,80 @@
+"""The pictures of docs/results.md: differences with their intervals, and training curves."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.results_tables import compared, same_batches
+from dograph.errors import require
+
+ByArm = Mapping[str, Mapping[int, Mapping[str, Any]]]
+BLUE, GREY, ORANGE = "#0072b2", "#767676", "#d55e00"  # told apart by the colour-blind too
+
+
+def draw(
+    folder: Path, tables: Mapping[str, tuple[ByArm, str]], order: Sequence[str], shares: Any
+) -> list[Path]:
+    """One picture a table of differences to plain, and one of the first table's curves."""
+    require("matplotlib", "figures")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "dograph"  # the same figures give the same file
+    mpl.rcParams["svg.fonttype"] = "none"
+    folder.mkdir(exist_ok=True)
+    made = []
+    for name, (by_arm, metric) in tables.items():
+        figure = Figure(figsize=(7, 0.4 * len(by_arm) + 1.1), layout="constrained")
+        _differences(figure.add_subplot(), by_arm, metric, order, shares)
+        made.append(_saved(figure, folder / f"{name}.svg"))
+    first, _ = next(iter(tables.values()))
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    _curves(figure.add_subplot(), first, order)
+    return [*made, _saved(figure, folder / "curves.svg")]
+
+
+def _saved(figure: Any, path: Path) -> Path:
+    figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def _differences(axes: Any, by_arm: ByArm, metric: str, order: Sequence[str], shares: Any) -> None:
+    found = compared(by_arm, "plain", shares)
+    arms = [arm for arm in reversed(order) if arm in found and found[arm][metric]["seeds"]]
+    for place, arm in enumerate(arms):
+        told = found[arm][metric]
+        claimed = told["claim"] in ("lower", "higher")
+        colour = (BLUE if told["mean"] < 0 else ORANGE) if claimed else GREY
+        if told["interval"] is not None:
+            ends = [told["interval"]["low"], told["interval"]["high"]]
+            axes.plot(ends, [place, place], color=colour, linewidth=2)
+        axes.plot(told["mean"], place, "o", color=colour)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(arms)), [f"{arm} ({found[arm][metric]['seeds']})" for arm in arms])
+    axes.set_ylim(-0.6, len(arms) - 0.4)
+    axes.set_xlabel(f"{metric} loss less plain, nats; grey: no claim; in brackets: seeds")
+
+
+def _curves(axes: Any, by_arm: ByArm, order: Sequence[str]) -> None:
+    """Training loss less plain's, means over seeds smoothed over five points."""
+    plain = by_arm["plain"]
+    for arm in order:
+        own = by_arm.get(arm, {})
+        seeds = [seed for seed in own if seed in plain and same_batches(own[seed], plain[seed])]
+        if arm == "plain" or not seeds:
+            continue
+        step_X = [x for x, _ in own[seeds[0]]["curve"]]
+        gap_NX = np.array(
+            [
+                [y for _, y in own[s]["curve"]] - np.array([y for _, y in plain[s]["curve"]])
+                for s in seeds
+            ]
+        )
+        smooth_X = np.convolve(gap_NX.mean(axis=0), np.full(5, 0.2), mode="valid")
+        axes.plot(step_X[2:-2], smooth_X, label=arm)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss less plain, nats")
+    axes.legend(frameon=False)
