@@ -16,6 +16,7 @@ Turn text into a corpus: memory-mapped tokens per source, and a manifest.
 \b
 dograph data prepare demo --out data/demo
 dograph data prepare slimpajama-6b --tokenizer gpt2 --out data/spj
+dograph data prepare slimpajama-6b --tokenizer gpt2 --keep 0.006 --out data/spj-mini
 dograph data prepare c4.jsonl.zst 'wiki=dump/*.parquet' --out data/web
 dograph data prepare texts/ --strata 8 --out data/texts
 dograph data prepare 'pile/*.jsonl.zst' --recipe pile --out data/pile
@@ -68,7 +69,15 @@ _ValidationFraction = Annotated[
     typer.Option(help="of the documents, held out by hash; 0.01 (embedded corpora: 0.05)"),
 ]
 _Strata = Annotated[int, typer.Option(help="groups of like documents to divide each source into")]
-_Seed = Annotated[int, typer.Option(help="of the split, the strata and planted corpora")]
+_Keep = Annotated[
+    float,
+    typer.Option(
+        metavar="FRACTION",
+        help="of the training documents, by a hash of the text: a slice of a big corpus; "
+        "validation text that is given stays whole",
+    ),
+]
+_Seed = Annotated[int, typer.Option(help="of --keep, the split, the strata and planted corpora")]
 _Noise = Annotated[bool, typer.Option("--noise", help="add a source of noise to unigram or bigram")]
 _BadRecords = Annotated[
     Literal["refuse", "repair"],
@@ -102,6 +111,7 @@ def prepare(
     validation: _Validation = None,
     validation_fraction: _ValidationFraction = None,
     strata: _Strata = 1,
+    keep: _Keep = 1.0,
     seed: _Seed = 0,
     noise: _Noise = False,
     bad_records: _BadRecords = "refuse",
@@ -127,6 +137,7 @@ def prepare(
         text_field=text_field,
         source_field=source_field,
         strata=strata,
+        keep=keep,
         seed=seed,
         noise=noise,
         bad_records=bad_records,

@@ -34,13 +34,13 @@ def shown() -> Iterator[Callable[[Preparing], None]]:
 
         def report(now: Preparing) -> None:
             _, tokens = clock.rates(now)
-            done = f"{now.text_bytes / 2**20:.0f} MiB {now.documents:,} documents"
+            done = f"{_mebibytes(now, 0)} {now.documents:,} documents"
             bar.update(
                 task,
                 description=now.stage,
                 completed=now.read_bytes,
                 total=now.total_bytes,
-                amounts=f"{done} {tokens:,.0f} tokens/s" if now.text_bytes else "",
+                amounts=f"{done} {tokens:,.0f} tokens/s" if _seen(now) else "",
             )
 
         yield report
@@ -66,9 +66,9 @@ class _Lines:
         self._stage = now.stage
         self._due = time.monotonic() + LINE_SECONDS
         done = ""
-        if now.total_bytes and now.text_bytes:
+        if now.total_bytes and _seen(now):
             done = f" {100 * now.read_bytes / now.total_bytes:.0f} % read,"
-        amounts = f":{done} {_amounts(now, self._clock)}" if now.text_bytes else ""
+        amounts = f":{done} {_amounts(now, self._clock)}" if _seen(now) else ""
         print(f"{now.stage}{amounts}", file=sys.stderr, flush=True)
 
 
@@ -79,21 +79,32 @@ class _Clock:
         self._first: tuple[float, Preparing] | None = None
 
     def rates(self, now: Preparing) -> tuple[float, float]:
-        """Text bytes and tokens a second."""
+        """Text bytes gone through, kept or not, and tokens a second."""
         if self._first is None:
             self._first = (time.monotonic(), now)
         start, first = self._first
         seconds = max(time.monotonic() - start, 1e-9)
-        text, tokens = now.text_bytes - first.text_bytes, now.tokens - first.tokens
+        text, tokens = _seen(now) - _seen(first), now.tokens - first.tokens
         return text / seconds, tokens / seconds
+
+
+def _seen(now: Preparing) -> int:
+    """Bytes of text gone through, kept or not."""
+    return now.text_bytes + now.unkept_bytes
+
+
+def _mebibytes(now: Preparing, digits: int) -> str:
+    kept, seen = (f"{size / 2**20:.{digits}f}" for size in (now.text_bytes, _seen(now)))
+    return f"kept {kept} of {seen} MiB" if now.unkept_bytes else f"{seen} MiB"
 
 
 def _amounts(now: Preparing, clock: _Clock) -> str:
     text, tokens = clock.rates(now)
-    amounts = (
-        f"{now.text_bytes / 2**20:.1f} MiB, {now.documents:,} documents, {now.tokens:,} tokens"
-    )
-    return f"{amounts}, {text / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s" if tokens else amounts
+    documents = f"{now.documents:,}"
+    if now.unkept_documents:
+        documents += f" of {now.documents + now.unkept_documents:,}"
+    amounts = f"{_mebibytes(now, 1)}, {documents} documents, {now.tokens:,} tokens"
+    return f"{amounts}, {text / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s" if text else amounts
 
 
 def print_composition(manifest: Manifest) -> None:
@@ -120,6 +131,13 @@ def print_composition(manifest: Manifest) -> None:
     print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
     for note in _notes(manifest):
         print(note)
+    lost = manifest.options.get("unkept_sources")
+    if lost is not None:
+        print(
+            f"warning: --keep {manifest.options['keep']} left nothing to train on of these "
+            f"sources: {lost}; a larger fraction or another --seed may keep some",
+            file=sys.stderr,
+        )
 
 
 def _percent(share: float | None) -> str:
@@ -131,6 +149,13 @@ def _notes(manifest: Manifest) -> Iterator[str]:
     absent = absent_sources(manifest)
     if absent:
         yield f"absent from this corpus, in the paper's table: {', '.join(absent)}"
+    options = manifest.options
+    if options.get("unkept_documents"):
+        size = int(options["unkept_bytes"] or 0) / 1e6
+        yield (
+            f"--keep {options['keep']} left out {options['unkept_documents']:,} training "
+            f"documents, {size:,.2f} MB"
+        )
     untested = [row.source for row in rows if not row.validation_tokens]
     if untested:
         yield f"without validation text: {', '.join(untested)}"

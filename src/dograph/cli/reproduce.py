@@ -39,7 +39,8 @@ CorpusFolder = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="a prepared corpus (default: data/slimpajama-mini, data/slimpajama-6b or data/pile)",
+        help="a prepared corpus (default: data/slimpajama-mini or data/pile-mini; at the paper's "
+        "scale data/slimpajama-6b or data/pile)",
         show_default=False,
     ),
 ]

@@ -21,6 +21,11 @@ def refuse_idle_options(options: PrepareOptions, inputs: list[Input]) -> None:
                 "--eot-id is for tokens made elsewhere; for text, name the token with --eot TOKEN"
             )
         return
+    if options.keep < 1:
+        raise ConfigError(
+            f"--keep chooses documents by their text, and {tokens[0]} holds tokens; leave it out, "
+            "or prepare the text that the tokens were made of"
+        )
     given = {
         "--recipe": options.recipe is not None,
         "--source-field": options.source_field is not None,

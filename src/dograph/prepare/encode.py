@@ -21,6 +21,7 @@ from dograph.rng import key64
 if TYPE_CHECKING:  # a worker has no use for the libraries behind the manifest
     from dograph.corpus.manifest import Split
 
+Purpose = Literal["validation", "keep"]
 # A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
 RAW_DOCUMENT_DTYPE = np.dtype(
     [
@@ -44,7 +45,8 @@ class Encoding:
     splits: "tuple[Split, ...]"  # by input
     sources: tuple[str | None, ...]  # by input; None: each record says
     only: frozenset[str] | None  # documents of other sources are left out
-    validation_fraction: float  # of the training documents
+    keep: float  # of the training documents; given validation text stays whole
+    validation_fraction: float  # of the training documents kept
     seed: int
     repair: bool
 
@@ -56,6 +58,8 @@ class Group(NamedTuple):
     source: str
     token_N: np.ndarray
     document_M: np.ndarray  # of RAW_DOCUMENT_DTYPE, ends counted from this group's first token
+    unkept_documents: int = 0  # left out by --keep
+    unkept_bytes: int = 0
 
 
 class Encoded(NamedTuple):
@@ -73,6 +77,8 @@ class _Gathering:
     # unlike a list, it takes 4 bytes a token and becomes a numpy array at once
     ids: "array[int]" = field(default_factory=lambda: array("I"))
     documents: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    unkept_documents: int = 0
+    unkept_bytes: int = 0
 
 
 class Encoder:
@@ -81,7 +87,7 @@ class Encoder:
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
         self.tokenizer = open_tokenizer(encoding.tokenizer)
-        self.threshold = validation_threshold(encoding.validation_fraction)
+        self.threshold = hash_threshold(encoding.validation_fraction)
 
     def __call__(self, chunk: Chunk) -> Encoded:
         """Encode a chunk; raises RefusedRecordError at its first bad record if none is allowed."""
@@ -94,17 +100,21 @@ class Encoder:
         for text in checker.texts():
             if how.only is not None and text.source not in how.only:
                 excluded[text.source] = excluded.get(text.source, 0) + 1
-            elif text.content:
-                texts.append(text)
-            else:
+            elif not text.content:
                 what = Bad(text.record, "empty", "the text is empty", "skips it", text.file)
                 checker.bad.append(what)
                 groups.setdefault((split, text.source), _Gathering())  # the source is known of
+            elif split == "train" and not is_kept(text.content, how.keep, how.seed):
+                group = groups.setdefault((split, text.source), _Gathering())
+                group.unkept_documents += 1
+                group.unkept_bytes += len(text.content)
+            else:
+                texts.append(text)
         for text, ids in zip(texts, self._encode(checker, texts), strict=True):
             if ids is None:
                 groups.setdefault((split, text.source), _Gathering())
                 continue
-            digest = text_hash(text.content, how.seed)
+            digest = text_hash(text.content, how.seed, "validation")
             held_out: Split = "validation" if digest < self.threshold else "train"
             key = (held_out if split == "train" else split, text.source)
             group = groups.setdefault(key, _Gathering())
@@ -114,7 +124,13 @@ class Encoder:
                 (len(group.ids), text.record, chunk.input, len(text.content), digest)
             )
         made = [
-            Group(*key, np.array(g.ids, how.dtype), np.array(g.documents, RAW_DOCUMENT_DTYPE))
+            Group(
+                *key,
+                np.array(g.ids, how.dtype),
+                np.array(g.documents, RAW_DOCUMENT_DTYPE),
+                g.unkept_documents,
+                g.unkept_bytes,
+            )
             for key, g in groups.items()
         ]
         # in the order of the records, however they were gathered
@@ -141,17 +157,25 @@ class Encoder:
         return ids
 
 
-def text_hash(content: bytes, seed: int) -> int:
-    """64 bits that depend on the text and the seed alone: equal texts go to the same split."""
-    digest = hashlib.blake2b(content, digest_size=8, key=_hash_key(seed)).digest()
+def text_hash(content: bytes, seed: int, purpose: Purpose) -> int:
+    """64 bits that depend on the text, the seed and the purpose alone: equal texts stay together.
+
+    Hashes for two purposes are independent, so what is held out is a fair share of what is kept.
+    """
+    digest = hashlib.blake2b(content, digest_size=8, key=_hash_key(seed, purpose)).digest()
     return int.from_bytes(digest, "little")
 
 
 @cache
-def _hash_key(seed: int) -> bytes:
-    return key64(seed, "validation").to_bytes(8, "little")
+def _hash_key(seed: int, purpose: Purpose) -> bytes:
+    return key64(seed, purpose).to_bytes(8, "little")
 
 
-def validation_threshold(fraction: float) -> int:
-    """Texts with a hash below this are held out."""
+def hash_threshold(fraction: float) -> int:
+    """This fraction of all texts has a hash below it."""
     return round(fraction * 2**64)
+
+
+def is_kept(content: bytes, keep: float, seed: int) -> bool:
+    """Whether a text is in the slice; what a fraction keeps, every larger one keeps too."""
+    return keep == 1 or text_hash(content, seed, "keep") < hash_threshold(keep)

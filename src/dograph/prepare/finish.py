@@ -16,7 +16,8 @@ from dograph.errors import CorpusError
 from dograph.files import sha256_of
 from dograph.prepare.document_index import write_document_index
 from dograph.prepare.holdout import Part, hold_out, raw_documents
-from dograph.prepare.journal import Journal, clear
+from dograph.prepare.inputs.input import listed
+from dograph.prepare.journal import Journal, Value, clear
 from dograph.prepare.outputs import Outputs
 from dograph.prepare.publish import REPAIRS, file_stems, link, publish
 from dograph.prepare.tokenizer import TOKENIZER_FILE
@@ -34,6 +35,7 @@ class Finishing:
     expected: list[tuple[Split, str]]  # sources that the inputs promise
     holds_out: bool  # validation is split off the training documents
     repair: bool
+    keep: float
     recipe: str | None
     strata: int
     seed: int
@@ -58,7 +60,7 @@ def finish(journal: Journal, outputs: Outputs, finishing: Finishing) -> Manifest
             if part.documents:
                 entries[split].append(_build(part, built, f"{split}/{stem}", source, outputs.dtype))
     if not entries["train"]:
-        raise CorpusError("the inputs hold no training text at all; give other inputs")
+        raise _nothing_to_train_on(outputs, finishing.keep)
     for name in (TOKENIZER_FILE, REPAIRS):
         if (finishing.staging / name).is_file():
             link(finishing.staging / name, built / name)
@@ -68,7 +70,11 @@ def finish(journal: Journal, outputs: Outputs, finishing: Finishing) -> Manifest
         train=entries["train"],
         validation=entries["validation"],
         recipe=finishing.recipe,
-        options={**journal.options, "fingerprint": journal.fingerprint},
+        options={
+            **journal.options,
+            **_unkept(outputs, {entry.source for entry in entries["train"]}, finishing.keep),
+            "fingerprint": journal.fingerprint,
+        },
         repairs=repairs,
         made_by=finishing.made_by,
     )
@@ -99,10 +105,14 @@ def _parts(
         source: (found.get(("train", source), nothing), found.get(("validation", source), nothing))
         for source in sorted({source for _, source in found})
     }
+    unkept = {
+        (output.split, output.source) for output in outputs.outputs if output.unkept_documents
+    }
     empty = [
         (split, source)
         for split, source in sorted(found)
         if not found[split, source].documents
+        and (split, source) not in unkept
         and not (finishing.holds_out and any(part.documents for part in parts[source]))
     ]
     parts = {name: both for name, both in parts.items() if any(part.documents for part in both)}
@@ -121,6 +131,28 @@ def _without_empty(
         )
     counts = {**repairs, "empty source": len(empty)} if empty else repairs
     return dict(sorted(counts.items()))
+
+
+def _unkept(outputs: Outputs, trained: set[str], keep: float) -> dict[str, Value]:
+    """What --keep left out, for the manifest; sources that it left nothing of are named."""
+    if keep == 1:
+        return {}
+    lost = {output.source for output in outputs.outputs if output.unkept_documents} - trained
+    return {
+        "unkept_documents": sum(output.unkept_documents for output in outputs.outputs),
+        "unkept_bytes": sum(output.unkept_bytes for output in outputs.outputs),
+        "unkept_sources": listed(sorted(lost)),
+    }
+
+
+def _nothing_to_train_on(outputs: Outputs, keep: float) -> CorpusError:
+    unkept = sum(output.unkept_documents for output in outputs.outputs)
+    if not unkept:
+        return CorpusError("the inputs hold no training text at all; give other inputs")
+    return CorpusError(
+        f"--keep {keep:g} keeps none of the {unkept:,} training documents; give a larger fraction "
+        "and --restart"
+    )
 
 
 def _build(part: Part, built: Path, stem: str, source: str, dtype: np.dtype) -> StratumEntry:

@@ -21,6 +21,8 @@ STAGING = ".preparing"
 _JOURNAL = "journal.json"
 _INDECISIVE = ("bad_records", "left_out")
 Value = str | int | float | bool | None
+# Options that came later: a corpus from before has no record of them, and was made with these.
+_ADDED: dict[str, Value] = {"keep": 1.0}
 
 
 class Journal(BaseModel):
@@ -53,7 +55,11 @@ def fingerprint(options: Mapping[str, Value], stamps: Mapping[str, str]) -> str:
 def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
     # a policy for bad records matters only where there are some: the journal counts them;
     # what was left out does not enter the corpus
-    return {name: value for name, value in options.items() if name not in _INDECISIVE}
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in _INDECISIVE and (name, value) not in _ADDED.items()
+    }
 
 
 def read_journal(staging: Path) -> Journal | None:
@@ -91,7 +97,7 @@ def require_same(journal: Journal, options: Mapping[str, Value], stamps: Mapping
 
 def option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> list[str]:
     """Which options differ, in words."""
-    old, new = _decisive(before), _decisive(now)
+    old, new = _ADDED | _decisive(before), _ADDED | _decisive(now)
     return [
         f"--{name.replace('_', '-')} was {old.get(name)}, now {new.get(name)}"
         for name in sorted({*old, *new})
@@ -118,7 +124,7 @@ def finished_corpus(
         return manifest
     if overwrite:
         return None
-    before = {name: manifest.options.get(name) for name in options}
+    before = {name: manifest.options[name] for name in options if name in manifest.options}
     changes = "; ".join(option_changes(before, options)) or "the inputs are others or have changed"
     raise CorpusError(
         f"{out} already holds a corpus that was prepared differently: {changes}. "

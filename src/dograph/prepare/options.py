@@ -29,6 +29,7 @@ class PrepareOptions:
     text_field: str = "text"
     source_field: str | None = None
     strata: int = 1
+    keep: float = 1.0  # share of the training documents
     seed: int = 0
     noise: bool = False  # in the planted corpora
     bad_records: BadRecords = "refuse"
@@ -41,6 +42,11 @@ class PrepareOptions:
             raise ConfigError("name at least one input, for example: dograph data prepare demo")
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"--validation-fraction must be in [0, 1), got {self.held_out}")
+        if not 0 < self.keep <= 1:
+            raise ConfigError(
+                f"--keep must be above 0 and at most 1, got {self.keep}; it is the share of the "
+                "documents to keep, 0.01 for one in a hundred"
+            )
         if self.recipe is not None and self.recipe not in RECIPES:
             raise ConfigError(
                 f"there is no recipe {self.recipe!r}; {did_you_mean(self.recipe, RECIPES)}"
@@ -92,6 +98,7 @@ class PrepareOptions:
             "text_field": self.text_field,
             "source_field": self.source_field,
             "strata": self.strata,
+            "keep": float(self.keep),
             "seed": self.seed,
             "noise": self.noise,
             "bad_records": self.bad_records,

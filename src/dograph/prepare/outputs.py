@@ -23,6 +23,8 @@ class Output(BaseModel):
     tokens: int = 0
     documents: int = 0
     bytes: int = 0
+    unkept_documents: int = 0  # left out by --keep
+    unkept_bytes: int = 0
 
 
 class Outputs:
@@ -60,6 +62,8 @@ class Outputs:
             output.tokens += len(group.token_N)
             output.documents += len(group.document_M)
             output.bytes += int(group.document_M["bytes"].sum(dtype=np.int64))
+            output.unkept_documents += group.unkept_documents
+            output.unkept_bytes += group.unkept_bytes
 
     def sync(self) -> None:
         """Force what was written onto the disk, before the journal speaks of it."""

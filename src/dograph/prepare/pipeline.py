@@ -66,6 +66,8 @@ class Progress(NamedTuple):
     text_bytes: int = 0
     documents: int = 0
     tokens: int = 0
+    unkept_bytes: int = 0  # of text that --keep left out
+    unkept_documents: int = 0
 
 
 class Prepared(NamedTuple):
@@ -138,6 +140,7 @@ def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Pre
             expected=[(e.split, e.source) for e in job.inputs if e.source is not None],
             holds_out=job.validation_fraction > 0,
             repair=options.bad_records == "repair",
+            keep=options.keep,
             recipe=recipe.name if recipe else None,
             strata=options.strata,
             seed=options.seed,
@@ -195,7 +198,13 @@ def _journal(job: _Job, report: Callable[[Progress], None]) -> Journal:
     clear(job.staging)
     if job.found is None:
         report(Progress("training the tokenizer"))
-        texts = sample_texts(job.inputs, job.reading, job.validation_fraction, job.only)
+        texts = sample_texts(
+            job.inputs,
+            job.reading,
+            keep=job.options.keep,
+            validation_fraction=job.validation_fraction,
+            only=job.only,
+        )
         content, eos = train_bpe(texts, job.options.bpe_vocab_size), None
     else:
         content, eos = job.found
@@ -224,6 +233,7 @@ def _encoding(job: _Job, tokenizer: TokenizerEntry) -> Encoding:
         splits=tuple(entry.split for entry in job.inputs),
         sources=tuple(entry.source for entry in job.inputs),
         only=job.only,
+        keep=job.options.keep,
         validation_fraction=job.validation_fraction,
         seed=job.options.seed,
         repair=job.options.bad_records == "repair",
@@ -266,6 +276,8 @@ def _progress(job: _Job, journal: Journal) -> Progress:
         sum(output.bytes for output in outputs),
         sum(output.documents for output in outputs),
         sum(output.tokens for output in outputs),
+        sum(output.unkept_bytes for output in outputs),
+        sum(output.unkept_documents for output in outputs),
     )
 
 

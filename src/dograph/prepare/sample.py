@@ -1,9 +1,9 @@
 """A bounded, fixed sample of the training text, to train a tokenizer on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from dograph.prepare.encode import text_hash, validation_threshold
-from dograph.prepare.inputs.checks import Checker
+from dograph.prepare.encode import hash_threshold, is_kept, text_hash
+from dograph.prepare.inputs.checks import Checker, Text
 from dograph.prepare.inputs.chunks import Position
 from dograph.prepare.inputs.input import Input
 from dograph.prepare.inputs.readers import Reading, read_chunks
@@ -12,31 +12,36 @@ SAMPLE_BYTES = 20_000_000
 
 
 def sample_texts(
-    inputs: list[Input], reading: Reading, validation_fraction: float, only: frozenset[str] | None
-) -> Iterator[str]:
-    """The first texts of each training input, an equal amount of each, held-out ones left out."""
-    training = [entry for entry in inputs if entry.split == "train"]
-    for entry in training:
-        yield from _first_texts(
-            entry, reading, SAMPLE_BYTES // len(training), validation_fraction, only
-        )
-
-
-def _first_texts(
-    entry: Input,
+    inputs: list[Input],
     reading: Reading,
-    size: int,
+    *,
+    keep: float,
     validation_fraction: float,
     only: frozenset[str] | None,
 ) -> Iterator[str]:
-    threshold = validation_threshold(validation_fraction)
+    """The first texts to be trained on of each training input, an equal amount of each."""
+    threshold = hash_threshold(validation_fraction)
+
+    def is_trained_on(text: Text) -> bool:
+        return (
+            (only is None or text.source in only)
+            and is_kept(text.content, keep, reading.seed)
+            and text_hash(text.content, reading.seed, "validation") >= threshold
+        )
+
+    training = [entry for entry in inputs if entry.split == "train"]
+    for entry in training:
+        yield from _first_texts(entry, reading, SAMPLE_BYTES // len(training), is_trained_on)
+
+
+def _first_texts(
+    entry: Input, reading: Reading, size: int, wanted: Callable[[Text], bool]
+) -> Iterator[str]:
     # bad records are passed over here: reading everything will name the first of them
     lenient = reading._replace(policy="repair")
     for chunk in read_chunks([entry], Position(), lenient):
         for text in Checker(chunk, reading.fields, entry.source, repair=True).texts():
-            if only is not None and text.source not in only:
-                continue
-            if text_hash(text.content, reading.seed) < threshold:
+            if not wanted(text):
                 continue
             yield text.text
             size -= len(text.content)

@@ -28,8 +28,15 @@ _OWN = {  # settings that have options of their own
 CORPORA: dict[tuple[str, Scale], str] = {
     ("slimpajama", "mini"): "data/slimpajama-mini",
     ("slimpajama", "paper"): "data/slimpajama-6b",
-    ("pile", "mini"): "data/pile",
+    ("pile", "mini"): "data/pile-mini",
     ("pile", "paper"): "data/pile",
+}
+# What to keep of the whole for a small corpus, about how many tokens that gives, and what to keep
+# of one training file for as many: SlimPajama-6B has 48 of them, the Pile 30. A smaller slice of
+# the Pile might lose Ubuntu IRC, whose texts are few and long.
+SLICES: dict[str, tuple[str, str, str]] = {
+    "slimpajama": ("0.006", "36M", "0.3"),
+    "pile": ("0.0005", "150M", "0.015"),
 }
 
 
@@ -77,17 +84,28 @@ def require_corpus(wanted: Wanted) -> None:
     if (folder / MANIFEST).is_file():
         return
     recipe = "pile" if wanted.artefact.data == "pile" else "slimpajama-6b"
-    made = f"--tokenizer gpt2 --out {folder}"
-    smaller = (
-        f"\nAny part of it will do at this scale: with files of that dataset in FOLDER,\n"
-        f"  dograph data prepare FOLDER --recipe {recipe} {made}"
-        if wanted.scale == "mini"
-        else ""
-    )
+    how = _slice(wanted, recipe) if wanted.scale == "mini" else _whole(wanted, recipe)
     raise CorpusError(
-        f"{folder} is not a prepared corpus. Make it from the Hugging Face hub with:\n"
-        f"  dograph data prepare {recipe} {made}{smaller}\n"
-        "Or name a corpus that you have: --corpus DIR"
+        f"{folder} is not a prepared corpus. {how}\nOr name a corpus that you have: --corpus DIR"
+    )
+
+
+def _whole(wanted: Wanted, recipe: str) -> str:
+    return (
+        "Make it from the Hugging Face hub with:\n"
+        f"  dograph data prepare {recipe} --tokenizer gpt2 --out {wanted.corpus_name}"
+    )
+
+
+def _slice(wanted: Wanted, recipe: str) -> str:
+    out = wanted.corpus_name
+    keep, tokens, shard_keep = SLICES[wanted.artefact.data]
+    return (
+        f"A slice of the dataset on the Hugging Face hub will do, about {tokens} tokens:\n"
+        f"  dograph data prepare {recipe} --tokenizer gpt2 --keep {keep} --out {out}\n"
+        "All of the dataset is read for that, once. One training file of it is enough, on disk:\n"
+        f"  dograph data prepare FILE --recipe {recipe} --tokenizer gpt2 --keep {shard_keep} "
+        f"--out {out}"
     )
 
 

@@ -68,6 +68,21 @@ def test_stopped_anywhere(tmp_path, job, monkeypatch, reports, commit):
     assert files_of(tmp_path / "out") == truth
 
 
+@pytest.mark.parametrize(("reports", "commit"), [(9, True), (15, False)])
+def test_a_slice_stopped_anywhere(tmp_path, job, monkeypatch, reports, commit):
+    options = {**job[0], "keep": 0.3}
+    prepare_corpus(PrepareOptions(out=tmp_path / "slice", **options))
+    truth = files_of(tmp_path / "slice")
+    assert truth != job[1]
+    prepare_until(options, tmp_path / "out", reports, monkeypatch, commit=commit)
+    with pytest.raises(CorpusError, match=r"--keep was 0\.3, now 0\.4.*--restart"):
+        prepare_corpus(PrepareOptions(out=tmp_path / "out", **{**options, "keep": 0.4}))
+    with pytest.raises(CorpusError, match=r"--keep was 0\.3, now 1\.0.*--restart"):
+        prepare_corpus(PrepareOptions(out=tmp_path / "out", **job[0]))
+    prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
+    assert files_of(tmp_path / "out") == truth
+
+
 def test_stopped_again_and_again(tmp_path, job, monkeypatch):
     options, truth = job
     for reports in (3, 1, 4, 0, 2):
@@ -114,6 +129,7 @@ def test_other_options_are_refused_and_named(tmp_path, job, monkeypatch):
     for change, message in (
         ({"seed": 5}, "--seed was 0, now 5"),
         ({"text_field": "s"}, "--text-field was text, now s"),
+        ({"keep": 0.5}, "--keep was 1.0, now 0.5"),
         ({"inputs": options["inputs"][:2]}, r"c\.jsonl\.zst was left out"),
         ({"bad_records": "refuse"}, "bad records were repaired"),
     ):

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.main import get_command
 
+from dograph.cli.main import app
 from dograph.errors import ConfigError, CorpusError
 from dograph.lab.planning import require_planner
 from dograph.mixers.registry import build_mixer
 from dograph.models.presets import PRESETS
+from dograph.prepare.options import PrepareOptions
 from dograph.reproduce import scales
 from dograph.reproduce.artefacts import ARTEFACTS, find_artefact
 from dograph.reproduce.asks import Wanted, build_asks, require_corpus
@@ -206,9 +209,13 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 @pytest.mark.parametrize(
     ("name", "scale", "command"),
     [
-        ("cost", "mini", "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-mini"),
+        (
+            "cost",
+            "mini",
+            "prepare slimpajama-6b --tokenizer gpt2 --keep 0.006 --out data/slimpajama-mini",
+        ),
         ("cost", "paper", "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-6b"),
-        ("llama-1.1b", "mini", "prepare pile --tokenizer gpt2 --out data/pile"),
+        ("llama-1.1b", "mini", "prepare pile --tokenizer gpt2 --keep 0.0005 --out data/pile-mini"),
         ("llama-1.1b", "paper", "prepare pile --tokenizer gpt2 --out data/pile"),
     ],
 )
@@ -218,9 +225,26 @@ def test_a_corpus_that_is_not_there_comes_with_its_command(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CorpusError) as caught:
         require_corpus(Wanted(artefact=find_artefact(name), scale=scale))
-    assert f"dograph data {command}\n" in str(caught.value)
-    assert "--corpus DIR" in str(caught.value)
-    assert ("Any part of it" in str(caught.value)) == (scale == "mini")
+    told = str(caught.value)
+    assert f"dograph data {command}\n" in told
+    assert "--corpus DIR" in told
+    assert ("One training file of it is enough" in told) == (scale == "mini")
+
+
+@pytest.mark.parametrize("name", ["cost", "llama-1.1b"])
+def test_the_commands_of_the_message_are_understood(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError) as caught:
+        require_corpus(Wanted(artefact=find_artefact(name)))
+    commands = [line.split() for line in str(caught.value).splitlines() if line.startswith("  ")]
+    parser = get_command(app).commands["data"].commands["prepare"]
+    given = [parser.make_context("prepare", words[3:]).params for words in commands]
+    options = [PrepareOptions(**{k: v for k, v in p.items() if v is not None}) for p in given]
+    assert [option.known_corpus.name for option in options] == [
+        "pile" if name == "llama-1.1b" else "slimpajama-6b"
+    ] * 2
+    assert all(0 < option.keep < 1 for option in options)
+    assert len({option.out for option in options}) == 1
 
 
 def test_the_folder_is_the_users_or_the_runs_own():

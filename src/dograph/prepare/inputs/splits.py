@@ -9,8 +9,9 @@ VALIDATION_WORDS = ("validation", "valid", "val", "test")
 SPLIT_WORDS = ("train", *VALIDATION_WORDS)
 
 # four digits may be a year, and two years are two sources
-_SHARD = re.compile(r"[-_.]?(\d{3,}-of-\d{3,}|\d{5,})$")
-_NUMBER = re.compile(r"[-_.]?\d+(-of-\d+)?$")
+_DIGEST = r"(-[0-9a-f]{16})?"  # after a number of the hub's: train-00000-of-00048-ab2b35705f029d94
+_SHARD = re.compile(rf"[-_.]?(\d{{3,}}-of-\d{{3,}}{_DIGEST}|\d{{5,}})$")
+_NUMBER = re.compile(rf"[-_.]?\d+(-of-\d+{_DIGEST})?$")
 _SPLIT = re.compile(rf"(^|[-_.])({'|'.join(SPLIT_WORDS)})$", re.IGNORECASE)
 _ENDINGS = re.compile(r"(\.(jsonl|json|ndjson|parquet|bin|idx|txt|md))?(\.(gz|xz|zst))?$")
 _MEGATRON = re.compile(r"_(text|content)_(document|sentence)$")

@@ -27,6 +27,9 @@ def kinds(resolved):
         ("fineweb_val_000000.bin", "fineweb"),
         ("wiki/train-00000-of-00002.parquet", "wiki"),
         ("wiki/data/validation.jsonl.gz", "wiki"),
+        ("spj/data/train-00000-of-00048-ab2b35705f029d94.parquet", "spj"),
+        ("c4-00001-of-00010-0123456789abcdef.parquet", "c4"),
+        ("notes-0123456789abcdef.jsonl", "notes-0123456789abcdef"),
         ("web/train/00001.jsonl", "web"),
         ("books/part-00017.jsonl.xz", "books"),
         ("gpt4.jsonl", "gpt4"),
@@ -43,6 +46,9 @@ def test_the_split_in_a_file_name():
     assert split_word(Path("fineweb_val_000001.bin")) == "val"
     assert split_word(Path("train.jsonl.gz")) == "train"
     assert split_word(Path("latest.jsonl")) is None
+    assert split_word(Path("test-00000-of-00001-9f769cf7ce219017.parquet")) == "test"
+    assert split_word(Path("train-00003-of-00048-0dd6d32660874d8a.parquet")) == "train"
+    assert split_word(Path("test-0123456789abcdef.parquet")) is None
 
 
 def test_a_name_before_the_path(tmp_path):
