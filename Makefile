@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUNS ?= runs
 JOBS ?= 2
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test test-slow browser check format bench results clean
 
 $(READY): pyproject.toml constraints.txt tests/loaders.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
@@ -27,11 +27,19 @@ demo: $(READY)  ## plain mixing beside DoGraph on the embedded corpus, then doma
 	@echo "Four sources were planted, told apart only by which word follows which. Found:"
 	$(BIN)/dograph graph $(RUNS)/demo-planted
 	@echo "runs: $(RUNS)/demo-natural $(RUNS)/demo-dograph $(RUNS)/demo-planted"
+	$(BIN)/dograph report $(RUNS)/demo-natural $(RUNS)/demo-dograph $(RUNS)/demo-planted --out $(RUNS)/demo.html
+	@echo "open it in a browser: $(RUNS)/demo.html"
 
 test: $(READY)  ## the fast suite, under 6 minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n $(JOBS)
 
-test-slow: $(READY)  ## what takes longer: many kills, world sizes, a real corpus
+browser:  ## Debian's Chromium and its driver, for the tests of the page
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+		sudo=$$(test "$$(id -u)" = 0 || echo sudo -n) ; \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq chromium chromium-driver ; }
+
+test-slow: $(READY)  ## what takes longer: many kills, world sizes, a real corpus, the page in a browser
+	@$(MAKE) --no-print-directory browser || echo "no browser: the tests of the page are skipped"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS)
 
 check: $(READY)  ## format, lint, types, layering
@@ -51,7 +59,11 @@ bench: $(READY)  ## rewrite the CPU figures in benchmarks/results; keep the mach
 	$(BIN)/python -m benchmarks.imports
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.plans
+	$(BIN)/python -m benchmarks.page
 	@echo "preparing is measured on your own text: python -m benchmarks.prepare INPUT... --tokenizer FILE"
+
+results: $(READY)  ## docs/results.md from the committed figures
+	$(BIN)/python -m benchmarks.results_page
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -166,6 +166,7 @@ def measured(folder: Path, runs: int, steps: int, times: int) -> dict[str, Any]:
 
 
 def main(runs: int, steps: int, times: int) -> None:
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         result = measured(Path(folder), runs, steps, times)
     command = f"python -m benchmarks.page --runs {runs} --steps {steps} --times {times}"

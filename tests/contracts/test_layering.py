@@ -69,6 +69,7 @@ ALLOWED = {
         "domains",
     },
     "analyses": {"analyses", "compare", "training", "report", "domains"},
+    "page": {"page", "analyses", "training", "corpus", "mixers"},
     "integrations": {"integrations", "sketch", "mixers"},
     "testing": {"mixers", "domains", "objectives"},
     "bench": {"bench", "training", "corpus", "models", "mixers", "sketch"},
@@ -85,6 +86,7 @@ ALLOWED = {
         "compare",
         "report",
         "reproduce",
+        "page",
         "doctor",
         "bench",
     },
@@ -102,6 +104,7 @@ EXTRAS = {
     "lm_eval",
     "scipy",
     "ray",
+    "matplotlib",
 }
 
 

@@ -50,10 +50,14 @@ def run(*arguments: str, ranks: int = 1, code: int = 0, seconds: float = 280) ->
 
 
 def rows(directory: Path) -> list[dict[str, float]]:
-    """Metrics without `time/*`, the only part that two equal runs may differ in."""
+    """Metrics without time and memory, the only parts that two equal runs may differ in."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith("time/")}
+        {
+            name: value
+            for name, value in json.loads(line).items()
+            if not name.startswith(("time/", "memory/"))
+        }
         for line in lines
     ]
 

@@ -43,10 +43,11 @@ def scheduled(corpus, tmp_path_factory):
     return directory, out, err
 
 
-def test_it_ends_with_a_table_and_the_path_of_the_run(scheduled):
+def test_it_ends_with_a_table_and_the_paths_of_the_run_and_its_page(scheduled):
     directory, out, _ = scheduled
     assert "validation loss per source" in out
-    assert out.rstrip().endswith(f"run: {directory}")
+    assert out.rstrip().endswith(f"run: {directory}\npage: {directory}/page.html")
+    assert (directory / "page.html").read_text().startswith("<!doctype html>")
 
 
 def test_repeats_are_warned_about_before_training(scheduled):

@@ -50,6 +50,8 @@ def test_a_table_and_files(place, whole):
     assert "6/6 cells" in err
     assert len(found["cells"]) == 6
     assert {cell["error"] for cell in found["cells"]} == {None}
+    assert out.rstrip().endswith(f"page: {place}/whole/page.html")
+    assert (place / "whole" / "page.html").is_file()
 
 
 def test_a_kill_in_the_middle_costs_nothing(place, whole):

@@ -159,6 +159,7 @@ def _show(findings: dict[str, Any], out: Path) -> None:
     from rich.console import Console
 
     from dograph.compare.table import tables
+    from dograph.page.writing import page_at_end
 
     # A pipe has no width to fit into.
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
@@ -168,3 +169,6 @@ def _show(findings: dict[str, Any], out: Path) -> None:
         console.print(f"- {note}", markup=False, highlight=False)
     print(f"any cell again: {findings['cells'][-1]['command']}")
     print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
+    page = page_at_end(out)
+    if page is not None:
+        print(f"page: {page}")

@@ -12,13 +12,16 @@ from dograph.cli import (
     doctor,
     explain,
     export,
+    figures,
     graph,
     inspect,
     losses,
     plan,
+    report,
     reproduce,
     show,
     train,
+    watch,
 )
 from dograph.cli import eval as benchmarks
 from dograph.errors import DographError
@@ -35,6 +38,9 @@ app.command("compare")(compare.compare)
 app.command("reproduce")(reproduce.reproduce)
 app.command("export")(export.export)
 app.command("eval")(benchmarks.evaluate)
+app.command("report")(report.report)
+app.command("watch")(watch.watch)
+app.command("figures")(figures.figures)
 app.command("losses")(losses.losses)
 app.command("graph")(graph.graph)
 app.command("explain")(explain.explain)

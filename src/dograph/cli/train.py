@@ -136,4 +136,13 @@ def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
         else:
             print("the corpus has no validation text, so there are no losses to show")
         print(f"run: {run.path}")
+        _print_page(run.path)
     return asked
+
+
+def _print_page(run: Path) -> None:
+    from dograph.page.writing import page_at_end
+
+    page = page_at_end(run)
+    if page is not None:
+        print(f"page: {page}")

@@ -25,11 +25,11 @@ from dograph.errors import DographError, RunError
 from dograph.files import write_json
 from dograph.lab.conditions import claimed, logged, one_thread, wait_until_free
 from dograph.lab.keys import corpus_digest, numbers_of
-from dograph.lab.memory import peak_bytes, reset_peak
 from dograph.models.files import WEIGHTS
 from dograph.training.assembly import inner_parameters
 from dograph.training.checkpoint import OPTIMIZER
 from dograph.training.config import RunConfig
+from dograph.training.memory import peak_bytes, reset_peak
 from dograph.training.metrics import SUMMARIES, Row, read_metrics
 from dograph.training.run_dir import RunDirectory
 from dograph.training.start import resume_run, settled, start_run

@@ -19,7 +19,7 @@ from dograph.domains.scope import Scope
 from dograph.domains.sharing import all_finite, share_out
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
-from dograph.mixers.dograph_options import resolve_options
+from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
 from dograph.mixers.dograph_report import describe
 from dograph.mixers.remixing import Remixing
 from dograph.mixers.sampling import sampling_mixture
@@ -31,7 +31,9 @@ class DoGraph(Mixer):
 
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
 
-    def __init__(self, recipe: str = "recommended", *, warmup_steps: int = 0, **options: Any) -> None:
+    def __init__(
+        self, recipe: str = DEFAULT_RECIPE, *, warmup_steps: int = 0, **options: Any
+    ) -> None:
         self.options = resolve_options(recipe, options)
         self.objective, self.scope = self.options.build_objective(), self.options.build_scope()
         self.recent = Recent(self.options.num_domains)

@@ -96,6 +96,7 @@ class DoGraphOptions:
         return EpochScope(cluster, self.every) if self.scope == "epoch" else BatchScope(cluster)
 
 
+DEFAULT_RECIPE = "recommended"
 RECIPES: dict[str, DoGraphOptions] = {
     "safe": DoGraphOptions(),
     # Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks

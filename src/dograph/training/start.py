@@ -4,6 +4,7 @@ from pathlib import Path
 
 from dograph.corpus.corpus import Corpus
 from dograph.errors import RunError
+from dograph.mixers.dograph_options import DEFAULT_RECIPE
 from dograph.mixers.fixed import given_mixtures, inlined
 from dograph.mixtures.file import RunFacts, mismatches
 from dograph.training.config import MixerConfig, RunConfig
@@ -35,11 +36,14 @@ def start_run(config: RunConfig, world: World) -> Trainer:
 def settled(config: RunConfig) -> RunConfig:
     """The configuration with what lies outside it brought in, so that it replays the run.
 
-    Mixture files become weights, and paths that exist become absolute.
+    Mixture files become weights, and paths that exist become absolute; the recipe of DoGraph is
+    named, so that another default does not change a run that is there.
     """
     name, options = config.mixer.name, config.mixer.options
     if name in OF_MIXTURES:
         options = inlined(options)
+    if name == "dograph":
+        options = {"recipe": DEFAULT_RECIPE, **options}
     if isinstance(reference := options.get("reference"), str):
         options["reference"] = _absolute(reference)
     model = config.model

@@ -21,6 +21,7 @@ from dograph.training.collector import Collector
 from dograph.training.config import RunConfig
 from dograph.training.interrupts import Interrupts
 from dograph.training.lab import open_lab
+from dograph.training.memory import peak_bytes
 from dograph.training.metrics import SUMMARIES, Row, validation_row
 from dograph.training.nonfinite import stop_for_nonfinite
 from dograph.training.optim import build_optimizer
@@ -199,6 +200,7 @@ class Trainer:
             )
         rows = self.outputs.rows(records)
         rows[-1] |= clock.lap(len(records))
+        rows[-1]["memory/peak_bytes"] = peak_bytes(self.world.device)
         if self.done % self.config.log.every == 0 or self.done == self.config.train.steps:
             # Not where a run merely stopped: its rows must be those of one that did not.
             epochs = self.state.sampler.epochs(self.done)

@@ -5,6 +5,7 @@ import pytest
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.manifest import TokenizerEntry
 from dograph.errors import ConfigError
+from dograph.mixers.dograph_options import DEFAULT_RECIPE
 from dograph.mixers.registry import build_mixer
 from dograph.mixtures.file import MixtureFile, Provenance, write_mixture
 from dograph.training.config import RunConfig
@@ -119,7 +120,7 @@ def test_what_a_weighing_mixer_draws_may_be_a_mixture(tmp_path, corpus, name):
     assert "samples of 512 tokens" in told[0]
     for named in ("natural", "uniform"):
         plain = config_of(corpus, name, sampling=named)
-        assert settled(plain) == plain
+        assert settled(plain).mixer.options["sampling"] == named
         assert mixture_warnings(plain, corpus) == []
 
 
@@ -136,3 +137,9 @@ def test_remixing_starts_from_a_mixture_that_leaves_a_source_out(corpus):
     mixer = build_mixer("dograph", config.mixer.options)
     mixer.plan(open_lab(config, corpus))
     assert mixer.remixing.first == {"c4": 1.0, "cc": 0.0, "wiki": 0.0}
+
+
+def test_the_default_recipe_is_named_in_the_configuration(corpus):
+    assert settled(config_of(corpus, "dograph")).mixer.options == {"recipe": DEFAULT_RECIPE}
+    kept = config_of(corpus, "dograph", recipe="safe", num_domains=3)
+    assert settled(kept) == kept

@@ -1,4 +1,4 @@
-"""The most memory that a job held at once."""
+"""The most memory that a run held at once."""
 
 import resource
 from pathlib import Path

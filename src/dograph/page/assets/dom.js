@@ -1,0 +1,154 @@
+// Elements. Whatever comes from a run or a corpus enters the page here, as text and never as markup.
+
+const SVG_NAMES = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name, value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return node;
+}
+
+function el(tag, attributes, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+function svg(tag, attributes, ...children) {
+  return fill(document.createElementNS(SVG_NAMES, tag), attributes, children);
+}
+
+// A name from outside: in a direction of its own, so that it cannot turn round what follows it.
+function named(text) {
+  return el("bdi", {}, text);
+}
+
+function number(value, digits = 4) {
+  if (value === null || value === undefined) return "";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e5 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
+  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  return value.toFixed(
+    size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? Math.min(digits, 2) : digits,
+  );
+}
+
+function signed(value, digits = 4) {
+  return (value > 0 ? "+" : "") + number(value, digits);
+}
+
+function interval(estimate, write = number) {
+  if (estimate.low === null || estimate.low === undefined) return "";
+  return `[${write(estimate.low)}, ${write(estimate.high)}]`;
+}
+
+function seconds(value) {
+  if (value === null || value === undefined) return "";
+  if (value < 100) return `${value.toFixed(1)} s`;
+  return value < 6000 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+function bytes(value) {
+  return value ? `${(value / 2 ** 30).toFixed(2)} GiB` : "not recorded";
+}
+
+function choice(label, id, options, chosen, changed) {
+  const select = el(
+    "select",
+    { id, change: (event) => changed(event.target.value) },
+    options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)),
+  );
+  return el("label", { for: id }, label, select);
+}
+
+// rows of cells; a cell is text, a node, or {text, note, class}
+function table(heads, rows, options = {}) {
+  const cell = (value, tag, scope) => {
+    const isPlain = value === null || typeof value !== "object" || value instanceof Node;
+    const told = isPlain ? { text: value } : value;
+    const node = el(
+      tag,
+      { class: told.class, scope },
+      told.text,
+      told.note ? el("small", {}, told.note) : null,
+    );
+    if (told.shade) node.style.backgroundColor = told.shade;
+    return node;
+  };
+  const body = rows.map((row) =>
+    el(
+      "tr",
+      { class: row.class },
+      (row.cells || row).map((value, k) => (k ? cell(value, "td") : cell(value, "th", "row"))),
+    ),
+  );
+  return el(
+    "div",
+    {
+      class: options.tall ? "scroll tall" : "scroll",
+      tabindex: "0",
+      role: "region",
+      "aria-label": options.name,
+    },
+    el(
+      "table",
+      { class: "plain" },
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          heads.map((head) => cell(head, "th", "col")),
+        ),
+      ),
+      el("tbody", {}, body),
+    ),
+  );
+}
+
+// Numbers behind a chart; made when somebody asks for them.
+function numbers(name, heads, rows, label = "Numbers") {
+  const holder = el("div", {});
+  const opened = (event) => {
+    if (event.target.open && !holder.firstChild)
+      holder.append(table(heads, rows(), { tall: true, name }));
+  };
+  return el(
+    "details",
+    { toggle: opened, id: uniqueId(`numbers-${name}`) },
+    el("summary", {}, label, el("span", { class: "offscreen" }, ` of ${name}`)),
+    holder,
+  );
+}
+
+// Charts may share a title; their identities may not.
+const used = new Map();
+
+function uniqueId(text) {
+  const name = String(text)
+    .replace(/[^A-Za-z0-9]+/g, "-")
+    .toLowerCase();
+  used.set(name, (used.get(name) || 0) + 1);
+  return `${name}-${used.get(name)}`;
+}
+
+const SHAPES = [
+  "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z",
+  "M-3.6,-3.6h7.2v7.2h-7.2Z",
+  "M0,-4.8L4.4,3.4H-4.4Z",
+  "M0,-5L5,0L0,5L-5,0Z",
+  "M0,4.8L4.4,-3.4H-4.4Z",
+];
+const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+// Eight colours; beyond them the same in paler tones, and lines are dashed.
+const colour = (index) => `c${index % 8} t${Math.min(Math.floor(index / 8), 2)}`;
+const shape = (index) => SHAPES[index % SHAPES.length];
+// Lines beyond the eighth colour are dashed, and so are further seeds of one method.
+const dash = (one) => DASHES[(Math.floor(one.index / 8) + (one.turn || 0)) % DASHES.length] || null;

@@ -1,0 +1,95 @@
+// Puts the sections together, keeps what the reader chose, and follows a run that goes on.
+
+const SECTIONS = { overview, curves, domains, health, cost, comparison };
+const state = {
+  source: "total",
+  view: null,
+  range: "all",
+  run: null,
+  probe: null,
+  graph: null,
+  domain: null,
+  basis: "last",
+  tell: () => {},
+};
+
+function show(data) {
+  document.getElementById("title").textContent = data.title;
+  document.getElementById("verdict").textContent = data.verdict;
+  document.getElementById("made").textContent =
+    `Made ${data.made} by ${data.program}. This file needs no network.`;
+  const open = new Set([...document.querySelectorAll("details[open][id]")].map((node) => node.id));
+  const focus = document.activeElement && document.activeElement.id;
+  forgetCharts();
+  used.clear(); // the same things get the same identities again
+  for (const name of Object.keys(SECTIONS)) section(name, data);
+  for (const id of open) {
+    const details = document.getElementById(id);
+    if (details) details.open = true;
+  }
+  if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
+  drawRest();
+}
+
+function section(name, data) {
+  const body = document.querySelector(`#${name} .body`);
+  body.replaceChildren();
+  SECTIONS[name](data, body, state, () => {
+    const focus = document.activeElement && document.activeElement.id;
+    section(name, data);
+    if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
+    drawRest();
+  });
+}
+
+function themes() {
+  const order = ["system", "light", "dark"];
+  let kept = null;
+  try {
+    kept = localStorage.getItem("dograph-theme");
+  } catch {
+    kept = null;
+  }
+  let at = Math.max(order.indexOf(kept), 0);
+  const button = document.getElementById("theme");
+  const set = () => {
+    const name = order[at];
+    if (name === "system") document.documentElement.removeAttribute("data-theme");
+    else document.documentElement.setAttribute("data-theme", name);
+    button.textContent = `Theme: ${name}`;
+    try {
+      localStorage.setItem("dograph-theme", name);
+    } catch {
+      /* a page from disk may have no storage */
+    }
+  };
+  button.addEventListener("click", () => {
+    at = (at + 1) % order.length;
+    set();
+  });
+  set();
+}
+
+// While a run goes on: ask the server on this machine for new data, and draw that alone.
+async function follow(version, wait) {
+  const line = document.getElementById("live");
+  let next = { version, wait };
+  try {
+    const answer = await fetch(`data.json?since=${encodeURIComponent(version)}`, {
+      cache: "no-store",
+    });
+    if (answer.status === 200) {
+      const told = await answer.json();
+      show(told.page);
+      next = { version: told.version, wait: told.wait };
+    }
+    line.textContent = `Live: ${answer.status === 200 ? "new data" : "nothing new"} at ${new Date().toLocaleTimeString()}.`;
+  } catch {
+    line.textContent = "Live: dograph watch does not answer; what is shown is the last it said.";
+  }
+  setTimeout(() => follow(next.version, next.wait), 1000 * next.wait);
+}
+
+themes();
+show(JSON.parse(document.getElementById("data").textContent));
+if (document.body.dataset.live === "yes") follow("", 2);

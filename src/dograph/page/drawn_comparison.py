@@ -1,0 +1,121 @@
+"""Figures of methods beside each other, of downstream tasks and of costs."""
+
+from typing import Any
+
+from dograph.page.content import Benchmarks, Comparison, PageData
+from dograph.page.drawing import (
+    COLUMN,
+    WIDE,
+    Drawn,
+    colour,
+    draw_estimate,
+    legend_of,
+    mark,
+    sheet,
+)
+from dograph.page.intervals import Estimate
+
+
+def draw_comparison(one: Comparison, stem: str) -> Drawn:
+    """Paired differences, methods by source, and sweeps where there are any."""
+    others = [(k, method) for k, method in enumerate(one.methods) if "mean" in method.differences]
+    if others:
+        figure, axes = sheet(COLUMN, 0.7 + 0.25 * len(others))
+        axis = axes[0, 0]
+        for row, (index, method) in enumerate(others):
+            draw_estimate(axis, method.differences["mean"].value, row, index)
+        axis.axvline(0, color="#555555", linewidth=0.6, linestyle="--")
+        axis.set_yticks(range(len(others)), [method.name for _, method in others])
+        axis.invert_yaxis()
+        axis.set_xlabel(f"mean loss less {one.baseline}'s (nats), 95 % over seeds")
+        yield f"{stem}differences", figure
+        yield f"{stem}by-source", _heat(one)
+    if one.num_domains:
+        yield f"{stem}num-domains", _points(one.num_domains, "domains", log=False)
+
+
+def _heat(one: Comparison) -> Any:
+    others = [method for method in one.methods if method.source_differences]
+    sources = list(others[0].source_differences)
+    table = [[m.source_differences[s].value.value for s in sources] for m in others]
+    most = max(1e-9, max(abs(value) for row in table for value in row))
+    figure, axes = sheet(WIDE, 0.9 + 0.3 * len(others))
+    axis = axes[0, 0]
+    axis.imshow(table, cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto")
+    for i, row in enumerate(table):
+        for j, value in enumerate(row):
+            shade = "white" if abs(value) > 0.7 * most else "black"
+            axis.text(j, i, f"{value:+.3f}", ha="center", va="center", fontsize=6.5, color=shade)
+    axis.set_xticks(range(len(sources)), sources, rotation=30, ha="right")
+    axis.set_yticks(range(len(others)), [method.name for method in others])
+    axis.set_title(f"loss by source less {one.baseline}'s (nats)")
+    return figure
+
+
+def _points(lines: list[tuple[str, list[tuple[int, Estimate]]]], xlabel: str, *, log: bool) -> Any:
+    figure, axes = sheet(COLUMN, 2.2)
+    axis = axes[0, 0]
+    for index, (name, points) in enumerate(lines):
+        x = [where for where, _ in points]
+        y = [estimate.value for _, estimate in points]
+        axis.plot(
+            x, y, color=colour(index), marker=mark(index), markersize=4, label=name or "dograph"
+        )
+        for where, estimate in points:
+            if estimate.low is not None and estimate.high is not None:
+                axis.plot([where, where], [estimate.low, estimate.high], color=colour(index))
+    axis.set(xlabel=xlabel, ylabel="mean validation loss (nats)")
+    if log:
+        axis.set_xscale("log")
+    legend_of(axis)
+    return figure
+
+
+def draw_scales(data: PageData) -> Drawn:
+    """Mean loss by size."""
+    if data.scales:
+        lines = [(scale.name, scale.points) for scale in data.scales]
+        yield "scale", _points(lines, "parameters", log=True)
+
+
+def draw_benchmarks(found: Benchmarks) -> Drawn:
+    """Every task with chance as a dashed line."""
+    columns = 5
+    rows = (len(found.tasks) + columns - 1) // columns
+    figure, axes = sheet(WIDE, rows * (0.6 + 0.14 * len(found.rows)) + 0.3, rows, columns)
+    for task, axis in zip(found.tasks, axes.flat, strict=False):
+        for index, (_, scores) in enumerate(found.rows):
+            if task in scores:
+                draw_estimate(axis, scores[task], index, index)
+        if task in found.chance:
+            axis.axvline(found.chance[task], color="#555555", linewidth=0.6, linestyle="--")
+        axis.set_title(task)
+        axis.set_yticks(range(len(found.rows)), [name for name, _ in found.rows])
+        axis.invert_yaxis()
+        axis.label_outer()
+    for axis in list(axes.flat)[len(found.tasks) :]:
+        axis.set_axis_off()
+    yield "benchmarks", figure
+
+
+def draw_cost(data: PageData) -> Drawn:
+    """Milliseconds of a step by part."""
+    timed = [run for run in data.runs if run.cost.parts]
+    if not timed:
+        return
+    figure, axes = sheet(COLUMN, 0.9 + 0.22 * len(timed))
+    axis = axes[0, 0]
+    names = list(dict.fromkeys(part.name for run in timed for part in run.cost.parts))
+    told: set[str] = set()
+    for row, run in enumerate(timed):
+        left = 0.0
+        for part in run.cost.parts:
+            label = None if part.name in told else part.name
+            told.add(part.name)
+            axis.barh(row, part.ms, left=left, color=colour(names.index(part.name)), label=label)
+            left += part.ms
+    axis.set_xlabel("milliseconds a step")
+    axis.set_yticks(range(len(timed)), [run.name for run in timed])
+    axis.invert_yaxis()
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    yield "cost", figure

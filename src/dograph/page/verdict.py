@@ -1,0 +1,101 @@
+"""One sentence that says what came out, and no more than may be said."""
+
+from collections.abc import Sequence
+
+from dograph.page.content import Comparison, Method, RunData, SourceLoss
+from dograph.page.intervals import Estimate
+
+
+def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
+    """The first comparison's outcome, or the run's."""
+    if comparisons:
+        return _compared(comparisons[0])
+    if not runs:
+        return "There are no runs to speak of."
+    if len(runs) == 1:
+        return _single(runs[0])
+    judged = [(run, loss) for run in runs if (loss := mean_loss(run)) is not None]
+    if not judged:
+        return f"{len(runs)} runs, none of them validated yet."
+    best, loss = min(judged, key=lambda pair: pair[1].nats.value)
+    return (
+        f"{len(runs)} runs; the lowest mean validation loss is {best.name}'s, "
+        f"{told(loss.nats)} nats. They were not trained alike, so no claim is made."
+    )
+
+
+def mean_loss(run: RunData) -> SourceLoss | None:
+    return next((loss for loss in run.losses if loss.is_summary and loss.name == "mean"), None)
+
+
+def told(estimate: Estimate, *, sign: bool = False) -> str:
+    """A figure with its interval."""
+    shape = "+.4f" if sign else ".4f"
+    value = format(estimate.value, shape)
+    if estimate.low is None or estimate.high is None:
+        return value
+    return f"{value} [{estimate.low:{shape}}, {estimate.high:{shape}}]"
+
+
+def _single(run: RunData) -> str:
+    loss = mean_loss(run)
+    how_far = (
+        f"Complete after {run.steps:,} steps"
+        if run.steps >= run.total_steps
+        else f"{run.steps:,} of {run.total_steps:,} steps made"
+    )
+    level = (
+        "no validation loss yet" if loss is None else f"mean validation loss {told(loss.nats)} nats"
+    )
+    parts = [f"{how_far}: {level}"]
+    nmi = next((m for m in run.health if m.name == "domains/nmi"), None)
+    if nmi is not None and nmi.curve.raw.y:
+        parts.append(
+            f"agreement of domains with sources {nmi.curve.raw.y[-1]:.2f} (NMI, at most 1)"
+        )
+    if run.warnings:
+        count = len(run.warnings)
+        parts.append(f"{count} warning{'s' if count > 1 else ''}")
+    return "; ".join(parts) + "."
+
+
+def _compared(comparison: Comparison) -> str:
+    baseline = comparison.baseline
+    others = [method for method in comparison.methods if "mean" in method.differences]
+    if not others:
+        return f"No method could be set beside {baseline}."
+    best = min(others, key=_difference)
+    if _difference(best) < 0:
+        level = f"The lowest mean loss is {best.name}'s: {_figures(best, baseline)}."
+    else:
+        level = f"No mean loss is below {baseline}'s; the nearest is {best.name}'s: "
+        level += f"{_figures(best, baseline)}."
+    if not comparison.is_planned:
+        return f"{level} Runs picked by hand: no claim."
+    lower, higher = (
+        [method for method in others if method.differences["mean"].claim == claim]
+        for claim in ("lower", "higher")
+    )
+    if lower:
+        names, first = ", ".join(method.name for method in lower), min(lower, key=_difference)
+        lead = f"Lower than {baseline} in mean loss: {names}"
+        return f"{lead}. Most so {first.name}: {_figures(first, baseline)}."
+    if higher:
+        lead = f"Higher than {baseline} in mean loss: {', '.join(m.name for m in higher)}"
+        return f"{lead}. {level}"
+    why = best.differences["mean"].claim or "no claim"
+    lead = "No difference is shown" if why == "unclear" else why[0].upper() + why[1:]
+    return f"{lead}. {level}"
+
+
+def _difference(method: Method) -> float:
+    return method.differences["mean"].value.value
+
+
+def _figures(method: Method, baseline: str) -> str:
+    difference = method.differences["mean"].value
+    return f"{told(difference, sign=True)} nats to {baseline}, {_seeds(method)}"
+
+
+def _seeds(method: Method) -> str:
+    return f"{method.seeds} seed{'s' if method.seeds > 1 else ''}"
