@@ -27,7 +27,7 @@ SOURCES, TARGETS, RUNS = 17, 13, 512
 
 
 def fit() -> dict[str, Any]:
-    """All four surrogates on a table of the published size, cross-validation included."""
+    """All surrogates on a table of the published size, cross-validation included."""
     draws = np.random.default_rng(0)
     prior = {f"source {s}": float(w) for s, w in enumerate(draws.dirichlet(np.ones(SOURCES)))}
     mixtures = generate_mixtures(prior, RUNS)

@@ -54,8 +54,8 @@ TestTable = Annotated[
 Surrogate = Annotated[
     str | None,
     typer.Option(
-        help="with --from-table: lightgbm, exponential, ridge or linear (default: the one that "
-        "best ranks left-out runs)",
+        help="with --from-table: lightgbm, exponential, transfer, ridge or linear (default: the "
+        "one that best ranks left-out runs); for mixing-law exponential or transfer",
         show_default=False,
     ),
 ]

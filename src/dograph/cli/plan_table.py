@@ -36,8 +36,9 @@ class TableOptions:
         """Where proxies are trained, the method's options are settings."""
         for name, value in asdict(self).items():
             if value not in (None, []):
+                law = " (of mixing-law: mixer.law)" if name == "surrogate" else ""
                 hint = (
-                    f"where proxies are trained, it is the setting mixer.{name}=..."
+                    f"where proxies are trained, it is the setting mixer.{name}=...{law}"
                     if name in AS_SETTINGS
                     else "a plan leaves the table of its proxies beside --out, to be fitted so"
                 )

@@ -1,8 +1,9 @@
 """Data Mixing Law: proxies, an exponential law of the loss for each source, its exact optimum.
 
-Ye et al., ICLR 2025: L_i(r) = c_i + k_i exp(t_i . r) for a mixture r. Nested, the losses that the
-laws are fitted on are themselves predicted: by a step law from the proxies' curves to the run's
-tokens, and by a size law from several sizes of proxies to the run's model.
+Ye et al., ICLR 2025: L_i(r) = c_i + k_i exp(t_i . r) for a mixture r; a transfer law, which is
+c_i + (a_i . r)^-alpha_i, can take its place. Nested, the losses that the laws are fitted on are
+themselves predicted: by a step law from the proxies' curves to the run's tokens, and by a size law
+from several sizes of proxies to the run's model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from dograph.plans.from_table import propose_from_table
 from dograph.plans.targets import Target
 from dograph.surrogates.nested import Nested, Place, nest
 from dograph.surrogates.power import Curve
+from dograph.surrogates.registry import LAWS
 from dograph.types import Mixture
 
 Nest = Literal["no", "steps", "sizes"]
@@ -29,6 +31,7 @@ class MixingLaw(Planner):
     """Draw from the mixture at which the fitted laws are lowest.
 
     `target`: a source, `mean` over sources, `natural` (by tokens), a list, or shares by name.
+    `law`: `exponential`, the authors', or `transfer`, a power of the tokens that count.
     `nest: steps` predicts the losses at the run's number of tokens first; `nest: sizes` at its
     model's size too, from the presets in `sizes`, every mixture at each.
     """
@@ -40,6 +43,7 @@ class MixingLaw(Planner):
         *,
         num_proxies: int = 32,
         target: Target = "mean",
+        law: str = LAWS[0],
         nest: Nest = "no",
         sizes: Sequence[str] = (),
         max_usage: float = 15.0,
@@ -47,13 +51,14 @@ class MixingLaw(Planner):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        require_one_of("law", law, LAWS)
         require_one_of("nest", nest, get_args(Nest))
         if (nest == "sizes") != bool(sizes) or 0 < len(set(sizes)) < FEWEST_SIZES:
             raise ConfigError(
                 f"mixer.nest={nest} with mixer.sizes={list(sizes)}: a size law needs nest=sizes "
                 f"and at least {FEWEST_SIZES} model presets in sizes; without one, leave sizes out"
             )
-        self.nest, self.sizes = nest, list(sizes)
+        self.law, self.nest, self.sizes = law, nest, list(sizes)
         self.sweep = Sweep(
             num_proxies=num_proxies,
             target=target,
@@ -76,6 +81,7 @@ class MixingLaw(Planner):
             target=self.sweep.shares(lab, self.table),
             prior=lab.tokens,
             caps=self.sweep.caps(lab),
+            surrogate=self.law,
             seed=self.sweep.seed,
         )
         self.findings = proposal.findings | nested

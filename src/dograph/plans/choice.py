@@ -108,7 +108,8 @@ def choose_surrogate(
 
 def _order(name: str, scores: Scores) -> tuple[float, float, str]:
     # rounded, so that machines whose sums differ in the last bits agree on what is equal
-    return (-round(scores.spearman or 0.0, 9), round(scores.mean_error or 0.0, 9), name)
+    error = np.inf if scores.mean_error is None else round(scores.mean_error, 9)
+    return (-round(scores.spearman or 0.0, 9), error, name)
 
 
 def _why(best: str, validated: dict[str, Validated], folds: int, repeats: int) -> str:
@@ -164,7 +165,7 @@ def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) 
     each = [score(guess_N, loss_N) for guess_N in guess_RN]
     spearman = _mean([scores.spearman for scores in each])
     pearson = _mean([scores.pearson for scores in each])
-    note = each[0].note
+    note = next((scores.note for scores in each if scores.note), None)
     if flat_RK.all():
         spearman, pearson, note = 0.0, None, "constant"
     elif flat_RK.any():
@@ -173,12 +174,15 @@ def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) 
         len(loss_N),
         spearman,
         pearson,
-        _mean([scores.mean_error for scores in each]),
-        _mean([scores.bias for scores in each]),
+        _mean([scores.mean_error for scores in each], all_known=True),
+        _mean([scores.bias for scores in each], all_known=True),
         note,
     )
 
 
-def _mean(values: list[float | None]) -> float | None:
+def _mean(values: list[float | None], *, all_known: bool = False) -> float | None:
+    """Over what is known; errors must be known in every repeat, as unknown ones are infinite."""
     known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    if not known or (all_known and len(known) < len(values)):
+        return None
+    return float(np.mean(known))

@@ -11,21 +11,19 @@ import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.plans.capping import cap_vector
-from dograph.plans.checks import grouped, listed, table_notes
+from dograph.plans.checks import listed, table_notes
 from dograph.plans.choice import Choice, choose_surrogate
 from dograph.plans.held_out import score_table
+from dograph.plans.lowest import lowest
 from dograph.plans.objective import Objective, Progress, fit_objective
 from dograph.plans.propose import DRAWS, TOP, Average, simulate
 from dograph.plans.scores import is_constant, score
 from dograph.plans.table import MixtureTable
 from dograph.plans.targets import Target, known_name, target_shares
-from dograph.surrogates.exponential import ExponentialLaw
-from dograph.surrogates.optimum import find_optimum
-from dograph.surrogates.registry import SURROGATES
+from dograph.surrogates.registry import LAWS, SURROGATES
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]
-LAW = "exponential"
 FEWEST_RUNS = 4
 
 
@@ -75,10 +73,11 @@ def propose_from_table(
     """The mixture that runs of other mixtures speak for.
 
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
-    mixtures of a simulation whose predicted loss is lowest. `mixing-law`: an exponential law for
-    each target and the optimum of their sum, exact because it is convex. Both stay within `caps`
-    (highest weight by source) and leave out sources that the prior has none of. `prior` defaults to
-    the mean of the table's mixtures. Errors in the sample and on left-out runs are told apart.
+    mixtures of a simulation whose predicted loss is lowest. `mixing-law`: a law for each target,
+    the authors' exponential one unless the surrogate `transfer` is named, and the optimum of their
+    sum, exact because it is convex. Both stay within `caps` (highest weight by source) and leave
+    out sources that the prior has none of. `prior` defaults to the mean of the table's mixtures.
+    Errors in the sample and on left-out runs are told apart.
     """
     names = _candidates(method, surrogate)
     if not 1 <= top <= draws:
@@ -94,7 +93,9 @@ def propose_from_table(
     if method == "regmix":
         weight_S, findings["simulation"] = _simulated(rows, objective, seed, draws, top)
     else:
-        weight_S, findings["optimum"] = _optimum(rows, objective)
+        weight_S, findings["optimum"] = lowest(
+            objective.fitted_V, rows.shares, rows.cap_S, rows.by_source, rows.notes
+        )
     _outside(rows, weight_S)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     if test_table is not None:
@@ -113,11 +114,12 @@ def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:
             f'there is no surrogate "{surrogate}"; {did_you_mean(surrogate, SURROGATES)}'
         )
     if method == "mixing-law":
-        if surrogate not in (None, LAW):
+        if surrogate is not None and surrogate not in LAWS:
             raise ConfigError(
-                f'the mixing law is the surrogate "{LAW}"; to plan with "{surrogate}", use regmix'
+                f"the mixing law is a surrogate with an exact optimum: {' or '.join(LAWS)}; "
+                f'to plan with "{surrogate}", use regmix'
             )
-        return (LAW,)
+        return (surrogate or LAWS[0],)
     return tuple(SURROGATES) if surrogate is None else (surrogate,)
 
 
@@ -194,7 +196,8 @@ def _findings(
             f"on left-out runs the fit ranks no better than chance (Spearman {ranked:.2f}): "
             "nothing speaks for the proposal; make more runs"
         )
-    named = "the mixing law" if method == "mixing-law" else f"{forced} was asked for"
+    own = method == "mixing-law" and choice.name == LAWS[0]
+    named = "the mixing law" if own else f"{forced} was asked for"
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
     in_sample = score(fitted_N, loss_N).as_json()
     in_sample["targets"] = {name: score(guess, loss).as_json() for name, guess, loss in each}
@@ -246,27 +249,6 @@ def _simulated(
     }
 
 
-def _optimum(rows: _Rows, objective: Objective) -> tuple[np.ndarray, dict[str, Any]]:
-    laws = [fitted for fitted in objective.fitted_V if isinstance(fitted, ExponentialLaw)]
-    assert len(laws) == len(objective.fitted_V)
-    optimum = find_optimum(laws, rows.share_V, rows.cap_S)
-    if not optimum.unique:
-        rows.notes.append(
-            "several mixtures have the lowest predicted loss; the proposal is one in their middle"
-        )
-    noted = {name: law.notes for name, law in zip(rows.shares, laws, strict=True)}
-    rows.notes.extend(grouped(noted, "law"))
-    said: dict[str, Any] = {}
-    for name, law in zip(rows.shares, laws, strict=True):
-        said[name] = {
-            "c": law.c,
-            "log_k_plus_t": rows.by_source(law.at_sources),
-            "converged": law.converged,
-        }
-    findings = {"gap": optimum.gap, "unique": optimum.unique, "laws": said}
-    return np.minimum(optimum.weight_S, rows.cap_S), findings
-
-
 def _outside(rows: _Rows, weight_S: np.ndarray) -> None:
     """Say where a proposal goes beyond what any run has tried."""
     most_S = rows.weight_NS.max(0)
@@ -284,6 +266,11 @@ def _predicted(rows: _Rows, objective: Objective, weight_S: np.ndarray) -> dict[
     best = int(loss_N.argmin())
     points_PS = np.stack([weight_S, rows.prior_S, rows.weight_NS[best]])
     proposal, prior, at_best = objective.predict(points_PS).tolist()
+    if not np.isfinite(proposal):
+        raise ConfigError(
+            "an infinite loss is predicted of every mixture that prior and caps allow: sources "
+            "that a target was learned from have none there; allow one, or name another surrogate"
+        )
     return {
         "proposal": proposal,
         "prior": prior,

@@ -53,7 +53,8 @@ def score_table(
     )
     for name, scores in ({"the objective": whole} if whole else each).items():
         if scores["note"]:
-            notes.append(f"test table, {name}: no correlation, {scores['note']}")
+            missing = "no correlation, " if scores["spearman"] is None else ""
+            notes.append(f"test table, {name}: {missing}{scores['note']}")
     return {"runs": len(test.runs), "objective": whole, "targets": each, "notes": notes}
 
 

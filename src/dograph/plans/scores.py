@@ -18,7 +18,7 @@ class Scores:
     pearson: float | None
     mean_error: float | None  # mean absolute error, in the losses' unit
     bias: float | None  # mean of predicted minus measured
-    note: str | None = None  # why a correlation is undefined
+    note: str | None = None  # why something is undefined
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -26,6 +26,8 @@ class Scores:
 
 def is_constant(value_N: np.ndarray) -> bool:
     """Whether all values are the same, up to rounding."""
+    if not np.isfinite(value_N).all():
+        return bool((value_N == value_N[0]).all())
     scale = max(1.0, float(np.abs(value_N).max(initial=0)))
     return value_N.size == 0 or float(np.ptp(value_N)) <= 1e-12 * scale
 
@@ -39,8 +41,10 @@ def ranks(value_N: np.ndarray) -> np.ndarray:
 
 
 def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
-    """Pearson's correlation; None where one side is constant."""
+    """Pearson's correlation; None where one side is constant or has infinite values."""
     if left_N.size < 2 or is_constant(left_N) or is_constant(right_N):
+        return None
+    if not (np.isfinite(left_N).all() and np.isfinite(right_N).all()):
         return None
     left_N, right_N = left_N - left_N.mean(), right_N - right_N.mean()
     scale = float(np.linalg.norm(left_N) * np.linalg.norm(right_N))
@@ -67,11 +71,14 @@ def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
         note = "constant losses"
     elif is_constant(predicted_N):
         note = "constant"
+    infinite = int(np.isinf(predicted_N).sum())
+    if infinite:
+        note = f"an infinite loss is predicted of {infinite} of {loss_N.size} runs"
     return Scores(
         int(loss_N.size),
         rank_correlation(predicted_N, loss_N),
         correlation(predicted_N, loss_N),
-        float(np.abs(predicted_N - loss_N).mean()),
-        float((predicted_N - loss_N).mean()),
+        None if infinite else float(np.abs(predicted_N - loss_N).mean()),
+        None if infinite else float((predicted_N - loss_N).mean()),
         note,
     )

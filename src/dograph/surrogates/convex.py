@@ -1,45 +1,76 @@
-"""The minimum of a sum of exponential laws over the capped simplex, to full precision.
+"""The minimum of a sum of convex laws over the capped simplex, to full precision.
 
 Shapes: S sources, V laws (validation sets), F sources with room on both sides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
-
-from dograph.surrogates.exponential import ExponentialLaw
 
 ITERATIONS = 100  # of the interior-point method, which needs 15 to 40
 POLISHING = 20  # Newton steps on the sources that are at no bound
 CENTRING = 0.1  # each step aims at this share of the present complementarity
 SMALLEST_GAP = 1e-16  # complementarity for each source, in units of the slopes' range
 TO_BOUNDARY = 0.99
+ROUNDING = 1e-14  # of the largest slope: what is left of a gap of 0
+
+
+class Form(NamedTuple):
+    """A law as a function of one number: L(r) = c + at(form . r)[0]."""
+
+    form_S: np.ndarray
+    at: Callable[[float], tuple[float, float, float]]  # value, first and second derivative (>= 0)
+
+
+class ConvexLaw(Protocol):
+    """A law that is a convex function of a linear form of the mixture."""
+
+    @property
+    def c(self) -> float:
+        """The level that the form adds to."""
+
+    def form(self) -> Form:
+        """The form and the function of it; an infinite value where a mixture is impossible."""
+
+    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
+        """Losses of mixtures, (N,)."""
 
 
 class Total:
-    """sum_v share_v L_v(r) with its slope and curvature, t in the gauge with mean 0."""
+    """sum_v share_v L_v(r) with its slope and curvature, up to what sums to 1 cannot tell.
 
-    def __init__(self, laws: Sequence[ExponentialLaw], share_V: np.ndarray) -> None:
+    Weights sum to 1, so only differences of slopes matter: they are taken along forms less their
+    mean, which keeps them small.
+    """
+
+    def __init__(self, laws: Sequence[ConvexLaw], share_V: np.ndarray) -> None:
         used = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
         self.share_V = share_V[share_V > 0]
         self.c = float(self.share_V @ np.array([law.c for law in used]))
-        raw_VS = np.stack([law.t_S for law in used])
-        self.t_VS = raw_VS - raw_VS.mean(axis=1, keepdims=True)
-        self.log_k_V = np.array([law.log_k for law in used]) + raw_VS.mean(axis=1)
+        self.forms = [law.form() for law in used]
+        self.form_VS = np.stack([form.form_S for form in self.forms])
+        self.along_VS = self.form_VS - self.form_VS.mean(axis=1, keepdims=True)
 
-    def grown(self, weight_S: np.ndarray) -> np.ndarray:
-        grown_V: np.ndarray = self.share_V * np.exp(self.log_k_V + self.t_VS @ weight_S)
-        return grown_V
+    def _derivatives(self, weight_S: np.ndarray, order: int) -> np.ndarray:
+        """The derivatives of each law along its form, times its share, (V,)."""
+        each_V = zip(self.forms, (self.form_VS @ weight_S).tolist(), strict=True)
+        derivative_V: np.ndarray = self.share_V * [form.at(x)[order] for form, x in each_V]
+        return derivative_V
 
     def loss(self, weight_S: np.ndarray) -> float:
-        return self.c + float(self.grown(weight_S).sum())
+        return self.c + float(self._derivatives(weight_S, 0).sum())
 
     def slope(self, weight_S: np.ndarray) -> np.ndarray:
-        slope_S: np.ndarray = self.grown(weight_S) @ self.t_VS
+        slope_S: np.ndarray = self._derivatives(weight_S, 1) @ self.along_VS
         return slope_S
 
+    def bends(self, weight_S: np.ndarray) -> np.ndarray:
+        """The second derivative of each law along its form, times its share, (V,)."""
+        return self._derivatives(weight_S, 2)
+
     def curvature(self, weight_S: np.ndarray) -> np.ndarray:
-        curve_SS: np.ndarray = (self.t_VS.T * self.grown(weight_S)) @ self.t_VS
+        curve_SS: np.ndarray = (self.along_VS.T * self.bends(weight_S)) @ self.along_VS
         return curve_SS
 
 
@@ -161,16 +192,22 @@ def _polished(
     if len(free) == 0:
         return fine_S if abs(fine_S.sum() - 1) < 1e-12 else rough_S
     fine_S[free] += (1 - fine_S.sum()) / len(free)
+    if not np.isfinite(total.loss(fine_S)):
+        return rough_S
     plane_FF = sum_zero(len(free))
     for _ in range(POLISHING if len(free) > 1 else 0):
         slope_F = plane_FF.T @ total.slope(fine_S)[free]
         curve_FF = plane_FF.T @ total.curvature(fine_S)[np.ix_(free, free)] @ plane_FF
         move_F = plane_FF @ np.linalg.lstsq(curve_FF, -slope_F, rcond=1e-11)[0]
         fine_S[free] += move_F
+        if not np.isfinite(total.loss(fine_S)):  # a law ends where its form does
+            return rough_S
         if np.abs(move_F).max() < 1e-15:
             break
     inside = bool((fine_S >= 0).all() and (fine_S <= cap_S).all())
-    if inside and gap(total, fine_S, cap_S) <= gap(total, rough_S, cap_S):
+    # Two gaps that are both rounding say nothing of which is lower.
+    least = ROUNDING * float(np.abs(total.slope(rough_S)).max())
+    if inside and gap(total, fine_S, cap_S) <= max(gap(total, rough_S, cap_S), least):
         return fine_S
     return rough_S
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from dograph.errors import ConfigError
 from dograph.rng import stream
+from dograph.surrogates.convex import Form
 from dograph.surrogates.exponential_fit import Fit, design_of
 from dograph.surrogates.newton import huber
 
@@ -52,6 +53,17 @@ class ExponentialLaw:
         """dL/dr_j = t_j exp(log_k + t . r); only its differences matter on the simplex."""
         slope_S: np.ndarray = self.t_S * np.exp(self.log_k + np.dot(weight_S, self.t_S))
         return slope_S
+
+    def form(self) -> Form:
+        """L - c as a function of t . r, in the gauge with mean(t) = 0."""
+        mean = float(self.t_S.mean())
+        log_k = self.log_k + mean
+
+        def at(x: float) -> tuple[float, float, float]:
+            grown = float(np.exp(log_k + x))
+            return grown, grown, grown
+
+        return Form(self.t_S - mean, at)
 
     def shifted(self, by: float) -> "ExponentialLaw":
         """The same law in another gauge: t + by, log_k - by."""
@@ -156,7 +168,8 @@ def checked(weight_NS: np.ndarray, loss_N: np.ndarray) -> tuple[np.ndarray, np.n
         )
     if loss_N.min() <= 0:
         raise ConfigError(
-            f"the lowest loss is {loss_N.min():.4g}; c + k exp(t . r) with positive c and k needs "
-            "positive losses (nats): use the surrogate ridge or linear for other measures"
+            f"the lowest loss is {loss_N.min():.4g}; a law whose c and all that is added to it are "
+            "positive needs positive losses (nats): use the surrogate ridge or linear for other "
+            "measures"
         )
     return weight_NS / sum_N[:, None], loss_N

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dograph.surrogates.newton import Local, damped_newton, huber
+from dograph.surrogates.newton import Local, damped_newton, distinct, huber
 
 LEAST_C = 1e-12  # of the lowest loss: c is positive, and this is what a c of 0 becomes
 RIDGE = 1e-5  # on |t|^2 / 2 where runs are too few: an error of 0.01 counts like a t of 3
@@ -99,7 +99,7 @@ class Fit:
     def best(self, draws: np.random.Generator) -> tuple[np.ndarray, bool]:
         """The lowest point that any start leads to, and whether its descent came to an end."""
         point_BP, value_B, _ = self._descend(self.starts(draws), FIRST_STEPS)
-        go_on_B = _distinct(point_BP, value_B, GO_ON)
+        go_on_B = distinct(point_BP, value_B, GO_ON)
         point_BP, value_B, done_B = self._descend(point_BP[go_on_B], MOST_STEPS)
         lowest = int(np.argmin(value_B))
         return point_BP[lowest], bool(done_B[lowest])
@@ -107,7 +107,9 @@ class Fit:
     def _descend(
         self, start_BP: np.ndarray, steps: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return damped_newton(self.at, start_BP, iterations=steps, floor=self.least_c)
+        low_P = np.full(start_BP.shape[1], -np.inf)
+        low_P[0] = self.least_c
+        return damped_newton(self.at, start_BP, iterations=steps, low_P=low_P)
 
     def at(self, point_BP: np.ndarray, _which: np.ndarray) -> Local:
         """Value, slope, Hessian and Gauss-Newton matrix.
@@ -181,15 +183,3 @@ class Fit:
         diagonal = np.arange(2, 2 + len(ridge_K))
         for matrix_BPP in (local.hessian_BPP, local.majorant_BPP):
             matrix_BPP[:, diagonal, diagonal] += ridge_K / np.square(q_B1)
-
-
-def _distinct(point_BP: np.ndarray, value_B: np.ndarray, number: int) -> np.ndarray:
-    """The best starts, leaving out those that have come to the same point as a better one."""
-    kept: list[int] = []
-    for start in np.argsort(value_B, kind="stable"):
-        near = 1e-6 * (1 + np.abs(point_BP[start]).max())
-        if all(np.abs(point_BP[start] - point_BP[other]).max() > near for other in kept):
-            kept.append(int(start))
-        if len(kept) == number:
-            break
-    return np.array(kept)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dograph.errors import ConfigError
-from dograph.surrogates.convex import Total, gap, minimise, sum_zero
-from dograph.surrogates.exponential import ExponentialLaw
+from dograph.surrogates.convex import ConvexLaw, Total, gap, minimise, sum_zero
 
 GRID = 16  # the authors' grid has steps of 1/16
 MOST_MIXTURES = 300_000  # on the grid; without caps 7 sources have 6,880 and 10 have 205,370
@@ -37,7 +36,7 @@ class Optimum:
 
 
 def minimise_laws(
-    laws: Sequence[ExponentialLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
+    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
 ) -> np.ndarray:
     """The mixture with the lowest sum_v share_v L_v(r) among those with r_j <= cap_j.
 
@@ -47,7 +46,7 @@ def minimise_laws(
 
 
 def find_optimum(
-    laws: Sequence[ExponentialLaw],
+    laws: Sequence[ConvexLaw],
     share_V: np.ndarray,
     cap_S: np.ndarray | None = None,
     *,
@@ -55,12 +54,14 @@ def find_optimum(
 ) -> Optimum:
     """The exact optimum on the capped simplex, which the authors search for on a grid.
 
-    A sum of exponentials of linear functions with positive factors is convex in r: a primal-dual
-    interior-point method finds its minimum, and Newton's steps on the sources that are at no
-    bound bring it to full precision. Where several mixtures are equally good, one in the middle
-    of them is returned and `flat_FS` is not empty; `tolerance` is that of `flat_directions`.
+    A sum of laws that are convex along linear forms, exponential or transfer laws or both, is
+    convex in r: a primal-dual interior-point method finds its minimum, and Newton's steps on the
+    sources that are at no bound bring it to full precision. Where several mixtures are equally
+    good, one in the middle of them is returned and `flat_FS` is not empty; `tolerance` is that of
+    `flat_directions`.
     """
     share_V, cap_S = _checked(laws, share_V, cap_S)
+    _check_possible(laws, share_V, cap_S)
     total = Total(laws, share_V)
     weight_S = minimise(total, cap_S)
     return Optimum(
@@ -72,7 +73,7 @@ def find_optimum(
 
 
 def flat_directions(
-    laws: Sequence[ExponentialLaw],
+    laws: Sequence[ConvexLaw],
     share_V: np.ndarray,
     weight_S: np.ndarray,
     cap_S: np.ndarray | None = None,
@@ -83,17 +84,19 @@ def flat_directions(
 
     Along them weight can move between sources that are at no bound while the loss changes by less
     than `tolerance` nats for a whole unit of weight. The laws cannot say how to split these
-    sources, for example because all their t_j are equal; raise `tolerance` to about the error of
-    the fit to see what is undecided in practice.
+    sources, for example because all their t_j or a_j are equal; raise `tolerance` to about the
+    error of the fit to see what is undecided in practice.
     """
     share_V, cap_S = _checked(laws, share_V, cap_S)
     total = Total(laws, share_V)
+    if not np.isfinite(total.loss(weight_S)):
+        raise ConfigError("the predicted loss of this mixture is infinite: it is no optimum")
     free_S = (weight_S > 1e-9) & (weight_S < cap_S - 1e-9)
     free = np.flatnonzero(free_S)
     if len(free) < 2:
         return np.zeros((0, len(weight_S)))
     plane_FF = sum_zero(len(free))
-    factor_VF = np.sqrt(total.grown(weight_S))[:, None] * total.t_VS[:, free] @ plane_FF
+    factor_VF = np.sqrt(total.bends(weight_S))[:, None] * total.along_VS[:, free] @ plane_FF
     _, size_K, right_KF = np.linalg.svd(factor_VF, full_matrices=True)
     curve_F = np.zeros(len(free) - 1)
     curve_F[: len(size_K)] = np.square(size_K)
@@ -103,7 +106,7 @@ def flat_directions(
 
 
 def _checked(
-    laws: Sequence[ExponentialLaw], share_V: np.ndarray, cap_S: np.ndarray | None
+    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Shares that sum to 1 and caps of at most 1, or what is wrong with them."""
     share_V = np.asarray(share_V, dtype=np.float64)
@@ -116,11 +119,11 @@ def _checked(
         raise ConfigError(
             f"the shares are {share_V.tolist()}; they must be at least 0, and one must be above 0"
         )
-    num_sources = len(laws[0].t_S)
-    if any(len(law.t_S) != num_sources for law in laws):
+    sizes = [len(law.form().form_S) for law in laws]
+    num_sources = sizes[0]
+    if len(set(sizes)) > 1:
         raise ConfigError(
-            f"the laws are over {sorted({len(law.t_S) for law in laws})} sources; fit all of them "
-            "on the same sources"
+            f"the laws are over {sorted(set(sizes))} sources; fit all of them on the same sources"
         )
     cap_S = np.ones(num_sources) if cap_S is None else np.asarray(cap_S, dtype=np.float64)
     if cap_S.shape != (num_sources,) or np.isnan(cap_S).any() or cap_S.min() < 0:
@@ -137,8 +140,19 @@ def _checked(
     return share_V / share_V.sum(), cap_S
 
 
+def _check_possible(laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray) -> None:
+    """A mixture with some of every source that may be used has a finite loss, or none has."""
+    all_S = cap_S / cap_S.sum()
+    for number, (law, share) in enumerate(zip(laws, share_V, strict=True), start=1):
+        if share > 0 and not np.isfinite(law.predict(all_S[None])[0]):
+            raise ConfigError(
+                f"law {number} of {len(laws)} predicts an infinite loss of every mixture: the "
+                "sources that lower it have caps of 0; raise one of these, or leave the law out"
+            )
+
+
 def grid_optimum(
-    laws: Sequence[ExponentialLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
+    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
 ) -> np.ndarray:
     """The best mixture on the authors' grid, kept to reproduce them (`find_optimum` is exact).
 
@@ -148,7 +162,8 @@ def grid_optimum(
     """
     share_V, cap_S = _checked(laws, share_V, cap_S)
     mixture_GS = grid_mixtures(cap_S)
-    loss_G = sum(share * law.predict(mixture_GS) for share, law in zip(share_V, laws, strict=True))
+    used = [(share, law) for share, law in zip(share_V, laws, strict=True) if share > 0]
+    loss_G = sum(share * law.predict(mixture_GS) for share, law in used)
     return np.asarray(mixture_GS[int(np.argmin(loss_G))])
 
 

@@ -201,7 +201,7 @@ def test_it_is_the_same_every_time():
 
 @pytest.mark.slow
 def test_a_table_like_regmixs_is_chosen_for_in_a_minute():
-    """512 runs, 17 sources, 13 targets, four surrogates: 60 s on two cores are 120 of work."""
+    """512 runs, 17 sources, 13 targets, all surrogates: 60 s on two cores are 120 of work."""
     table, _ = exponential_table(512, PILE, PILE_TARGETS, noise=0.02)
     shares = dict.fromkeys(PILE_TARGETS, 1 / 13)
     before = resource.getrusage(resource.RUSAGE_SELF)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from dograph.surrogates.registry import SURROGATES
+from dograph.surrogates.registry import LAWS, SURROGATES
 
 
-def test_the_four():
-    assert list(SURROGATES) == ["lightgbm", "exponential", "ridge", "linear"]
+def test_the_five():
+    assert list(SURROGATES) == ["lightgbm", "exponential", "transfer", "ridge", "linear"]
+    assert all(name in SURROGATES for name in LAWS)
 
 
 @pytest.mark.parametrize("name", SURROGATES)
