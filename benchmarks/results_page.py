@@ -19,7 +19,7 @@ from benchmarks.results_tables import (
     source_table,
     task_table,
     tuning_table,
-    verdict,
+    verdicts,
 )
 from dograph.files import write_text
 
@@ -120,8 +120,8 @@ def opening(record: Mapping[str, Any]) -> list[str]:
 
 
 def findings(main: ByArm, second: ByArm) -> list[str]:
-    """The sentences that matter, with the figures as they are."""
-    lines = ["## What it comes to", ""]
+    """The sentences that matter, with the figures as they are; Holm over these sentences."""
+    pairs_of: dict[str, list[float]] = {}
     for title, by_arm, metric in (
         ("every source alike, mean over sources", main, "mean"),
         ("by tokens, natural-weighted", second, "natural"),
@@ -132,12 +132,15 @@ def findings(main: ByArm, second: ByArm) -> list[str]:
                 seeds = sorted(set(own) & set(other))
                 if arm == base or not seeds:
                     continue
-                pairs = [own[s]["summaries"][metric] - other[s]["summaries"][metric] for s in seeds]
-                shown, word = verdict(pairs)
-                lines.append(
-                    f"- {title}: **{arm} less {base}** {shown}, {len(seeds)} seeds: {word}"
-                )
-    return lines
+                pairs_of[f"{title}: **{arm} less {base}**"] = [
+                    own[s]["summaries"][metric] - other[s]["summaries"][metric] for s in seeds
+                ]
+    told = zip(pairs_of.items(), verdicts(list(pairs_of.values())), strict=True)
+    return [
+        "## What it comes to",
+        "",
+        *(f"- {name} {shown}, {len(pairs)} seeds: {word}" for (name, pairs), (shown, word) in told),
+    ]
 
 
 def tasks(cells: Cells) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
 from dograph.compare.contrasts import Runs, contrasts
-from dograph.compare.statistics import METRICS, claim, paired_difference
+from dograph.compare.statistics import METRICS, claim, holm, paired_difference
 
 Cells = Sequence[Mapping[str, Any]]
 PREDICTIONS = 511  # of a block of 512 tokens
@@ -224,10 +224,14 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def verdict(pairs: Sequence[float]) -> tuple[str, str]:
-    """A mean difference with its interval, and whether it may be claimed by itself."""
-    told = paired_difference(pairs)
-    shown = f"{told.mean:+.4f}"
-    if told.interval is not None:
-        shown += f" [{told.interval.low:+.4f}, {told.interval.high:+.4f}]"
-    return shown, claim(told, told.p_value)
+def verdicts(pairs_of: Sequence[Sequence[float]]) -> list[tuple[str, str]]:
+    """Mean differences with their intervals, and what may be claimed of all at once (Holm)."""
+    found = []
+    all_told = [paired_difference(pairs) for pairs in pairs_of]
+    adjusted = holm([told.p_value for told in all_told])
+    for told, p_holm in zip(all_told, adjusted, strict=True):
+        shown = f"{told.mean:+.4f}"
+        if told.interval is not None:
+            shown += f" [{told.interval.low:+.4f}, {told.interval.high:+.4f}]"
+        found.append((shown, claim(told, p_holm)))
+    return found

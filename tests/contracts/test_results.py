@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from benchmarks.evidence_arms import ARMS, PARTS, PLANS, REPORTED, TUNING
 from benchmarks.measure import RESULTS
-from benchmarks.results_page import PAGE, missing, page
+from benchmarks.results_page import PAGE, analyses, findings, missing, page, two_tables
 from benchmarks.results_tables import (
+    TASKS,
     curve_table,
     effective,
     loss_table,
     select,
+    source_table,
+    task_table,
     tuning_table,
-    verdict,
+    verdicts,
 )
 from scipy import stats
 
@@ -76,8 +79,160 @@ def test_tables_keep_other_runs_out() -> None:
 
 
 def test_the_verdict_of_noise_is_unclear() -> None:
-    assert verdict([0.01, -0.01, 0.02, -0.02, 0.001])[1] == "unclear"
-    assert verdict([-0.011, -0.01, -0.012, -0.009, -0.01])[1] == "lower"
+    noise, lower = [0.01, -0.01, 0.02, -0.02, 0.001], [-0.011, -0.01, -0.012, -0.009, -0.01]
+    assert [word for _, word in verdicts([noise, lower])] == ["unclear", "lower"]
+
+
+DOUBTFUL = np.array([-0.03, -0.01, -0.025, -0.002, -0.04])  # a claim by itself, not one of two
+
+
+def test_claims_made_together_are_corrected_together() -> None:
+    p_value = stats.ttest_1samp(DOUBTFUL, 0).pvalue
+    assert 0.025 < p_value < 0.05
+    assert [word for _, word in verdicts([DOUBTFUL])] == ["lower"]
+    assert [word for _, word in verdicts([DOUBTFUL, DOUBTFUL])] == ["unclear", "unclear"]
+    weak = np.array([-0.03, 0.005, -0.025, -0.002, -0.04])  # one-sided it would be a claim
+    assert 0.05 < stats.ttest_1samp(weak, 0).pvalue < 0.1
+    assert verdicts([weak])[0][1] == "unclear"
+    cells = [cell("plain", s, 5 + s, 6 + s) for s in range(5)]
+    for arm in ("mine", "other"):
+        cells += [cell(arm, s, 5 + s + DOUBTFUL[s], 6 + s + DOUBTFUL[s]) for s in range(5)]
+    lines = loss_table(select(cells, "uniform", 700), ("plain", "mine", "other"), "mean", SHARES)
+    assert [row_of(lines, arm)[5] for arm in ("mine", "other")] == ["unclear", "unclear"]
+    lines = loss_table(select(cells[:10], "uniform", 700), ("plain", "mine"), "mean", SHARES)
+    assert row_of(lines, "mine")[5] == "lower"
+
+
+def with_blocks(arm: str, seed: int, a: float, b: float, **more: Any) -> dict[str, Any]:
+    """Every block is off its source's mean by the same in all runs: nothing is left to chance."""
+    off = (-0.4, 0.1, 0.3)
+    blocks = {"a": [a + x for x in off], "b": [b + x for x in off]}
+    return cell(arm, seed, a, b, blocks=blocks, **more)
+
+
+def test_a_row_of_losses_by_hand() -> None:
+    """mine: -0.2 and -0.4 to plain, -0.1 and -0.3 to inverse-norm; a weighs three times b."""
+    cells = [with_blocks("plain", s, 5 + s, 6 + s) for s in range(5)]
+    cells += [with_blocks("inverse-norm", s, 4.9 + s, 5.9 + s) for s in range(5)]
+    waver = np.array([-0.02, 0.01, 0.0, 0.02, -0.01])  # over seeds; every block goes along
+    cells += [with_blocks("mine", s, 4.8 + s + waver[s], 5.6 + s + waver[s]) for s in range(5)]
+    reach = stats.t.ppf(0.975, 4) * stats.sem(waver)
+    order = ("inverse-norm", "plain", "mine")
+    lines = loss_table(select(cells, "uniform", 700), order, "natural", SHARES)
+    assert [line.split(" |")[0] for line in lines[2:]] == [f"| {arm}" for arm in order]
+    assert row_of(lines, "mine") == [
+        *("mine", "5", "7.0000", f"-0.2500 [{-0.25 - reach:+.4f}, {-0.25 + reach:+.4f}]"),
+        *("[-0.2500, -0.2500]", "lower"),
+        f"-0.1500 [{-0.15 - reach:+.4f}, {-0.15 + reach:+.4f}]",
+        *("7.200", "7.600", "0.000", "47"),  # mean, worst, gap
+    ]
+    assert row_of(lines, "plain")[3:7] == ["", "", "", "+0.1000 [+0.1000, +0.1000]"]
+
+
+@pytest.mark.parametrize(("scale", "mark"), [(0.0, "!"), (1.0, "")])
+def test_losses_by_source_are_marked_where_holm_allows(scale: float, mark: str) -> None:
+    gaps = DOUBTFUL.mean() + scale * (DOUBTFUL - DOUBTFUL.mean())
+    gaps = gaps + 1e-6 * np.arange(5)
+    cells = [cell("plain", s, 5 + s, 6 + s) for s in range(5)]
+    cells += [cell("mine", s, 5 + s + gaps[s], 6 + s - gaps[s]) for s in range(5)]
+    lines = source_table(select(cells, "uniform", 700), ("plain", "mine"), SHARES)
+    assert row_of(lines, "plain") == ["plain", "7.000", "8.000"]
+    assert row_of(lines, "mine") == ["mine", f"6.979 (-0.021{mark})", f"8.021 (+0.021{mark})"]
+
+
+def test_tuning_arms_by_hand() -> None:
+    cells = [cell("plain", s, 5 + s, 6 + s, steps=400) for s in range(2)]
+    cells += [cell("mine", s, 4.5 + s, 7 + s, steps=400) for s in range(2)]
+    lines = tuning_table(cells, "uniform", ("plain", "mine", "none"), "mean", "plain")
+    assert row_of(lines, "plain") == ["plain", "2", "6.000", "", "6.500", "47"]
+    told = "+0.250 [+0.250, +0.250]"
+    assert row_of(lines, "mine") == ["mine", "2", "6.250", told, "7.500", "47"]
+    assert row_of(lines, "none") == ["none", "0", "", "", "", ""]
+
+
+def scored(arm: str, value: float, **more: Any) -> dict[str, Any]:
+    def score(x: float) -> dict[str, float]:
+        return {"value": x, "se": x / 10}
+
+    tasks: dict[str, Any] = {
+        task: {
+            "acc": score(value + 0.001 * n),
+            "acc_norm": score(value + 0.1 + 0.001 * n),
+            "bits_per_byte": score(1 + value + n),
+            "primary": "acc" if task == "copa" else "acc_norm",
+        }
+        for n, task in enumerate(TASKS)
+    }
+    tasks["average"] = {"value": value + 0.0912, "se": 0.0123}
+    return cell(arm, 10, 5, 5, tasks=tasks, **more)
+
+
+def test_tasks_in_per_cent_by_their_own_score() -> None:
+    cells = [scored("mine", 0.3), scored("plain", 0.2), scored("plain", 0.4, table="natural")]
+    cells += [scored("early", 0.9, steps=400), cell("unscored", 10, 5, 5)]
+    lines = task_table(cells, ("plain", "mine"), bits=False)
+    names = [line.split(" |")[0] for line in lines[2:]]
+    assert names == ["| plain", "| mine", "| plain, by tokens"]
+    row = row_of(lines, "mine")
+    assert row[1:3] == ["40.0 ± 4.0", "40.1 ± 4.0"]
+    assert row[1 + TASKS.index("copa")] == "30.3 ± 3.0"  # acc
+    assert row[-1] == "39.12 ± 1.23"
+    row = row_of(task_table(cells, ("plain", "mine"), bits=True), "mine")
+    assert row[1:3] == ["1.300", "2.300"]
+    assert row[-1] == "5.3000"  # 1.3 + the mean of 0 to 8
+
+
+def test_curves_are_averages_over_stretches_and_seeds() -> None:
+    def run(arm: str, seed: int, *losses: float) -> dict[str, Any]:
+        curve = [[10 * n, loss] for n, loss in enumerate(losses)]
+        return cell(arm, seed, 5, 5, curve=curve, mixture={"a": 0.5, "b": 0.5})
+
+    cells = [
+        run("plain", 0, 9, 8, 7, 6),
+        run("plain", 1, 19, 18, 17, 16),
+        run("mine", 2, 1, 1, 1, 1),
+    ]
+    cells += [run("mine", 0, 9, 7.9, 6.5, 5.5), run("mine", 1, 19, 17.7, 17, 16)]
+    lines = curve_table(select(cells, "uniform", 700), ("plain", "mine"), points=2)
+    assert lines[0] == "| arm | 0 to 10 | 20 to 30 |"
+    assert row_of(lines, "mine") == ["mine", "-0.100", "-0.250"]
+
+
+def test_findings_are_by_the_figure_that_each_table_is_judged_by() -> None:
+    main = [cell("plain", s, 5 + s, 6 + s) for s in range(5)]
+    main += [cell("recommended", s, 4.9 + s, 5.7 + s) for s in range(5)]
+    second = [one | {"table": "natural", "mixture": SHARES} for one in main]
+    by_arm, by_tokens, shares = two_tables([*main, *second])
+    assert shares == SHARES
+    assert findings(by_arm, by_tokens)[2:] == [
+        "- every source alike, mean over sources: **recommended less plain** "
+        "-0.2000 [-0.2000, -0.2000], 5 seeds: lower",
+        "- by tokens, natural-weighted: **recommended less plain** "
+        "-0.1500 [-0.1500, -0.1500], 5 seeds: lower",
+    ]
+
+
+def test_the_page_has_each_table_by_its_own_figure() -> None:
+    cells = [cell("plain", s, 5.0, 6.0) for s in range(5)]
+    cells += [cell("plain", s, 4.0, 8.0, table="natural", mixture=SHARES) for s in range(3)]
+    machine = {"versions": {"torch": "2"}, "gpus": ["H200"]}
+    lines = page({"cells": cells, "machine": machine, "config": {"corpus": "0" * 64}}).splitlines()
+    first, second = (
+        next(n for n, line in enumerate(lines) if line.startswith(f"## The {which} table"))
+        for which in ("main", "second")
+    )
+    natural = row_of(lines[first:second], "natural sampling")
+    assert natural[1:4] == ["3", "6.0000", "+0.5000 [+0.5000, +0.5000]"]  # the mean over sources
+    assert row_of(lines[first:second], "plain")[2] == "5.5000"
+    assert row_of(lines[second:], "plain")[2] == "5.0000"  # 0.75 x 4 + 0.25 x 8
+
+
+def test_numbers_of_domains_are_set_against_eleven() -> None:
+    losses = {"plain": 5.0, "paper": 4.0, "m=7": 4.5}
+    cells = [cell(arm, s, x + s, x + s, steps=400) for arm, x in losses.items() for s in range(2)]
+    lines = analyses(cells)
+    start = lines.index("Number of domains (`paper` has 11), less 11:")
+    assert row_of(lines[start:], "m=7")[3] == "+0.500 [+0.500, +0.500]"
 
 
 def test_effective_samples_leave_the_first_reading_out() -> None:

@@ -83,6 +83,7 @@ def test_verdicts_need_an_interval_that_excludes_zero():
     alike = {seed: drawn(seed, -0.5, (0.9, 1.1)[seed % 2]) for seed in range(4)}
     assert balance_difference(wider, baseline).verdict == "less balanced"
     assert balance_difference(alike, baseline).verdict == "no clear difference"
+    assert balance_difference(baseline, baseline).verdict == "no clear difference"  # [0, 0]
     one = balance_difference({0: wider[0]}, baseline)
     assert (one.spread.interval, one.verdict) == (None, "no clear difference")
     broken = {**wider, 2: losses(1.0, math.nan, 2.0)}

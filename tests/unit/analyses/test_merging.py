@@ -39,6 +39,8 @@ def test_one_run_whose_sources_merge(tmp_path):
     assert found.merged.first == first.separation.value
     assert found.merged.last == last.separation.value
     assert found.merged.difference == last.separation.value - first.separation.value
+    ends = (found.merged_directions.first, found.merged_directions.last)
+    assert ends == (first.separation_directions.value, last.separation_directions.value)
     assert found.merged.verdict == found.merged_directions.verdict == "sources merge"
     assert first.nmi.value > 0.8 > last.nmi.value
     assert first.nmi_by_chance == pytest.approx(last.nmi_by_chance, abs=0.05)
@@ -81,6 +83,9 @@ def test_several_runs_have_the_t_interval_of_their_differences(tmp_path):
         assert (mean.interval.low, mean.interval.high) == pytest.approx(
             (expected.low, expected.high)
         )
+    for name in ("nmi_by_chance", "purity_by_chance"):
+        values = [getattr(one.figures[1], name) for one in alone]
+        assert getattr(found.figures[1], name) == pytest.approx(sum(values) / 3)
 
 
 def test_the_seed_decides_and_the_record_is_json(tmp_path):
@@ -111,9 +116,26 @@ def test_small_sources_are_left_out(tmp_path):
     found = merging([write_run(tmp_path / "run", FADING, rows=(9, 3, 10))], num_domains=3)
     assert (found.sources, found.left_out) == (["alpha", "gamma"], ["beta"])
     assert found.figures[0].rows == 19
+    four = merging([write_run(tmp_path / "four", FADING, rows=(9, 4, 10))], num_domains=3)
+    assert (four.sources, four.left_out) == (SOURCES, [])
     alone = write_run(tmp_path / "alone", FADING, rows=(9, 3, 2))
     with pytest.raises(RunError, match=r"'beta': 3, 'gamma': 2.*higher probe\.rows"):
         merging([alone])
+
+
+def test_what_is_kept_of_a_probe_stays_together(tmp_path):
+    run = write_run(tmp_path / "run", {0: 1.0}, rows=(2, 3, 4))
+    file = run / "probes" / "step-00000000.safetensors"
+    tensors = load_file(file)
+    row_N = torch.arange(9)
+    save_file(tensors | {"label": row_N.int(), "loss": row_N / 10}, file)
+    whole = read_probe(run, 0)
+    kept, left_out = whole.keeping(3)
+    assert (kept.sources, left_out) == (["beta", "gamma"], ["alpha"])
+    assert kept.source_N.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert kept.label_N.tolist() == [row["row"] for row in kept.rows] == list(range(2, 9))
+    assert torch.equal(kept.loss_N, row_N[2:] / 10)
+    assert torch.equal(kept.sketch_NK, whole.sketch_NK[2:])
 
 
 def test_one_probe_is_no_change(tmp_path):

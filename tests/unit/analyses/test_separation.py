@@ -1,6 +1,6 @@
 """Separation against its definition, by leaving rows out, in closed form and by its coverage."""
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -105,6 +105,74 @@ def test_the_parts_of_pairs_are_unbiased():
     mean, error = torch.tensor(got).mean(), torch.tensor(got).std() / 700**0.5
     assert abs(float(mean) - expected * fourth / trace**2) < 3 * float(error)
     assert float(error) < 0.03 * float(mean)
+
+
+def separation_of(gram_NN, source_N):
+    """The definition, pair by pair of sources, so that it can be differentiated."""
+    own = [(source_N == s).nonzero()[:, 0] for s in range(int(source_N.max()) + 1)]
+
+    def mean(one, other):
+        block = gram_NN[one][:, other]
+        same = torch.equal(one, other)
+        number = len(one) * (len(one) - 1) if same else block.numel()
+        return (block.sum() - (block.diagonal().sum() if same else 0)) / number
+
+    ratios = []
+    for g, h in combinations(own, 2):
+        spreads = [gram_NN[s, s].mean() - mean(s, s) for s in (g, h)]
+        ratios.append((mean(g, g) + mean(h, h) - 2 * mean(g, h)) / (sum(spreads) / 2))
+    return sum(ratios) / len(ratios)
+
+
+def test_the_part_of_a_pair_is_its_slope_times_what_its_rows_do_not_tell():
+    """The slope of the value in k_ij by autograd, times the centred product made unbiased."""
+    point_NK, source_N = three_sources()
+    gram_NN = (point_NK @ point_NK.T).requires_grad_()
+    value = separation_of(gram_NN, source_N)
+    (slope_NN,) = torch.autograd.grad(value, gram_NN)
+    found = of(point_NK, source_N)
+    assert found.value == pytest.approx(value.item(), rel=1e-12)
+    sizes = torch.bincount(source_N).tolist()
+    mean_SK = torch.stack([point_NK[source_N == s].mean(dim=0) for s in range(3)])
+    away_NK = point_NK - mean_SK[source_N]
+    for i, j in combinations(range(len(source_N)), 2):
+        n, m = sizes[source_N[i]], sizes[source_N[j]]
+        product_ij = away_NK[i] @ away_NK[j] * (n * m / ((n - 1) * (m - 1))) ** 0.5
+        if source_N[i] == source_N[j]:
+            own_nK = point_NK[source_N == source_N[i]]
+            k_nn = (own_nK @ own_nK.T).fill_diagonal_(0)
+            rows = sum((own_nK @ point_NK[x]).sum() - point_NK[x].square().sum() for x in (i, j))
+            product_ij = point_NK[i] @ point_NK[j] - rows / (n - 2)
+            product_ij = product_ij + k_nn.sum() / ((n - 1) * (n - 2))
+            product_ij = product_ij * ((n - 1) / (n - 3)) ** 0.5
+        expected = float((slope_NN[i, j] + slope_NN[j, i]) * product_ij)
+        both = [float(found.pair_NN[i, j]), float(found.pair_NN[j, i])]
+        assert both == pytest.approx([expected] * 2, rel=1e-8, abs=1e-12)
+    for s in range(3):  # what a row has in common with all of a source is no pair's
+        sums_N = found.pair_NN[:, source_N == s].sum(dim=1)
+        assert_close(sums_N, torch.zeros_like(sums_N), rtol=0, atol=1e-10)
+
+
+def test_pairs_are_taken_off_the_jackknife_as_often_as_it_counts_them_too_much():
+    """Of the mean of x_i x_j over pairs, x being signs: all 2^5 of them, so nothing is random."""
+    num, source_N = 5, torch.zeros(5, dtype=torch.long)
+    weight = 2 / (num * (num - 1))
+    counted = []
+    for signs in product((-1.0, 1.0), repeat=num):
+        x_N = torch.tensor(signs, dtype=torch.float64)
+        others_N = x_N.sum() - x_N
+        without_N = (others_N.square() - (num - 1)) / ((num - 1) * (num - 2))
+        counted.append(jackknife_variance(without_N, source_N))
+    pair_NN = weight * (torch.outer(x_N, x_N) - torch.eye(num))
+    true = weight**2 * num * (num - 1) / 2  # the variance: pairs are uncorrelated
+    too_much = float(torch.stack(counted).mean()) - true
+    assert too_much == pytest.approx(true * 5 / 3)  # 2 (n - 1) / (n - 2), less 1
+    far_N = torch.tensor([0.0, 3.0, -1.0, 2.0, 5.0], dtype=torch.float64)
+    whole = float(jackknife_variance(far_N, source_N))
+    found = Separation(0.0, far_N, pair_NN).standard_error(source_N)
+    assert found == pytest.approx((whole - too_much) ** 0.5)
+    least = Separation(0.0, torch.zeros(num).double(), pair_NN).standard_error(source_N)
+    assert least == pytest.approx(true**0.5)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph
+from dograph.mixers.dograph_options import RECIPES, resolve_options
 from dograph.testing import check_mixer
 from dograph.types import Signals
 
@@ -281,11 +282,35 @@ def test_stream_starts_anew_after_a_refresh():
         ({"recipe": "papper"}, "paper"),
         ({"num_domain": 3}, "num_domains"),
         ({"scope": "batch", "realise": "sampling"}, "identity over time"),
+        ({"scope": "batch", "realise": "both"}, "identity over time"),
+        ({"cap": 0.5}, "mixer.cap=0.5: give a number of at least 1"),
+        ({"sampling": "mixture.json"}, "mixture file"),
     ],
 )
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ConfigError, match=message):
         DoGraph(**options)
+
+
+def test_recipes_are_what_the_documents_say():
+    """The paper's: each batch, plain K-means, 11 domains, nothing held back."""
+    paper, ours, safe = (RECIPES[name] for name in ("paper", "recommended", "safe"))
+    for recipe in (paper, ours):
+        assert (recipe.scope, recipe.normalise, recipe.num_domains) == ("batch", False, 11)
+        assert (recipe.effective_floor, recipe.cap, recipe.warmup) == (None, None, 0)
+        assert (recipe.within, recipe.realise, recipe.weight_floor) == ("mean", "loss", 0)
+    assert (paper.objective, ours.objective) == ("uncertainty", "precision")
+    assert replace(ours, objective="uncertainty") == paper
+    assert (safe.scope, safe.objective, safe.num_domains) == ("stream", "precision", 11)
+    assert (safe.effective_floor, safe.warmup, safe.cap) == (0.9, 0.05, None)
+    assert (safe.within, safe.realise, safe.sampling) == ("mean", "loss", "natural")
+    assert resolve_options("paper", {"cap": 3}) == replace(paper, cap=3)
+
+
+def test_domains_of_a_stream_are_of_directions_whatever_is_asked():
+    for scope, spherical in (("stream", True), ("epoch", False), ("batch", False)):
+        cluster = resolve_options("paper", {"scope": scope}).build_scope().cluster
+        assert cluster.normalise is spherical
 
 
 def test_signals_without_sketches():
