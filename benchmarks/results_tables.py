@@ -118,6 +118,8 @@ def tuning_table(
     by_arm, rows = select(cells, table, TUNING_STEPS), []
     for arm in arms:
         own, base = by_arm.get(arm, {}), by_arm.get(baseline, {})
+        if not own:
+            continue
         pairs = [
             own[s]["summaries"][metric] - base[s]["summaries"][metric] for s in own if s in base
         ]

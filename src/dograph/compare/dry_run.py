@@ -32,6 +32,12 @@ def forecast_lines(ask: Ask, corpus: Corpus) -> Iterator[str]:
     speed = EFFICIENCY * measure_matmul(ask.config, 256)
     guess = flops / speed / 60
     yield (
-        f"in all {flops:.3g} FLOPs without plans: about {guess:.1f} minutes of one worker here, "
+        f"in all {flops:.3g} FLOPs without plans: about {_duration(guess)} of one worker here, "
         "if its steps reach the usual part of this machine's matmul speed"
     )
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 120:
+        return f"{minutes:.1f} minutes"
+    return f"{minutes / 60:.1f} hours" if minutes < 2880 else f"{minutes / 1440:.1f} days"

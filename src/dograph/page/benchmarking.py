@@ -26,9 +26,20 @@ def benchmarks_of(runs: Sequence[tuple[Path, str]]) -> Benchmarks | None:
     tasks = list(dict.fromkeys(task for record in every for task in record["tasks"]))
     chance = {task: record["tasks"][task]["chance"] for record in every for task in record["tasks"]}
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
+    notes += items_asked(every)
     rows = [(group, _scores(own, tasks)) for group, own in found.items()]
     chance[AVERAGE] = every[0]["average"]["chance"]
     return Benchmarks([*tasks, AVERAGE], chance, rows, notes)
+
+
+def items_asked(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line where some task was not asked in full (`--limit`): few items tell little."""
+    short: dict[str, str] = {}
+    for record in records:
+        for name, task in record["tasks"].items():
+            if "available" in task and task["items"] < task["available"]:
+                short.setdefault(name, f"{name} {task['items']:,} of {task['available']:,}")
+    return [f"items asked, of those there are: {', '.join(short.values())}"] if short else []
 
 
 def _scores(records: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> dict[str, Estimate]:

@@ -43,15 +43,17 @@ def open_subjects(
     Runs that are `known` are not opened anew, so that what was read of them is not read again.
     """
     found, before = Subjects(benches=list(benches)), {run.path: run for run in known}
+    runs: dict[Path, OpenRun] = {}  # given twice, or with the comparison it is of, a run is one
     for path in paths:
         is_compared = (path / "compare.json").is_file()
         if is_compared or (path / "ask.json").is_file():
             found.comparisons += [path] if is_compared else []
             for folder, method in _cells(path):
                 run = before.get(folder) or OpenRun(folder, method, path.resolve().name)
-                found.runs.append(run)
+                runs[folder.resolve()] = run
         elif _is_run(path):
-            found.runs.append(before.get(path) or OpenRun(path))
+            if path.resolve() not in runs:
+                runs[path.resolve()] = before.get(path) or OpenRun(path)
         else:
             raise RunError(
                 f"{path} is neither a run (config.yaml) nor a comparison (compare.json). Runs: "
@@ -59,6 +61,7 @@ def open_subjects(
             )
         if (path / "bench.json").is_file():
             found.benches.append(path / "bench.json")
+    found.runs = list(runs.values())
     return found
 
 

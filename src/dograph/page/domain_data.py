@@ -47,9 +47,11 @@ def domains_of(
         notes.append(str(error))
     if not probes and not graphs and not columns.middles("domains/", "/weight"):
         return None
-    has_identity = _keeps_identity(config)
+    has_identity = keeps_identity(config)
     if not has_identity:
-        notes.append("domains of one batch have no identity: they are numbered by falling weight")
+        notes.append(
+            "domains of one batch have no identity: they are numbered by falling weight, from 0"
+        )
     shown: list[ShownProbe] = []
     if probes and min(probes[-1].sketch_NK.shape) > 1:  # one row lies nowhere
         if corpus is None:
@@ -83,7 +85,7 @@ def _with_samples(
     return [replace(graph, examples=found.get(graph.step)) for graph in graphs]
 
 
-def _keeps_identity(config: RunConfig) -> bool:
+def keeps_identity(config: RunConfig) -> bool:
     """Somebody else's mixer answers for its own domains; its class need not be at hand here."""
     if config.mixer.name != "dograph":
         return True

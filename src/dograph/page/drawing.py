@@ -33,6 +33,7 @@ STYLE = {
     "text.parse_math": False,  # a $ in a source's name is a $
 }
 
+ASIDE = 0.1  # steps between bars that stand for the same step
 Drawn = Iterator[tuple[str, Any]]  # a file's name and its matplotlib Figure
 
 
@@ -68,13 +69,18 @@ def draw_curve(axis: Any, curve: Curve, index: int, label: str, *, faint: bool =
 
 
 def draw_band(axis: Any, band: Band, index: int, label: str) -> None:
-    """A mean over seeds with its interval."""
+    """A mean over seeds with its interval, shaded; at a single step a bar, beside the others'."""
     marks = mark(index) if len(band.x) <= 40 else None
+    x = [band.x[0] + ASIDE * index] if len(band.x) == 1 else band.x
     axis.plot(
-        band.x, band.y, dashes(index), color=colour(index), label=label, marker=marks, markersize=3
+        x, band.y, dashes(index), color=colour(index), label=label, marker=marks, markersize=3
     )
-    if band.low is not None and band.high is not None:
-        axis.fill_between(band.x, band.low, band.high, color=colour(index), alpha=0.16, linewidth=0)
+    if band.low is None or band.high is None:
+        return
+    if len(x) == 1:
+        axis.vlines(x, band.low, band.high, color=colour(index), alpha=0.4, linewidth=3)
+    else:
+        axis.fill_between(x, band.low, band.high, color=colour(index), alpha=0.16, linewidth=0)
 
 
 def draw_estimate(axis: Any, estimate: Estimate, row: float, index: int) -> None:

@@ -20,14 +20,14 @@ def draw_comparison(one: Comparison, stem: str) -> Drawn:
     """Paired differences, methods by source, and sweeps where there are any."""
     others = [(k, method) for k, method in enumerate(one.methods) if "mean" in method.differences]
     if others:
-        figure, axes = sheet(COLUMN, 0.7 + 0.25 * len(others))
+        figure, axes = sheet(COLUMN, 0.85 + 0.25 * len(others))
         axis = axes[0, 0]
         for row, (index, method) in enumerate(others):
             draw_estimate(axis, method.differences["mean"].value, row, index)
         axis.axvline(0, color="#555555", linewidth=0.6, linestyle="--")
         axis.set_yticks(range(len(others)), [method.name for _, method in others])
         axis.invert_yaxis()
-        axis.set_xlabel(f"mean loss less {one.baseline}'s (nats), 95 % over seeds")
+        axis.set_xlabel(f"mean loss less {one.baseline}'s (nats),\n95 % over seeds")
         yield f"{stem}differences", figure
         yield f"{stem}by-source", _heat(one)
     if one.num_domains:
@@ -79,23 +79,31 @@ def draw_scales(data: PageData) -> Drawn:
 
 
 def draw_benchmarks(found: Benchmarks) -> Drawn:
-    """Every task with chance as a dashed line."""
+    """Accuracy on every task in per cent, with chance as a dashed line."""
     columns = 5
     rows = (len(found.tasks) + columns - 1) // columns
-    figure, axes = sheet(WIDE, rows * (0.6 + 0.14 * len(found.rows)) + 0.3, rows, columns)
-    for task, axis in zip(found.tasks, axes.flat, strict=False):
+    figure, axes = sheet(WIDE, rows * (0.7 + 0.14 * len(found.rows)) + 0.4, rows, columns)
+    for at, (task, axis) in enumerate(zip(found.tasks, axes.flat, strict=False)):
         for index, (_, scores) in enumerate(found.rows):
             if task in scores:
-                draw_estimate(axis, scores[task], index, index)
-        if task in found.chance:
-            axis.axvline(found.chance[task], color="#555555", linewidth=0.6, linestyle="--")
+                draw_estimate(axis, _percent(scores[task]), index, index)
+        chance = found.chance.get(task)
+        if chance is not None:
+            axis.axvline(100 * chance, color="#555555", linewidth=0.6, linestyle="--")
         axis.set_title(task)
         axis.set_yticks(range(len(found.rows)), [name for name, _ in found.rows])
         axis.invert_yaxis()
-        axis.label_outer()
+        axis.tick_params(labelleft=at % columns == 0)
     for axis in list(axes.flat)[len(found.tasks) :]:
         axis.set_axis_off()
+    figure.supxlabel("accuracy (%); dashed: chance", fontsize=7)
     yield "benchmarks", figure
+
+
+def _percent(score: Estimate) -> Estimate:
+    """A share as the page and the paper print it."""
+    low, high = (None if end is None else 100 * end for end in (score.low, score.high))
+    return Estimate(100 * score.value, low, high)
 
 
 def draw_cost(data: PageData) -> Drawn:

@@ -8,6 +8,7 @@ from dograph.errors import require
 from dograph.page.content import Domains, PageData, Placed, RunData, ShownProbe
 from dograph.page.domain_data import BASE, REACH
 from dograph.page.drawing import (
+    ASIDE,
     COLUMN,
     WIDE,
     Drawn,
@@ -30,18 +31,23 @@ def draw_curves(data: PageData) -> Drawn:
         ("loss-valid", "validation loss (nats)", "mean"),
     ):
         figure, axes = sheet(COLUMN, 2.3)
-        axis = axes[0, 0]
+        axis, steps = axes[0, 0], set[float]()
         for index, group in enumerate(data.groups):
             band = (group.train if name == "loss-train" else group.valid).get(part)
             if len(group.runs) > 1 and band is not None:
                 draw_band(axis, band, index, group.name)
+                steps.update(band.x)
                 continue
             run = next(run for run in data.runs if run.name == group.runs[0])
             own = (run.curves.train if name == "loss-train" else run.curves.valid).get(part)
             if own is not None:
                 draw_curve(axis, own, index, group.name)
+                steps.update(own.raw.x)
         if axis.lines:
             axis.set(xlabel="step", ylabel=title)
+            if len(steps) == 1:
+                middle = sum(steps) + ASIDE * (len(data.groups) - 1) / 2
+                axis.set_xticks([middle], [f"{sum(steps):g}"])
             legend_of(axis)
             yield name, figure
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dograph.page.content import Comparison, Method, RunData, SourceLoss
-from dograph.page.intervals import Estimate
+from dograph.page.intervals import Estimate, over_seeds
 
 
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
@@ -17,10 +17,18 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
     judged = [(run, loss) for run in runs if (loss := mean_loss(run)) is not None]
     if not judged:
         return f"{len(runs)} runs, none of them validated yet."
+    unfinished = sum(run.steps < run.total_steps for run in runs)
+    if len(judged) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
+        values = [loss.nats.value for _, loss in judged]
+        return (
+            f"{len(runs)} seeds of {runs[0].group}: mean validation loss "
+            f"{told(over_seeds(values))} nats, 95 % over seeds."
+        )
     best, loss = min(judged, key=lambda pair: pair[1].nats.value)
+    why = f"{unfinished} not complete" if unfinished else "They were not trained alike"
     return (
         f"{len(runs)} runs; the lowest mean validation loss is {best.name}'s, "
-        f"{told(loss.nats)} nats. They were not trained alike, so no claim is made."
+        f"{told(loss.nats)} nats. {why}, so no claim is made."
     )
 
 

@@ -9,6 +9,8 @@ from rich.table import Table
 
 from dograph.domains.graph_export import DomainGraph, Node, write_graph
 from dograph.errors import RunError
+from dograph.mixers.dograph import DoGraph
+from dograph.mixers.registry import build_mixer
 from dograph.training.metrics import read_metrics
 from dograph.training.run_dir import RunDirectory
 
@@ -84,15 +86,23 @@ def edge_table(graph: DomainGraph, most: int = 10) -> Table:
 
 
 def agreement_table(path: Path) -> Table | None:
-    """How far domains and sources have agreed in the course of a run, as a picture."""
-    rows = read_metrics(RunDirectory.open(path).metrics_file)
-    known = [(int(row["step"]), row["domains/nmi"]) for row in rows if "domains/nmi" in row]
+    """How far domains and sources have agreed in the course of a run, as a picture.
+
+    Domains of each batch have no identity, so pooled over batches they agree with nothing.
+    """
+    run = RunDirectory.open(path)
+    mixer = run.config().mixer
+    built = build_mixer(mixer.name, mixer.options)
+    lasting = not isinstance(built, DoGraph) or built.scope.keeps_identity
+    name, over = ("nmi", "over ten batches") if lasting else ("batch_nmi", "in the step's batch")
+    rows = read_metrics(run.metrics_file)
+    known = [(int(row["step"]), row[f"domains/{name}"]) for row in rows if f"domains/{name}" in row]
     if not known:
         return None
     every = max(1, len(known) // LINES)
     table = Table(title="agreement of domains with sources", box=SIMPLE_HEAD, padding=(0, 1))
     table.add_column("step", justify="right")
-    table.add_column("NMI over ten batches", min_width=WIDTH + 5, no_wrap=True)
+    table.add_column(f"NMI {over}", min_width=WIDTH + 5, no_wrap=True)
     for step, nmi in known[every - 1 :: every]:
         table.add_row(str(step), f"{nmi:.2f} " + "█" * round(WIDTH * nmi))
     return table

@@ -36,7 +36,7 @@ def evaluate_cells(
         subject = find_subject(cell["run"])
         file = subject.result_file
         assert file is not None, "a cell is a run, which keeps its result"
-        found = kept(file, request)
+        found = kept(file, request, findings["config"]["data"]["seq_len"])
         if found is None:
             report(f"scoring {cell['label']}", number, len(cells))
             found = evaluate(subject, request, corpus, _unheard).record
@@ -49,8 +49,11 @@ def _unheard(stage: str, done: int, total: int) -> None:
     """Nine tasks of every model would fill pages; it is told which model is scored."""
 
 
-def kept(file: Path, request: Request) -> Score | None:
-    """A complete result of the same request, else None; batch size and device do not count."""
+def kept(file: Path, request: Request, seq_len: int) -> Score | None:
+    """A complete result of the same request, else None; batch size and device do not count.
+
+    Where no `max_length` is asked for, a run is shown as many tokens as it was trained on.
+    """
     if not file.is_file():
         return None
     try:
@@ -59,13 +62,13 @@ def kept(file: Path, request: Request) -> Score | None:
         there = [made[name] for name in ("scorer", "benchmarks", "limit", "dtype")]
         tasks = list(found["tasks"])
         complete = found["format"] == "dograph-eval" and "average" in found
-        length = made["max_length"] if request.max_length is not None else None
+        length = made["max_length"]
     except (ValueError, KeyError, TypeError):
         return None
     folder = None if request.benchmarks is None else str(request.benchmarks)
     asked = [request.using, folder, request.limit, request.dtype]
     wanted = [task.name for task in pick_tasks(list(request.tasks))]
-    same = there == asked and tasks == wanted and length == request.max_length
+    same = there == asked and tasks == wanted and length == (request.max_length or seq_len)
     return found if complete and same else None
 
 
@@ -243,6 +246,14 @@ def _reasoning(values: Mapping[str, Values], tasks: Sequence[str], label: str) -
 
 def _notes(scores: Mapping[str, Score], num_tasks: int) -> list[str]:
     notes = list(dict.fromkeys(note for score in scores.values() for note in score["notes"]))
+    asked = [pair for score in scores.values() for pair in score["tasks"].items()]
+    short = {
+        name: f"{name} {task['items']:,} of {task['available']:,}"
+        for name, task in asked
+        if "available" in task and task["items"] < task["available"]
+    }
+    if short:
+        notes.append(f"items asked, of those there are: {', '.join(short.values())}")
     if num_tasks < len(paper.TASKS):
         notes.append(f"averages are over {num_tasks} tasks here and nine in the paper")
     return notes

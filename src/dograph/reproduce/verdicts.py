@@ -80,14 +80,18 @@ def judge_all(
     unit: str = "",
     of: str = OURS,
 ) -> Verdict:
-    """Differences to every rival at once; the one that speaks most against the claim is shown."""
+    """Differences to every rival at once; the one that speaks most against the claim is shown.
+
+    Where a rival has too few seeds there is no verdict, and it is the one that is shown.
+    """
     if not rivals:
         return untested(says, "no such runs were asked for", of)
     words = {name: _side(figure.simultaneous, sign) for name, figure in rivals.items()}
-    name = max(rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].mean))
-    worst, word = rivals[name], words[name]
-    if any(figure.seeds < LEAST_SEEDS for figure in rivals.values()):
-        word = "no verdict"
+    few = [name for name, figure in rivals.items() if figure.seeds < LEAST_SEEDS]
+    name = max(
+        few or rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].mean)
+    )
+    worst, word = rivals[name], "no verdict" if few else words[name]
     here = _here(worst, worst.simultaneous, shape, unit)
     line = f"{_asked(of)}: {says}; here, against {name}, {here}: {_told(word, worst)}"
     return Verdict(of, says, None, worst, word, line)

@@ -39,6 +39,7 @@ def test_every_name_at_every_scale_is_a_valid_comparison(name, scale):
         assert labels[0] == artefact.baseline
         assert sorted(labels) == sorted(artefact.methods)
         assert ask.seeds == scales.SEEDS[scale]
+        assert (ask.budget, ask.replan) == ("tokens", False)  # one plan serves all seeds
         for method in ask.methods:
             config = method.config(ask.config)
             if method.is_planned:
@@ -245,6 +246,10 @@ def test_the_commands_of_the_message_are_understood(name, tmp_path, monkeypatch)
     ] * 2
     assert all(0 < option.keep < 1 for option in options)
     assert len({option.out for option in options}) == 1
+    files, tokens = (30, 300e9) if name == "llama-1.1b" else (48, 6e9)  # of the whole dataset
+    whole, shard = (option.keep for option in options)
+    assert shard / whole == pytest.approx(files, rel=0.1)  # about as much text of one file
+    assert f"about {round(whole * tokens / 1e6)}M tokens" in str(caught.value)
 
 
 def test_the_folder_is_the_users_or_the_runs_own():

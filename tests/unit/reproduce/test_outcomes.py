@@ -1,16 +1,20 @@
 """Tables and verdicts from findings made by hand."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from scipy import stats
 
-from dograph.reproduce import paper
+from dograph.report.benchmarks import Request
+from dograph.reproduce import losses as of_losses
+from dograph.reproduce import paper, session, solving
 from dograph.reproduce.balances import balance
 from dograph.reproduce.costs import cost
-from dograph.reproduce.downstream import downstream
 from dograph.reproduce.losses import model_scale, num_domains, objectives, validation_loss
 from dograph.reproduce.setup import differences
-from dograph.reproduce.solving import example_domains
+from dograph.reproduce.solving import Solve, example_domains
 
 MEANS = {
     "uniform": 5.0,
@@ -82,6 +86,85 @@ def test_a_failed_cell_is_left_out_with_its_pair(by_hand):
     assert words(found)["dograph-paper", "DoGraph below Uniform"] == "no verdict"
 
 
+def test_what_the_paper_claims_in_size(by_hand):
+    found = validation_loss(
+        by_hand.study("validation-loss", by_hand.findings(by_hand.levels(MEANS)))
+    )
+    sizes = {(v.of, v.says): v.paper for v in found.verdicts if v.paper is not None}
+    assert sizes["dograph-paper", "DoGraph below Uniform"] == pytest.approx(3.09 - 4.13)
+    printed = paper.VALIDATION_LOSS["dynamic-loss"]
+    assert printed != 4.13
+    says = "DoGraph below Dynamic Loss-Based"
+    assert sizes["dograph-paper", says] == pytest.approx(3.09 - printed)
+    assert sizes["dograph", says] == pytest.approx(3.09 - printed)
+
+
+def test_the_natural_loss_stands_beside_the_mean(by_hand):
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.0})
+    for one in cells:
+        one["summaries"]["natural"] = 6.5
+    found = validation_loss(by_hand.study("validation-loss", by_hand.findings(cells)))
+    record = found.data["methods"]["dograph-paper"]
+    assert record["natural"]["mean"] == pytest.approx(6.5)
+    assert record["loss_nats"]["mean"] == pytest.approx(4.0001)
+
+
+def test_a_method_of_which_every_run_failed_was_not_tested(by_hand):
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.0})
+    for one in cells:
+        if one["method"] == "dograph-paper":
+            one["error"] = "it broke"
+    found = validation_loss(by_hand.study("validation-loss", by_hand.findings(cells)))
+    lines = [v.line for v in found.verdicts if v.of == "dograph-paper"]
+    assert all("not tested, no finished run of dograph-paper" in line for line in lines)
+
+
+def wavering(by_hand, means):
+    """Differences to uniform that are not the same in every seed."""
+    cells = by_hand.levels(means)
+    for one in cells:
+        if one["method"] != "uniform":
+            one["summaries"]["mean"] += (-0.04, 0.03, 0.0, 0.02, -0.01)[one["seed"] - 10]
+    return cells
+
+
+def test_the_lowest_of_all_is_of_the_papers_methods_at_once(by_hand):
+    """Bonferroni over the rivals there are; a row that the paper does not have is no rival."""
+    means = {"uniform": 5.0, "natural": 4.0, "regmix": 5.5, "doge": 5.5, "dograph-paper": 4.96}
+    cells = wavering(by_hand, means)
+    found = validation_loss(by_hand.study("validation-loss", by_hand.findings(cells)))
+    says = "DoGraph lowest of the seven methods"
+    told = next(v for v in found.verdicts if (v.of, v.says) == ("dograph-paper", says))
+    pairs = [-0.08, -0.01, -0.04, -0.02, -0.05]
+    assert told.ours.mean == pytest.approx(-0.04)
+    for interval, level in ((told.ours.interval, 0.05), (told.ours.simultaneous, 0.05 / 3)):
+        reach = stats.t.ppf(1 - level / 2, 4) * stats.sem(pairs)
+        assert interval.high == pytest.approx(-0.04 + reach)
+    assert told.ours.interval.high < 0 < told.ours.simultaneous.high
+    assert (told.word, "against uniform" in told.line) == ("unclear", True)
+
+
+@pytest.mark.parametrize(
+    ("rivals", "word", "shown"),
+    [
+        ({"variance": (5, 6), "uncertainty": (4.5, 7), "alignment": (9, 9.5)}, "confirmed", "unc"),
+        ({"variance": (5, 6), "uncertainty": (3.9, 7), "alignment": (9, 9.5)}, "unclear", "unc"),
+        ({"variance": (1, 2.9), "uncertainty": (5, 7), "alignment": (9, 9.5)}, "opposite", "var"),
+        # one that is surely faster counts before one whose interval only begins lower
+        ({"variance": (2, 2.9), "uncertainty": (1, 7), "alignment": (9, 9.5)}, "opposite", "var"),
+    ],
+)
+def test_the_cheapest_solve_is_below_all_others(by_hand, monkeypatch, rivals, word, shown):
+    times = {name: Solve(sum(ends) / 2, *ends, {}) for name, ends in rivals.items()}
+    times["robust"] = Solve(3.3, 3.0, 4.0, {})
+    monkeypatch.setattr(of_losses, "solve_times", lambda device: times)
+    cells = by_hand.levels({"uniform": 5.0, "uncertainty": 4.9})
+    found = objectives(by_hand.study("objectives", by_hand.findings(cells)))
+    told = found.verdicts[-1]
+    assert (told.of, told.word) == ("robust", word)
+    assert f"3.300 [3.000,4.000] ms, {shown}" in told.line
+
+
 def test_objectives_with_their_solves(by_hand):
     means = {"uniform": 5.0, "variance": 5.2, "robust": 5.4, "alignment": 5.0, "uncertainty": 5.1}
     found = objectives(by_hand.study("objectives", by_hand.findings(by_hand.levels(means))))
@@ -105,6 +188,19 @@ def test_solves_are_of_eleven_domains_that_all_have_samples():
     assert bool(domains.present_M.all())
 
 
+def test_solves_are_told_in_milliseconds(monkeypatch):
+    """Every look at the clock is a quarter of a second after the last."""
+    now = iter(range(10_000))
+    clock = SimpleNamespace(perf_counter=lambda: next(now) / 4)
+    monkeypatch.setattr(solving, "time", clock)
+    monkeypatch.setattr(solving, "UNTIMED", 1)
+    monkeypatch.setattr(solving, "TIMED", 8)
+    times = solving.solve_times("cpu")
+    assert list(times) == list(paper.OBJECTIVES)
+    assert {(solve.low, solve.median, solve.high) for solve in times.values()} == {(250,) * 3}
+    assert times["robust"].record["blocks"] == 8
+
+
 def test_a_u_of_domains(by_hand):
     means = {"uniform": 5.0, "m7": 5.3, "m9": 5.2, "m11": 5.1, "m13": 5.1, "m15": 5.05}
     found = num_domains(by_hand.study("num-domains", by_hand.findings(by_hand.levels(means))))
@@ -126,6 +222,8 @@ def test_model_sizes(by_hand):
     assert told["dograph-paper", "DoGraph below Uniform at tiny"] == "confirmed"
     assert told["dograph-paper", "DoGraph below Uniform at demo"] == "opposite"
     assert told["uniform", "the loss of uniform falls from tiny to demo"] == "confirmed"
+    assert told["dograph-paper", "DoGraph below RegMix at tiny"] == "no verdict"
+    assert ("dograph-paper", "DoGraph below Dynamic Loss-Based at tiny") not in told
     falls = "the loss of dograph-paper falls from tiny to demo"
     assert told["dograph-paper", falls] == "opposite"
     assert any("picture only" in line for line in differences(study))
@@ -148,6 +246,10 @@ def test_costs_count_plans_and_are_taken_seed_by_seed(by_hand):
     assert table["dograph-paper"][4] == "+10.0"
     # 700 x 48 x 512 tokens in 10 s; 100e9 take 16.1 h.
     assert table["uniform"][5] == f"{100e9 / (700 * 48 * 512) * 10 / 3600:.1f}"
+    over = found.data["methods"]["dograph-paper"]
+    assert over["over_regmix_per_cent"]["mean"] == pytest.approx(100 * (10.451 / 15 - 1))
+    assert over["training_over_regmix_per_cent"]["mean"] == pytest.approx(4.51)
+    assert table["regmix"][4] == "+5.0"  # of FLOPs, its plan's 5 counted
     told = words(found)
     alone = "DoGraph takes more time than RegMix (training alone)"
     counted = "DoGraph takes more time than RegMix (RegMix's plan counted)"
@@ -169,62 +271,45 @@ def test_balance_is_the_spread_over_sources(by_hand):
     assert record["gap"]["mean"] == pytest.approx(0.4)
     assert record["spread"]["mean"] == pytest.approx((0.08 / 3) ** 0.5, rel=1e-3)
     assert record["gap_less_uniform"]["mean"] == pytest.approx(-0.6)
+    assert record["worst"]["mean"] == pytest.approx(5.2)
+    assert record["worst_less_uniform"]["mean"] == pytest.approx(-0.3)
     says = "DoGraph more balanced over sources than Uniform"
     assert words(found)["dograph-paper", f"{says} (gap)"] == "confirmed"
     assert words(found)["dograph-paper", f"{says} (spread)"] == "confirmed"
     assert words(found)["dograph", f"{says} (gap)"] == "no verdict"
 
 
-def score(accuracies, errors=0.02):
-    """An eval.json with these accuracies; COPA, LAMBADA and WinoGrande have no acc_norm."""
-    tasks = {}
-    for task, value in accuracies.items():
-        plain = task in ("copa", "lambada_openai", "winogrande")
-        right, other = {"value": value, "se": errors}, {"value": 0.01, "se": errors}
-        tasks[task] = {
-            "acc": right if plain else other,
-            "acc_norm": None if plain else right,
-            "primary": "acc" if plain else "acc_norm",
-        }
-    mean = sum(accuracies.values()) / len(accuracies)
-    return {"tasks": tasks, "average": {"value": mean, "se": errors / 3}, "notes": ["a note"]}
+def test_the_record_has_what_speaks_against_its_numbers(by_hand, tmp_path):
+    made = by_hand.findings(by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9}))
+    made["failures"] = {"doge-s10": "it broke"}
+    study = by_hand.study("balance", made)
+    _, record = session.finish(study, Request(), tmp_path, print)
+    assert "warning: b was read through 5.0 times" in record["notes"]
+    assert "a plain note" not in record["notes"]
+    assert record["failures"] == {"doge-s10": "it broke"}
+    assert record["evaluation"] is None
+    stored = json.loads((tmp_path / "reproduce.json").read_text())
+    assert stored["artefacts"]["balance"]["results"] == json.loads(json.dumps(record["results"]))
 
 
-def test_downstream_tasks_beside_the_papers(by_hand):
-    cells = by_hand.levels({"uniform": 5.0, "regmix": 5.0, "dograph-paper": 4.9})
-    gain = {"uniform": 0.0, "regmix": 0.01, "dograph-paper": 0.02}
-    scores = {}
-    for index, one in enumerate(cells):
-        base = {task: 0.3 + gain[one["method"]] for task in paper.TASKS}
-        base["sciq"] += 3 * gain[one["method"]] + 1e-5 * index
-        scores[one["label"]] = score(base)
-    study = by_hand.study("gpt2-medium", by_hand.findings(cells), scores=scores)
-    found = downstream(study)
-    average, tasks, gains = (rows(found, sheet) for sheet in range(3))
-    assert average["dograph-paper"][1] == "0.67"  # standard error over items
-    assert average["dograph-paper"][2].startswith("+2.67 [")
-    assert average["dograph-paper"][3:] == ["37.9", "+2.5"]
-    assert tasks["uniform"][0] == "30.0"
-    assert tasks["  paper"][0] == "27.3"  # of the last method, which is DoGraph
-    assert gains["sciq"][0].startswith("+8.00 [")
-    assert gains["sciq"][2] == "+4.5"
-    told = words(found)
-    assert told["dograph-paper", "DoGraph above Uniform on average"] == "sign only"
-    assert told["dograph-paper", "DoGraph best on average of the seven"] == "confirmed"
-    most = "DoGraph gains more on reasoning than on reading comprehension"
-    assert told["dograph-paper", most] == "opposite"  # 2 against 5 points
-    assert found.notes == ["a note"]
-    json.dumps(found.data)
-
-
-def test_downstream_over_some_tasks_says_so(by_hand):
+def test_models_are_scored_on_the_device_that_they_were_trained_on(by_hand, tmp_path, monkeypatch):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
-    scores = {one["label"]: score({"copa": 0.5, "piqa": 0.6}) for one in cells}
-    study = by_hand.study("gpt2-small", by_hand.findings(cells), scores=scores)
-    found = downstream(study)
-    assert list(found.data["tasks"]) == ["piqa", "copa"]
-    assert "averages are over 2 tasks here and nine in the paper" in found.notes
-    assert any("its tasks were not all asked" in verdict.line for verdict in found.verdicts)
+    task = {"acc": {"value": 0.5, "se": 0.1}, "primary": "acc"}
+    score = {"tasks": {"copa": task}, "average": {"value": 0.5, "se": 0.1}, "notes": []}
+    asked = []
+
+    def scores(findings, request, corpus, report):
+        asked.append(request)
+        return {cell["label"]: score for cell in cells}
+
+    monkeypatch.setattr(session, "evaluate_cells", scores)
+    monkeypatch.setattr(session, "Corpus", str)
+    settings = ("train.device=cpu",)
+    study = by_hand.study("gpt2-medium", by_hand.findings(cells), settings=settings)
+    request = Request(tasks=("copa",), limit="3", device="cuda")
+    _, record = session.finish(study, request, tmp_path, print)
+    assert asked == [replace(request, device="cpu")]
+    assert (record["evaluation"]["tasks"], record["evaluation"]["limit"]) == (["copa"], "3")
 
 
 def test_what_differs_is_told_from_the_settings(by_hand):

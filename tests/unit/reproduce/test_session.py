@@ -239,15 +239,15 @@ def test_downstream_scores_every_cell_once(place, losses):
     made(asked, request)
     again = {file: file.stat().st_mtime_ns for file in files}
     assert [file for file in files if again[file] != stamps[file]] == [files[0]]
-    assert kept(files[0], request) is not None
+    assert kept(files[0], request, 32) is not None
     for other in (
         replace(request, limit="2"),
         replace(request, tasks=("copa",)),
         replace(request, benchmarks=None),
         replace(request, max_length=16),
     ):
-        assert kept(files[0], other) is None
-    assert kept(files[0], replace(request, batch_size=1)) is not None
+        assert kept(files[0], other, 32) is None
+    assert kept(files[0], replace(request, batch_size=1), 32) is not None
 
 
 def test_domains_and_what_they_are_made_of(place):
@@ -344,3 +344,5 @@ def test_a_damaged_file_of_results_is_written_anew(tmp_path):
         assert json.loads(file.read_text())["artefacts"] == {"cost": {"a": None}}
     session.write_record(file, "balance", {})
     assert set(json.loads(file.read_text())["artefacts"]) == {"cost", "balance"}
+    session.write_record(file, "cost", {"a": 2})
+    assert json.loads(file.read_text())["artefacts"] == {"cost": {"a": 2}, "balance": {}}

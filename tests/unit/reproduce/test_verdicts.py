@@ -58,6 +58,7 @@ def test_the_best_of_all_must_beat_everybody():
     assert (found.word, "against a" in found.line) == ("opposite", True)
     few = judge_all("x", {"a": beats, "b": figure(-1, -2, -0.5, seeds=3)}, sign=-1)
     assert few.word == "no verdict"
+    assert few.line.endswith("against b, -1.000 [-2.000, -0.500]: no verdict, 3 of 5 seeds")
     assert judge_all("x", {}, sign=-1).word == "no verdict"
 
 
@@ -66,6 +67,32 @@ def test_a_rival_that_is_surely_better_is_shown_before_one_that_is_perhaps():
     sure, perhaps = figure(0.1, 0.05, 0.15), figure(0.3, -0.2, 0.8)
     found = judge_all("x", {"perhaps": perhaps, "sure": sure}, sign=-1)
     assert (found.word, "against sure" in found.line) == ("opposite", True)
+
+
+def test_against_several_it_is_the_simultaneous_interval_that_decides():
+    one = Figure(-1.0, 5, Interval(-1.5, -0.5), Interval(-2.5, 0.5))
+    found = judge_all("x", {"a": one}, sign=-1)
+    assert found.word == "unclear"
+    assert "-1.000 [-2.500, +0.500]" in found.line
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_of_rivals_alike_the_nearest_is_shown(sign):
+    rivals = {
+        "far": figure(sign * 2.0, *sorted((sign * 1.0, sign * 3.0))),
+        "near": figure(sign * 0.2, *sorted((sign * 0.1, sign * 0.3))),
+        "middle": figure(sign * 1.0, *sorted((sign * 0.5, sign * 1.5))),
+    }
+    found = judge_all("x", rivals, sign=sign)
+    assert (found.word, found.ours) == ("confirmed", rivals["near"])
+
+
+def test_a_rival_without_a_figure_leaves_no_verdict_unless_another_refutes():
+    broken, ties, loses = figure(math.nan), figure(-0.1, -0.2, 0.1), figure(0.2, 0.1, 0.3)
+    found = judge_all("x", {"ties": ties, "broken": broken}, sign=-1)
+    assert (found.word, "against broken" in found.line) == ("no verdict", True)
+    assert found.line.endswith("no verdict, a figure is not finite")
+    assert judge_all("x", {"broken": broken, "loses": loses}, sign=-1).word == "opposite"
 
 
 def test_figures_are_paired_t_intervals():

@@ -93,7 +93,8 @@ function logTicks(low, high) {
 function scale(low, high, from, to, log = false) {
   const f = log ? Math.log10 : (value) => value;
   const [a, b] = [f(low), f(high)];
-  const span = b - a || 1;
+  if (a === b) return () => (from + to) / 2;
+  const span = b - a;
   return (value) => from + ((f(value) - a) / span) * (to - from);
 }
 

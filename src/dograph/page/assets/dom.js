@@ -39,8 +39,10 @@ function number(value, digits = 4) {
   );
 }
 
+// Differences stand below each other, so small ones have the same digits.
 function signed(value, digits = 4) {
-  return (value > 0 ? "+" : "") + number(value, digits);
+  const isSmall = value !== 0 && Math.abs(value) < 1e-4;
+  return (value > 0 ? "+" : "") + (isSmall ? value.toFixed(digits) : number(value, digits));
 }
 
 function interval(estimate, write = number) {

@@ -109,7 +109,7 @@ function drawLines(plot, width, height, series, options) {
     tabindex: "0",
     "aria-label": told(series, options),
   });
-  const xs = [found.x0, found.x1 > found.x0 ? found.x1 : found.x0 + 1];
+  const xs = [found.x0, found.x1];
   const place = axes(picture, { width, height }, xs, heights(found, options), options);
   const clip = uniqueId("clip");
   const inside = {
@@ -123,7 +123,12 @@ function drawLines(plot, width, height, series, options) {
     svg(
       "g",
       { "clip-path": `url(#${clip})` },
-      series.map((one) => drawSeries(one, place, options)),
+      series.map((one, k) => {
+        // At a single step points lie side by side, or they would cover each other.
+        const apart = Math.min(14, (width - place.left - 24) / series.length);
+        const aside = found.x1 > found.x0 ? 0 : apart * (k - (series.length - 1) / 2);
+        return drawSeries(one, { ...place, x: (value) => place.x(value) + aside }, options);
+      }),
     ),
   );
   plot.append(picture);
@@ -149,7 +154,7 @@ function drawSeries(one, place, options) {
   if (one.raw) group.append(svg("path", { class: "raw", d: path(one.raw) }));
   group.append(svg("path", { class: "line", d: path(one.line), "stroke-dasharray": dash(one) }));
   const dotted = one.dots || one.line.x.length < 2 ? within(options.range, one.line) : [];
-  for (const k of dotted) {
+  for (const k of dotted.filter((k) => !options.logY || one.line.y[k] > 0)) {
     const at = `translate(${place.x(one.line.x[k])},${place.y(one.line.y[k])})`;
     group.append(svg("path", { class: "dot", d: shape(one.index), transform: at }));
   }
@@ -161,6 +166,11 @@ function bandPath(one, options, place) {
   const edge = (values, order) =>
     order.map((k) => `${place.x(one.line.x[k]).toFixed(1)},${place.y(values[k]).toFixed(1)}`);
   if (!at.length) return null;
+  if (at.length === 1) {
+    // A single point has no area to shade.
+    const [x, top, foot] = [place.x(one.line.x[at[0]]), one.high[at[0]], one.low[at[0]]];
+    return `M${x - 3},${place.y(top)}h6V${place.y(foot)}h-6Z`;
+  }
   return `M${[...edge(one.high, at), ...edge(one.low, [...at].reverse())].join("L")}Z`;
 }
 

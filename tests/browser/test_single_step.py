@@ -1,0 +1,49 @@
+"""Charts of a single step, and of zeros on a logarithmic axis."""
+
+import json
+
+import pytest
+
+from dograph.page.writing import write_page
+from page_runs import write_run
+
+pytestmark = pytest.mark.slow
+DRAWN = "return [...document.querySelectorAll('.plot')].every((p) => p.firstChild)"
+VALID = """
+  const chart = [...document.querySelectorAll('#curves figure')]
+    .find((f) => f.textContent.startsWith('Validation loss, mean'));
+  const boxes = (name) => [...chart.querySelectorAll(`.plot ${name}`)].map((n) => n.getBBox());
+  return [boxes('.band').map((b) => [b.width, b.height]),
+    [...chart.querySelectorAll('.plot .dot')].map((n) => n.getAttribute('transform')),
+    [...chart.querySelectorAll('.axis text')].map((n) => n.textContent)];
+"""
+
+
+def test_one_validation_shows_its_interval_and_no_other_step(page, tmp_path):
+    runs = [
+        write_run(tmp_path / f"{mixer}-{seed}", mixer=mixer, seed=seed, every=60)
+        for mixer in ("natural", "uniform")
+        for seed in (0, 1)
+    ]
+    write_page(runs, tmp_path / "page.html")
+    page.size(1280, 6000)
+    page.open((tmp_path / "page.html").as_uri())
+    page.until(DRAWN, 20)
+    bands, dots, labels = page.run(VALID)
+    assert len(bands) == 2
+    assert all(width > 0 and height > 0 for width, height in bands)
+    assert len(set(dots)) == 2
+    assert "60" in labels
+    assert "61" not in labels
+
+
+def test_a_zero_on_a_logarithmic_axis_is_no_complaint(page, tmp_path):
+    run = write_run(tmp_path / "run", mixer="dograph", steps=20, every=20)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = [json.dumps(row | {"weights/solver_residual": row["step"] % 2 / 10}) for row in rows]
+    (run / "metrics.jsonl").write_text("\n".join(told) + "\n")
+    write_page([run], tmp_path / "page.html")
+    page.size(1280, 6000)
+    page.open((tmp_path / "page.html").as_uri())
+    page.until(DRAWN, 20)
+    assert page.complaints() == []

@@ -1,0 +1,137 @@
+"""Tables of accuracies from scores made by hand, and which scores on disk are kept."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from dograph.report.benchmarks import Request
+from dograph.reproduce import paper
+from dograph.reproduce.downstream import downstream, kept
+
+
+def words(outcome):
+    return {(v.of, v.says): v.word for v in outcome.verdicts}
+
+
+def rows(outcome, sheet=0):
+    return {row[0]: row[1:] for row in outcome.sheets[sheet].rows}
+
+
+def score(accuracies, errors=0.02):
+    """An eval.json with these accuracies; COPA, LAMBADA and WinoGrande have no acc_norm."""
+    tasks = {}
+    for task, value in accuracies.items():
+        plain = task in ("copa", "lambada_openai", "winogrande")
+        right, other = {"value": value, "se": errors}, {"value": 0.01, "se": errors}
+        tasks[task] = {
+            "acc": right if plain else other,
+            "acc_norm": None if plain else right,
+            "primary": "acc" if plain else "acc_norm",
+        }
+    mean = sum(accuracies.values()) / len(accuracies)
+    return {"tasks": tasks, "average": {"value": mean, "se": errors / 3}, "notes": ["a note"]}
+
+
+def test_downstream_tasks_beside_the_papers(by_hand):
+    cells = by_hand.levels({"uniform": 5.0, "regmix": 5.0, "dograph-paper": 4.9})
+    gain = {"uniform": 0.0, "regmix": 0.01, "dograph-paper": 0.02}
+    scores = {}
+    for index, one in enumerate(cells):
+        base = {task: 0.3 + gain[one["method"]] for task in paper.TASKS}
+        base["sciq"] += 3 * gain[one["method"]] + 1e-5 * index
+        scores[one["label"]] = score(base)
+    study = by_hand.study("gpt2-medium", by_hand.findings(cells), scores=scores)
+    found = downstream(study)
+    average, tasks, gains = (rows(found, sheet) for sheet in range(3))
+    assert average["dograph-paper"][1] == "0.67"  # standard error over items
+    assert average["dograph-paper"][2].startswith("+2.67 [")
+    assert average["dograph-paper"][3:] == ["37.9", "+2.5"]
+    assert tasks["uniform"][0] == "30.0"
+    assert tasks["  paper"][0] == "27.3"  # of the last method, which is DoGraph
+    assert gains["sciq"][0].startswith("+8.00 [")
+    assert gains["sciq"][2] == "+4.5"
+    told = words(found)
+    assert told["dograph-paper", "DoGraph above Uniform on average"] == "sign only"
+    assert told["dograph-paper", "DoGraph best on average of the seven"] == "confirmed"
+    most = "DoGraph gains more on reasoning than on reading comprehension"
+    assert told["dograph-paper", most] == "opposite"  # 2 against 5 points
+    assert found.notes == ["a note"]
+    json.dumps(found.data)
+
+
+def test_an_error_over_items_is_the_mean_of_the_runs_and_none_if_one_has_none(by_hand):
+    """All runs are asked the same questions: more seeds do not make it smaller."""
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
+    errors = {10: 0.01, 11: 0.02, 12: 0.03, 13: 0.04, 14: 0.05}
+    scores = {c["label"]: score({"copa": 0.5}, errors[c["seed"]]) for c in cells}
+    scores["uniform-s12"]["tasks"]["copa"]["acc"]["se"] = None
+    found = downstream(by_hand.study("gpt2-small", by_hand.findings(cells), scores=scores))
+    own = {label: found.data["methods"][label]["copa"] for label in ("uniform", "dograph-paper")}
+    assert own["dograph-paper"]["error_over_items"] == pytest.approx(3.0)
+    assert own["uniform"]["error_over_items"] is None
+
+
+def test_the_best_average_is_of_the_papers_methods_at_once(by_hand):
+    """Bonferroni over the two rivals there are."""
+    cells = by_hand.levels({"uniform": 5.0, "regmix": 5.0, "natural": 5.0, "dograph-paper": 4.9})
+    gain = {"uniform": 0.0, "regmix": -0.3, "natural": 0.2, "dograph-paper": 0.03}
+    waver = dict(zip(by_hand.SEEDS, (-0.02, 0.02, 0.0, 0.03, -0.03), strict=True))
+    scores = {}
+    for one in cells:
+        own = waver[one["seed"]] if one["method"] == "dograph-paper" else 0.0
+        scores[one["label"]] = score({"copa": 0.5 + gain[one["method"]] + own})
+    found = downstream(by_hand.study("gpt2-small", by_hand.findings(cells), scores=scores))
+    says = "DoGraph best on average of the seven"
+    told = next(v for v in found.verdicts if (v.of, v.says) == ("dograph-paper", says))
+    reach = stats.t.ppf(1 - 0.05 / 4, 4) * stats.sem([1.0, 5.0, 3.0, 6.0, 0.0])
+    assert told.ours.simultaneous.low == pytest.approx(3 - reach)
+    assert told.ours.mean == pytest.approx(3)
+
+
+def test_downstream_over_some_tasks_says_so(by_hand):
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
+    scores = {one["label"]: score({"copa": 0.5, "piqa": 0.6}) for one in cells}
+    study = by_hand.study("gpt2-small", by_hand.findings(cells), scores=scores)
+    found = downstream(study)
+    assert list(found.data["tasks"]) == ["piqa", "copa"]
+    assert "averages are over 2 tasks here and nine in the paper" in found.notes
+    assert any("its tasks were not all asked" in verdict.line for verdict in found.verdicts)
+
+
+def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
+    request = Request(benchmarks=Path("here"), tasks=("copa",), dtype="float32")
+    made = {
+        "scorer": request.using,
+        "benchmarks": "here",
+        "limit": request.limit,
+        "dtype": "float32",
+        "max_length": 512,
+        "batch_size": 1,
+        "device": "cuda:0",
+    }
+    whole = {"format": "dograph-eval", "tasks": {"copa": {}}, "average": {}, "provenance": made}
+    file = tmp_path / "eval.json"
+
+    def found(asked=request, seq_len=512, **changes):
+        file.write_text(json.dumps(whole | changes))
+        return kept(file, asked, seq_len) is not None
+
+    assert found()
+    for name, other in (
+        ("scorer", "lm-eval" if request.using != "lm-eval" else "dograph"),
+        ("benchmarks", None),
+        ("limit", "7"),
+        ("dtype", "bfloat16"),
+        ("max_length", 16),  # somebody's own `dograph eval`: the run was trained on 512
+    ):
+        assert not found(provenance=made | {name: other})
+    assert found(replace(request, max_length=16), provenance=made | {"max_length": 16})
+    assert not found(replace(request, max_length=16))
+    assert not found(tasks={"copa": {}, "piqa": {}})
+    assert not found(format="other")
+    assert not kept(tmp_path / "none.json", request, 512)
+    del whole["average"]  # cut off
+    assert not found()

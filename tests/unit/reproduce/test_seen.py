@@ -1,0 +1,83 @@
+"""Tables of probes, from probes written by hand whose answer is known."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import stats
+
+from dograph.analyses.merging import merging
+from dograph.analyses.pca import probe_pca
+from dograph.reproduce.seen import clusters, composition, gradient_pca
+from dograph.reproduce.setup import differences
+from probed_runs import SOURCES, write_run
+
+FADING = {0: 4.0, 10: 0.5}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("probed")
+    return [write_run(folder / f"run-{seed}", FADING, seed=seed) for seed in range(5)]
+
+
+def study(by_hand, name, runs, out):
+    cells = by_hand.levels({"equal": 5.0})
+    for cell, run in zip(cells, runs, strict=True):
+        cell["run"] = str(run)
+    return by_hand.study(name, by_hand.findings(cells, baseline="equal"), out=out)
+
+
+def test_changes_are_last_less_first_run_by_run(by_hand, runs, tmp_path):
+    found = gradient_pca(study(by_hand, "gradient-pca", runs, tmp_path))
+    alone = [merging([run], 11) for run in runs]
+    names = ("separation", "separation_directions", "nmi")
+    assert len(found.verdicts) == 3
+    for verdict, name in zip(found.verdicts, names, strict=True):
+        first, last = ([getattr(one.figures[at], name).value for one in alone] for at in (0, -1))
+        expected = stats.ttest_rel(last, first).confidence_interval(0.95)
+        ends = (verdict.ours.interval.low, verdict.ours.interval.high)
+        assert ends == pytest.approx(tuple(expected))
+        assert (verdict.ours.seeds, verdict.word) == (5, "confirmed")
+    points = json.loads((tmp_path / "pca.json").read_text())["equal"]
+    expected = probe_pca(runs[0], basis="last").at[0].coordinate_NC
+    np.testing.assert_allclose(points["coordinates"]["0"], expected, rtol=0, atol=1e-6)
+
+
+def test_the_part_of_the_corpus_that_the_paper_looks_at_is_told(by_hand, runs, tmp_path):
+    for name in ("gradient-pca", "clusters"):
+        lines = differences(study(by_hand, name, runs, tmp_path))
+        assert sum("; paper: 20 % of " in line for line in lines) == 1
+    cells = by_hand.levels({"uniform": 5.0})
+    assert "20 %" not in "".join(differences(by_hand.study("cost", by_hand.findings(cells))))
+
+
+def test_a_run_that_failed_is_left_out_of_the_figures(by_hand, runs, tmp_path):
+    made = study(by_hand, "clusters", runs, tmp_path)
+    made.only["cells"][2] |= {"error": "it broke", "run": "nowhere"}
+    found = clusters(made)
+    assert {verdict.ours.seeds for verdict in found.verdicts} == {4}
+    assert found.sheets[0].title.startswith("equal: 4 seeds, 27 held-out rows")
+
+
+def test_what_domains_are_made_of(by_hand, runs, tmp_path):
+    """Sources far apart on axes of their own, so that domains are sources, largest first."""
+    run = write_run(tmp_path / "run", {0: 1.0, 10: 1.0})
+    file = run / "probes" / "step-00000000.safetensors"
+    tensors = load_file(file)
+    source_N = tensors["source"].long()
+    noise_NK = torch.randn(len(source_N), 30, generator=torch.Generator().manual_seed(0))
+    tensors["sketch"] = (torch.eye(3, 30)[source_N] + 1e-3 * noise_NK).bfloat16()
+    save_file(tensors, file)
+    table = composition(run, 0, num_domains=3)
+    assert table == {"sources": SOURCES, "rows": [[0, 0, 10], [9, 0, 0], [0, 8, 0]]}
+
+    found = clusters(study(by_hand, "clusters", [run, *runs[1:]], tmp_path))
+    sheet = next(sheet for sheet in found.sheets if "step 10" in sheet.title)
+    rows = found.data["methods"]["equal"]["composition"]["10"]["rows"]
+    for shown, counts in zip(sheet.rows, rows, strict=True):
+        assert shown[1] == str(sum(counts))
+        shares = [f"{100 * count / sum(counts):.0f}" if count else "" for count in counts]
+        assert list(shown[2:]) == shares
