@@ -35,6 +35,7 @@ def train(tmp_path, kind, *overrides, noise=False, steps=100):
             "checkpoint.every=0",
             "probe.rows=0",
             "mixer.name=dograph",
+            "mixer.recipe=safe",
             "mixer.warmup=0",
             f"run={tmp_path / 'run'}",
             *overrides,
