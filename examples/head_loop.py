@@ -74,7 +74,7 @@ def main() -> None:
     model = LanguageModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     projection = head_projection(model.head.weight)
-    mixer = DoGraph(num_domains=4)
+    mixer = DoGraph("safe", num_domains=4)  # domains that persist, to look at
 
     # --- the loop
     for step, (input_BT, target_BT) in enumerate(batches()):

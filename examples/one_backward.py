@@ -80,7 +80,7 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     sketcher = Sketcher(model, mode="full")
-    mixer = DoGraph(num_domains=4)
+    mixer = DoGraph("safe", num_domains=4)  # domains that persist, to look at
 
     # --- the loop
     for step, (input_BT, target_BT) in enumerate(batches(rank, world)):
