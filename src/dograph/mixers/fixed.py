@@ -22,7 +22,6 @@ from dograph.types import Mixture, Signals
 __all__ = ["Scheduled", "Static", "UniMax", "Uniform", "as_mixture", "read_mixture"]
 
 STAGE_KEYS = ("weights", "provenance")
-NAMED = ("natural", "uniform")  # what `sampling` may say instead of a mixture
 
 
 class Uniform(Mixer):
@@ -140,7 +139,7 @@ def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
     stages = stages if isinstance(stages, Mapping) else {}
     for where, given in (
         ("mixer.file", options.get("file")),
-        ("mixer.sampling", None if options.get("sampling") in NAMED else options.get("sampling")),
+        ("mixer.sampling", _drawn(options.get("sampling"))),
         ("mixer", whole),
         *((f"mixer.stages.{step}", part) for step, part in stages.items()),
     ):
@@ -168,9 +167,15 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
             step: _read_in_stage(given) if isinstance(given, str) else given
             for step, given in stages.items()
         }
-    if isinstance(sampling := options.get("sampling"), str) and sampling not in NAMED:
+    if isinstance(sampling := _drawn(options.get("sampling")), str):
         settled["sampling"] = _read_in_stage(sampling)
     return settled
+
+
+def _drawn(sampling: Any) -> Any:
+    """The mixture or its file; None for a name, right or wrong, which the mixer looks at."""
+    named = isinstance(sampling, str) and Path(sampling).suffix not in (".yaml", ".yml")
+    return None if named else sampling
 
 
 def _read_in(path: Path) -> dict[str, Any]:

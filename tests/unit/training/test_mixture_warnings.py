@@ -128,6 +128,8 @@ def test_what_a_weighing_mixer_draws_may_be_a_mixture(tmp_path, corpus, name):
 def test_what_is_no_way_to_draw_is_refused(name):
     with pytest.raises(ConfigError, match=r"mixer.sampling='even'.*mixture file \(.yaml\)"):
         build_mixer(name, {"sampling": "even"})
+    wrong = RunConfig.model_validate({"mixer": {"name": name, "sampling": "even"}})
+    assert settled(wrong).mixer.options["sampling"] == "even"  # not taken for a file
     with pytest.raises(ConfigError, match=r"mixer.sampling=3"):
         build_mixer(name, {"sampling": 3})
 
