@@ -9,7 +9,8 @@ import yaml
 
 from benchmarks.evidence_arms import PARTS, PLANNED, PLANS, REPORTED_STEPS
 from benchmarks.measure import RESULTS
-from benchmarks.results_pictures import ByArm, draw
+from benchmarks.results_analyses import analyses, merging, reasons
+from benchmarks.results_pictures import ByArm, draw, draw_merging
 from benchmarks.results_tables import (
     Cells,
     curve_table,
@@ -18,28 +19,20 @@ from benchmarks.results_tables import (
     select,
     source_table,
     task_table,
-    tuning_table,
     verdicts,
 )
 from dograph.files import write_text
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+FILES = ("evidence-h200.json", "probes-h200.json")
 ORDER = (
     *("natural sampling", "inverse-norm", "inverse-norm, all", "plain", "recommended", "safe"),
     *("paper", "dynamic-loss", "unit, sampled q=-1", *PLANNED),
 )
-OBJECTIVES = ("paper", "variance", "robust", "alignment", "precision")
-NUM_DOMAINS = ("m=7", "m=9", "paper", "m=13", "m=15")
-SCOPES = ("paper", "batch, spherical", "epoch", "epoch, spherical", "stream, spherical")
-CANDIDATES = (
-    *("plain", "inverse-norm", "precision", "precision q=1.5", "precision, lawful"),
-    *("unit q=-1", "unit q=-0.5", "unit q=0.5", "unit q=1", "unit, sampled q=1"),
-    "unit, sampled q=-1",
-)
 
 
-def page(record: Mapping[str, Any]) -> str:
-    """The whole page."""
+def page(record: Mapping[str, Any], probes: Mapping[str, Any]) -> str:
+    """The whole page, from the cells and from what `dograph reproduce` made of probes."""
     cells: Cells = record["cells"]
     main, second, shares = two_tables(cells)
     beside = dict(main) | {"natural sampling": second["plain"]}
@@ -79,7 +72,9 @@ def page(record: Mapping[str, Any]) -> str:
             "",
             "![training loss less plain's](pictures/curves.svg)",
             "",
+            *reasons(main, second),
             *tasks(cells),
+            *merging(probes),
             *analyses(cells),
             *plans(),
             *missing(cells),
@@ -94,13 +89,14 @@ def two_tables(cells: Cells) -> tuple[ByArm, ByArm, Mapping[str, float]]:
     return select(cells, "uniform", REPORTED_STEPS), second, shares
 
 
-def pictures(record: Mapping[str, Any]) -> list[Path]:
+def pictures(record: Mapping[str, Any], probes: Mapping[str, Any]) -> list[Path]:
     main, second, shares = two_tables(record["cells"])
     tables = {
         "every-source-alike": (dict(main) | {"natural sampling": second["plain"]}, "mean"),
         "by-tokens": (second, "natural"),
     }
-    return draw(PAGE.parent / "pictures", tables, ORDER, shares)
+    folder = PAGE.parent / "pictures"
+    return [*draw(folder, tables, ORDER, shares), draw_merging(folder, probes)]
 
 
 def opening(record: Mapping[str, Any]) -> list[str]:
@@ -109,7 +105,8 @@ def opening(record: Mapping[str, Any]) -> list[str]:
     return [
         "# Results",
         "",
-        "Made by `make results` from `benchmarks/results/evidence-h200.json`; do not edit by hand.",
+        "Made by `make results` from `evidence-h200.json` and `probes-h200.json` in",
+        "`benchmarks/results`; do not edit by hand.",
         "",
         "GPT-2 Mini (12 layers, 768 wide), 48 x 512 tokens a step, 700 steps (17.2M tokens),",
         "AdamW 0.9, 0.95, learning rate 5e-4 to 1e-4, 100 steps of warm-up, bf16, compiled;",
@@ -162,35 +159,6 @@ def tasks(cells: Cells) -> list[str]:
     ]
 
 
-def analyses(cells: Cells) -> list[str]:
-    """The paper's analyses on tuning seeds."""
-    return [
-        "## The paper's analyses (400 steps, seeds 0 to 2, every source alike)",
-        "",
-        "Objectives on the paper's recipe (`paper` is its choice, uncertainty; `precision` is",
-        "ours), less plain:",
-        "",
-        *tuning_table(cells, "uniform", ("plain", *OBJECTIVES), "mean", "plain"),
-        "",
-        "Number of domains (`paper` has 11), less 11:",
-        "",
-        *tuning_table(cells, "uniform", NUM_DOMAINS, "mean", "paper"),
-        "",
-        "Scope and geometry of the domains, less the paper's (each batch, plain K-means):",
-        "",
-        *tuning_table(cells, "uniform", SCOPES, "mean", "paper"),
-        "",
-        "What was tried, every source alike, then by tokens (leads, not results). *unit*: samples",
-        "count by direction; *q*: domains by norm to the power -q; *sampled*: by drawing, not in",
-        "the loss; *lawful*: drawn by the mixture of a transfer law ([log](log.md)):",
-        "",
-        *tuning_table(cells, "uniform", CANDIDATES, "mean", "plain"),
-        "",
-        *tuning_table(cells, "natural", CANDIDATES[:5], "natural", "plain"),
-        "",
-    ]
-
-
 def plans() -> list[str]:
     """The planned mixtures."""
     mixtures = {
@@ -232,6 +200,6 @@ def _list(seeds: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    figures = json.loads((RESULTS / "evidence-h200.json").read_text())
-    write_text(PAGE, page(figures))
-    print(PAGE, *pictures(figures), sep="\n")
+    figures, seen = (json.loads((RESULTS / file).read_text()) for file in FILES)
+    write_text(PAGE, page(figures, seen))
+    print(PAGE, *pictures(figures, seen), sep="\n")

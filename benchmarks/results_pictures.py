@@ -17,22 +17,58 @@ def draw(
     folder: Path, tables: Mapping[str, tuple[ByArm, str]], order: Sequence[str], shares: Any
 ) -> list[Path]:
     """One picture a table of differences to plain, and one of the first table's curves."""
+    folder.mkdir(exist_ok=True)
+    made = []
+    for name, (by_arm, metric) in tables.items():
+        figure = _figure(7, 0.4 * len(by_arm) + 1.1)
+        _differences(figure.add_subplot(), by_arm, metric, order, shares)
+        made.append(_saved(figure, folder / f"{name}.svg"))
+    first, _ = next(iter(tables.values()))
+    figure = _figure(7, 3.2)
+    _curves(figure.add_subplot(), first, order)
+    return [*made, _saved(figure, folder / "curves.svg")]
+
+
+def draw_merging(folder: Path, probes: Mapping[str, Any]) -> Path:
+    """Separation of the sources, and how far domains follow them, against step."""
+    figure = _figure(7, 2.8)
+    left, right = figure.subplots(1, 2)
+    (found,) = probes["artefacts"]["gradient-pca"]["results"]["methods"].values()
+    at = found["figures"]
+    lines = (
+        (left, "separation", "gradients", BLUE),
+        (left, "separation_directions", "their directions", ORANGE),
+        (right, "nmi", "NMI", BLUE),
+        (right, "purity", "purity", ORANGE),
+    )
+    step_X = [point["step"] for point in at]
+    for axes, name, label, colour in lines:
+        value_X = np.array([point[name]["value"] for point in at])
+        end_X2 = np.array([list(point[name]["interval"].values()) for point in at])
+        reach_2X = np.abs(end_X2.T - value_X)
+        axes.errorbar(step_X, value_X, reach_2X, color=colour, label=label, marker="o", capsize=2)
+    for name, colour in (("nmi_by_chance", BLUE), ("purity_by_chance", ORANGE)):
+        right.plot(step_X, [point[name] for point in at], "--", color=colour, linewidth=0.8)
+    left.set_ylabel("between over within sources")
+    right.set_ylabel("dashed: by chance")
+    for axes in (left, right):
+        axes.set_xscale("symlog", linthresh=4)
+        axes.set_xticks(step_X, [str(step) for step in step_X])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("step")
+        axes.legend(frameon=False)
+    return _saved(figure, folder / "merging.svg")
+
+
+def _figure(width: float, height: float) -> Any:
     require("matplotlib", "figures")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "dograph"  # the same figures give the same file
     mpl.rcParams["svg.fonttype"] = "none"
-    folder.mkdir(exist_ok=True)
-    made = []
-    for name, (by_arm, metric) in tables.items():
-        figure = Figure(figsize=(7, 0.4 * len(by_arm) + 1.1), layout="constrained")
-        _differences(figure.add_subplot(), by_arm, metric, order, shares)
-        made.append(_saved(figure, folder / f"{name}.svg"))
-    first, _ = next(iter(tables.values()))
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    _curves(figure.add_subplot(), first, order)
-    return [*made, _saved(figure, folder / "curves.svg")]
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _saved(figure: Any, path: Path) -> Path:

@@ -13,6 +13,7 @@ from dograph.compare.contrasts import Runs, contrasts
 from dograph.compare.statistics import METRICS, claim, holm, paired_difference
 
 Cells = Sequence[Mapping[str, Any]]
+PRESET = "gpt2-mini"
 PREDICTIONS = 511  # of a block of 512 tokens
 TASKS = (
     "hellaswag",
@@ -31,7 +32,7 @@ def select(cells: Cells, table: str, steps: int) -> dict[str, dict[int, Mapping[
     """Cells of a table by arm and seed; other model sizes apart."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for cell in cells:
-        if (cell["table"], cell["steps"], cell["preset"]) == (table, steps, "gpt2-mini"):
+        if (cell["table"], cell["steps"], cell["preset"]) == (table, steps, PRESET):
             found.setdefault(cell["arm"], {})[cell["seed"]] = cell
     return found
 
@@ -146,7 +147,7 @@ def task_table(cells: Cells, order: Sequence[str], bits: bool) -> list[str]:
     """Nine tasks of one model of every arm: accuracies, or bits per byte of the right answers."""
     rows = []
     for cell in cells:
-        if "tasks" not in cell or cell["steps"] != REPORTED_STEPS:
+        if "tasks" not in cell or (cell["steps"], cell["preset"]) != (REPORTED_STEPS, PRESET):
             continue
         name = cell["arm"] if cell["table"] == "uniform" else f"{cell['arm']}, by tokens"
         tasks = cell["tasks"]

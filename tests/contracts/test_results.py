@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.evidence_arms import ARMS, PARTS, PLANS, REPORTED, TUNING
 from benchmarks.measure import RESULTS
-from benchmarks.results_page import PAGE, analyses, findings, missing, page, two_tables
+from benchmarks.results_page import FILES, PAGE, findings, missing, page, two_tables
 from benchmarks.results_tables import (
     TASKS,
     curve_table,
@@ -25,25 +25,12 @@ from scipy import stats
 
 from dograph.mixers.registry import build_mixer
 from dograph.training.presets import resolve_config
-
-SHARES = {"a": 0.75, "b": 0.25}
-
-
-def cell(arm: str, seed: int, a: float, b: float, **more: Any) -> dict[str, Any]:
-    summed = {"mean": (a + b) / 2, "natural": 0.75 * a + 0.25 * b, "worst": max(a, b), "gap": 0.0}
-    losses = {"a": a, "b": b}
-    common = {"table": "uniform", "steps": 700, "preset": "gpt2-mini", "effective": [48.0, 47.0]}
-    return common | {"arm": arm, "seed": seed, "losses": losses, "summaries": summed} | more
-
-
-def row_of(lines: list[str], arm: str) -> list[str]:
-    line = next(line for line in lines if line.startswith(f"| {arm} |"))
-    return [part.strip() for part in line.strip("|").split("|")]
+from results_cells import SHARES, cell, row_of
 
 
 def test_the_page_is_what_the_committed_figures_give() -> None:
-    record = json.loads((RESULTS / "evidence-h200.json").read_text())
-    assert PAGE.read_text() == page(record), "run `make results`"
+    record, probes = (json.loads((RESULTS / file).read_text()) for file in FILES)
+    assert PAGE.read_text() == page(record, probes), "run `make results`"
 
 
 def test_differences_are_paired_t_intervals() -> None:
@@ -170,7 +157,8 @@ def scored(arm: str, value: float, **more: Any) -> dict[str, Any]:
 
 def test_tasks_in_per_cent_by_their_own_score() -> None:
     cells = [scored("mine", 0.3), scored("plain", 0.2), scored("plain", 0.4, table="natural")]
-    cells += [scored("early", 0.9, steps=400), cell("unscored", 10, 5, 5)]
+    cells += [scored("early", 0.9, steps=400), scored("small", 0.9, preset="tiny")]
+    cells.append(cell("unscored", 10, 5, 5))
     lines = task_table(cells, ("plain", "mine"), bits=False)
     names = [line.split(" |")[0] for line in lines[2:]]
     assert names == ["| plain", "| mine", "| plain, by tokens"]
@@ -217,7 +205,8 @@ def test_the_page_has_each_table_by_its_own_figure() -> None:
     cells = [cell("plain", s, 5.0, 6.0) for s in range(5)]
     cells += [cell("plain", s, 4.0, 8.0, table="natural", mixture=SHARES) for s in range(3)]
     machine = {"versions": {"torch": "2"}, "gpus": ["H200"]}
-    lines = page({"cells": cells, "machine": machine, "config": {"corpus": "0" * 64}}).splitlines()
+    record = {"cells": cells, "machine": machine, "config": {"corpus": "0" * 64}}
+    lines = page(record, json.loads((RESULTS / FILES[1]).read_text())).splitlines()
     first, second = (
         next(n for n, line in enumerate(lines) if line.startswith(f"## The {which} table"))
         for which in ("main", "second")
@@ -226,14 +215,6 @@ def test_the_page_has_each_table_by_its_own_figure() -> None:
     assert natural[1:4] == ["3", "6.0000", "+0.5000 [+0.5000, +0.5000]"]  # the mean over sources
     assert row_of(lines[first:second], "plain")[2] == "5.5000"
     assert row_of(lines[second:], "plain")[2] == "5.0000"  # 0.75 x 4 + 0.25 x 8
-
-
-def test_numbers_of_domains_are_set_against_eleven() -> None:
-    losses = {"plain": 5.0, "paper": 4.0, "m=7": 4.5}
-    cells = [cell(arm, s, x + s, x + s, steps=400) for arm, x in losses.items() for s in range(2)]
-    lines = analyses(cells)
-    start = lines.index("Number of domains (`paper` has 11), less 11:")
-    assert row_of(lines[start:], "m=7")[3] == "+0.500 [+0.500, +0.500]"
 
 
 def test_effective_samples_leave_the_first_reading_out() -> None:
