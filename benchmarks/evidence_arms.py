@@ -59,7 +59,6 @@ ARMS: dict[str, list[str]] = {
     "precision": PRECISION,
     "precision q=1.5": paper("mixer.objective={name: precision, q: 1.5}"),
     "precision, lawful": PRECISION,
-    "inverse-norm, lawful": unit(0),
     "unit q=-1": unit(-1),
     "unit q=-0.5": unit(-0.5),
     "unit q=0.5": unit(0.5),
@@ -75,6 +74,11 @@ ARMS: dict[str, list[str]] = {
         *SAMPLED,
     ],
 }
+CANDIDATES = (
+    *("inverse-norm, all", "precision q=1.5", "precision, lawful", "unit q=-1", "unit q=-0.5"),
+    *("unit q=0.5", "unit q=1", "unit batch q=1", "unit, sampled q=1", "unit, sampled q=-1"),
+    *("unit, sampled alignment", "unit, sampled robust", "unit, sampled uncertainty"),
+)
 PLANNED = ("doremi", "doge", "regmix", "mixing-law")
 LAW = {"uniform": "transfer", "natural": "transfer-natural"}  # plan files
 
@@ -119,9 +123,11 @@ def tuning(table: TableName, *arms: str, seeds: Sequence[int] = TUNING) -> list[
 
 
 PARTS: dict[str, list[Cell]] = {
-    "tuning": [
-        *tuning("uniform", "precision, lawful", seeds=(0, 1)),
-        *tuning("natural", "precision, lawful", seeds=(0, 1)),
+    "candidates": [  # leads: one seed, more where the first was good
+        *tuning("uniform", *CANDIDATES, seeds=TUNING[:1]),
+        *tuning("uniform", "precision, lawful", seeds=TUNING[:2]),
+        *tuning("natural", "precision", "precision, lawful", seeds=TUNING[:2]),
+        *tuning("natural", "inverse-norm, all", "unit q=-1", "unit q=-0.5", seeds=TUNING[:1]),
     ],
     "sceptic": reported("uniform", "plain", "inverse-norm"),
     "sceptic-natural": reported("natural", "plain", "inverse-norm"),

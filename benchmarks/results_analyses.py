@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.evidence_arms import CANDIDATES
 from benchmarks.results_pictures import ByArm
 from benchmarks.results_tables import Cells, markdown, tuning_table, verdicts
 from dograph.compare.statistics import paired_difference
@@ -12,12 +13,7 @@ from dograph.compare.statistics import paired_difference
 OBJECTIVES = ("paper", "variance", "robust", "alignment", "precision")
 NUM_DOMAINS = ("m=7", "m=9", "paper", "m=13", "m=15")
 SCOPES = ("paper", "batch, spherical", "epoch", "epoch, spherical", "stream, spherical")
-CANDIDATES = (
-    *("plain", "inverse-norm", "inverse-norm, all", "precision", "precision q=1.5"),
-    *("precision, lawful", "unit q=-1", "unit q=-0.5", "unit q=0.5", "unit q=1"),
-    *("unit batch q=1", "unit, sampled q=1", "unit, sampled q=-1", "unit, sampled robust"),
-    *("unit, sampled alignment", "unit, sampled uncertainty"),
-)
+TRIED = ("plain", "inverse-norm", "precision", *CANDIDATES)
 FIGURES = {
     "separation": "separation [95 %]",
     "separation_directions": "of directions [95 %]",
@@ -135,9 +131,9 @@ def analyses(cells: Cells) -> list[str]:
         "count by direction; *q*: domains by norm to the power -q; *sampled*: by drawing, not in",
         "the loss; *lawful*: drawn by the mixture of a transfer law ([log](log.md)):",
         "",
-        *tuning_table(cells, "uniform", CANDIDATES, "mean", "plain"),
+        *tuning_table(cells, "uniform", TRIED, "mean", "plain"),
         "",
-        *tuning_table(cells, "natural", CANDIDATES, "natural", "plain"),
+        *tuning_table(cells, "natural", TRIED, "natural", "plain"),
         "",
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.evidence_arms import ARMS, PARTS, PLANS, REPORTED, TUNING
+from benchmarks.evidence_arms import ARMS, PARTS, PLANS, REPORTED, TUNING, Cell
 from benchmarks.measure import RESULTS
 from benchmarks.results_page import FILES, PAGE, findings, missing, page, two_tables
 from benchmarks.results_tables import (
@@ -232,6 +232,10 @@ def test_what_was_not_run_is_listed() -> None:
     assert missing(keys) == []
 
 
+def test_every_arm_belongs_to_a_part() -> None:
+    assert {one.arm for one in every()} == set(ARMS)
+
+
 def every() -> list[Any]:
     return [one for part in PARTS.values() for one in part]
 
@@ -242,15 +246,15 @@ def _parts(one: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("arm", sorted(ARMS))
 def test_every_arm_is_a_run(arm: str) -> None:
-    for one in (c for c in every() if c.arm == arm):
-        config = resolve_config(None, one.overrides)
+    for table in ("uniform", "natural"):
+        config = resolve_config(None, Cell(table, arm, 0, 400).overrides)
         build_mixer(config.mixer.name, config.mixer.options)
 
 
 def test_tuning_and_reported_seeds_are_apart() -> None:
     assert not set(TUNING) & set(REPORTED)
     for name, part in PARTS.items():
-        seeds = TUNING if name in ("tuning", "analyses") else REPORTED
+        seeds = TUNING if name in ("candidates", "analyses") else REPORTED
         assert {one.seed for one in part} <= set(seeds)
 
 

@@ -15,7 +15,12 @@ MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "missing": "[red]missi
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Show what this installation and this machine can do. Exits with 1 if dograph cannot run."""
+    """Show what this installation and this machine can do. Exits with 1 if dograph cannot run.
+
+    \b
+    dograph doctor           a table: versions, devices, extras, what is missing and how to get it
+    dograph doctor --json    the same for a script or a bug report
+    """  # noqa: D301
     from dograph.doctor import examine, is_core_fine
 
     findings = examine()

@@ -10,7 +10,12 @@ import typer
 def losses(
     runs: Annotated[list[Path], typer.Argument(help="run directories", show_default=False)],
 ) -> None:
-    """Show the last validation loss of each source, for one run or several side by side."""
+    """Show the last validation loss of each source, for one run or several side by side.
+
+    \b
+    dograph losses runs/mine                     nats, perplexity, bits per byte
+    dograph losses runs/natural runs/dograph     a column a run
+    """  # noqa: D301
     print_losses(runs)
 
 

@@ -18,7 +18,11 @@ def show(
     """Show which documents one training step saw: text, source, input file and line.
 
     Nothing is trained or replayed: the weight log and the seed say it all.
-    """
+
+    \b
+    dograph data show runs/mine --step 100           a table of the samples
+    dograph data show runs/mine --step 100 --json    whole texts, an object a line
+    """  # noqa: D301
     rows = samples_of_step(run, step)
     if as_json:
         for row in rows:
