@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
+from dograph.analyses.bounded import ANY, SHARE, Range, cut
 from dograph.analyses.perception import (
     Estimate,
     Perception,
@@ -160,20 +161,23 @@ def _check_different(runs: Sequence[Path], found: Sequence[Sequence[Perception]]
 
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
-    """Means over runs with t intervals."""
+    """Means over runs with t intervals, which end where NMI and purity do.
 
-    def mean(estimates: Sequence[Estimate]) -> Estimate:
+    A separation has no such end: being unbiased, it may well be below 0.
+    """
+
+    def mean(estimates: Sequence[Estimate], ends: Range = ANY) -> Estimate:
         over_runs = paired_difference([estimate.value for estimate in estimates])
-        return Estimate(over_runs.mean, over_runs.interval)
+        return Estimate(over_runs.mean, cut(over_runs.interval, ends))
 
     num = len(same_step)
     return ProbeFigures(
         step=same_step[0].step,
         separation=mean([probe.separation for probe in same_step]),
         separation_directions=mean([probe.separation_directions for probe in same_step]),
-        nmi=mean([probe.nmi for probe in same_step]),
+        nmi=mean([probe.nmi for probe in same_step], SHARE),
         nmi_by_chance=sum(probe.nmi_by_chance for probe in same_step) / num,
-        purity=mean([probe.purity for probe in same_step]),
+        purity=mean([probe.purity for probe in same_step], SHARE),
         purity_by_chance=sum(probe.purity_by_chance for probe in same_step) / num,
         rows=min(probe.rows for probe in same_step),
     )

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dograph.analyses.bounded import SHARE, cut
 from dograph.analyses.probe import Probe
 from dograph.analyses.separation import Separation, membership, separation
 from dograph.compare.statistics import CONFIDENCE, Interval
@@ -146,11 +147,7 @@ def _coordinates(gram_NN: Tensor) -> Tensor:
 def _share(value: Tensor, error: Tensor) -> Estimate:
     """A figure between 0 and 1, where its interval ends too."""
     found = _estimate(float(value), float(error), SPLITS)
-    if found.interval is None:
-        return found
-    return Estimate(
-        found.value, Interval(max(found.interval.low, 0.0), min(found.interval.high, 1.0))
-    )
+    return Estimate(found.value, cut(found.interval, SHARE))
 
 
 def _estimate(value: float, error: float, freedom: int) -> Estimate:

@@ -243,12 +243,21 @@ def _run(
     except KeyboardInterrupt:
         print("stopped; nothing is lost: the same command goes on", file=sys.stderr)
         sys.exit(130)
+    if wanted.artefact.kind == "gradient-pca":
+        record = record | {"notes": [*record["notes"], *_pictured(wanted.folder)]}
     print_outcome(console, wanted.artefact, outcome, record)
     print(f"all of it: {wanted.folder / session.RESULT}; the runs: {wanted.folder}")
     if record["failures"]:
         failed = ", ".join(record["failures"])
         print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
         sys.exit(1)
+
+
+def _pictured(folder: Path) -> list[str]:
+    from dograph.cli.pca_picture import picture_notes
+    from dograph.reproduce.seen import COORDINATES
+
+    return picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
 
 
 def _say(text: str) -> None:

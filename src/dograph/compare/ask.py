@@ -1,10 +1,10 @@
 """What is asked of a comparison, and that a folder holds one comparison alone."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dograph.compare.methods import Method
 from dograph.corpus.corpus import Corpus
@@ -14,6 +14,7 @@ from dograph.lab.keys import corpus_digest, numbers_of
 from dograph.training.config import RunConfig
 
 Budget = Literal["tokens", "compute"]
+Name = TypeVar("Name")
 ASK = "ask.json"
 
 
@@ -51,24 +52,83 @@ class Ask:
 
     def take_folder(self, corpus: Corpus) -> None:
         """Begin in an empty folder, or go on in one that holds this comparison."""
-        file, asked = self.out / ASK, json.loads(json.dumps(self.record(corpus)))
+        asked, there = self._plain(corpus), self._there()
+        if there is not None:
+            self._refuse_unlike(_bounded(there, asked), asked)
+        self._write(asked)
+
+    def join_folder(self, corpus: Corpus) -> "Ask":
+        """As take_folder, where the folder may hold more than is asked: both together.
+
+        Methods and seeds of the folder stay, and its baseline is theirs. What both have must be
+        the same, and so must all settings.
+        """
+        assert self.budget == "tokens", "methods that share a budget decide each other's steps"
+        asked, there = self._plain(corpus), self._there()
+        if there is None:
+            self._write(asked)
+            return self
+        joined, as_asked = _joined(there, asked)
+        self._refuse_unlike(joined, as_asked)
+        self._write(joined)
+        mine = {method.label: method for method in self.methods}
+        methods = [
+            mine.get(label) or Method(label, spec["mixer"], spec["sketch"])
+            for label, spec in joined["methods"].items()
+        ]
+        methods.sort(key=lambda method: method.label != joined["baseline"])
+        return replace(self, methods=tuple(methods), seeds=tuple(joined["seeds"]))
+
+    def _plain(self, corpus: Corpus) -> dict[str, Any]:
+        """The record as it comes back from a file."""
+        plain: dict[str, Any] = json.loads(json.dumps(self.record(corpus)))
+        return plain
+
+    def _there(self) -> dict[str, Any] | None:
+        """What the folder was asked; None where it is empty or not there."""
+        file = self.out / ASK
         if file.is_file():
-            there = json.loads(file.read_text(encoding="utf-8"))
-            if different := list(_differences(_bounded(there, asked), asked)):
-                raise RunError(
-                    f"{self.out} holds another comparison:\n  "
-                    + "\n  ".join(different[:12])
-                    + f"\nGive what it was made with, or name another folder: --out {self.out}-2"
-                )
-        elif self.out.is_dir() and any(self.out.iterdir()):
+            there: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return there
+        if self.out.is_dir() and any(self.out.iterdir()):
             raise RunError(f"{self.out} is not empty and holds no comparison; name another --out")
+        return None
+
+    def _refuse_unlike(self, there: dict[str, Any], asked: dict[str, Any]) -> None:
+        if different := list(_differences(there, asked)):
+            raise RunError(
+                f"{self.out} holds another comparison:\n  "
+                + "\n  ".join(different[:12])
+                + f"\nGive what it was made with, or name another folder: --out {self.out}-2"
+            )
+
+    def _write(self, asked: dict[str, Any]) -> None:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_json(file, asked)
+            write_json(self.out / ASK, asked)
         except OSError as error:
             raise RunError(
                 f"--out={self.out} cannot be written: {error.strerror}; name another folder"
             ) from error
+
+
+def _joined(there: dict[str, Any], asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Each with what only the other has: where they differ now, they contradict each other."""
+    labels = _both(there["methods"], asked["methods"])
+    same = {"seeds": _both(there["seeds"], asked["seeds"]), "baseline": there["baseline"]}
+    sides = []
+    for own, other in ((there, asked), (asked, there)):
+        specs = other["methods"] | own["methods"]
+        methods = {label: specs[label] for label in labels}
+        proxy = own["proxy"] or other["proxy"]
+        sides.append(own | same | {"methods": methods, "proxy": proxy})
+    return sides[0], sides[1]
+
+
+def _both(there: Iterable[Name], asked: Iterable[Name]) -> list[Name]:
+    """All of them, in the order of what is asked if that has all."""
+    wide, more = dict.fromkeys(asked), dict.fromkeys(there)
+    return list(wide if more.keys() <= wide.keys() else more | wide)
 
 
 def _bounded(there: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

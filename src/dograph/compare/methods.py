@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dograph.errors import ConfigError
-from dograph.mixers.base import Planner
+from dograph.mixers.base import Mixer, Planner
 from dograph.mixers.registry import build_mixer
 from dograph.training.config import RunConfig, parse_config, read_yaml
 from dograph.training.presets import merge, parse_override
@@ -41,8 +41,17 @@ class Method:
     @property
     def is_planned(self) -> bool:
         """Whether its mixture is made by proxies, before any run."""
+        return isinstance(self._built(), Planner)
+
+    @property
+    def is_sketched(self) -> bool:
+        """Whether its cells sketch gradients, and so can be probed; what is planned draws alone."""
+        mixer = self._built()
+        return "sketch" in mixer.needs and not isinstance(mixer, Planner)
+
+    def _built(self) -> Mixer:
         options = {name: value for name, value in self.mixer.items() if name != "name"}
-        return isinstance(build_mixer(self.mixer["name"], options), Planner)
+        return build_mixer(self.mixer["name"], options)
 
 
 def parse_methods(text: str, base: RunConfig, baseline: str) -> list[Method]:

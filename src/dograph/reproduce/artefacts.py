@@ -50,6 +50,11 @@ class Artefact:
     sizes: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)  # models to go through
     picture: bool = False  # the paper prints a picture only
 
+    @property
+    def is_probed(self) -> bool:
+        """Whether it is made of probes."""
+        return self.kind in ("gradient-pca", "clusters")
+
     def folder(self, scale: Scale) -> Path:
         return ROOT / scale / self.home[scale]
 

@@ -1,7 +1,7 @@
 """From a name and what the user changed to the comparisons that have to be made."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.lab.planning import default_proxy
 from dograph.models.presets import PRESETS
 from dograph.reproduce.artefacts import Artefact
-from dograph.reproduce.methods import SPECS, spelled_out
+from dograph.reproduce.methods import BASELINE, SPECS, spelled_out
 from dograph.reproduce.scales import SEEDS, Scale, mini
 from dograph.training.config import RunConfig, parse_config
 from dograph.training.presets import RUN_PRESETS, merge, parse_override
@@ -187,6 +187,31 @@ def _methods(wanted: Wanted, config: RunConfig) -> list[Method]:
     if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
         text = f"{SPECS[baseline]},{text}"
     try:
-        return parse_methods(text, config, baseline)
+        methods = parse_methods(text, config, baseline)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--mixers", "--methods")) from error
+    if wanted.artefact.is_probed:
+        _require_probes(wanted.artefact.name, config, methods)
+    return methods
+
+
+def _require_probes(name: str, config: RunConfig, methods: Sequence[Method]) -> None:
+    """Refuse runs of which there would be nothing to show, however long they trained."""
+    if not config.probe.rows or not config.probe.at:
+        raise ConfigError(
+            f"{name} is made of probes, and probe.rows={config.probe.rows}, probe.at="
+            f"{list(config.probe.at)} takes none; leave both as they are, or set probe.rows to "
+            "some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
+        )
+    if blind := [method.label for method in methods if not method.is_sketched]:
+        able = [
+            m.label
+            for m in parse_methods(",".join(SPECS.values()), config, BASELINE)
+            if m.is_sketched
+        ]
+        raise ConfigError(
+            f"{name} is made of probes, and runs of {', '.join(blind)} take none: their mixers "
+            f"need no sketches. Leave them out of --methods. These can be probed: "
+            f"{', '.join(able)}, and any mixer of yours that needs sketches. equal draws and "
+            "weighs as uniform does"
+        )

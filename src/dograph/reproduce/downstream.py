@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dograph.analyses.bounded import PER_CENT, PER_CENT_CHANGE
 from dograph.compare.findings import Findings
 from dograph.corpus.corpus import Corpus
 from dograph.evaluation.benchmarks.evaluate import Report
 from dograph.evaluation.benchmarks.tasks import pick_tasks
-from dograph.files import write_json
+from dograph.files import sha256_of, write_json
 from dograph.report.benchmarks import Request, evaluate, find_subject
 from dograph.reproduce import paper
-from dograph.reproduce.figures import Values, less, level, present, values_of
+from dograph.reproduce.figures import Figure, Values, less, level, present, values_of
 from dograph.reproduce.methods import BASELINE, displayed
 from dograph.reproduce.study import Outcome, Sheet, Study
 from dograph.reproduce.verdicts import SUBJECTS, Verdict, judge, judge_all, untested
@@ -36,7 +37,7 @@ def evaluate_cells(
         subject = find_subject(cell["run"])
         file = subject.result_file
         assert file is not None, "a cell is a run, which keeps its result"
-        found = kept(file, request, findings["config"]["data"]["seq_len"])
+        found = kept(file, request, findings["config"]["data"]["seq_len"], Path(subject.model))
         if found is None:
             report(f"scoring {cell['label']}", number, len(cells))
             found = evaluate(subject, request, corpus, _unheard).record
@@ -49,10 +50,12 @@ def _unheard(stage: str, done: int, total: int) -> None:
     """Nine tasks of every model would fill pages; it is told which model is scored."""
 
 
-def kept(file: Path, request: Request, seq_len: int) -> Score | None:
-    """A complete result of the same request, else None; batch size and device do not count.
+def kept(file: Path, request: Request, seq_len: int, model: Path) -> Score | None:
+    """A complete result of the same request and of these weights, else None.
 
-    Where no `max_length` is asked for, a run is shown as many tokens as it was trained on.
+    Batch size and device do not count. Where no `max_length` is asked for, a run is shown as many
+    tokens as it was trained on. A cell that was trained again in its folder has other weights than
+    those whose digests the result holds.
     """
     if not file.is_file():
         return None
@@ -62,14 +65,20 @@ def kept(file: Path, request: Request, seq_len: int) -> Score | None:
         there = [made[name] for name in ("scorer", "benchmarks", "limit", "dtype")]
         tasks = list(found["tasks"])
         complete = found["format"] == "dograph-eval" and "average" in found
-        length = made["max_length"]
+        length, weights = made["max_length"], made["weights"]
     except (ValueError, KeyError, TypeError):
         return None
     folder = None if request.benchmarks is None else str(request.benchmarks)
     asked = [request.using, folder, request.limit, request.dtype]
     wanted = [task.name for task in pick_tasks(list(request.tasks))]
     same = there == asked and tasks == wanted and length == (request.max_length or seq_len)
-    return found if complete and same else None
+    # Digests last: they read the whole model.
+    return found if complete and same and weights == _digests(model) else None
+
+
+def _digests(model: Path) -> dict[str, str] | None:
+    """Of the weights in a folder, as `evaluate` stores them; None where there are none."""
+    return {file.name: sha256_of(file) for file in sorted(model.glob("*.safetensors"))} or None
 
 
 def downstream(study: Study) -> Outcome:
@@ -82,8 +91,8 @@ def downstream(study: Study) -> Outcome:
     data = {
         label: {
             name: {
-                "accuracy": level(values[name], label).record(),
-                "less_uniform": less(values[name], label, BASELINE).record(),
+                "accuracy": level(values[name], label, PER_CENT).record(),
+                "less_uniform": _over(values[name], label, BASELINE).record(),
                 "error_over_items": errors[label].get(name),
                 "paper": _printed(table, label, name),
             }
@@ -152,9 +161,9 @@ def _average_sheet(
         rows.append(
             [
                 label,
-                level(values, label).level(".2f"),
+                level(values, label, PER_CENT).level(".2f"),
                 _plain(errors[label].get(AVERAGE), ".2f"),
-                "" if first else less(values, label, BASELINE).change(".2f"),
+                "" if first else _over(values, label, BASELINE).change(".2f"),
                 _plain(printed, ".1f"),
                 "" if first else _plain(theirs, "+.1f"),
             ]
@@ -193,7 +202,7 @@ def _gain_sheets(
         rows.append(
             [
                 name,
-                less(values[name], paper.OURS, BASELINE).change(".2f"),
+                _over(values[name], paper.OURS, BASELINE).change(".2f"),
                 _plain(errors[paper.OURS].get(name), ".2f"),
                 f"{theirs[0][at] - theirs[1][at]:+.1f}",
             ]
@@ -216,8 +225,8 @@ def _verdicts(
             found += [untested(says, why, label) for says in (over, best)]
             continue
         told: dict[str, Any] = {"sign": 1, "shape": ".2f", "unit": " points", "of": label}
-        found.append(judge(over, less(average, label, BASELINE), paper=gain, **told))
-        figures = {name: less(average, label, name, len(rivals)) for name in rivals}
+        found.append(judge(over, _over(average, label, BASELINE), paper=gain, **told))
+        figures = {name: _over(average, label, name, len(rivals)) for name in rivals}
         found.append(judge_all(best, figures, **told))
         found.append(_reasoning(values, tasks, label))
     return found
@@ -240,7 +249,7 @@ def _reasoning(values: Mapping[str, Values], tasks: Sequence[str], label: str) -
             / len(group)
             for seed in seeds
         }
-    ours = less(gains, "reasoning", "reading")
+    ours = less(gains, "reasoning", "reading", ends=(-200.0, 200.0))  # gains reach from -100 to 100
     return judge(says, ours, sign=1, shape=".2f", unit=" points", of=label)
 
 
@@ -257,6 +266,11 @@ def _notes(scores: Mapping[str, Score], num_tasks: int) -> list[str]:
     if num_tasks < len(paper.TASKS):
         notes.append(f"averages are over {num_tasks} tasks here and nine in the paper")
     return notes
+
+
+def _over(values: Values, label: str, other: str, family: int = 1) -> Figure:
+    """An accuracy less another's, in points."""
+    return less(values, label, other, family, ends=PER_CENT_CHANGE)
 
 
 def _printed(table: paper.Scores, label: str, name: str) -> float | None:

@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dograph.analyses.separation import LEAST_ROWS
 from dograph.compare.ask import Ask
 from dograph.compare.dry_run import forecast_lines
 from dograph.compare.findings import as_json
 from dograph.compare.planning import Say
-from dograph.compare.session import open_corpus, run_compare
+from dograph.compare.session import open_corpus
+from dograph.corpus.blocks import blocks_by_source, equal_shares
 from dograph.corpus.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.evaluation.benchmarks.evaluate import Report, check_with
@@ -32,7 +34,9 @@ from dograph.reproduce.downstream import downstream, evaluate_cells
 from dograph.reproduce.losses import model_scale, num_domains, objectives, validation_loss
 from dograph.reproduce.seen import clusters, gradient_pca
 from dograph.reproduce.setup import differences
+from dograph.reproduce.sharing import run_asked
 from dograph.reproduce.study import Outcome, Study
+from dograph.training.config import RunConfig
 from dograph.training.environment import describe_environment
 from dograph.training.world import pick_device
 
@@ -63,7 +67,21 @@ def check(wanted: Wanted, asks: Mapping[str, Ask], request: Request, report: Rep
             )
         check_with(request.using)
         read_documents(request, report)
+    if wanted.artefact.is_probed:
+        _check_rows(next(iter(asks.values())).config, corpora[0])
     return corpora[0]
+
+
+def _check_rows(config: RunConfig, corpus: Corpus) -> None:
+    """Two sources with rows enough are the least that can be apart."""
+    have = blocks_by_source(corpus, "validation", config.data.seq_len)
+    rows = equal_shares(have, config.probe.rows)
+    if sum(number >= LEAST_ROWS for number in rows.values()) < 2:
+        raise ConfigError(
+            f"probe.rows={config.probe.rows} on {corpus.directory} would give each source {rows} "
+            f"rows, and two sources need {LEAST_ROWS} each to be compared; raise probe.rows, or "
+            f"hold out more text (blocks of {config.data.seq_len} tokens: {have})"
+        )
 
 
 def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
@@ -82,7 +100,7 @@ def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Stud
     for size, ask in asks.items():
         if size:
             say(f"{size}:")
-        findings[size] = run_compare(ask, pool, say)
+        findings[size] = run_asked(ask, pool, say)
     return Study(wanted.artefact, wanted.scale, asks, findings)
 
 
@@ -95,7 +113,11 @@ def finish(study: Study, request: Request, out: Path, report: Report) -> tuple[O
         study = replace(study, scores=scores)
     outcome = MAKERS[study.artefact.kind](study)
     record = _record(study, outcome, request)
-    write_record(out / RESULT, study.artefact.name, record)
+    if not write_record(out / RESULT, study.artefact.name, record):
+        record["notes"].append(
+            f"{out / RESULT} keeps the table made before, which has these rows and more; this one "
+            "is printed alone"
+        )
     return outcome, record
 
 
@@ -145,14 +167,33 @@ def _warnings(study: Study) -> Iterator[str]:
                 yield f"{size}: {note}" if size else note
 
 
-def write_record(file: Path, name: str, record: Record) -> None:
-    """Beside the other artefacts of the same runs."""
+def write_record(file: Path, name: str, record: Record) -> bool:
+    """Beside the other artefacts of the same runs; not over a wider table, which stays."""
     there: Record = {}
     if file.is_file():
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             there = found["artefacts"] if found["format"] == FORMAT else {}
+            if name in there and _is_wider(there[name], record):
+                return False
         except (ValueError, KeyError, TypeError):
             there = {}  # what a reader could not use either
     content = {"format": FORMAT, "version": VERSION, "artefacts": there | {name: record}}
     write_text(file, as_json(content))
+    return True
+
+
+def _is_wider(there: Record, record: Record) -> bool:
+    """Whether a stored table has all rows, seeds and sizes of this one and more, made alike."""
+    old, new = (
+        [set(table.get(part, ())) for part in ("mixers", "seeds", "config")]
+        for table in (there, record)
+    )
+    if old == new or not all(own <= its for own, its in zip(new, old, strict=True)):
+        return False
+    old_config, config = there.get("config", {}), record.get("config", {})
+    return (
+        all(old_config[size] == config[size] for size in config)
+        and there.get("evaluation") == record.get("evaluation")
+        and there.get("scale") == record.get("scale")
+    )

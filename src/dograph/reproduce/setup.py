@@ -92,7 +92,7 @@ def _tokens(ours: RunConfig, theirs: RunConfig) -> str:
 def _corpus(study: Study, findings: Mapping[str, Any]) -> str:
     corpus = findings["corpus"]
     tokens = sum(corpus["tokens"].values())
-    part = "20 % of " if study.artefact.kind in ("gradient-pca", "clusters") else ""
+    part = "20 % of " if study.artefact.is_probed else ""
     return (
         f"corpus: {corpus['folder']}, {_short(tokens)} tokens of {len(corpus['tokens'])} sources; "
         f"paper: {part}{_CORPORA[study.artefact.data]}. Unless it is the same text, levels do not "

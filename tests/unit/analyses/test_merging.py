@@ -77,15 +77,35 @@ def test_several_runs_have_the_t_interval_of_their_differences(tmp_path):
     assert found.merged.verdict == "sources merge"
     for name in ("separation", "separation_directions", "nmi", "purity"):
         values = [getattr(one.figures[1], name).value for one in alone]
-        expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        if name in ("nmi", "purity"):
+            low, high = max(low, 0), min(high, 1)
         mean = getattr(found.figures[1], name)
         assert mean.value == pytest.approx(sum(values) / 3)
-        assert (mean.interval.low, mean.interval.high) == pytest.approx(
-            (expected.low, expected.high)
-        )
+        assert (mean.interval.low, mean.interval.high) == pytest.approx((low, high))
     for name in ("nmi_by_chance", "purity_by_chance"):
         values = [getattr(one.figures[1], name) for one in alone]
         assert getattr(found.figures[1], name) == pytest.approx(sum(values) / 3)
+
+
+def test_intervals_over_runs_end_where_shares_do(tmp_path):
+    """Two runs far apart: t of one degree of freedom reaches out of [0, 1] on both sides."""
+    runs = [
+        write_run(tmp_path / f"run-{seed}", {0: apart, 10: 0.0}, seed=seed)
+        for seed, apart in enumerate((9.0, 0.5))
+    ]
+    found = merging(runs, num_domains=3)
+    for name in ("nmi", "purity"):
+        values = [getattr(own[0], name).value for own in found.by_run]
+        reach = stats.t.ppf(0.975, 1) * stats.sem(values)
+        mean = sum(values) / 2
+        assert mean - reach < 0
+        assert mean + reach > 1
+        figure = getattr(found.figures[0], name)
+        assert figure.value == pytest.approx(mean)
+        assert (figure.interval.low, figure.interval.high) == (0.0, 1.0)
+    separation = found.figures[0].separation
+    assert separation.interval.low < 0  # it has no such end
 
 
 def test_the_seed_decides_and_the_record_is_json(tmp_path):

@@ -90,6 +90,13 @@ def test_what_is_wrong_is_told(text, reason):
         mixers(text)
 
 
+def test_which_cells_can_be_probed():
+    """Those whose mixer needs sketches; what is planned trains on a mixture that is fixed."""
+    text = "uniform,dynamic-loss,doge,regmix,dograph,mine=dograph[recipe=paper]"
+    sketched = {m.label for m in parse_methods(text, base(), "natural") if m.is_sketched}
+    assert sketched == {"dograph", "mine"}
+
+
 def test_seeds():
     assert parse_seeds("3", 5) == [5, 6, 7]
     assert parse_seeds("10,12,11", 0) == [10, 12, 11]

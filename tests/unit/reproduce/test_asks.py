@@ -202,6 +202,26 @@ def test_what_is_refused(name, more, told):
         asked(name, **more)
 
 
+@pytest.mark.parametrize("name", ["gradient-pca", "clusters"])
+def test_methods_without_probes_are_refused_before_they_train(name):
+    for methods, blind in (
+        ("natural", "natural"),
+        ("uniform,dograph,doge,mine=dynamic-loss", "uniform, doge, mine"),
+    ):
+        with pytest.raises(ConfigError, match=f"runs of {blind} take none") as caught:
+            asked(name, methods=methods)
+        told = str(caught.value)
+        assert told.startswith(f"{name} is made of probes")
+        able = "inverse-norm, dograph-paper, dograph, equal, variance"
+        assert f"Leave them out of --methods. These can be probed: {able}" in told
+    labels = [m.label for m in only(name, methods="inverse-norm,mine=dograph[cap=3],m7").methods]
+    assert labels == ["equal", "inverse-norm", "mine", "m7"]
+    for setting in ("probe.rows=0", "probe.at=[]"):
+        with pytest.raises(ConfigError, match=r"takes none; leave both as they are"):
+            asked(name, settings=(setting,))
+    assert only("cost", methods="natural", settings=("probe.rows=0",))
+
+
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match='did you mean "validation-loss"'):
         find_artefact("validation-los")

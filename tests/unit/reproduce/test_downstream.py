@@ -1,5 +1,6 @@
 """Tables of accuracies from scores made by hand, and which scores on disk are kept."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,21 @@ def test_an_error_over_items_is_the_mean_of_the_runs_and_none_if_one_has_none(by
     assert own["uniform"]["error_over_items"] is None
 
 
+def test_an_interval_of_accuracies_ends_where_they_do(by_hand):
+    """Two seeds, 50 and 100 per cent: t reaches from -243 to 393, and no accuracy does."""
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9}, seeds=(10, 11))
+    right = {"uniform-s10": 0.5, "uniform-s11": 1.0, "dograph-paper-s10": 0, "dograph-paper-s11": 1}
+    scores = {c["label"]: score({"copa": right[c["label"]]}) for c in cells}
+    found = downstream(by_hand.study("gpt2-small", by_hand.findings(cells), scores=scores))
+    own = found.data["methods"]["uniform"]["copa"]["accuracy"]
+    assert own["mean"] == pytest.approx(75.0)
+    assert own["interval"] == {"low": 0.0, "high": 100.0}
+    change = found.data["methods"]["dograph-paper"]["copa"]["less_uniform"]
+    assert change["mean"] == pytest.approx(-25.0)
+    assert change["interval"] == {"low": -100.0, "high": 100.0}
+    assert rows(found)["uniform"][0] == "75.00 [0.00,100.00]"
+
+
 def test_the_best_average_is_of_the_papers_methods_at_once(by_hand):
     """Bonferroni over the two rivals there are."""
     cells = by_hand.levels({"uniform": 5.0, "regmix": 5.0, "natural": 5.0, "dograph-paper": 4.9})
@@ -101,7 +117,42 @@ def test_downstream_over_some_tasks_says_so(by_hand):
     assert any("its tasks were not all asked" in verdict.line for verdict in found.verdicts)
 
 
+def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):
+    """A cell that was trained again in its folder is scored again."""
+    model = tmp_path / "model"
+    model.mkdir()
+    request, file = Request(benchmarks=Path("here"), tasks=("copa",)), tmp_path / "eval.json"
+
+    def store(**weights):
+        made = {name: getattr(request, name) for name in ("limit", "dtype")}
+        made |= {"scorer": request.using, "benchmarks": "here", "max_length": 512}
+        whole = {"format": "dograph-eval", "tasks": {"copa": {}}, "average": {}}
+        file.write_text(json.dumps(whole | {"provenance": made | weights}))
+
+    def found():
+        return kept(file, request, 512, model) is not None
+
+    shards = {f"model-{n}.safetensors": bytes([n]) * 9 for n in (1, 2)}
+    for name, content in shards.items():
+        (model / name).write_bytes(content)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in shards.items()}
+    store(weights=digests)
+    assert found()
+    (model / "model-2.safetensors").write_bytes(bytes([3]) * 9)
+    assert not found()
+    (model / "model-2.safetensors").unlink()
+    assert not found()
+    store()  # a result that does not say what it was made of
+    assert not found()
+    (model / "model-1.safetensors").unlink()
+    store(weights={})
+    assert not found()
+
+
 def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
     request = Request(benchmarks=Path("here"), tasks=("copa",), dtype="float32")
     made = {
         "scorer": request.using,
@@ -111,13 +162,14 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
         "max_length": 512,
         "batch_size": 1,
         "device": "cuda:0",
+        "weights": {"model.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
     whole = {"format": "dograph-eval", "tasks": {"copa": {}}, "average": {}, "provenance": made}
     file = tmp_path / "eval.json"
 
     def found(asked=request, seq_len=512, **changes):
         file.write_text(json.dumps(whole | changes))
-        return kept(file, asked, seq_len) is not None
+        return kept(file, asked, seq_len, model) is not None
 
     assert found()
     for name, other in (
@@ -132,6 +184,6 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
     assert not found(replace(request, max_length=16))
     assert not found(tasks={"copa": {}, "piqa": {}})
     assert not found(format="other")
-    assert not kept(tmp_path / "none.json", request, 512)
+    assert not kept(tmp_path / "none.json", request, 512, model)
     del whole["average"]  # cut off
     assert not found()

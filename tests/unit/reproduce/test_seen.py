@@ -46,6 +46,36 @@ def test_changes_are_last_less_first_run_by_run(by_hand, runs, tmp_path):
     np.testing.assert_allclose(points["coordinates"]["0"], expected, rtol=0, atol=1e-6)
 
 
+def test_changes_of_shares_end_at_one(by_hand, runs, tmp_path):
+    """Two runs whose domains follow sources less, by unlike amounts: t reaches below -1."""
+    other = write_run(tmp_path / "other", {0: 4.0, 10: 3.0}, seed=9)
+    made = study(by_hand, "clusters", [runs[0], other, *runs[2:]], tmp_path)
+    for cell in made.only["cells"][2:]:
+        cell |= {"error": "it broke", "run": "nowhere"}
+    found = clusters(made)
+    alone = [merging([run], 11).figures for run in (runs[0], other)]
+    for verdict, name in zip(found.verdicts, ("nmi", "purity"), strict=True):
+        changes = [getattr(own[-1], name).value - getattr(own[0], name).value for own in alone]
+        reach = stats.t.ppf(0.975, 1) * stats.sem(changes)
+        assert np.mean(changes) - reach < -1
+        assert verdict.ours.mean == pytest.approx(np.mean(changes))
+        assert verdict.ours.interval.low == -1
+        assert verdict.ours.interval.high == pytest.approx(min(1, np.mean(changes) + reach))
+
+
+def test_coordinates_of_other_methods_stay(by_hand, runs, tmp_path):
+    made = study(by_hand, "gradient-pca", runs, tmp_path)
+    for cell in made.only["cells"][1:]:
+        cell |= {"error": "it broke", "run": "nowhere"}
+    for before, after in (
+        (json.dumps({"dograph-paper": {"run": "x"}}), ["dograph-paper", "equal"]),
+        ("{", ["equal"]),
+    ):
+        (tmp_path / "pca.json").write_text(before)
+        gradient_pca(made)
+        assert list(json.loads((tmp_path / "pca.json").read_text())) == after
+
+
 def test_the_part_of_the_corpus_that_the_paper_looks_at_is_told(by_hand, runs, tmp_path):
     for name in ("gradient-pca", "clusters"):
         lines = differences(study(by_hand, name, runs, tmp_path))

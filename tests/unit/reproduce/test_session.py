@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from corpora import write_corpus
 from dograph.analyses.probe import read_probe
@@ -236,18 +237,22 @@ def test_downstream_scores_every_cell_once(place, losses):
 
     stamps = {file: file.stat().st_mtime_ns for file in files}
     files[0].write_text("{")  # cut off by a full disk
+    (weights,) = (files[1].parent / "model").glob("*.safetensors")
+    other = {name: 2 * tensor for name, tensor in load_file(weights).items()}
+    save_file(other, weights, {"format": "pt"})  # as if the cell had been trained again
     made(asked, request)
     again = {file: file.stat().st_mtime_ns for file in files}
-    assert [file for file in files if again[file] != stamps[file]] == [files[0]]
-    assert kept(files[0], request, 32) is not None
+    assert [file for file in files if again[file] != stamps[file]] == files[:2]
+    model = files[0].parent / "model"
+    assert kept(files[0], request, 32, model) is not None
     for other in (
         replace(request, limit="2"),
         replace(request, tasks=("copa",)),
         replace(request, benchmarks=None),
         replace(request, max_length=16),
     ):
-        assert kept(files[0], other, 32) is None
-    assert kept(files[0], replace(request, batch_size=1), 32) is not None
+        assert kept(files[0], other, 32, model) is None
+    assert kept(files[0], replace(request, batch_size=1), 32, model) is not None
 
 
 def test_domains_and_what_they_are_made_of(place):

@@ -1,0 +1,123 @@
+"""What a folder of a comparison takes in, and what contradicts it; nothing is trained."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from corpora import write_corpus
+from dograph.compare.ask import Ask
+from dograph.compare.methods import parse_methods
+from dograph.corpus.corpus import Corpus
+from dograph.errors import RunError
+from dograph.lab.planning import default_proxy
+from dograph.training.config import parse_config
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return Corpus(write_corpus(tmp_path_factory.mktemp("ask") / "corpus"))
+
+
+@pytest.fixture
+def ask(corpus, tmp_path):
+    def make(mixers, seeds, *, steps=60, baseline="natural", **changes):
+        values = {"data": {"corpus": str(corpus.directory)}, "train": {"steps": steps}}
+        config = parse_config(values | {"mixer": {"name": "natural"}}, "test")
+        methods = tuple(parse_methods(mixers, config, baseline))
+        planned = any(method.is_planned for method in methods)
+        made = Ask(
+            config=config,
+            proxy=default_proxy(config) if planned else None,
+            methods=methods,
+            seeds=tuple(seeds),
+            budget="tokens",
+            replan=False,
+            out=tmp_path / "out",
+            lab=tmp_path / "lab",
+        )
+        return replace(made, **changes)
+
+    return make
+
+
+def stored(ask):
+    return json.loads((ask.out / "ask.json").read_text())
+
+
+def labels(ask):
+    return [method.label for method in ask.methods]
+
+
+def test_an_empty_folder_is_taken_as_it_is_asked(ask, corpus):
+    first = ask("uniform", (0, 1))
+    assert first.join_folder(corpus) is first
+    assert stored(first) == json.loads(json.dumps(first.record(corpus)))
+    again = first.join_folder(corpus)
+    assert (again.methods, again.seeds) == (first.methods, first.seeds)
+
+
+def test_less_than_the_folder_holds_takes_nothing_away(ask, corpus):
+    wide = ask("uniform,regmix,wide=dograph[num_domains=17]", (0, 1, 2))
+    wide.join_folder(corpus)
+    before = stored(wide)
+    whole = ask("wide=dograph[num_domains=17]", (1,)).join_folder(corpus)
+    assert stored(wide) == before
+    assert (whole.methods, whole.seeds) == (wide.methods, wide.seeds)
+
+
+def test_what_is_new_comes_after_what_is_there(ask, corpus):
+    ask("uniform", (0, 1)).join_folder(corpus)
+    whole = ask("regmix", (2, 1)).join_folder(corpus)
+    assert labels(whole) == ["natural", "uniform", "regmix"]
+    assert whole.seeds == (0, 1, 2)
+    assert stored(whole)["proxy"] is not None
+    everything = ask("regmix,unimax,uniform", (2, 1, 0)).join_folder(corpus)
+    assert labels(everything) == ["natural", "regmix", "unimax", "uniform"]  # as asked
+    assert everything.seeds == (2, 1, 0)
+
+
+def test_the_baseline_of_the_folder_stays(ask, corpus):
+    ask("uniform", (0,)).join_folder(corpus)
+    whole = ask("unimax", (0,), baseline="uniform").join_folder(corpus)
+    assert labels(whole) == ["natural", "uniform", "unimax"]
+    assert stored(whole)["baseline"] == "natural"
+
+
+@pytest.mark.parametrize(
+    ("mixers", "changes", "told"),
+    [
+        ("uniform", {"steps": 90}, "train.steps: 60 there, 90 asked"),
+        ("plan=doge", {}, "methods.plan.mixer.name: regmix there, doge asked"),
+        ("plan=regmix[num_proxies=9]", {}, "num_proxies: None there, 9 asked"),
+        ("uniform", {"replan": True}, "replan: False there, True asked"),
+    ],
+)
+def test_what_contradicts_the_folder_is_refused_and_changes_nothing(
+    ask, corpus, mixers, changes, told
+):
+    first = ask("uniform,plan=regmix", (0, 1))
+    first.join_folder(corpus)
+    before = stored(first)
+    with pytest.raises(RunError, match=told):
+        ask(mixers, (0,), **changes).join_folder(corpus)
+    assert stored(first) == before
+
+
+def test_other_proxies_are_refused_where_both_have_some(ask, corpus):
+    first = ask("plan=regmix", (0,))
+    first.join_folder(corpus)
+    other = first.proxy.model_copy(
+        update={"train": first.proxy.train.model_copy(update={"steps": 33})}
+    )
+    with pytest.raises(RunError, match=r"proxy.train.steps: \d+ there, 33 asked"):
+        replace(first, proxy=other).join_folder(corpus)
+    ask("uniform", (0,)).join_folder(corpus)  # none is asked for
+    assert stored(first)["proxy"] is not None
+
+
+def test_a_folder_with_something_else_is_refused(ask, corpus, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="is not empty and holds no comparison"):
+        ask("uniform", (0,)).join_folder(corpus)

@@ -1,0 +1,182 @@
+"""Artefacts in a folder that holds more, or other things, than they are asked for."""
+
+import csv
+import gc
+import json
+from dataclasses import replace
+
+import pytest
+
+from corpora import write_corpus
+from dograph.errors import ConfigError, RunError
+from dograph.models.build import build_model
+from dograph.report.benchmarks import Request
+from dograph.reproduce import session
+from dograph.reproduce.artefacts import find_artefact
+from dograph.reproduce.asks import Wanted, build_asks
+from lab_runs import Here
+
+TINY = (
+    "model.preset=tiny",
+    "train.steps=2",
+    "train.batch_size=6",
+    "train.device=cpu",
+    "data.seq_len=16",
+    "eval.max_blocks=4",
+    "checkpoint.every=0",
+    "sketch.dim=80",
+)
+WIDE = "natural,plan=compare_mixers:Scout"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=0)
+    gc.collect()
+    gc.freeze()  # every run collects twice, and would look through all that was imported
+    yield write_corpus(tmp_path_factory.mktemp("sharing") / "corpus")
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def folder(corpus, tmp_path_factory):
+    """Three methods and two seeds, one of them planned."""
+    out = tmp_path_factory.mktemp("shared") / "out"
+    made(asked(corpus, out, "validation-loss", WIDE, "2"))
+    return out
+
+
+def asked(corpus, out, name, methods, seeds, settings=TINY):
+    return Wanted(
+        artefact=find_artefact(name),
+        settings=settings,
+        corpus=str(corpus),
+        seeds=seeds,
+        methods=methods,
+        proxy=("train.steps=1",) if "plan=" in methods else (),
+        out=out,
+        lab=out.parent / "lab",
+    )
+
+
+def made(wanted):
+    """What is shown, what is told of it, what was trained, and what was said."""
+    pool, said, asks = Here(), [], build_asks(wanted)
+    study = session.train(wanted, asks, pool, said.append)
+    outcome, record = session.finish(study, Request(), wanted.folder, lambda *_: None)
+    trained = [job.label for job in pool.asked if job.label != "scout"]
+    return outcome, record, trained, said
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def compared(folder):
+    """Every cell of compare.json, and its rows by method."""
+    found = read(folder, "compare.json")
+    return {cell["label"] for cell in found["cells"]}, {m["label"]: m for m in found["methods"]}
+
+
+def test_fewer_rows_and_seeds_are_shown_and_nothing_is_lost(corpus, folder):
+    before = {name: read(folder, name) for name in ("ask.json", "compare.json")}
+    outcome, record, trained, said = made(asked(corpus, folder, "balance", "natural", "1"))
+    assert trained == []
+    assert not [line for line in said if "plan" in line]
+    assert [row[0] for row in outcome.sheets[0].rows] == ["natural", "uniform"]
+    assert record["results"]["methods"]["natural"]["spread"]["seeds"] == 1
+    assert record["seeds"] == [10]
+    assert read(folder, "ask.json") == before["ask.json"]
+    after = read(folder, "compare.json")
+    assert after["cells"] == before["compare.json"]["cells"]
+    assert after["methods"] == before["compare.json"]["methods"]
+    assert after["proxy"] == before["compare.json"]["proxy"] is not None
+    rows = list(csv.DictReader((folder / "cells.csv").open()))
+    assert len(rows) == 6
+    assert set(read(folder, "reproduce.json")["artefacts"]) == {"validation-loss", "balance"}
+
+
+def test_a_narrower_table_is_printed_and_the_wider_one_stays_stored(corpus, folder):
+    stored = read(folder, "reproduce.json")["artefacts"]["validation-loss"]
+    narrow = asked(corpus, folder, "validation-loss", "natural", "2")
+    outcome, record, trained, _ = made(narrow)
+    assert (trained, len(outcome.sheets[0].rows)) == ([], 2)
+    assert "keeps the table made before" in record["notes"][-1]
+    assert read(folder, "reproduce.json")["artefacts"]["validation-loss"] == stored
+    _, record, _, _ = made(asked(corpus, folder, "validation-loss", WIDE, "2"))
+    assert not any("keeps the table" in note for note in record["notes"])
+
+
+def test_only_what_is_asked_is_trained_beside_what_is_there(corpus, folder):
+    """Other methods on another seed: the gaps between are left."""
+    outcome, _, trained, _ = made(asked(corpus, folder, "balance", "dynamic-loss", "12,"))
+    assert trained == ["uniform-s12", "dynamic-loss-s12"]
+    assert [row[0] for row in outcome.sheets[0].rows] == ["uniform", "dynamic-loss"]
+    cells, rows = compared(folder)
+    there = {f"{m}-s{s}" for m in ("uniform", "natural", "plan") for s in (10, 11)}
+    assert cells == there | {"uniform-s12", "dynamic-loss-s12"}
+    assert rows["natural"]["differences"]["mean"]["seeds"] == 2
+    assert rows["dynamic-loss"]["differences"]["mean"]["seeds"] == 1
+    assert rows["plan"]["plans"]
+    ask = read(folder, "ask.json")
+    assert list(ask["methods"]) == ["uniform", "natural", "plan", "dynamic-loss"]
+    assert ask["seeds"] == [10, 11, 12]
+
+
+def test_other_settings_are_still_refused(corpus, folder):
+    longer = (*TINY, "train.steps=3")
+    with pytest.raises(RunError, match=r"train.steps: 2 there, 3 asked"):
+        made(asked(corpus, folder, "balance", "natural", "1", settings=longer))
+    with pytest.raises(RunError, match=r"methods.natural.mixer.name: natural there, unimax"):
+        made(asked(corpus, folder, "balance", "natural=unimax", "1"))
+
+
+def test_a_method_that_cannot_be_built_any_more_stays_in_its_cells(corpus, folder):
+    ask = read(folder, "ask.json")
+    ask["methods"]["gone"] = {"mixer": {"name": "no_such_module:Mixer"}, "sketch": {}}
+    (folder / "ask.json").write_text(json.dumps(ask))
+    _, _, trained, said = made(asked(corpus, folder, "balance", "natural", "1"))
+    assert trained == []
+    assert any(line.startswith("gone stays in cells/, but is not in compare.json") for line in said)
+    assert "natural" in compared(folder)[1]
+    assert "gone" in read(folder, "ask.json")["methods"]
+
+
+def test_which_stored_table_is_wider(tmp_path):
+    file = tmp_path / "reproduce.json"
+    record = {
+        "mixers": {"a": {}, "b": {}},
+        "seeds": [1, 2],
+        "config": {"small": {"x": 1}, "large": {"x": 2}},
+        "evaluation": {"limit": None},
+        "scale": "mini",
+    }
+    assert session.write_record(file, "cost", record)
+    assert session.write_record(file, "cost", record)  # as wide: made anew
+    for part, fewer in (("mixers", {"a": {}}), ("seeds", [2]), ("config", {"small": {"x": 1}})):
+        assert not session.write_record(file, "cost", record | {part: fewer})
+        assert read(tmp_path, "reproduce.json")["artefacts"]["cost"] == record
+    narrow = record | {"seeds": [1]}
+    assert session.write_record(file, "balance", narrow)  # another artefact
+    for part, other in (
+        ("evaluation", {"limit": "9"}),
+        ("scale", "paper"),
+        ("config", {"small": {"x": 3}}),
+        ("mixers", {"a": {}, "c": {}}),
+    ):
+        session.write_record(file, "cost", record)
+        assert session.write_record(file, "cost", narrow | {part: other})
+
+
+def test_rows_too_few_to_be_apart_are_told_before_training(corpus, tmp_path):
+    """Three sources share ten rows as 4, 3, 3; eleven as 4, 4, 3."""
+
+    def check(rows):
+        wanted = asked(corpus, tmp_path / "out", "clusters", "dograph", "1")
+        wanted = replace(wanted, settings=(*TINY, f"probe.rows={rows}"))
+        session.check(wanted, build_asks(wanted), Request(), lambda *_: None)
+
+    check(11)
+    with pytest.raises(ConfigError, match=r"probe.rows=10 on .*two sources need 4 each"):
+        check(10)
+    assert not (tmp_path / "out").exists()
