@@ -111,6 +111,12 @@ def test_a_comparison_shows_all_of_its_parts(page, wide):
         "few <b>items</b>",
     ):
         assert part in section, part
+    claims = page.run(
+        "return [...document.querySelectorAll('#comparison .claim')].map((n) => n.textContent)"
+    )
+    assert len(claims) == 2  # one a comparison, the first of them above all else too
+    assert all("Runs picked by hand: no claim." in claim for claim in claims)
+    assert page.run("return document.querySelector('#verdict').textContent") == claims[0]
     tasks = page.run(
         "return [...document.querySelectorAll('#comparison figcaption')]"
         ".filter((node) => node.textContent.startsWith('task-')).length"

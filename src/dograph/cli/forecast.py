@@ -1,11 +1,15 @@
 """dograph train --dry-run: the forecast as tables."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
 from dograph.cli.preparing import ensured
 from dograph.corpus.corpus import Corpus
-from dograph.training.config import RunConfig
+from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
+from dograph.training.config import MixerConfig, RunConfig
 from dograph.training.forecast import EFFICIENCY, forecast
 
 
@@ -14,6 +18,7 @@ def print_forecast(config: RunConfig) -> None:
     costs = forecast(config, corpus)
     console = Console()
 
+    print(mixer_line(config.mixer))
     table = Table(title="forecast", show_header=False)
     table.add_row("parameters", f"{costs.parameters:,}")
     table.add_row("memory, weights and optimizer", _size(costs.state_bytes))
@@ -35,6 +40,28 @@ def print_forecast(config: RunConfig) -> None:
         note = f"more than {config.data.warn_epochs:g}" if epochs > config.data.warn_epochs else ""
         sources.add_row(source, f"{weight:.4f}", f"{epochs:.2f}", note)
     console.print(sources)
+
+
+def mixer_line(mixer: MixerConfig) -> str:
+    """The mixer, and of DoGraph what its recipe and options come to: domains, objective, scope."""
+    given = mixer.options
+    if mixer.name != "dograph":
+        return f"mixer: {_with(mixer.name, given)}"
+    recipe = given.pop("recipe", DEFAULT_RECIPE)
+    options = resolve_options(recipe, {k: v for k, v in given.items() if k != "warmup_steps"})
+    objective = options.objective
+    if isinstance(objective, Mapping):
+        rest = {name: value for name, value in objective.items() if name != "name"}
+        objective = _with(str(objective["name"]), rest)
+    return (
+        f"mixer: dograph, recipe {_with(recipe, given)}: {options.num_domains} domains, "
+        f"objective {objective}, scope {options.scope}"
+    )
+
+
+def _with(name: str, options: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{option}={value}" for option, value in options.items())
+    return f"{name} with {told}" if told else name
 
 
 def _size(count: int) -> str:

@@ -13,6 +13,7 @@ from dograph.mixers.registry import build_mixer
 from dograph.page.content import Comparison, Difference, Method, RunData, Scale
 from dograph.page.grouping import group_names
 from dograph.page.intervals import Estimate, over_seeds, t_quantile
+from dograph.page.verdict import claim_of
 from dograph.training.config import RunConfig
 
 FIGURES = ("mean", "natural", "worst", "gap")
@@ -36,6 +37,7 @@ def from_findings(findings: Mapping[str, Any], title: str, parameters: int | Non
         parameters=parameters,
         command=findings["command"],
         is_planned=True,
+        claim=claim_of(findings["baseline"], methods, is_planned=True),
         methods=methods,
         notes=list(findings["notes"]),
         num_domains=num_domains_of(methods),
@@ -138,6 +140,7 @@ def _loose(groups: Mapping[str, list[Trained]]) -> Comparison:
         parameters=first.parameters,
         command=None,
         is_planned=False,
+        claim=claim_of(baseline, methods, is_planned=False),
         methods=methods,
         notes=[
             f"differences are to {baseline}, seed by seed where both have the seed; intervals are "

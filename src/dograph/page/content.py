@@ -131,6 +131,7 @@ class Domains:
     """What the model perceives in the course of a run."""
 
     has_identity: bool
+    numbering: str  # what the number in a domain's name says
     sources: list[str]
     source_N: list[int]  # of each probe row
     probes: list[ShownProbe]
@@ -213,6 +214,7 @@ class Comparison:
     parameters: int | None
     command: str | None  # that makes all of it
     is_planned: bool  # made by dograph compare, so that claims are corrected
+    claim: str  # what may be said of the methods, and what may not
     methods: list[Method]
     notes: list[str]
     num_domains: list[tuple[str, list[tuple[int, Estimate]]]]  # by what else was set

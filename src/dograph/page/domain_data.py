@@ -27,6 +27,8 @@ from dograph.training.config import RunConfig
 from dograph.training.run_dir import RunDirectory
 
 SAMPLED = 4  # graphs that have texts of their own, where domains do not last
+LASTING = "a number is one domain throughout"
+RANKED = "numbers are ranks by weight in each step, 0 the heaviest"
 BASE, REACH = 0.06, 0.34  # radius of a node: at least, and what a share of 1 adds
 
 
@@ -50,7 +52,8 @@ def domains_of(
     has_identity = keeps_identity(config)
     if not has_identity:
         notes.append(
-            "domains of one batch have no identity: they are numbered by falling weight, from 0"
+            "Domains are found anew in every batch and have no identity over steps. "
+            f"Their {RANKED}: domain 0 of one step and domain 0 of another are not the same domain."
         )
     shown: list[ShownProbe] = []
     if probes and min(probes[-1].sketch_NK.shape) > 1:  # one row lies nowhere
@@ -64,6 +67,7 @@ def domains_of(
         drawn = _with_samples(run, config, corpus, drawn, texts)
     return Domains(
         has_identity=has_identity,
+        numbering=LASTING if has_identity else RANKED,
         sources=probes[-1].sources if probes else _named(graphs),
         source_N=probes[-1].source_N.tolist() if probes else [],
         probes=shown,

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from dograph.errors import require
-from dograph.page.content import Domains, PageData, Placed, RunData, ShownProbe
+from dograph.page.content import Domains, PageData, RunData, ShownProbe
 from dograph.page.domain_data import BASE, REACH
 from dograph.page.drawing import (
     ASIDE,
@@ -83,27 +83,35 @@ def _domains(domains: Domains, stem: str) -> Drawn:
     if domains.weight:
         figure, axes = sheet(COLUMN, 2.3)
         for name, curve in domains.weight.items():
-            label = f"domain {name}" if domains.has_identity else f"heaviest {int(name) + 1}"
-            draw_curve(axes[0, 0], curve, int(name), label, faint=False)
+            draw_curve(axes[0, 0], curve, int(name), f"domain {name}", faint=False)
         axes[0, 0].set(xlabel="step", ylabel="weight of the domain")
+        _say_ranks(figure, domains)
         legend_of(axes[0, 0])
         yield f"{stem}weights", figure
     if domains.graphs:
-        yield f"{stem}graph", _graph(domains.graphs[-1])
-        yield f"{stem}composition", _composition(domains.graphs[-1], domains.sources)
+        yield f"{stem}graph", _graph(domains)
+        yield f"{stem}composition", _composition(domains)
+
+
+def _say_ranks(figure: Any, domains: Domains) -> None:
+    """Below the figure, that numbers are ranks, where they are."""
+    if not domains.has_identity:
+        figure.supxlabel(domains.numbering, fontsize="small")
 
 
 def _probes(domains: Domains) -> Any:
     """Figure 1: the same rows at several steps, above by source and below by domain."""
     chosen = domains.probes[-MOST_PROBES:]
+    # Rows that were clustered among themselves are in no domain of the mixer.
+    kind, by = ("domain", "by domain") if domains.has_identity else ("cluster", "by cluster")
     figure, axes = sheet(WIDE, 2.6, 2, len(chosen))
     for column, probe in enumerate(chosen):
         _scatter(axes[0, column], probe, domains.source_N, domains.sources)
-        names = [f"domain {j}" for j in range(max([-1, *probe.label]) + 1)]
+        names = [f"{kind} {j}" for j in range(max([-1, *probe.label]) + 1)]
         _scatter(axes[1, column], probe, probe.label, names)
         axes[0, column].set_title(f"step {probe.step:,}")
     axes[0, 0].set_ylabel("by source")
-    axes[1, 0].set_ylabel("by domain")
+    axes[1, 0].set_ylabel(by)
     for axis in (axes[0, -1], axes[1, -1]):
         axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=1.5)
     return figure
@@ -125,8 +133,9 @@ def _scatter(axis: Any, probe: ShownProbe, kind_N: list[int], names: list[str]) 
     axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
 
 
-def _graph(graph: Placed) -> Any:
-    """Discs are shares, rings weights, lines agreement."""
+def _graph(domains: Domains) -> Any:
+    """The last graph: discs are shares, rings weights, lines agreement."""
+    graph = domains.graphs[-1]
     circle = require("matplotlib.patches", "figures").Circle
     figure, axes = sheet(COLUMN, COLUMN)
     axis = axes[0, 0]
@@ -143,6 +152,7 @@ def _graph(graph: Placed) -> Any:
         axis.add_patch(circle(where, weight, fill=False, edgecolor=own, linewidth=1.4, zorder=3))
         axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
     axis.set(aspect="equal", title=f"step {graph.step:,}")
+    _say_ranks(figure, domains)
     axis.autoscale_view()
     axis.set_axis_off()
     return figure
@@ -152,7 +162,8 @@ def _radius(share: float) -> float:
     return BASE + REACH * math.sqrt(max(share, 0.0))
 
 
-def _composition(graph: Placed, sources: list[str]) -> Any:
+def _composition(domains: Domains) -> Any:
+    graph, sources = domains.graphs[-1], domains.sources
     figure, axes = sheet(COLUMN, 0.8 + 0.22 * len(graph.nodes))
     axis = axes[0, 0]
     names = list(dict.fromkeys([*sources, *(n for node in graph.nodes for n in node["sources"])]))
@@ -164,6 +175,7 @@ def _composition(graph: Placed, sources: list[str]) -> Any:
             axis.barh(row, share, left=left, color=colour(names.index(name)), label=label)
             left += share
     axis.set(xlabel="share of the domain's samples", xlim=(0, 1))
+    _say_ranks(figure, domains)
     axis.set_yticks(range(len(graph.nodes)), [f"domain {node['domain']}" for node in graph.nodes])
     axis.invert_yaxis()
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)

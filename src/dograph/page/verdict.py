@@ -1,4 +1,4 @@
-"""One sentence that says what came out, and no more than may be said."""
+"""What came out in a sentence or two, and no more than may be said."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from dograph.page.intervals import Estimate, over_seeds
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
     """The first comparison's outcome, or the run's."""
     if comparisons:
-        return _compared(comparisons[0])
+        return comparisons[0].claim
     if not runs:
         return "There are no runs to speak of."
     if len(runs) == 1:
@@ -67,9 +67,9 @@ def _single(run: RunData) -> str:
     return "; ".join(parts) + "."
 
 
-def _compared(comparison: Comparison) -> str:
-    baseline = comparison.baseline
-    others = [method for method in comparison.methods if "mean" in method.differences]
+def claim_of(baseline: str, methods: Sequence[Method], *, is_planned: bool) -> str:
+    """Which methods are lower than the baseline, which higher, and of which nothing is claimed."""
+    others = [method for method in methods if "mean" in method.differences]
     if not others:
         return f"No method could be set beside {baseline}."
     best = min(others, key=_difference)
@@ -78,22 +78,35 @@ def _compared(comparison: Comparison) -> str:
     else:
         level = f"No mean loss is below {baseline}'s; the nearest is {best.name}'s: "
         level += f"{_figures(best, baseline)}."
-    if not comparison.is_planned:
+    if not is_planned:
         return f"{level} Runs picked by hand: no claim."
-    lower, higher = (
-        [method for method in others if method.differences["mean"].claim == claim]
-        for claim in ("lower", "higher")
-    )
+    by_claim: dict[str, list[Method]] = {}
+    for method in others:
+        by_claim.setdefault(method.differences["mean"].claim or "no claim", []).append(method)
+    lower, higher = by_claim.pop("lower", []), by_claim.pop("higher", [])
+    told = []
     if lower:
-        names, first = ", ".join(method.name for method in lower), min(lower, key=_difference)
-        lead = f"Lower than {baseline} in mean loss: {names}"
-        return f"{lead}. Most so {first.name}: {_figures(first, baseline)}."
+        lead, most = f"Lower than {baseline} in mean loss", min(lower, key=_difference)
+        told.append(f"{lead}: {_names(lower)}. Most so {most.name}: {_figures(most, baseline)}.")
     if higher:
-        lead = f"Higher than {baseline} in mean loss: {', '.join(m.name for m in higher)}"
-        return f"{lead}. {level}"
-    why = best.differences["mean"].claim or "no claim"
-    lead = "No difference is shown" if why == "unclear" else why[0].upper() + why[1:]
-    return f"{lead}. {level}"
+        lead, most = f"Higher than {baseline} in mean loss", max(higher, key=_difference)
+        told.append(f"{lead}: {_names(higher)}. Most so {most.name}: {_figures(most, baseline)}.")
+    is_all = not told and len(by_claim) == 1
+    told += [_unclaimed(claim, own, is_all=is_all) for claim, own in by_claim.items()]
+    return " ".join(told if lower else [*told, level])
+
+
+def _unclaimed(claim: str, methods: Sequence[Method], *, is_all: bool) -> str:
+    """Why nothing is claimed of these methods; they are named where there are others."""
+    if claim == "unclear":
+        return "No difference is shown" + ("." if is_all else f" for {_names(methods)}.")
+    reason = claim.removeprefix("no claim").removeprefix(": ")
+    lead = "Nothing is claimed" if is_all else f"Nothing is claimed of {_names(methods)}"
+    return f"{lead}: {reason}." if reason else f"{lead}."
+
+
+def _names(methods: Sequence[Method]) -> str:
+    return ", ".join(method.name for method in methods)
 
 
 def _difference(method: Method) -> float:

@@ -63,7 +63,7 @@ def test_the_verdict_goes_no_further_than_the_claim(findings):
         "No difference is shown."
     )
     few = verdict_of([], [altered(findings, claim="no claim: 3 of 5 seeds")])
-    assert few.startswith("No claim: 3 of 5 seeds.")
+    assert few.startswith("Nothing is claimed: 3 of 5 seeds. The lowest mean loss is ")
     assert "Lower than natural" in verdict_of([], [altered(findings, claim="lower")])
     worse = altered(findings, claim="higher", mean=0.1)
     said = verdict_of([], [worse])
@@ -83,6 +83,52 @@ def test_what_is_most_so_is_claimed_itself(findings):
     label = changed["methods"][2]["label"]
     said = verdict_of([], [from_findings(changed, "demo", None)])
     assert said.startswith(f"Lower than natural in mean loss: {label}. Most so {label}: -0.1000 [")
+
+
+def claimed(findings, **claims):
+    """The comparison with these claims, by method; the others are unclear."""
+    changed = json.loads(json.dumps(findings))
+    for method in changed["methods"][1:]:
+        claim = claims.get(method["label"].replace("-", "_"), "unclear")
+        mean = {"lower": -0.2, "higher": 0.3}.get(claim, 0.0)
+        method["differences"]["mean"] |= {"mean": mean, "claim": claim}
+    return from_findings(changed, "demo", None)
+
+
+def test_what_is_worse_is_named_beside_what_is_better(findings):
+    said = claimed(findings, regmix="lower", uniform="higher", doge="higher").claim
+    assert said.startswith("Lower than natural in mean loss: regmix. Most so regmix: -0.2000 [")
+    assert " Higher than natural in mean loss: uniform, doge. Most so uniform: +0.3000 [" in said
+    assert said.endswith(" No difference is shown for dynamic-loss, doremi, mixing-law, dograph.")
+
+
+def test_every_method_is_in_the_claim_once(findings):
+    found = claimed(findings, doremi="lower", doge="higher", dograph="no claim: 4 of 5 seeds")
+    lists = [
+        part.rstrip(".").split(", ")
+        for lead, end in (
+            ("Lower than natural in mean loss: ", ". Most"),
+            ("Higher than natural in mean loss: ", ". Most"),
+            ("No difference is shown for ", ". "),
+            ("Nothing is claimed of ", ": 4 of 5 seeds."),
+        )
+        for part in [found.claim.split(lead)[1].split(end)[0]]
+    ]
+    named = [name for names in lists for name in names]
+    assert sorted(named) == sorted(m["label"] for m in findings["methods"][1:])
+    assert lists[3] == ["dograph"]
+
+
+def test_each_comparison_has_its_own_claim(findings):
+    first, second = claimed(findings, doge="higher"), claimed(findings, doge="lower")
+    assert verdict_of([], [first, second]) == first.claim
+    assert second.claim.startswith("Lower than natural in mean loss: doge.")
+
+
+def test_too_few_seeds_are_no_claim_however_large_the_difference(findings):
+    said = altered(findings, claim="no claim: 2 of 5 seeds", mean=-3.0).claim
+    assert said.startswith("Nothing is claimed: 2 of 5 seeds. ")
+    assert "Lower than" not in said
 
 
 def test_what_failed_is_left_out(findings):

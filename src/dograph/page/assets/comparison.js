@@ -14,6 +14,7 @@ function comparison(data, body) {
   }
   for (const one of data.comparisons) {
     if (data.comparisons.length > 1) body.append(el("h3", {}, named(one.title)));
+    body.append(el("p", { class: "claim" }, named(one.claim)));
     if (one.methods.length)
       body.append(methodTable(one), differenceCharts(one), heatMap(one), extras(one));
     else body.append(el("p", { class: "soft" }, "No method came to a loss."));

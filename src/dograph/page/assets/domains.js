@@ -123,9 +123,13 @@ function probeCharts(own, state, probeAt) {
     basis: () => state.basis,
     rows: () => probeRows(own, probeAt(), state.basis),
   };
-  const assigned = own.has_identity
-    ? "as the mixer would assign them"
-    : "clustered among themselves; numbers are not the graph's";
+  const [kind, by, assigned] = own.has_identity
+    ? ["domain", "by domain", "as the mixer would assign them"]
+    : [
+        "cluster",
+        "clustered among themselves",
+        "found anew at every probe, as in a batch; these clusters are no domains of the graph, and their numbers are not ranks",
+      ];
   return [
     scatterChart({
       ...shared,
@@ -134,14 +138,16 @@ function probeCharts(own, state, probeAt) {
       note: "principal components of the directions of their sketches",
       labels: own.sources,
       kinds: () => own.source_N,
+      kind,
     }),
     scatterChart({
       ...shared,
       id: "pca-domain",
-      title: "The same rows, by domain",
+      title: `The same rows, ${by}`,
       note: most < 0 ? "no domains known yet" : assigned,
-      labels: Array.from({ length: most + 1 }, (_, k) => `domain ${k}`),
+      labels: Array.from({ length: most + 1 }, (_, k) => `${kind} ${k}`),
       kinds: (probe) => probe.label,
+      kind,
     }),
   ];
 }
@@ -171,6 +177,7 @@ function graphPart(data, run, state, probeAt) {
   };
   const chart = graphChart({
     id: "graph",
+    note: own.has_identity ? null : own.numbering,
     current: graphAt,
     chosen: () => state.domain,
     choose: (domain) => {
@@ -207,21 +214,24 @@ function weightPart(run) {
   const series = (curves) =>
     Object.entries(curves)
       .map(([name, curve]) => ({
-        name: own.has_identity ? `domain ${name}` : `heaviest ${Number(name) + 1}`,
+        name: domainName(name),
         index: Number(name),
         line: curve.smooth || curve.raw,
         raw: Object.keys(curves).length <= 4 && curve.smooth ? curve.raw : null,
       }))
       .filter((one) => one.line.x.length);
-  const note = own.has_identity
-    ? "a line is one domain throughout"
-    : "by falling weight in each step: no line is one domain";
+  const note = own.has_identity ? own.numbering : `${own.numbering}: no line is one domain`;
   return el(
     "div",
     { class: "grid" },
     lineChart({ title: "Weights of domains", note, series: series(own.weight) }),
     lineChart({ title: "Shares of the samples", note, series: series(own.share) }),
   );
+}
+
+function countedOver(own) {
+  if (own.has_identity) return "samples of the last batches, by source";
+  return `samples of the step's batch, by source; ${own.numbering}: the bars of a chart are not one domain`;
 }
 
 // One row of bars a domain, one bar a graph: what the domain was made of, from first to last.
@@ -254,7 +264,7 @@ function compositionPart(run) {
           .sort((a, b) => a[0] - b[0]),
       }));
     return barChart({
-      title: own.has_identity ? `Domain ${domain}` : `Heaviest ${domain + 1}`,
+      title: capital(domainName(domain)),
       labels: names,
       bars,
       whole: true,
@@ -273,7 +283,7 @@ function compositionPart(run) {
           `${graphs.length} of ${own.graphs.length} graphs are shown, evenly spaced.`,
         )
       : null,
-    el("p", { class: "soft" }, "samples of the last batches, by source"),
+    el("p", { class: "soft" }, countedOver(own)),
     el(
       "div",
       { class: "legend" },

@@ -4,6 +4,10 @@ const NODE_BASE = 0.06;
 const NODE_REACH = 0.34;
 const radius = (share) => NODE_BASE + NODE_REACH * Math.sqrt(Math.max(share, 0));
 
+// A domain has this name wherever it is spoken of; what its number means is `numbering`.
+const domainName = (number) => `domain ${number}`;
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
 function graphChart(options) {
   const plot = el("div", { class: "plot", id: options.id });
   const current = { width: 0 };
@@ -14,7 +18,9 @@ function graphChart(options) {
   });
   const figure = frame(
     "Domain graph",
-    "disc: share of the samples; ring: weight (wider than the disc: weighed up); solid line: mean gradients agree, dashed: they oppose each other, thickness: |cosine|; distances are those between mean gradients, as far as a plane can show. Choose a domain to read of it.",
+    "disc: share of the samples; ring: weight (wider than the disc: weighed up); solid line: mean gradients agree, dashed: they oppose each other, thickness: |cosine|; distances are those between mean gradients, as far as a plane can show. " +
+      (options.note ? `Here ${options.note}. ` : "") +
+      "Choose a domain to read of it.",
     plot,
     numbers(
       "the domain graph",
@@ -23,7 +29,7 @@ function graphChart(options) {
         options
           .current()
           .nodes.map((node) => [
-            `domain ${node.domain}`,
+            domainName(node.domain),
             number(node.share),
             number(node.weight),
             number(node.norm),
@@ -115,7 +121,7 @@ function drawNode(node, x, y, zoom, options) {
       "aria-pressed": String(options.chosen() === node.domain),
       click: choose,
       keydown: keys,
-      "aria-label": `domain ${node.domain}: share ${number(node.share, 3)}, weight ${number(weight, 3)}; ${made(node)}`,
+      "aria-label": `${domainName(node.domain)}: share ${number(node.share, 3)}, weight ${number(weight, 3)}; ${made(node)}`,
     },
     svg("circle", { class: "halo", r: larger + 5 }),
     svg("circle", { class: "share", r: radius(node.share) * zoom }),
@@ -130,8 +136,9 @@ function domainPanel(data, run, graph, probe, domain) {
   const panel = el(
     "div",
     { class: "panel", id: "domain-panel", "aria-live": "polite" },
-    el("h3", {}, `Domain ${domain}`),
+    el("h3", {}, capital(domainName(domain))),
   );
+  if (!run.domains.has_identity) panel.append(el("p", { class: "soft" }, rankNote(graph, domain)));
   if (node) panel.append(...nodeFacts(node, graph.step));
   const [title, examples, none] = run.domains.has_identity
     ? nearTexts(probe, domain)
@@ -142,6 +149,11 @@ function domainPanel(data, run, graph, probe, domain) {
   const drift = run.domains.drift[String(domain)] || [];
   if (drift.length) panel.append(...driftFacts(drift));
   return panel;
+}
+
+function rankNote(graph, domain) {
+  const name = domainName(domain);
+  return `Its number is a rank by weight in the batch of step ${graph.step}, 0 the heaviest; ${name} of another step is another domain.`;
 }
 
 function nearTexts(probe, domain) {

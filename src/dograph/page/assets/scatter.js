@@ -19,7 +19,7 @@ function scatterChart(options) {
     options.note,
     legend,
     plot,
-    numbers(options.title, ["row", "source", "domain", "x", "y"], () => options.rows()),
+    numbers(options.title, ["row", "source", options.kind, "x", "y"], () => options.rows()),
   );
   return { figure, move: place };
 }

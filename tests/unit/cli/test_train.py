@@ -1,0 +1,52 @@
+"""dograph train as it is typed."""
+
+import pytest
+from typer.testing import CliRunner
+
+from corpora import write_corpus
+from dograph.cli.forecast import mixer_line
+from dograph.cli.main import app
+from dograph.training.presets import resolve_config
+
+
+def line(*settings, name=None):
+    return mixer_line(resolve_config(name, settings).mixer)
+
+
+def test_a_dry_run_names_what_the_mixer_comes_to(tmp_path):
+    settings = [f"data.corpus={write_corpus(tmp_path / 'corpus')}", f"run={tmp_path / 'run'}"]
+    settings += ["data.seq_len=16", "model.preset=tiny", "mixer.recipe=safe", "mixer.num_domains=4"]
+    found = CliRunner().invoke(app, ["train", *settings, "--dry-run"])
+    assert found.exit_code == 0
+    assert found.output.splitlines()[0] == (
+        "mixer: dograph, recipe safe with num_domains=4: 4 domains, objective precision, "
+        "scope stream"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ([], "recipe recommended: 11 domains, objective precision, scope batch"),
+        (["mixer.recipe=paper"], "recipe paper: 11 domains, objective uncertainty, scope batch"),
+        (["mixer.recipe=safe"], "recipe safe: 11 domains, objective precision, scope stream"),
+        (
+            ["mixer.scope=epoch", "mixer.objective={name: robust, gamma: 0.5}"],
+            "recipe recommended with scope=epoch, objective={'name': 'robust', 'gamma': 0.5}: "
+            "11 domains, objective robust with gamma=0.5, scope epoch",
+        ),
+    ],
+)
+def test_recipes_and_what_is_changed_in_them(settings, told):
+    assert line(*settings) == f"mixer: dograph, {told}"
+
+
+def test_presets_name_their_recipe():
+    assert line(name="planted").startswith("mixer: dograph, recipe safe with num_domains=4: 4 dom")
+    assert "recipe paper: 11 domains" in line(name="paper-gpt2-small")
+
+
+def test_other_mixers_are_named_with_their_options():
+    assert line("mixer.name=uniform") == "mixer: uniform"
+    assert line("mixer.name=unimax", "mixer.max_epochs=2") == "mixer: unimax with max_epochs=2"
