@@ -109,10 +109,7 @@ def _ask(
     proxy: list[str],
     lab: Path,
 ) -> "Ask":
-    from dograph.cli.preparing import ensured
-    from dograph.compare.ask import Ask
     from dograph.compare.methods import parse_methods, parse_seeds
-    from dograph.lab.planning import default_proxy
     from dograph.training.presets import merge, parse_override, resolve_config
 
     if budget not in ("tokens", "compute"):
@@ -123,6 +120,11 @@ def _ask(
     planned = any(method.is_planned for method in methods)
     if not planned and (replan or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
+    # Not before names and seeds are known to be right: torch takes seconds to import.
+    from dograph.cli.preparing import ensured
+    from dograph.compare.ask import Ask
+    from dograph.lab.planning import default_proxy
+
     folder = ensured(config.data.corpus).resolve()
     data = config.data.model_copy(update={"corpus": str(folder)})
     config = config.model_copy(update={"data": data})

@@ -1,8 +1,8 @@
 """The picture of `dograph reproduce gradient-pca`: how the rows of sources lie, probe by probe.
 
-A panel for each probe and method. All panels have the axes of the method's last probe and one
-range, so that steps can be compared; how much of a probe's variance lies on these axes stands over
-it. Colours and marks are those of the page and of `dograph figures`.
+A panel for each probe and method, on the probe's own components as in the paper, and one range for
+all: directions have length 1, so widths can be compared. How much of its variance two components
+hold stands over each. Colours and marks are those of the page and of `dograph figures`.
 """
 
 import io
@@ -55,8 +55,8 @@ def draw(found: Mapping[str, Points]) -> Any:
         for line in axes[row : row + rows_of[name]]:
             line[0].set_ylabel(name)
         row += rows_of[name]
-    _same_axes(axes, found)
-    told = "first component of the last probe, upwards the second; %: of a probe's variance on both"
+    _same_range(axes, found)
+    told = "first component of each probe, upwards the second; %: of its variance on both"
     figure.supxlabel(told, fontsize=7)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=beside, markerscale=2)
@@ -88,7 +88,7 @@ def _panel(axis: Any, points: Points, at: int, sources: list[str]) -> None:
     axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
 
 
-def _same_axes(axes: Any, found: Mapping[str, Points]) -> None:
+def _same_range(axes: Any, found: Mapping[str, Points]) -> None:
     """One square for all panels, with every point in it; numbers at the outer ones alone."""
     rows = [row for p in found.values() for probe in p["coordinates"].values() for row in probe]
     low, high = ([end(row[part] for row in rows) for part in (0, 1)] for end in (min, max))

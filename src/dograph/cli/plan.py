@@ -163,15 +163,17 @@ def _refuse(*given: bool) -> None:
 
 def _resolved(method: str, settings: list[str]) -> "RunConfig":
     """The run to plan for, its mixer being the method."""
-    from dograph.cli.preparing import ensured
-    from dograph.lab.planning import require_method, require_planner
+    from dograph.mixers.registry import require_method
     from dograph.training.presets import resolve_config
 
-    require_method(method)
+    require_method(method)  # before torch is imported: that takes seconds
     name, own = split_settings(settings)
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
+    from dograph.cli.preparing import ensured
+    from dograph.lab.planning import require_planner
+
     require_planner(config)
     data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
     return config.model_copy(update={"data": data})

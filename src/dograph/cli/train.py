@@ -59,6 +59,9 @@ def train(
     if print_config:
         print(config.dump(), end="")
         return
+    from dograph.mixers.registry import require_mixer
+
+    require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     if dry_run:
         from dograph.cli.forecast import print_forecast
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer, Planner
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_mixer
 from dograph.training.config import RunConfig, parse_config, read_yaml
 from dograph.training.presets import merge, parse_override
 
@@ -75,6 +75,8 @@ def parse_methods(text: str, base: RunConfig, baseline: str) -> list[Method]:
             f'--mixers names "{twice[0]}" twice; tell them apart by labels, as in '
             f"one={twice[0]},two={twice[0]}[option=value]"
         )
+    for method in found:
+        require_mixer(method.mixer["name"])
     for method in found:
         method.config(base)
         method.is_planned  # noqa: B018  refuses wrong names and options now

@@ -8,12 +8,12 @@ from typing import Any
 
 from dograph import __version__
 from dograph.corpus.corpus import Corpus
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError
 from dograph.lab.lab import ProxyLab, Used
 from dograph.lab.local import LocalPool
 from dograph.lab.pool import Pool
 from dograph.mixers.base import Planner, Proxy, ProxyResult
-from dograph.mixers.registry import MIXERS, build_mixer
+from dograph.mixers.registry import build_mixer, require_method
 from dograph.mixtures.file import Provenance
 from dograph.plans.table import MixtureTable
 from dograph.training.assembly import open_sampler
@@ -46,23 +46,6 @@ class Plan:
     findings: dict[str, Any]
     cost: PlanCost
     table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one
-
-
-def planners() -> list[str]:
-    """Methods that make a plan from proxies."""
-    return sorted(name for name, kind in MIXERS.items() if issubclass(kind, Planner))
-
-
-def require_method(name: str) -> None:
-    """Refuse a mixer that plans without proxies, and a name that nobody has."""
-    if ":" in name or name in planners():
-        return
-    if name in MIXERS:
-        raise ConfigError(
-            f"{name} makes no plan; train with mixer.name={name}. Methods that make one: "
-            f"{', '.join(planners())}"
-        )
-    raise ConfigError(f'there is no method "{name}"; {did_you_mean(name, planners())}')
 
 
 def require_planner(config: RunConfig) -> Planner:

@@ -6,17 +6,17 @@ each sample counts (`weigh`, each step), and whether to draw differently (`remix
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dograph.plans.table import MixtureTable
 from dograph.types import Mixture, Signals
 
+if TYPE_CHECKING:  # torch takes seconds to import; to refuse a misspelt name does not need it
+    from torch import Tensor
+
 # Metrics of a step by name; tensors stay on the device until they are written. What costs much to
 # say may be said then: any mapping will do.
-Report = Mapping[str, float | Tensor]
+Report = Mapping[str, "float | Tensor"]
 
 # What `weigh` may ask for. The step computes only what the mixer needs.
 SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})
@@ -84,8 +84,10 @@ class Mixer:
         """What to draw from at first."""
         return Mixture.normalised({name: float(n) for name, n in lab.tokens.items()})
 
-    def weigh(self, signals: Signals) -> Tensor:
+    def weigh(self, signals: Signals) -> "Tensor":
         """Weight of each sample of the world batch: (B,), >= 0, summing to 1."""
+        import torch
+
         equal = 1 / signals.num_samples
         return torch.full((signals.num_samples,), equal, device=signals.device)
 

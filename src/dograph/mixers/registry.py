@@ -1,4 +1,7 @@
-"""Mixers by name: ours, or anybody's by `module:Class`."""
+"""Mixers by name: ours, or anybody's by `module:Class`.
+
+Ours are imported when one is built, so that a misspelt name is refused before torch is imported.
+"""
 
 import importlib
 import inspect
@@ -9,43 +12,53 @@ from typing import Any
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import SIGNALS, Mixer
-from dograph.mixers.doge import DoGE
-from dograph.mixers.doge_proxy import DoGEProxy
-from dograph.mixers.dograph import DoGraph
-from dograph.mixers.doremi import DoReMi
-from dograph.mixers.doremi_proxy import DoReMiProxy
-from dograph.mixers.dynamic_loss import DynamicLoss
-from dograph.mixers.fixed import Scheduled, Static, Uniform, UniMax
-from dograph.mixers.group_dro import GroupDRO
-from dograph.mixers.mixing_law import MixingLaw
-from dograph.mixers.regmix import RegMix
 
-MIXERS: dict[str, type[Mixer]] = {
-    "dograph": DoGraph,
-    "natural": Mixer,
-    "uniform": Uniform,
-    "static": Static,
-    "scheduled": Scheduled,
-    "unimax": UniMax,
-    "dynamic-loss": DynamicLoss,
-    "group-dro": GroupDRO,
-    "doremi": DoReMi,
-    "doremi-proxy": DoReMiProxy,
-    "doge": DoGE,
-    "doge-proxy": DoGEProxy,
-    "regmix": RegMix,
-    "mixing-law": MixingLaw,
+PLANNERS = {  # their plans come from proxies: subclasses of Planner
+    "doremi": "dograph.mixers.doremi:DoReMi",
+    "doge": "dograph.mixers.doge:DoGE",
+    "regmix": "dograph.mixers.regmix:RegMix",
+    "mixing-law": "dograph.mixers.mixing_law:MixingLaw",
+}
+MIXERS = {
+    "dograph": "dograph.mixers.dograph:DoGraph",
+    "natural": "dograph.mixers.base:Mixer",
+    "uniform": "dograph.mixers.fixed:Uniform",
+    "static": "dograph.mixers.fixed:Static",
+    "scheduled": "dograph.mixers.fixed:Scheduled",
+    "unimax": "dograph.mixers.fixed:UniMax",
+    "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
+    "group-dro": "dograph.mixers.group_dro:GroupDRO",
+    "doremi-proxy": "dograph.mixers.doremi_proxy:DoReMiProxy",
+    "doge-proxy": "dograph.mixers.doge_proxy:DoGEProxy",
+    **PLANNERS,
 }
 
 
-def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
-    """The mixer `name` with `options` as its arguments."""
-    kind = _load(name) if ":" in name else MIXERS.get(name)
-    if kind is None:
+def require_mixer(name: str) -> None:
+    """Refuse a name that no mixer has; whether module:Class is there shows when it is built."""
+    if ":" not in name and name not in MIXERS:
         raise ConfigError(
             f'mixer.name="{name}" is not known; {did_you_mean(name, MIXERS)} '
             "Your own mixer is named module:Class."
         )
+
+
+def require_method(name: str) -> None:
+    """Refuse a mixer that plans without proxies, and a name that nobody has."""
+    if ":" in name or name in PLANNERS:
+        return
+    if name in MIXERS:
+        raise ConfigError(
+            f"{name} makes no plan; train with mixer.name={name}. Methods that make one: "
+            f"{', '.join(sorted(PLANNERS))}"
+        )
+    raise ConfigError(f'there is no method "{name}"; {did_you_mean(name, PLANNERS)}')
+
+
+def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
+    """The mixer `name` with `options` as its arguments."""
+    require_mixer(name)
+    kind = _own(MIXERS[name]) if name in MIXERS else _load(name)
     parameters = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
     known = set(parameters)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # it checks them itself
@@ -57,6 +70,12 @@ def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
         return kind(**options)
     except TypeError as error:
         raise ConfigError(f"mixer {name}: {error}") from error
+
+
+def _own(home: str) -> type[Mixer]:
+    module_name, _, class_name = home.partition(":")
+    kind: type[Mixer] = getattr(importlib.import_module(module_name), class_name)
+    return kind
 
 
 def _load(name: str) -> type[Mixer]:

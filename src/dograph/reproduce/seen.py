@@ -166,8 +166,8 @@ def _written(file: Path) -> dict[str, Any]:
 
 
 def _coordinates(run: Path) -> dict[str, Any]:
-    """On the axes of the last probe, so that steps can be compared."""
-    found = probe_pca(run, basis="last")
+    """Each probe on axes of its own, as in the paper: on the last one's, early ones are a dot."""
+    found = probe_pca(run, basis="own")
     return {
         "run": str(run),
         "sources": found.sources,

@@ -7,7 +7,8 @@ import pytest
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.lab.planning import default_proxy, forecast_plan, make_plan, require_method
+from dograph.lab.planning import default_proxy, forecast_plan, make_plan
+from dograph.mixers.registry import require_method
 from dograph.training.config import MixerConfig
 from dograph.training.flops import run_flops
 from dograph.training.presets import resolve_config

@@ -40,7 +40,7 @@ def panels(figure):
 def test_points_are_the_coordinates_of_every_source(points):
     shown = panels(draw(json.loads(points.read_text())))
     assert len(shown) == 6
-    expected = probe_pca(points.parent / "run-1", basis="last")
+    expected = probe_pca(points.parent / "run-1", basis="own")
     for axis, (step, found) in zip(shown[3:], expected.at.items(), strict=True):
         share = 100 * float(found.explained_C.sum())
         assert axis.get_title() == f"step {step:,}: {share:.0f} %"

@@ -42,7 +42,7 @@ def test_changes_are_last_less_first_run_by_run(by_hand, runs, tmp_path):
         assert ends == pytest.approx(tuple(expected))
         assert (verdict.ours.seeds, verdict.word) == (5, "confirmed")
     points = json.loads((tmp_path / "pca.json").read_text())["equal"]
-    expected = probe_pca(runs[0], basis="last").at[0].coordinate_NC
+    expected = probe_pca(runs[0], basis="own").at[0].coordinate_NC
     np.testing.assert_allclose(points["coordinates"]["0"], expected, rtol=0, atol=1e-6)
 
 
