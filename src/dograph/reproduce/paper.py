@@ -184,6 +184,12 @@ ERRATA = (
         "the caption's 100B tokens are 203 times those of the training table (20,000 steps of "
         "48 x 512); it says GPU hours, the text hours; whether RegMix's proxies count is not said",
     ),
+    Erratum(
+        "tab:train-hparams-vertical",
+        ("llama-1.1b", "llama-3.2-3b"),
+        "25,000 steps of 64 samples are 1,600,000 documents; the 1,280,000 that are printed would "
+        "be 20,000 steps. Here runs have 25,000",
+    ),
 )
 
 

@@ -56,7 +56,8 @@ def _paper(model: str, corpus: str, part: dict[str, Any], dropout: float) -> dic
         "run": f"runs/paper-{model}",
         "data": {"corpus": corpus},
         "model": {"preset": model, "dropout": dropout},
-        "mixer": {"name": "dograph", "recipe": "paper"},
+        # Every source alike, as the baselines of the paper draw; it does not say so of its own.
+        "mixer": {"name": "dograph", "recipe": "paper", "sampling": "uniform"},
     }
     return merge(_PAPER, part, own)
 

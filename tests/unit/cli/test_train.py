@@ -44,7 +44,7 @@ def test_recipes_and_what_is_changed_in_them(settings, told):
 
 def test_presets_name_their_recipe():
     assert line(name="planted").startswith("mixer: dograph, recipe safe with num_domains=4: 4 dom")
-    assert "recipe paper: 11 domains" in line(name="paper-gpt2-small")
+    assert "recipe paper with sampling=uniform: 11 domains" in line(name="paper-gpt2-small")
 
 
 def test_other_mixers_are_named_with_their_options():

@@ -4,10 +4,13 @@ import math
 
 import pytest
 
+from dograph.compare.methods import parse_methods
 from dograph.evaluation.benchmarks.tasks import TASKS
+from dograph.mixers.registry import build_mixer
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import ARTEFACTS
-from dograph.reproduce.methods import ALL
+from dograph.reproduce.methods import ALL, SPECS
+from dograph.training.presets import resolve_config
 
 ROWS = [(table, method) for table in paper.DOWNSTREAM for method in paper.NAMES]
 
@@ -70,6 +73,16 @@ def test_what_the_errata_say_is_so():
     printed = [*paper.VALIDATION_LOSS.values(), *(loss for _, loss in paper.OBJECTIVES.values())]
     assert [round(math.exp(x)) for x in (min(printed), max(printed))] == [22, 91]
     assert round(paper.BUDGET_TOKENS / (20_000 * 48 * 512)) == 203
+    for name in ("llama-1.1b", "llama-3.2-3b"):
+        train = resolve_config(f"paper-{name}", []).train
+        assert (train.steps * train.batch_size, 20_000 * train.batch_size) == (1_600_000, 1_280_000)
+
+
+def test_the_presets_are_what_is_reproduced():
+    """`dograph train paper-...` and the row dograph-paper are one method."""
+    config = resolve_config("paper-gpt2-medium", [])
+    (row,) = parse_methods(SPECS["dograph-paper"], config, "dograph-paper")
+    assert build_mixer("dograph", config.mixer.options).options == row._built().options
 
 
 def test_errata_name_artefacts_that_there_are():
