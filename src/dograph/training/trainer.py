@@ -26,7 +26,7 @@ from dograph.training.metrics import SUMMARIES, Row, validation_row
 from dograph.training.nonfinite import stop_for_nonfinite
 from dograph.training.optim import build_optimizer
 from dograph.training.precision import autocast
-from dograph.training.progress import Progress, open_progress
+from dograph.training.progress import Progress, open_progress, step_note
 from dograph.training.run_dir import RunDirectory
 from dograph.training.run_files import RunFiles
 from dograph.training.step import StepRecord, TrainStep
@@ -210,9 +210,7 @@ class Trainer:
             rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
         self.files.write_metrics(rows)
         self.write_weights()
-        speed = rows[-1]["time/tokens_per_second"]
-        note = f"loss {rows[-1]['train/loss_nats']:.3f}  {speed:,.0f} tokens/s"
-        progress.update(self.done, note)
+        progress.update(self.done, step_note(rows[-1]))
 
     def write_weights(self) -> None:
         """Bring weights.jsonl up to date; it changes seldom, and writing it waits for the disk."""
