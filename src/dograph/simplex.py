@@ -1,4 +1,4 @@
-"""Optimisation on the simplex: projection, and a convex quadratic to full precision.
+"""Optimisation on the simplex: a convex quadratic to full precision.
 
 Shapes: B numbers, M domains. Nothing here waits for the device, and float running sums avoid
 torch.cumsum, which CUDA refuses in deterministic mode.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dograph.kernels import usable
 
-ITERATIONS = 14  # of the interior-point method, which converges in 8 to 12
+ITERATIONS = 24  # of the interior-point method: mostly 8 to 12, more where Q has a low rank
 CENTRING = 0.05  # each step aims at this fraction of the present gap, or at the gap's square,
 CONVERGED = 1e-13  # but not below this for each domain, in units of the largest curvature
 TO_BOUNDARY = 0.005  # each step stops short of the nearest bound by this share of the way,
@@ -31,18 +31,6 @@ def running_sum(value_B: Tensor) -> Tensor:
     inside = grid @ upper
     before = inside[:, -1] @ upper.triu(1)
     return (inside + before[:, None]).view(-1)[: value_B.numel()]
-
-
-def project_simplex(value_M: Tensor) -> Tensor:
-    """The nearest point of the simplex: max(v - theta, 0) with theta such that it sums to 1.
-
-    theta is the largest of (v_(1) + ... + v_(k) - 1) / k over the k largest entries.
-    """
-    sorted_M = value_M.double().sort(descending=True, stable=True).values
-    rank_M = torch.arange(1, len(value_M) + 1, dtype=torch.float64, device=value_M.device)
-    theta = ((running_sum(sorted_M) - 1) / rank_M).amax()
-    weight_M = (value_M.double() - theta).clamp_min(0)
-    return (weight_M / weight_M.sum()).to(value_M.dtype)
 
 
 def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tensor:
@@ -105,29 +93,20 @@ def _solve_by_pytorch(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor)
     return weight_M.masked_fill(~finite, torch.nan).to(quadratic_MM.dtype)
 
 
-def gap(quadratic_MM: Tensor, linear_M: Tensor, weight_M: Tensor, present_M: Tensor) -> Tensor:
-    """How far weights are from the minimum of w'Qw + b'w, at most: w'g - min_j g_j, g = 2Qw + b.
-
-    The Frank-Wolfe gap over the present domains; 0 exactly at the minimum, where it is the
-    Karush-Kuhn-Tucker residual.
-    """
-    q_MM, b_M, _ = _within(quadratic_MM, linear_M, present_M)
-    return _gap(q_MM, b_M, weight_M, present_M)
-
-
 def relative_gap(
     quadratic_MM: Tensor, linear_M: Tensor, weight_M: Tensor, present_M: Tensor
 ) -> Tensor:
-    """The gap in units of the problem's largest curvature, the scale that `solve_qp` works in."""
+    """How far weights are from the minimum of w'Qw + b'w, at most: w'g - min_j g_j, g = 2Qw + b.
+
+    The Frank-Wolfe gap over the present domains, in units of the problem's largest curvature, the
+    scale that `solve_qp` works in; 0 exactly at the minimum, where it is the Karush-Kuhn-Tucker
+    residual.
+    """
     q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
-    return _gap(q_MM, b_M, weight_M, present_M) / unit
-
-
-def _gap(q_MM: Tensor, b_M: Tensor, weight_M: Tensor, present_M: Tensor) -> Tensor:
     gradient_M = 2 * q_MM @ weight_M.double() + b_M
     # a common offset of the slopes must not meet the rounding of the weights' sum
     above_M = (gradient_M - _least(gradient_M, present_M)).masked_fill(~present_M, 0)
-    return weight_M.double() @ above_M
+    return weight_M.double() @ above_M / unit
 
 
 def _within(

@@ -1,37 +1,153 @@
 """Contracts that anybody's plug-in can be checked against."""
 
 import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dograph.domains.partition import Domains, partition
-from dograph.mixers.base import SIGNALS, Mixer
+from dograph.mixers.base import SIGNALS, Lab, Mixer, Proxy, ProxyResult
+from dograph.mixers.registry import build_mixer
 from dograph.objectives import Objective
-from dograph.types import Signals
+from dograph.types import Mixture, Signals
+
+STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many after
 
 
-def check_mixer(mixer: Mixer, *, num_sources: int = 3, sizes: tuple[int, ...] = (1, 2, 16)) -> None:
-    """Assert what every mixer owes: weights on the simplex, repeatable, blind to sample order."""
+def check_mixer(
+    mixer: Mixer,
+    *,
+    sources: Sequence[str] = ("a", "b", "c"),
+    sizes: tuple[int, ...] = (1, 2, 16),
+) -> None:
+    """Assert what every mixer owes, on copies of `mixer`, in a made-up run over `sources`.
+
+    - `plan` and `remix` give mixtures of sources, or strata, that the corpus has.
+    - `weigh` gives weights on the simplex, repeatable, blind to the order of samples, at first and
+      after some steps.
+    - A resumed run goes on as if it had not been stopped: `state_dict` is tensors and JSON values,
+      and another mixer built alike and loaded with it, not planned, weighs and remixes the same.
+    """
     assert mixer.needs <= SIGNALS, f"needs {mixer.needs - SIGNALS}, which no step computes"
+    lab, running = TinyLab(sources), copy.deepcopy(mixer)
+    _require_known(running.plan(lab), lab, "plan")
+    for step, mixture in running.schedule().items():
+        _require_known(mixture, lab, f"the schedule from step {step}")
     for size in sizes:
-        signals = random_signals(mixer, size, num_sources)
-        weight_B = mixer.weigh(signals)
-        assert weight_B.shape == (size,), (
-            f"weights have shape {tuple(weight_B.shape)}, not ({size},)"
+        _require_weights(running, random_signals(running, size, len(sources), step=lab.steps))
+    for step in range(STEPS):
+        _next_step(running, lab, step)
+    for size in sizes:
+        _require_weights(running, random_signals(running, size, len(sources), step=STEPS))
+    resumed = copy.deepcopy(mixer)
+    resumed.load_state_dict(_stored(running.state_dict()))
+    for step in range(STEPS, 2 * STEPS):
+        weight_B, remixed = _next_step(running, lab, step)
+        again_B, remixed_again = _next_step(resumed, lab, step)
+        assert torch.equal(weight_B, again_B), (
+            f"a resumed run weighs otherwise {step - STEPS} steps later: state_dict must hold all "
+            f"that weigh, plan and remix remember, got {sorted(running.state_dict())}"
         )
-        assert bool((weight_B >= 0).all()), f"weights must be >= 0, got {weight_B.tolist()}"
-        total = float(weight_B.sum())
-        assert abs(total - 1) < 1e-5, f"weights must sum to 1, got {total}"
-        assert not weight_B.requires_grad, "no gradient may flow through the weights"
-        again_B = copy.deepcopy(mixer).weigh(signals)
-        assert torch.equal(again_B, copy.deepcopy(mixer).weigh(signals)), "weights must repeat"
-        order_B = torch.randperm(size, generator=torch.Generator().manual_seed(0))
-        moved_B = copy.deepcopy(mixer).weigh(permuted(signals, order_B))
-        assert torch.allclose(moved_B, again_B[order_B], atol=1e-6), (
-            "weights must follow their samples when these change places"
+        assert remixed == remixed_again, (
+            f"a resumed run remixes otherwise {step - STEPS} steps later: {remixed_again} in place "
+            f"of {remixed}; state_dict must hold all that remix remembers"
         )
+
+
+def _next_step(mixer: Mixer, lab: "TinyLab", step: int) -> tuple[Tensor, Mixture | None]:
+    """One step of a run: its weights, and what it draws from afterwards."""
+    signals = random_signals(mixer, SIZE, len(lab.tokens), step=step)
+    weight_B, remixed = mixer.weigh(signals), mixer.remix(signals)
+    if remixed is not None:
+        _require_known(remixed, lab, f"remix after step {step}")
+    return weight_B, remixed
+
+
+def _require_weights(mixer: Mixer, signals: Signals) -> None:
+    size = signals.num_samples
+    weight_B = copy.deepcopy(mixer).weigh(signals)
+    assert weight_B.shape == (size,), f"weights have shape {tuple(weight_B.shape)}, not ({size},)"
+    assert bool((weight_B >= 0).all()), f"weights must be >= 0, got {weight_B.tolist()}"
+    total = float(weight_B.sum())
+    assert abs(total - 1) < 1e-5, f"weights must sum to 1, got {total}"
+    assert not weight_B.requires_grad, "no gradient may flow through the weights"
+    assert torch.equal(weight_B, copy.deepcopy(mixer).weigh(signals)), "weights must repeat"
+    order_B = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    moved_B = copy.deepcopy(mixer).weigh(permuted(signals, order_B))
+    assert torch.allclose(moved_B, weight_B[order_B], atol=1e-6), (
+        "weights must follow their samples when these change places"
+    )
+
+
+def _require_known(mixture: Mixture, lab: Lab, where: str) -> None:
+    """Refuse what a run could not draw from; that weights sum to 1, a Mixture sees to itself."""
+    assert isinstance(mixture, Mixture), f"{where} must give a dograph.Mixture, got {mixture!r}"
+    unknown = sorted(set(mixture.weights) - set(lab.tokens) - set(lab.strata))
+    assert not unknown, (
+        f"{where} draws from {unknown}; there are the sources {list(lab.tokens)} and the strata "
+        f"{list(lab.strata)}. Are the sources that this mixer names given to check_mixer?"
+    )
+
+
+def _stored(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it comes back from a checkpoint."""
+    values = {name: v for name, v in state.items() if not isinstance(v, Tensor)}
+    try:
+        back = json.loads(json.dumps(values, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(
+            f"state_dict must hold tensors and JSON values only: {error}; got {values}"
+        ) from error
+    return {**back, **{n: v.detach().cpu().clone() for n, v in state.items() if n not in values}}
+
+
+class TinyLab:
+    """A lab over made-up sources, for plans; the first source has two strata.
+
+    Proxies train nothing. Their mixers see made-up steps, and a source's loss is lower the more of
+    it is drawn, the more tokens there are and the larger the model: with w its weight, N the
+    parameters and D the tokens, 2 + exp(-w) + (D / 1e5)^-0.5 + (N / 1e5)^-0.3.
+    """
+
+    steps, proxy_steps, budget, parameters = 40, 20, 4_000_000, 100_000_000
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self.tokens = {name: 1_000_000 * (i + 1) for i, name in enumerate(sources)}
+        first, *others = self.tokens
+        halves = dict.fromkeys((f"{first}/0", f"{first}/1"), self.tokens[first] // 2)
+        self.strata = halves | {name: self.tokens[name] for name in others}
+        self._presets: list[Any] = [None]
+
+    def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
+        return [self._trained(proxy) for proxy in proxies]
+
+    def _trained(self, proxy: Proxy) -> ProxyResult:
+        options = dict(proxy.mixer)
+        mixer = build_mixer(options.pop("name"), options)
+        drawn = mixer.plan(self)
+        for step in range(STEPS if mixer.needs else 0):
+            _next_step(mixer, self, step)
+        preset = proxy.settings.get("model", {}).get("preset")
+        if preset not in self._presets:
+            self._presets.append(preset)
+        parameters, tokens = 100_000 * 4 ** self._presets.index(preset), 1_000_000
+        curve = [
+            (step, self._losses(drawn, parameters, tokens * step / self.proxy_steps))
+            for step in range(1, self.proxy_steps + 1)
+        ]
+        stored = _stored(mixer.state_dict())
+        state = {n: v.tolist() if isinstance(v, Tensor) else v for n, v in stored.items()}
+        model = f"{proxy.label}/model"
+        return ProxyResult(curve[-1][1], curve, state, model, parameters, tokens)
+
+    def _losses(self, drawn: Mixture, parameters: int, tokens: float) -> dict[str, float]:
+        common = 2 + (tokens / 1e5) ** -0.5 + (parameters / 1e5) ** -0.3
+        return {name: common + math.exp(-drawn.weights.get(name, 0.0)) for name in self.tokens}
 
 
 def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: float = 1e-4) -> None:
@@ -109,24 +225,28 @@ def permuted(signals: Signals, order_B: Tensor) -> Signals:
     return replace(signals, **{k: v[order_B] for k, v in moved.items() if v is not None})
 
 
-def random_signals(mixer: Mixer, size: int, num_sources: int) -> Signals:
-    """Made-up signals of the kind that a mixer needs."""
-    generator = torch.Generator().manual_seed(size)
+def random_signals(mixer: Mixer, size: int, num_sources: int, *, step: int = 0) -> Signals:
+    """Made-up signals of the kind that a mixer needs; strata are those of a `TinyLab`."""
+    generator = torch.Generator().manual_seed(size + 1000 * step)
 
     def fill(name: str, value: Tensor) -> Tensor | None:
         return value if name in mixer.needs else None
 
     loss_B = torch.rand(size, generator=generator) + 2
     reference_B = torch.rand(size, generator=generator) + 2
+    source_B = torch.randint(num_sources, (size,), generator=generator)
+    sketch_BK = torch.randn(size, 32, generator=generator)
+    half_B = torch.randint(2, (size,), generator=generator)
     return Signals(
-        step=0,
+        step=step,
         num_samples=size,
         loss_B=fill("loss", loss_B),
         reference_loss_B=fill("reference_loss", reference_B),
         # tokens differ from their mean, so clipped one by one they exceed by more
         excess_loss_B=fill("reference_loss", (loss_B - reference_B).clamp_min(0) + 0.1),
-        source_B=fill("source", torch.randint(num_sources, (size,), generator=generator)),
-        sketch_BK=fill("sketch", torch.randn(size, 32, generator=generator)),
+        source_B=fill("source", source_B),
+        stratum_B=fill("sketch", torch.where(source_B == 0, half_B, source_B + 1)),
+        sketch_BK=fill("sketch", sketch_BK),
         lr=1e-3,
         vocab_size=100,
     )

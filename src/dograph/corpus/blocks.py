@@ -3,7 +3,7 @@
 No draw is involved: the same corpus and numbers give the same blocks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,18 +59,24 @@ def even_blocks(
     """
     have = blocks_by_source(corpus, split, seq_len)
     take = equal_shares({source: n for source, n in have.items() if n >= least}, total)
-    chosen = []
-    for source, count in take.items():
-        strata = [s for s in corpus.strata(split) if s.entry.source == source]
-        ends = np.cumsum([s.num_blocks(seq_len) for s in strata], dtype=np.int64)
-        if not count:
-            continue
-        places = np.linspace(0, int(ends[-1]) - 1, count).round().astype(np.int64)
-        for s, place in zip(np.searchsorted(ends, places, side="right"), places, strict=True):
-            before = int(ends[s - 1]) if s else 0
-            index = corpus.sources.index(source)
-            chosen.append(Block(index, strata[s], int(place) - before, seq_len))
-    return chosen
+    return [
+        Block(corpus.sources.index(source), stratum, index, seq_len)
+        for source, count in take.items()
+        for stratum, index in spaced_blocks(
+            [s for s in corpus.strata(split) if s.entry.source == source], seq_len, count
+        )
+    ]
+
+
+def spaced_blocks(
+    strata: Sequence[StratumTokens], seq_len: int, most: int
+) -> list[tuple[StratumTokens, int]]:
+    """At most `most` blocks, evenly spaced over the strata's text: each one's stratum and index."""
+    ends = np.cumsum([0, *(s.num_blocks(seq_len) for s in strata)], dtype=np.int64)
+    count = min(most, int(ends[-1]))
+    places = np.linspace(0, ends[-1] - 1, count).round().astype(np.int64)
+    found = np.searchsorted(ends, places, side="right") - 1
+    return [(strata[s], int(place - ends[s])) for s, place in zip(found, places, strict=True)]
 
 
 def equal_shares(have: Mapping[str, int], total: int) -> dict[str, int]:

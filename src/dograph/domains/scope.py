@@ -76,6 +76,12 @@ class KMeans:
             normalise=self.normalise,
         )
 
+    def centroids(self, point_BK: Tensor, label_B: Tensor) -> Tensor:
+        """Means of the domains in the space that was clustered: of directions if `normalise`."""
+        if self.normalise:
+            point_BK = torch.nn.functional.normalize(point_BK)
+        return domain_means(point_BK, label_B, self.num_domains)
+
     def _generator(self, step: int, device: torch.device) -> torch.Generator:
         key = key64(self.seed, "kmeans", step) >> 1
         return torch.Generator(device).manual_seed(key)
@@ -97,10 +103,9 @@ class BatchScope:
 
     def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
         """These samples are clustered among themselves: no others are remembered."""
-        cluster, label_B = self.cluster, self.cluster(sketch_BK, step)
-        point_BK = torch.nn.functional.normalize(sketch_BK) if cluster.normalise else sketch_BK
-        centroid_MK = domain_means(point_BK, label_B, cluster.num_domains)
-        return label_B, closeness(point_BK, centroid_MK, cluster.normalise)
+        label_B = self.cluster(sketch_BK, step)
+        centroid_MK = self.cluster.centroids(sketch_BK, label_B)
+        return label_B, closeness(sketch_BK, centroid_MK, self.cluster.normalise)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -125,6 +130,7 @@ class EpochScope:
 
     def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
         if self.projection != projection:
+            require_lasting("epoch", self.projection, projection, self.every)
             self.projection, self.pool = projection, []
             self.centroid_MK = self.domains = None
         if self.domains is None or self.centroid_MK is None:
@@ -139,7 +145,7 @@ class EpochScope:
             return
         pool_PK, self.pool = torch.cat([s.to(sketch_BK.device) for s in self.pool]), []
         label_P = self.cluster(pool_PK, step)
-        centroid_MK = domain_means(pool_PK, label_P, self.cluster.num_domains)
+        centroid_MK = self.cluster.centroids(pool_PK, label_P)
         if self.centroid_MK is not None:
             order_M = matched(self.centroid_MK, centroid_MK)
             label_P, centroid_MK = order_M.argsort()[label_P], centroid_MK[order_M]
@@ -167,6 +173,17 @@ class EpochScope:
         if "centroid_MK" in state:
             self.centroid_MK = state["centroid_MK"]
             self.domains = Domains(**{n: state[f"domains/{n}"] for n in Domains.__slots__})
+
+
+def require_lasting(scope: str, old: int | None, new: int, needed: int) -> None:
+    """Refuse projections, known by their first steps, under which no domains could be used."""
+    if old is None or not 0 < new - old <= needed:
+        return
+    raise ConfigError(
+        f"scope={scope} needs sketches under one projection: domains are found from {needed} "
+        f"steps, and this projection changed after {new - old}; set refresh to never, or to some "
+        "hundreds of steps, or scope to batch"
+    )
 
 
 def nearest(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dograph.domains.kmeans import first_argmax, first_argmin
 from dograph.domains.partition import Domains
-from dograph.domains.scope import KMeans, matched
+from dograph.domains.scope import KMeans, matched, require_lasting
 from dograph.errors import ConfigError
 
 FIT_BATCHES = 10  # K-means is over this many batches
@@ -40,20 +40,14 @@ class StreamScope:
         self.reset(projection=None)
 
     def reset(self, projection: int | None) -> None:
-        self.projection, self.started, self.seen = projection, -1, 0
+        self.projection, self.seen = projection, 0
         self.pool: list[Tensor] = []
         self.sums: dict[str, Tensor] = {}
 
     def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
         if projection != self.projection:
-            if self.projection is not None and step - self.started < FIT_BATCHES:
-                raise ConfigError(
-                    "scope=stream needs sketches under one projection, and this one changes every "
-                    f"{step - self.started} steps; set refresh to never, or to some hundreds of "
-                    "steps"
-                )
+            require_lasting("stream", self.projection, projection, FIT_BATCHES)
             self.reset(projection)
-            self.started = step
         if "count_M" not in self.sums:
             return None
         self._move(sketch_BK.device)
@@ -201,18 +195,13 @@ class StreamScope:
     def state_dict(self) -> dict[str, Any]:
         return {
             "projection": self.projection,
-            "started": self.started,
             "seen": self.seen,
             **{f"sums/{name}": value for name, value in self.sums.items()},
             **{f"pool/{i}": value for i, value in enumerate(self.pool)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.projection, self.started, self.seen = (
-            state["projection"],
-            state["started"],
-            state["seen"],
-        )
+        self.projection, self.seen = state["projection"], state["seen"]
         self.sums = {n[5:]: value for n, value in state.items() if n.startswith("sums/")}
         names = sorted((n for n in state if n.startswith("pool/")), key=lambda n: int(n[5:]))
         self.pool = [state[name] for name in names]

@@ -11,21 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dograph.corpus.blocks import spaced_blocks
 from dograph.corpus.corpus import Corpus
 
 
 def validation_blocks(corpus: Corpus, source: str, seq_len: int, most: int) -> list[np.ndarray]:
     """At most `most` blocks of a source; a text shorter than one block is one short block."""
     strata = [s for s in corpus.validation if s.entry.source == source]
-    ends = np.cumsum([s.num_blocks(seq_len) for s in strata], dtype=np.int64)
-    if not strata or ends[-1] == 0:
+    if not any(s.num_blocks(seq_len) for s in strata):
         return [np.asarray(s.token_N) for s in strata if s.entry.tokens >= 2][:most]
-    chosen = np.linspace(0, ends[-1] - 1, min(most, int(ends[-1]))).round().astype(np.int64)
-    blocks = []
-    for s, index in zip(np.searchsorted(ends, chosen, side="right"), chosen, strict=True):
-        before = int(ends[s - 1]) if s else 0
-        blocks.append(strata[s].read_block(int(index) - before, seq_len))
-    return blocks
+    return [s.read_block(index, seq_len) for s, index in spaced_blocks(strata, seq_len, most)]
 
 
 class BlockLosses:

@@ -12,6 +12,11 @@ from dograph.errors import ConfigError
 from dograph.rng import stream
 from dograph.types import Mixture
 
+# The authors' constants.
+TEMPERATURE = 0.5  # of the prior
+STRENGTHS = np.geomspace(0.1, 5.0, 15)  # of a Dirichlet
+MINIMUM = 2e-4  # a weight below this becomes 0, and others are multiples of it
+OVERSAMPLE = 100  # draws for each mixture asked for
 SAME = 1e-5  # L1 distance up to which two mixtures are one
 
 
@@ -20,24 +25,19 @@ def generate_mixtures(
     number: int,
     *,
     seed: int = 42,
-    temperature: float = 0.5,
-    strengths: tuple[float, float] = (0.1, 5.0),
-    num_strengths: int = 15,
     max_usage: float = 15.0,
-    minimum: float = 2e-4,
-    oversample: int = 100,
 ) -> list[Mixture]:
     """Diverse mixtures around a prior (RegMix, mixture synthesis).
 
-    `oversample * number` times: a strength s, one of `num_strengths` spaced evenly in logarithm,
-    and a draw from Dirichlet(s q), q being proportional to prior^temperature. Draws in which a
-    source passes min(max_usage * prior, 1) are refused; weights below `minimum` become 0, the rest
-    is scaled to sum to 1 and rounded to multiples of `minimum`; equal mixtures are counted once
-    (sorted, neighbours within an L1 distance of 1e-5), and `number` of what remains are drawn.
+    `100 * number` times: a strength s, one of 15 spaced evenly in logarithm from 0.1 to 5, and a
+    draw from Dirichlet(s q), q being proportional to prior^0.5. Draws in which a source passes
+    min(max_usage * prior, 1) are refused; weights below 2e-4 become 0, the rest is scaled to sum
+    to 1 and rounded to multiples of 2e-4; equal mixtures are counted once (sorted, neighbours
+    within an L1 distance of 1e-5), and `number` of what remains are drawn.
 
     Deviations: the authors draw at every strength and then choose one of the draws, which is the
     same distribution; their rows sum to 1 only within the rounding, ours are divided by their sum
-    (so weights are near multiples of `minimum`, and may pass a cap by as much). A source without
+    (so weights are near multiples of 2e-4, and may pass a cap by as much). A source without
     prior keeps its name and the weight 0.
     """
     prior_S, total = np.array(list(prior.values()), dtype=np.float64), math.fsum(prior.values())
@@ -50,17 +50,17 @@ def generate_mixtures(
     weight_NS = draw_mixtures(
         draws,
         prior_S[prior_S > 0],
-        number * oversample,
-        temperature=temperature,
-        strengths=np.geomspace(*strengths, num_strengths),
+        number * OVERSAMPLE,
+        temperature=TEMPERATURE,
+        strengths=STRENGTHS,
     )
-    kept_NS = rounded(weight_NS, max_usage * prior_S[prior_S > 0], minimum)
+    kept_NS = rounded(weight_NS, max_usage * prior_S[prior_S > 0], MINIMUM)
     distinct_NS = distinct(kept_NS)
     if len(distinct_NS) < number:
         raise ConfigError(
             f"{number} mixtures were asked for: of {len(weight_NS)} draws {len(kept_NS)} keep "
             f"every source at or below {max_usage:g} times its share of the prior, and "
-            f"{len(distinct_NS)} of these differ; ask for fewer, or raise max_usage or oversample"
+            f"{len(distinct_NS)} of these differ; ask for fewer (num_proxies), or raise max_usage"
         )
     chosen_NS = np.zeros((number, len(prior_S)))
     order = draws.choice(len(distinct_NS), size=number, replace=False)

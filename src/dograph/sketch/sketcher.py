@@ -35,7 +35,7 @@ from dograph.sketch.gradients import Gradients
 from dograph.sketch.modes import CUTTING, DEFAULT_DIM, DETACHING, MODES, Kind, Mode, Refresh
 from dograph.sketch.pending import Deferred, Half, Materialised, RetainedGraph, TopDown
 from dograph.sketch.projection import Projection
-from dograph.sketch.ranks import average_gradients, gather_rows, is_sharded, local_rows
+from dograph.sketch.ranks import WorldRows, average_gradients, is_sharded
 from dograph.sketch.recording import replaced_forward, unwrapped
 from dograph.sketch.rule import Rule
 from dograph.types import Signals
@@ -76,13 +76,10 @@ class Sketcher:
         output = output_layer(self.model, head) if mode == "head" else None
         self.head = head or output
         self.rules = cover(self.model, exclude, only=output)
-        self.parameters = {
-            name: parameter
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         require_fitting(self)
         self.step = self._num_samples = 0
+        self._rows: WorldRows  # of what was recorded last
         self._running = self._looked_for_strays = False
         self._group_of = group_of
         self._opened: tuple[object, ...] = ()
@@ -186,10 +183,12 @@ class Sketcher:
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
         """What a mixer weighs: the samples of every rank. The graph stays for your backward."""
+        self._rows = WorldRows(len(loss_B), loss_B.device)
         return self.world_signals(loss_B.detach(), self.sketch(loss_B), source_B)
 
     def backward(self, loss_B: Tensor, mixer: Weighs, source_B: Tensor | None = None) -> Tensor:
         """Fill `.grad` with the gradient of sum_i weight_i loss_i; return this rank's weights."""
+        self._rows = WorldRows(len(loss_B), loss_B.device)  # before the device has work to do
         sketch = self.sketch(loss_B)
         signals = self.world_signals(loss_B.detach(), sketch, source_B)
         weight_B = self.local(mixer.weigh(signals))
@@ -202,19 +201,19 @@ class Sketcher:
 
     def local(self, weight_B: Tensor) -> Tensor:
         """This rank's weights, times the world size because wrappers average over ranks."""
-        return local_rows(weight_B, self._num_samples)
+        return self._rows.local(weight_B)
 
     def world_signals(self, loss_b: Tensor, sketch: Sketch, source_b: Tensor | None) -> Signals:
         """The signals of all ranks, in their order."""
-        loss_B = gather_rows(loss_b)
+        loss_B = self._rows.gather(loss_b)
         return Signals(
             step=self.step,
             num_samples=len(loss_B),
             device=loss_B.device,
             loss_B=loss_B,
-            source_B=None if source_b is None else gather_rows(source_b),
-            sketch_BK=gather_rows(sketch.sketch_BK),
-            block_norm_B=gather_rows(sketch.block_norm_B),
+            source_B=None if source_b is None else self._rows.gather(source_b),
+            sketch_BK=self._rows.gather(sketch.sketch_BK),
+            block_norm_B=self._rows.gather(sketch.block_norm_B),
             projection=self.projection.epoch(self.step),
         )
 

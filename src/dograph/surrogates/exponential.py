@@ -3,9 +3,8 @@
 Shapes: N runs, S sources, B starts, K directions in which the mixtures vary.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,11 +48,6 @@ class ExponentialLaw:
         loss_N: np.ndarray = self.c + np.exp(self.log_k + weight_NS @ self.t_S)
         return loss_N
 
-    def gradient(self, weight_S: np.ndarray) -> np.ndarray:
-        """dL/dr_j = t_j exp(log_k + t . r); only its differences matter on the simplex."""
-        slope_S: np.ndarray = self.t_S * np.exp(self.log_k + np.dot(weight_S, self.t_S))
-        return slope_S
-
     def form(self) -> Form:
         """L - c as a function of t . r, in the gauge with mean(t) = 0."""
         mean = float(self.t_S.mean())
@@ -64,35 +58,6 @@ class ExponentialLaw:
             return grown, grown, grown
 
         return Form(self.t_S - mean, at)
-
-    def shifted(self, by: float) -> "ExponentialLaw":
-        """The same law in another gauge: t + by, log_k - by."""
-        return ExponentialLaw(
-            self.c, self.log_k - by, self.t_S + by, self.huber, self.converged, self.notes
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers, from which `from_json` makes the same law."""
-        return {
-            "c": self.c,
-            "log_k": self.log_k,
-            "t": self.t_S.tolist(),
-            "huber": self.huber,
-            "converged": self.converged,
-            "notes": list(self.notes),
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Self:
-        """The law that `to_json` wrote."""
-        return cls(
-            c=float(said["c"]),
-            log_k=float(said["log_k"]),
-            t_S=np.asarray(said["t"], dtype=np.float64),
-            huber=float(said.get("huber", 0.0)),
-            converged=bool(said.get("converged", True)),
-            notes=tuple(said.get("notes", ())),
-        )
 
 
 @dataclass(frozen=True)

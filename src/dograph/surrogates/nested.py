@@ -44,9 +44,6 @@ def nest(
     size: float,
     tokens: float,
     share_step_alpha: Sharing = "run",
-    step_alpha: float | None = None,
-    size_alpha: float | None = None,
-    held_out: int | None = None,
 ) -> Nested:
     """The losses of each mixture at the target size and tokens (Data Mixing Laws, nested use).
 
@@ -65,9 +62,7 @@ def nest(
         "all": None,
         "none": {place: place for place in curves},
     }
-    steps = fit_step_laws(
-        curves, shared=groups[share_step_alpha], alpha=step_alpha, held_out=held_out
-    )
+    steps = fit_step_laws(curves, shared=groups[share_step_alpha])
     at_tokens = {place: float(law.predict(tokens)) for place, law in steps.laws.items()}
     mixtures = list(dict.fromkeys(mixture for _, mixture, _ in curves))
     targets = list(dict.fromkeys(target for _, _, target in curves))
@@ -76,7 +71,7 @@ def nest(
     if {own for own, _, _ in curves} == {size}:
         reached = {place[1:]: loss for place, loss in at_tokens.items()}
     else:
-        sizes = _size_laws(at_tokens, size, size_alpha)
+        sizes = _size_laws(at_tokens, size)
         reached = {pair: float(law.predict(size)) for pair, law in sizes.laws.items()}
         notes += sizes.notes
     for (mixture, target), loss in reached.items():
@@ -95,9 +90,7 @@ def nest(
     )
 
 
-def _size_laws(
-    at_tokens: Mapping[Place, float], target: float, alpha: float | None
-) -> CurveLaws[tuple[str, str]]:
+def _size_laws(at_tokens: Mapping[Place, float], target: float) -> CurveLaws[tuple[str, str]]:
     """Size laws of the pairs of mixture and target set that were run at two sizes or more."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for (size, mixture, target_set), loss in at_tokens.items():
@@ -113,4 +106,4 @@ def _size_laws(
             f"all mixtures were run at one size each ({sizes}), and the target is {target:g}: run "
             "the same mixtures at three sizes, or at the target size"
         )
-    return fit_size_laws(curves, alpha=alpha)
+    return fit_size_laws(curves)

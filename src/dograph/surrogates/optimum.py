@@ -12,6 +12,7 @@ from dograph.errors import ConfigError
 from dograph.surrogates.convex import ConvexLaw, Total, gap, minimise, sum_zero
 
 GRID = 16  # the authors' grid has steps of 1/16
+FLAT = 1e-9  # nats for a whole unit of weight: a direction that changes the loss by less is flat
 MOST_MIXTURES = 300_000  # on the grid; without caps 7 sources have 6,880 and 10 have 205,370
 
 
@@ -35,30 +36,16 @@ class Optimum:
         return len(self.flat_FS) == 0
 
 
-def minimise_laws(
-    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
-) -> np.ndarray:
-    """The mixture with the lowest sum_v share_v L_v(r) among those with r_j <= cap_j.
-
-    Shares are divided by their sum. See `find_optimum`, which also says whether it is unique.
-    """
-    return find_optimum(laws, share_V, cap_S).weight_S
-
-
 def find_optimum(
-    laws: Sequence[ConvexLaw],
-    share_V: np.ndarray,
-    cap_S: np.ndarray | None = None,
-    *,
-    tolerance: float = 1e-9,
+    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
 ) -> Optimum:
-    """The exact optimum on the capped simplex, which the authors search for on a grid.
+    """The mixture with the lowest sum_v share_v L_v(r) among those with r_j <= cap_j, exactly.
 
+    Shares are divided by their sum. The authors search for this optimum on a grid (`grid_optimum`).
     A sum of laws that are convex along linear forms, exponential or transfer laws or both, is
     convex in r: a primal-dual interior-point method finds its minimum, and Newton's steps on the
     sources that are at no bound bring it to full precision. Where several mixtures are equally
-    good, one in the middle of them is returned and `flat_FS` is not empty; `tolerance` is that of
-    `flat_directions`.
+    good, one in the middle of them is returned and `flat_FS` is not empty.
     """
     share_V, cap_S = _checked(laws, share_V, cap_S)
     _check_possible(laws, share_V, cap_S)
@@ -68,7 +55,7 @@ def find_optimum(
         weight_S=weight_S,
         loss=total.loss(weight_S),
         gap=gap(total, weight_S, cap_S),
-        flat_FS=flat_directions(laws, share_V, weight_S, cap_S, tolerance=tolerance),
+        flat_FS=flat_directions(laws, share_V, weight_S, cap_S),
     )
 
 
@@ -78,7 +65,7 @@ def flat_directions(
     weight_S: np.ndarray,
     cap_S: np.ndarray | None = None,
     *,
-    tolerance: float = 1e-9,
+    tolerance: float = FLAT,
 ) -> np.ndarray:
     """Orthonormal directions, (F, S), that leave an optimal mixture optimal; none if it is unique.
 

@@ -17,9 +17,7 @@ DELTA = 0.08  # nats (the authors' code)
 Key = TypeVar("Key", bound=Hashable)
 
 
-def fit_size_laws(
-    curves: Mapping[Key, Curve], *, alpha: float | None = None, delta: float = DELTA
-) -> CurveLaws[Key]:
+def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) -> CurveLaws[Key]:
     """L = c + (N0 / N)^alpha for each curve, N non-embedding parameters, one alpha for all.
 
     The held-out error is that at the largest size, by laws fitted on the smaller ones. Three
@@ -35,7 +33,7 @@ def fit_size_laws(
             f"{len(size_X)} size(s) ({', '.join(f'{size:g}' for size in size_X)}) cannot fix c, N0 "
             "and alpha; train proxies of a third size, or fix alpha"
         )
-    final = fit_power_laws(list(curves.values()), delta=delta, alpha=alpha)
+    final = fit_power_laws(list(curves.values()), delta=DELTA, alpha=alpha)
     laws = dict(zip(key_J, final.laws, strict=True))
     if len(size_X) < 3:
         note = f"{len(size_X)} sizes: none to spare for a held-out error"
@@ -54,5 +52,5 @@ def fit_size_laws(
     if not small:
         note = "no curve has the largest size and two smaller ones: no held-out error"
         return CurveLaws(laws, final.error, None, (note,))
-    held_out = mean_error(fit_power_laws(small, delta=delta, alpha=alpha).laws, large)
+    held_out = mean_error(fit_power_laws(small, delta=DELTA, alpha=alpha).laws, large)
     return CurveLaws(laws, final.error, held_out, notes)

@@ -36,7 +36,6 @@ def fit_step_laws(
     shared: Mapping[Key, Hashable] | None = None,
     alpha: float | None = None,
     held_out: int | None = None,
-    delta: float = DELTA,
 ) -> CurveLaws[Key]:
     """L = c + (D0 / tokens)^alpha for each curve, by Huber's loss (Data Mixing Laws, step law).
 
@@ -50,7 +49,7 @@ def fit_step_laws(
     key_J = list(curves)
     sorted_J = [_by_tokens(curves[key]) for key in key_J]
     group_J = _numbered([None if shared is None else shared[key] for key in key_J])
-    final = fit_power_laws(sorted_J, delta=delta, group_J=group_J, alpha=alpha)
+    final = fit_power_laws(sorted_J, delta=DELTA, group_J=group_J, alpha=alpha)
     shortest = min(len(curve.x_X) for curve in sorted_J)
     spare = shortest - (3 if alpha is None else 2)
     if held_out is None:
@@ -65,7 +64,7 @@ def fit_step_laws(
     if held_out:
         early_J = [Curve(c.x_X[:-held_out], c.loss_X[:-held_out]) for c in sorted_J]
         late_J = [Curve(c.x_X[-held_out:], c.loss_X[-held_out:]) for c in sorted_J]
-        early = fit_power_laws(early_J, delta=delta, group_J=group_J, alpha=alpha)
+        early = fit_power_laws(early_J, delta=DELTA, group_J=group_J, alpha=alpha)
         error, notes = mean_error(early.laws, late_J), ()
     return CurveLaws(dict(zip(key_J, final.laws, strict=True)), final.error, error, notes)
 

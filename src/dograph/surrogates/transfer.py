@@ -3,9 +3,8 @@
 Shapes: N runs, S sources.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -55,12 +54,6 @@ class TransferLaw:
             loss_N: np.ndarray = self.c + np.exp(self.log_k - self.alpha * np.log(x_N))
         return loss_N
 
-    def gradient(self, weight_S: np.ndarray) -> np.ndarray:
-        """dL/dr_j = -alpha a_j (a . r)^(-alpha - 1), where a . r > 0."""
-        form_S, at = self.form()
-        slope_S: np.ndarray = at(float(np.dot(weight_S, form_S)))[1] * form_S
-        return slope_S
-
     def form(self) -> Form:
         """L - c as a function of worth . r."""
         log_k, alpha = self.log_k, self.alpha
@@ -72,29 +65,6 @@ class TransferLaw:
             return value, -alpha * value / x, alpha * (alpha + 1) * value / x**2
 
         return Form(self.worth_S, at)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers, from which `from_json` makes the same law."""
-        return {
-            "c": self.c,
-            "alpha": self.alpha,
-            "a": self.a_S.tolist(),
-            "huber": self.huber,
-            "converged": self.converged,
-            "notes": list(self.notes),
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Self:
-        """The law that `to_json` wrote."""
-        return cls(
-            c=float(said["c"]),
-            alpha=float(said["alpha"]),
-            a_S=np.asarray(said["a"], dtype=np.float64),
-            huber=float(said.get("huber", 0.0)),
-            converged=bool(said.get("converged", True)),
-            notes=tuple(said.get("notes", ())),
-        )
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_a_source_without_prior_keeps_its_name():
 
 
 def test_too_few_survive():
-    with pytest.raises(ConfigError, match="raise max_usage"):
+    with pytest.raises(ConfigError, match=r"ask for fewer \(num_proxies\), or raise max_usage"):
         generate_mixtures(PRIOR, 10, max_usage=1.0)
     with pytest.raises(ConfigError, match="1 of these differ"):
         generate_mixtures({"web": 1.0}, 2)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from dograph.errors import ConfigError
 from dograph.plans.capping import cap_vector, capped
@@ -131,6 +132,31 @@ def test_cutting_keeps_proportions():
     np.testing.assert_allclose(cut_NS.sum(1), 1, atol=1e-12)
     corner_NS = capped(np.eye(3)[:1], np.array([0.5, 1, 1]), np.array([0.2, 0.6, 0.2]))
     np.testing.assert_allclose(corner_NS, [[0.5, 0.375, 0.125]])
+
+
+def test_lower_bounds_and_caps_at_once():
+    """clip(a w, low, cap) by bisection on a; the lower bounds leave room for 1."""
+    draws = np.random.default_rng(9)
+    for _ in range(200):
+        prior_S = draws.dirichlet(np.ones(6))
+        low_S, cap_S = draws.uniform(0, 1) * prior_S, draws.uniform(1, 4) * prior_S
+        weight_NS = draws.dirichlet(np.full(6, 0.4), size=5)
+        cut_NS = capped(weight_NS, cap_S, low_S=low_S)
+        for weight_S, cut_S in zip(weight_NS, cut_NS, strict=True):
+            scale = brentq(
+                lambda a, w=weight_S, low=low_S, cap=cap_S: np.clip(a * w, low, cap).sum() - 1,
+                0,
+                1e9,
+                xtol=1e-15,
+                rtol=1e-14,
+            )
+            expected_S = np.clip(scale * weight_S, low_S, cap_S)
+            np.testing.assert_allclose(cut_S, expected_S, atol=1e-9)
+        np.testing.assert_allclose(cut_NS.sum(1), 1, atol=1e-12)
+    inside_NS = np.array([[0.5, 0.3, 0.2]])
+    assert capped(inside_NS, np.ones(3), low_S=np.full(3, 0.2)) is inside_NS
+    empty_NS = capped(np.array([[1.0, 0.0, 0.0]]), np.array([0.5, 1, 1]), low_S=np.full(3, 0.1))
+    np.testing.assert_allclose(empty_NS, [[0.5, 0.1, 0.1]])  # nobody is there to take the rest
 
 
 def test_cap_vectors():

@@ -11,9 +11,9 @@ from dograph.surrogates.optimum import (
     flat_directions,
     grid_mixtures,
     grid_optimum,
-    minimise_laws,
 )
 from dograph.surrogates.transfer import TransferLaw
+from law_oracles import gradient
 
 
 def some_laws(seed, number, sources):
@@ -29,12 +29,16 @@ def some_laws(seed, number, sources):
     return laws, draws.dirichlet(np.ones(number)), draws
 
 
+def minimise_laws(laws, share_V, cap_S=None):
+    return find_optimum(laws, share_V, cap_S).weight_S
+
+
 def value(laws, share_V, weight_S):
     return sum(s * law.predict(weight_S[None])[0] for s, law in zip(share_V, laws, strict=True))
 
 
 def slope(laws, share_V, weight_S):
-    return sum(s * law.gradient(weight_S) for s, law in zip(share_V, laws, strict=True))
+    return sum(s * gradient(law, weight_S) for s, law in zip(share_V, laws, strict=True))
 
 
 def long_run(laws, share_V, cap_S):
@@ -55,7 +59,7 @@ def kkt_residual(laws, share_V, weight_S, cap_S):
     slope_S = slope(laws, share_V, weight_S)
     up_S, down_S = weight_S < cap_S, weight_S > 0
     best_to_raise = slope_S[up_S].min() if up_S.any() else np.inf
-    each_V = [s * np.ptp(law.gradient(weight_S)) for s, law in zip(share_V, laws, strict=True)]
+    each_V = [s * np.ptp(gradient(law, weight_S)) for s, law in zip(share_V, laws, strict=True)]
     return max(slope_S[down_S].max() - best_to_raise, 0) / max(each_V)
 
 

@@ -1,6 +1,5 @@
 """The transfer law's fit: planted laws found, long searches not beaten, limits named."""
 
-import json
 import time
 
 import numpy as np
@@ -10,6 +9,7 @@ from scipy.optimize import approx_fprime, minimize
 from dograph.errors import ConfigError
 from dograph.surrogates.transfer import Transfer, TransferLaw
 from dograph.surrogates.transfer_fit import ALPHA_RANGE, Fit
+from law_oracles import gradient
 
 KINDS = ["noise", "worthless", "linear", "concave", "exponential", "beyond delta", "steep"]
 
@@ -134,8 +134,9 @@ def test_gradient_against_finite_differences():
     law = TransferLaw(1.0, 0.3, np.array([2.0, 0.1, 0.0]))
     at_S = np.array([0.2, 0.5, 0.3])
     by_steps = approx_fprime(at_S, lambda r: float(law.predict(r[None])[0]), 1e-7)
-    np.testing.assert_allclose(law.gradient(at_S), by_steps, rtol=1e-5)
+    np.testing.assert_allclose(gradient(law, at_S), by_steps, rtol=1e-5)
     form_S, at = law.form()
+    np.testing.assert_allclose(at(float(form_S @ at_S))[1] * form_S, by_steps, rtol=1e-5)
     x, step = float(form_S @ at_S), 1e-5
     below, here, above = (at(x + by) for by in (-step, 0, step))
     assert here[0] + law.c == pytest.approx(law.predict(at_S[None])[0], rel=1e-14)
@@ -180,7 +181,7 @@ def test_permuting_sources_permutes_the_law():
 def test_no_seed_matters_and_rows_are_divided_by_their_sums():
     weight_NS, loss_N = table("noise", 40, 5, 2)
     one, two = (Transfer().fit(weight_NS, loss_N, seed=seed) for seed in (1, 7))
-    assert one.to_json() == two.to_json()
+    np.testing.assert_equal(vars(one), vars(two))
     scale_N1 = np.random.default_rng(0).uniform(0.996, 1.003, (40, 1))
     rounded = Transfer().fit(weight_NS * scale_N1, loss_N)
     np.testing.assert_allclose(rounded.worth_S, one.worth_S, atol=1e-6)
@@ -192,7 +193,8 @@ def test_a_small_alpha_is_no_matter_of_overflow():
         law = TransferLaw(1.0, 0.05, np.array([1.0, 0.5]) * level**-20.0)
         expected = 1 + level * np.array([1.0, 0.75]) ** -0.05
         np.testing.assert_allclose(law.predict([[1, 0], [0.5, 0.5]]), expected, rtol=1e-12)
-        assert np.isfinite(law.gradient(np.array([0.5, 0.5]))).all()
+        form_S, at = law.form()
+        assert np.isfinite(at(float(form_S @ [0.5, 0.5]))).all()
 
 
 def test_huber_ignores_a_run_that_went_wrong():
@@ -257,11 +259,9 @@ def test_too_few_runs_still_give_a_tame_law_and_say_so(runs):
     ("kind", "told"),
     [("concave", "c is at its lower bound"), ("exponential", "alpha is at its upper bound of 4")],
 )
-def test_json_round_trip_with_what_is_at_a_bound(kind, told):
+def test_what_is_at_a_bound_is_told(kind, told):
     law = Transfer().fit(*table(kind, 40, 5, 3))
-    again = TransferLaw.from_json(json.loads(json.dumps(law.to_json())))
-    assert again.to_json() == law.to_json()
-    assert any(told in note for note in again.notes)
+    assert any(told in note for note in law.notes)
 
 
 def test_a_law_below_the_range_of_alpha_is_fitted_at_its_bound():
