@@ -9,6 +9,7 @@ from dograph.mixers.fixed import given_mixtures, inlined
 from dograph.mixtures.file import RunFacts, mismatches
 from dograph.training.config import MixerConfig, RunConfig
 from dograph.training.environment import describe_environment
+from dograph.training.offers import read_offer
 from dograph.training.run_dir import RunDirectory
 from dograph.training.trainer import Trainer
 from dograph.training.world import World
@@ -58,13 +59,20 @@ def _absolute(name: str) -> str:
     return str(Path(name).resolve()) if Path(name).exists() else name
 
 
-def resume_run(config: RunConfig, world: World) -> Trainer:
-    """A run that stopped, at its newest checkpoint."""
+def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> Trainer:
+    """A run that stopped, at its newest checkpoint; from there on by another mixture, if given."""
     run = RunDirectory.open(Path(config.run))
     if world.is_main:
         run.lock()
     trainer = Trainer(config, run, world)
+    if mixture is None:
+        trainer.resume()
+        return trainer
+    offer = read_offer(mixture, facts_of(config, trainer.corpus))
+    trainer.edits.check(offer.mixture, max(run.checkpoint_steps(), default=0))
     trainer.resume()
+    trainer.edits.make(trainer.done, offer, "resume")
+    trainer.write_weights()
     return trainer
 
 
