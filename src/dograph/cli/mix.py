@@ -47,10 +47,9 @@ def mix(
     A run that has stopped: dograph train --resume RUN --mixture FILE.
     """  # noqa: D301
     from dograph.corpus.corpus import Corpus
-    from dograph.training.offers import read_offer
+    from dograph.training.offers import facts_of, read_offer
     from dograph.training.requests import Requests, is_open
     from dograph.training.run_dir import RunDirectory
-    from dograph.training.start import facts_of
 
     directory = RunDirectory.open(run)
     config = directory.config()
@@ -169,7 +168,7 @@ class _Wait:
 
     def _recorded(self) -> dict[str, Any] | None:
         """What edits.jsonl says of the request; it is written before any answer."""
-        from dograph.training.edits import read_edits
+        from dograph.training.edit_record import read_edits
 
         own = [e for e in read_edits(self.run.edits_file) if e.identity == self.identity]
         return {"line": own[-1].line} if own else None

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dograph.corpus.corpus import Corpus
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixtures.file import RunFacts, mismatches, read_mixture_file
 from dograph.mixtures.published import PRESETS
+from dograph.training.config import RunConfig
 from dograph.types import Mixture
 
 
@@ -37,3 +39,17 @@ def read_offer(name: str, facts: RunFacts) -> Offer:
     mixture, left_over = preset.fit(facts.sources)
     notes = mismatches(preset.provenance, facts) + left_over
     return Offer(name, mixture, preset.provenance.record(), notes)
+
+
+def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
+    """What a mixture's provenance is compared with."""
+    tokenizer = corpus.manifest.tokenizer
+    return RunFacts(
+        sources=corpus.sources,
+        corpus=corpus.digest,
+        tokenizer=tokenizer.sha256,
+        tokenizer_name=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        seq_len=config.data.seq_len,
+        tokens=config.train.steps * config.train.batch_size * config.data.seq_len,
+    )

@@ -6,10 +6,10 @@ from dograph.corpus.corpus import Corpus
 from dograph.errors import RunError
 from dograph.mixers.dograph_options import DEFAULT_RECIPE
 from dograph.mixers.fixed import given_mixtures, inlined
-from dograph.mixtures.file import RunFacts, mismatches
+from dograph.mixtures.file import mismatches
 from dograph.training.config import MixerConfig, RunConfig
 from dograph.training.environment import describe_environment
-from dograph.training.offers import read_offer
+from dograph.training.offers import facts_of, read_offer
 from dograph.training.run_dir import RunDirectory
 from dograph.training.trainer import Trainer
 from dograph.training.world import World
@@ -88,17 +88,3 @@ def mixture_warnings(config: RunConfig, corpus: Corpus) -> list[str]:
         notes = mismatches(given.provenance, facts, weights) + notes
         warnings += [f"{given.where}: {note}" for note in notes]
     return warnings
-
-
-def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
-    """What a mixture's provenance is compared with."""
-    tokenizer = corpus.manifest.tokenizer
-    return RunFacts(
-        sources=corpus.sources,
-        corpus=corpus.digest,
-        tokenizer=tokenizer.sha256,
-        tokenizer_name=tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        seq_len=config.data.seq_len,
-        tokens=config.train.steps * config.train.batch_size * config.data.seq_len,
-    )

@@ -13,7 +13,7 @@ from dograph.errors import ConfigError, RunError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.training.assembly import open_sampler
-from dograph.training.edits import edits_of, read_edits
+from dograph.training.edit_record import edits_of, read_edits
 from dograph.training.requests import Requests
 from dograph.training.run_dir import RunDirectory
 from dograph.types import Mixture
