@@ -92,3 +92,11 @@ def train_on_ranks(world, corpus, directory, requests):
     ask_at(trainer, requests)
     finish(trainer)
     return list(trainer.edits.due)
+
+
+def edit_of(step, new, old=None):
+    """A line of edits.jsonl."""
+    edit = {"step": step, "weights": new, "old": old or FIRST, "new": new, "given": "m.yaml"}
+    edit |= {"provenance": None, "how": "resume", "identity": f"{step}", "notes": []}
+    edit |= {"time": "2026-01-01T00:00:00+00:00", "made_by": "tests", "until": None, "undoes": []}
+    return json.dumps(edit) + "\n"

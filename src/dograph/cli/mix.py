@@ -12,6 +12,7 @@ import typer
 from dograph.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from dograph.training.offers import Offer
     from dograph.training.requests import Requests
     from dograph.training.run_dir import RunDirectory
 
@@ -48,7 +49,7 @@ def mix(
     """  # noqa: D301
     from dograph.corpus.corpus import Corpus
     from dograph.training.offers import facts_of, read_offer
-    from dograph.training.requests import Requests, is_open
+    from dograph.training.requests import Requests
     from dograph.training.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)
@@ -61,6 +62,18 @@ def mix(
     for note in offer.notes:
         print(f"warning: {note}", file=sys.stderr)
     requests = Requests(run)
+    identity = _ask(requests, offer)
+    say = _teller(directory, config.log.every)
+    answer = _Wait(directory, requests, identity, mixture, say).answer(timeout)
+    for warning in answer.get("warnings", []):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(answer["line"])
+
+
+def _ask(requests: "Requests", offer: "Offer") -> str:
+    """Leave the request; returns what its answer will be known by."""
+    from dograph.training.requests import is_open
+
     waiting = requests.read()
     if waiting is not None and is_open(waiting):
         raise RunError(
@@ -77,11 +90,7 @@ def mix(
             "notes": offer.notes,
         }
     )
-    say = _teller(directory, config.log.every)
-    answer = _Wait(directory, requests, identity, mixture, say).answer(timeout)
-    for warning in answer.get("warnings", []):
-        print(f"warning: {warning}", file=sys.stderr)
-    print(answer["line"])
+    return identity
 
 
 def _require_taker(run: "RunDirectory", mixture: str) -> None:

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 # What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device")
+AnotherMixture = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="with --resume: draw by this mixture file or preset from there on",
+        show_default=False,
+    ),
+]
 
 
 def train(
@@ -29,14 +37,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="go on with this run, exactly where it stopped")
     ] = None,
-    mixture: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="with --resume: draw by this mixture file or preset from there on",
-            show_default=False,
-        ),
-    ] = None,
+    mixture: AnotherMixture = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved settings and stop")
     ] = False,
