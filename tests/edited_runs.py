@@ -100,3 +100,9 @@ def edit_of(step, new, old=None):
     edit |= {"provenance": None, "how": "resume", "identity": f"{step}", "notes": []}
     edit |= {"time": "2026-01-01T00:00:00+00:00", "made_by": "tests", "until": None, "undoes": []}
     return json.dumps(edit) + "\n"
+
+
+def go_on_on_ranks(world, directory, mixture):
+    trainer = go_on(directory, mixture, world)
+    finish(trainer)
+    return list(trainer.edits.due)

@@ -26,6 +26,7 @@ from edited_runs import (
     configured,
     finish,
     go_on,
+    go_on_on_ranks,
     log_of,
     request_of,
     scheduled,
@@ -344,6 +345,16 @@ def test_ranks_agree_on_a_request(corpus, tmp_path):
         assert two["step"] == alone["step"]
         if "train/loss_nats" in alone:
             assert two["train/loss_nats"] == pytest.approx(alone["train/loss_nats"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_ranks_go_on_with_another_mixture(stopped, known, tmp_path):
+    mixture = write(tmp_path / "m.yaml", SECOND)
+    assert on_ranks(2, go_on_on_ranks, stopped, mixture) == [[7], [7]]
+    assert len(read_edits(stopped / "edits.jsonl")) == 1
+    assert log_of(stopped) == log_of(known)
+    losses = [[row.get("train/loss_nats") for row in metrics(run)] for run in (stopped, known)]
+    assert [x for x in losses[0] if x] == pytest.approx([x for x in losses[1] if x], rel=1e-5)
 
 
 def test_one_side_wins_a_request(tmp_path):
