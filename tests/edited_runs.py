@@ -106,3 +106,19 @@ def go_on_on_ranks(world, directory, mixture):
     trainer = go_on(directory, mixture, world)
     finish(trainer)
     return list(trainer.edits.due)
+
+
+def metrics(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows
+    ]
+
+
+def assert_same(run, other):
+    assert metrics(run) == metrics(other)
+    assert log_of(run) == log_of(other)
+    for file in ("model/model", "checkpoints/step-00000012/optimizer"):
+        one, two = (path / f"{file}.safetensors" for path in (run, other))
+        assert one.read_bytes() == two.read_bytes()

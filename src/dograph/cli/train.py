@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.pools import split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 # What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device")
+Resumed = Annotated[Path | None, typer.Option(help="go on with this run, exactly where it stopped")]
 AnotherMixture = Annotated[
     str | None,
     typer.Option(
@@ -34,9 +36,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="go on with this run, exactly where it stopped")
-    ] = None,
+    resume: Resumed = None,
     mixture: AnotherMixture = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved settings and stop")
@@ -64,9 +64,11 @@ def train(
 
     Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
     """  # noqa: D301
+    from dograph.training.presets import resolve_config
+
     settings = settings or []
     _check_mixture(mixture, resume, looks=print_config or dry_run)
-    config = _resumed(resume, settings) if resume else _fresh(settings)
+    config = _resumed(resume, settings) if resume else resolve_config(*split_settings(settings))
     if print_config:
         print(config.dump(), end="")
         return
@@ -98,13 +100,6 @@ def _check_mixture(mixture: str | None, resume: Path | None, *, looks: bool) -> 
         raise ConfigError(
             "--mixture changes the run; --print-config and --dry-run only look. Leave one out"
         )
-
-
-def _fresh(settings: list[str]) -> "RunConfig":
-    from dograph.training.presets import resolve_config
-
-    name = settings[0] if settings and "=" not in settings[0] else None
-    return resolve_config(name, settings[1:] if name else settings)
 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":

@@ -8,7 +8,7 @@ the sources' training tokens (`natural`), and of the worst source (`worst`).
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -34,7 +34,7 @@ def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
 def step_rows(
     records: Sequence[StepRecord], sources: list[str], bytes_per_token: Mapping[str, float | None]
 ) -> list[Row]:
-    """One row a step. All that is on the device comes over in four transfers."""
+    """One row a step. What is on the device comes over for all steps together."""
     if not records:
         return []
     loss_NB = torch.stack([record.loss_B for record in records]).double().cpu().numpy()
@@ -129,13 +129,32 @@ def validation_row(
     row: Row = {"step": step}
     for source, value in nats.items():
         row |= loss_row(f"valid/{source}", value, bytes_per_token[source])
-    if nats:
-        total = sum(tokens[source] for source in nats)
-        natural = sum(tokens[source] * value for source, value in nats.items()) / total
-        row |= loss_row("valid/mean", sum(nats.values()) / len(nats), None)
-        row |= loss_row("valid/natural", natural, None)
-        row |= loss_row("valid/worst", max(nats.values()), None)
+    if not nats:
+        return row
+    total = sum(tokens[source] for source in nats)
+    natural = sum(tokens[source] * value for source, value in nats.items()) / total
+    worst = max(nats, key=lambda source: nats[source])
+    row |= loss_row("valid/mean", sum(nats.values()) / len(nats), None)
+    row |= loss_row("valid/natural", natural, _natural_bytes(tokens, bytes_per_token, nats))
+    row |= loss_row("valid/worst", nats[worst], bytes_per_token[worst])
+    names = [f"valid/{source}/bits_per_byte" for source in nats]
+    if all(name in row for name in names):
+        row["valid/mean/bits_per_byte"] = sum(row[name] for name in names) / len(names)
     return row
+
+
+def _natural_bytes(
+    tokens: Mapping[str, int],
+    bytes_per_token: Mapping[str, float | None],
+    sources: Iterable[str],
+) -> float | None:
+    """Bytes of a token of all text together; None where a source's are not known."""
+    size = {source: bytes_per_token[source] for source in sources}
+    known = {source: value for source, value in size.items() if value}
+    if len(known) < len(size):
+        return None
+    total = sum(tokens[source] for source in known)
+    return sum(tokens[source] * value for source, value in known.items()) / total
 
 
 class MetricsFile:

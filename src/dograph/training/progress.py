@@ -1,7 +1,9 @@
 """How far a run is: a live bar on a terminal, a plain line now and then elsewhere."""
 
+import re
 import sys
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 LINE_SECONDS = 5.0
@@ -18,6 +20,15 @@ class Progress(Protocol):
 
     def close(self) -> None:
         """No more is coming."""
+
+
+def step_note(row: Mapping[str, float]) -> str:
+    """What a row of metrics says in a line: loss, speed, and how many domains weigh how evenly."""
+    note = f"loss {row['train/loss_nats']:.3f}  {row['time/tokens_per_second']:,.0f} tokens/s"
+    sizes = [x for name, x in row.items() if re.fullmatch(r"domains/\d+/samples", name)]
+    if sizes and "weights/entropy_nats" in row:
+        note += f"  {sum(x > 0 for x in sizes)} domains, entropy {row['weights/entropy_nats']:.2f}"
+    return note
 
 
 class Lines:

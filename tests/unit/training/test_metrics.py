@@ -51,6 +51,18 @@ def test_validation_summaries():
     assert row["valid/mean/loss_nats"] == 3.0
     assert row["valid/natural/loss_nats"] == pytest.approx(2.5)
     assert row["valid/worst/loss_nats"] == 4.0
+    bits = [name for name in row if name.endswith("/bits_per_byte")]
+    assert bits == ["valid/a/bits_per_byte"]  # of b, the worst, nobody knows the text
+
+
+def test_bits_per_byte_of_the_summaries():
+    """Of all text: its bits over its bytes. Of the mean: that of the sources' own."""
+    row = validation_row(9, {"a": 2.0, "b": 4.0}, {"a": 300, "b": 100}, {"a": 4.0, "b": 2.0})
+    bits = (2.0 / 4.0 / math.log(2), 4.0 / 2.0 / math.log(2))
+    assert row["valid/mean/bits_per_byte"] == pytest.approx(sum(bits) / 2)
+    assert row["valid/worst/bits_per_byte"] == pytest.approx(bits[1])
+    nats, size = 300 * 2.0 + 100 * 4.0, 300 * 4.0 + 100 * 2.0
+    assert row["valid/natural/bits_per_byte"] == pytest.approx(nats / size / math.log(2))
 
 
 def test_a_line_cut_short_is_left_out(tmp_path):
