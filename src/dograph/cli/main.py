@@ -16,6 +16,7 @@ from dograph.cli import (
     graph,
     inspect,
     losses,
+    mix,
     plan,
     report,
     reproduce,
@@ -33,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("train")(train.train)
+app.command("mix")(mix.mix)
 app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
 app.command("reproduce")(reproduce.reproduce)

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 # What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device")
+Resumed = Annotated[Path | None, typer.Option(help="go on with this run, exactly where it stopped")]
+AnotherMixture = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="with --resume: draw by this mixture file or preset from there on",
+        show_default=False,
+    ),
+]
 
 
 def train(
@@ -27,9 +36,8 @@ def train(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="go on with this run, exactly where it stopped")
-    ] = None,
+    resume: Resumed = None,
+    mixture: AnotherMixture = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved settings and stop")
     ] = False,
@@ -51,6 +59,7 @@ def train(
     dograph train paper-gpt2-small data.corpus=data/spj  the paper's recipe
     dograph train recipe.yaml --dry-run                  what it would cost
     dograph train --resume runs/demo                     go on after Ctrl-C, a kill or a crash
+    dograph train --resume runs/demo --mixture new.yaml  go on with another mixture
     torchrun --nproc-per-node 8 -m dograph train recipe.yaml
 
     Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
@@ -58,6 +67,7 @@ def train(
     from dograph.training.presets import resolve_config
 
     settings = settings or []
+    _check_mixture(mixture, resume, looks=print_config or dry_run)
     config = _resumed(resume, settings) if resume else resolve_config(*split_settings(settings))
     if print_config:
         print(config.dump(), end="")
@@ -73,9 +83,23 @@ def train(
     from dograph.training.world import open_world
 
     with open_world(config.train.device) as world:
-        asked = _run(config, world, resume=resume is not None)
+        asked = _run(config, world, resume=resume is not None, mixture=mixture)
     if asked:
         sys.exit(128 + asked)
+
+
+def _check_mixture(mixture: str | None, resume: Path | None, *, looks: bool) -> None:
+    if mixture is None:
+        return
+    if resume is None:
+        raise ConfigError(
+            f"--mixture {mixture} is for a run that goes on: dograph train --resume RUN --mixture "
+            f"{mixture}. A new run: mixer.name=static mixer.file={mixture}"
+        )
+    if looks:
+        raise ConfigError(
+            "--mixture changes the run; --print-config and --dry-run only look. Leave one out"
+        )
 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":
@@ -96,7 +120,7 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     return parse_config(values | {"run": str(run)}, str(run))
 
 
-def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
+def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | None) -> int:
     from dograph.cli.losses import print_losses
     from dograph.cli.preparing import ensured
     from dograph.training.forecast import repeat_warnings
@@ -107,10 +131,15 @@ def _run(config: "RunConfig", world: "World", *, resume: bool) -> int:
     world.barrier()
     data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
     config = config.model_copy(update={"data": data})
-    trainer = resume_run(config, world) if resume else start_run(config, world)
+    trainer = resume_run(config, world, mixture) if resume else start_run(config, world)
     run = trainer.run
+    trainer.edits.listen()
     if world.is_main:
-        warnings = mixture_warnings(config, trainer.corpus)
+        edits = [edit for step, edit in trainer.edits.due.items() if step >= trainer.done]
+        for edit in edits:
+            print(edit.line, file=sys.stderr)
+        warnings = [f"{edit.given}: {note}" for edit in edits for note in edit.notes]
+        warnings += mixture_warnings(config, trainer.corpus)
         warnings += repeat_warnings(config, trainer.state.sampler, trainer.state.mixer)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)

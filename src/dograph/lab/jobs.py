@@ -148,6 +148,8 @@ def _require_same(run: RunDirectory, config: RunConfig) -> None:
     """A directory that holds another run must not pass for this one."""
     there, asked = numbers_of(run.config()), numbers_of(settled(config))
     differing = sorted(name for name in there if there[name] != asked[name])
+    if run.edits_file.exists():
+        differing.append("mixtures (edits.jsonl)")
     if differing:
         raise RunError(
             f"{run.path} holds another run: its {', '.join(differing)} differ from what is asked. "

@@ -99,6 +99,11 @@ class Mixer:
         """Mixtures that `remix` is known to ask for, by the step from which they hold."""
         return {}
 
+    def refuses_edits(self) -> str | None:
+        """Why nobody else may change what is drawn on the way (after "NAME ..."), or None."""
+        own = type(self).remix is not Mixer.remix
+        return "decides itself what is drawn (it has a `remix`)" if own else None
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: tensors and JSON values by name."""
         return {}

@@ -151,6 +151,14 @@ class DoGraph(Mixer):
             return None
         return self.remixing.mixture(signals.step, self.weight_M)
 
+    def refuses_edits(self) -> str | None:
+        if self.options.realise == "loss":
+            return None
+        return (
+            f"with mixer.realise={self.options.realise} sets it from the model's domains, every "
+            f"mixer.remix_every={self.options.remix_every} steps"
+        )
+
     def _take_in(
         self,
         signals: Signals,

@@ -92,6 +92,13 @@ class DoReMiProxy(SourceMixer):
         self.excess_S = torch.where(finite & (own_BS.sum(dim=0) > 0), mean_S, old_S)
         return finite, self.excess_S
 
+    def refuses_edits(self) -> str | None:
+        if self.normaliser != "global":
+            return None
+        return (
+            f"with mixer.normaliser=global divides by the shares of mixer.sampling={self.sampling}"
+        )
+
     def _sampling_S(self) -> Tensor:
         if self.sampling == "uniform":
             return torch.full_like(self.learnt.weight_S, 1 / len(self.learnt.names))

@@ -95,6 +95,9 @@ class Scheduled(Mixer):
     def schedule(self) -> Mapping[int, Mixture]:
         return self.stages
 
+    def refuses_edits(self) -> None:
+        """An edit holds until the next stage."""
+
 
 class UniMax(Mixer):
     """As uniform as `max_epochs` repeats allow (Chung et al. 2023, Algorithm 1).

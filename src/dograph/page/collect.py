@@ -94,7 +94,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     texts, opened = Texts(), subjects.runs
     names = run_names([run.path for run in opened])
     methods = [(run.origin, run.label) if run.label and run.origin else None for run in opened]
-    groups = group_names([run.config for run in opened], methods)
+    groups = group_names([run.as_trained() for run in opened], methods)
     runs = []
     for run, name, group in zip(opened, names, groups, strict=True):
         runs.append(run_data(run, name, group, subjects.buckets, texts))
@@ -134,7 +134,7 @@ def _comparisons(subjects: Subjects, runs: Sequence[RunData]) -> list[Comparison
         sizes = (parameters_of(cell) for cell in cells)
         found.append(from_findings(findings, path.resolve().name, next(filter(None, sizes), None)))
     loose = [
-        Trained(run, opened.config, parameters_of(opened.path))
+        Trained(run, opened.as_trained(), parameters_of(opened.path))
         for run, opened in zip(runs, subjects.runs, strict=True)
         if opened.label is None
     ]

@@ -125,7 +125,8 @@ def _setting(config: RunConfig) -> str:
 
 
 def _loose(groups: Mapping[str, list[Trained]]) -> Comparison:
-    natural = [name for name, own in groups.items() if own[0].config.mixer.name == "natural"]
+    mixers = {name: own[0].config.mixer for name, own in groups.items()}
+    natural = [name for name, m in mixers.items() if m.name == "natural" and not m.options]
     baseline = natural[0] if natural else next(iter(groups))
     base = {one.run.seed: _figures(one.run) for one in groups[baseline]}
     methods = [_loose_method(name, own, base, name == baseline) for name, own in groups.items()]

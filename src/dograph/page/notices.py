@@ -4,6 +4,7 @@ import numpy as np
 
 from dograph.page.columns import Columns
 from dograph.training.config import RunConfig
+from dograph.training.edit_record import edits_of
 from dograph.training.run_dir import RunDirectory
 
 UNSOLVED = 1e-3  # a residual above this: the weights are not what the objective asks for
@@ -13,6 +14,7 @@ def warnings_of(run: RunDirectory, config: RunConfig, columns: Columns) -> list[
     """One line each; none where all is well."""
     return [
         *_unfinished(run, config, columns),
+        *_edits(run),
         *_repeats(config, columns),
         *_fallbacks(columns),
         *_unsolved(columns),
@@ -33,6 +35,14 @@ def _unfinished(run: RunDirectory, config: RunConfig, columns: Columns) -> list[
             f"If it has stopped, go on: dograph train --resume {run.path}"
         )
     return told
+
+
+def _edits(run: RunDirectory) -> list[str]:
+    return [
+        f"edited on the way, so config.yaml alone does not make it again: {edit.line} "
+        f"(from {edit.given}, {edit.time})"
+        for edit in edits_of(run)
+    ]
 
 
 def _repeats(config: RunConfig, columns: Columns) -> list[str]:

@@ -21,6 +21,7 @@ from dograph.page.notices import warnings_of
 from dograph.page.reading import ENVIRONMENT, RESULT, read_json
 from dograph.page.thinning import Curve, curve
 from dograph.training.config import RunConfig
+from dograph.training.edit_record import edits_of
 from dograph.training.metrics import SUMMARIES
 from dograph.training.run_dir import RunDirectory
 
@@ -91,6 +92,15 @@ class OpenRun:
         self.columns = Columns(run.metrics_file)
         self.config = run.config()
 
+    def as_trained(self) -> RunConfig:
+        """The settings with what edits made of the mixer, which is then another method."""
+        edits = edits_of(RunDirectory(self.path))
+        if not edits:
+            return self.config
+        told = "; ".join(f"after {edit.step}: {_mixture(edit.new)}" for edit in edits)
+        mixer = self.config.mixer.model_copy(update={"edited": told})
+        return self.config.model_copy(update={"mixer": mixer})
+
     def forget(self) -> None:
         """Let go of what was read; the next look reads from the start."""
         self.columns = Columns(self.columns.path)
@@ -104,6 +114,10 @@ class OpenRun:
         states = sorted(RunDirectory(self.path).checkpoints.glob("step-*/state.json"))
         is_other = bool(states) and read_json(states[-1]).get("corpus") != corpus.digest
         return None if is_other else corpus
+
+
+def _mixture(shares: Mapping[str, float]) -> str:
+    return " ".join(f"{source} {share:.3g}" for source, share in shares.items())
 
 
 def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) -> RunData:

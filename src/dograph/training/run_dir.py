@@ -4,6 +4,7 @@ config.yaml     the resolved configuration; `dograph train config.yaml` replays 
 env.json        versions and devices
 metrics.jsonl   one line a step, and one a validation
 weights.jsonl   the weight log: mixtures and counters by step
+edits.jsonl     mixtures given on the way: after which step, what, from where
 samples.jsonl   for mixers that look at samples: one line a step, weight and domain of each sample
 validation.jsonl  once the run is complete: one line a source, the last loss of each block, in an
                 order that is the same in every run on the corpus (data.seq_len, eval.max_blocks)
@@ -21,13 +22,15 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from dograph.errors import RunError
 from dograph.files import sync_directory, write_bytes, write_json, write_text
 from dograph.training.config import RunConfig, parse_config, read_yaml
 
 CHECKPOINT = "step-{:08d}"
+TAKES_MIXTURES = "takes mixtures"
+Use = Literal["free", "busy", "takes mixtures"]
 
 
 class RunDirectory:
@@ -38,6 +41,7 @@ class RunDirectory:
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.jsonl"
         self.weights_file = path / "weights.jsonl"
+        self.edits_file = path / "edits.jsonl"
         self.samples_file = path / "samples.jsonl"
         self.validation_file = path / "validation.jsonl"
         self.graph_file = path / "graph.jsonl"
@@ -78,13 +82,32 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Refuse to share the directory with a live process; a dead one leaves no lock."""
-        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115
+        self._lock = open(self.path / ".lock", "a")  # noqa: SIM115
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(
                 f"{self.path} is in use by another process; wait for it to end"
             ) from None
+        self._lock.truncate(0)
+
+    def announce(self) -> None:
+        """Say in the lock that this process takes another mixture on the way."""
+        assert self._lock is not None
+        self._lock.write(TAKES_MIXTURES)
+        self._lock.flush()
+
+    def use(self) -> Use:
+        """Whether a live process holds the directory, and takes another mixture."""
+        lock = self.path / ".lock"
+        if not lock.is_file():
+            return "free"
+        with open(lock) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return "takes mixtures" if file.read() == TAKES_MIXTURES else "busy"
+        return "free"
 
     def unlock(self) -> None:
         if self._lock is not None:

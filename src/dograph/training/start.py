@@ -6,9 +6,10 @@ from dograph.corpus.corpus import Corpus
 from dograph.errors import RunError
 from dograph.mixers.dograph_options import DEFAULT_RECIPE
 from dograph.mixers.fixed import given_mixtures, inlined
-from dograph.mixtures.file import RunFacts, mismatches
+from dograph.mixtures.file import mismatches
 from dograph.training.config import MixerConfig, RunConfig
 from dograph.training.environment import describe_environment
+from dograph.training.offers import facts_of, read_offer
 from dograph.training.run_dir import RunDirectory
 from dograph.training.trainer import Trainer
 from dograph.training.world import World
@@ -58,13 +59,20 @@ def _absolute(name: str) -> str:
     return str(Path(name).resolve()) if Path(name).exists() else name
 
 
-def resume_run(config: RunConfig, world: World) -> Trainer:
-    """A run that stopped, at its newest checkpoint."""
+def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> Trainer:
+    """A run that stopped, at its newest checkpoint; from there on by another mixture, if given."""
     run = RunDirectory.open(Path(config.run))
     if world.is_main:
         run.lock()
     trainer = Trainer(config, run, world)
+    if mixture is None:
+        trainer.resume()
+        return trainer
+    offer = read_offer(mixture, facts_of(config, trainer.corpus))
+    trainer.edits.check(offer.mixture, max(run.checkpoint_steps(), default=0))
     trainer.resume()
+    trainer.edits.make(trainer.done, offer, "resume")
+    trainer.write_weights()
     return trainer
 
 
@@ -80,17 +88,3 @@ def mixture_warnings(config: RunConfig, corpus: Corpus) -> list[str]:
         notes = mismatches(given.provenance, facts, weights) + notes
         warnings += [f"{given.where}: {note}" for note in notes]
     return warnings
-
-
-def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
-    """What a mixture's provenance is compared with."""
-    tokenizer = corpus.manifest.tokenizer
-    return RunFacts(
-        sources=corpus.sources,
-        corpus=corpus.digest,
-        tokenizer=tokenizer.sha256,
-        tokenizer_name=tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        seq_len=config.data.seq_len,
-        tokens=config.tokens,
-    )

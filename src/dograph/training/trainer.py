@@ -19,6 +19,7 @@ from dograph.training.assembly import open_model, open_sampler
 from dograph.training.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.training.collector import Collector
 from dograph.training.config import RunConfig
+from dograph.training.edits import Edits
 from dograph.training.interrupts import Interrupts
 from dograph.training.lab import open_lab
 from dograph.training.memory import peak_bytes
@@ -81,6 +82,7 @@ class Trainer:
             sampler=open_sampler(config, self.corpus),
             corpus_digest=self.corpus.digest,
         )
+        self.edits = Edits(config, run, world, self.state)
         if config.train.compile:
             compile_regions(model)
         runnable = world.wrap(model)
@@ -113,6 +115,7 @@ class Trainer:
             read_checkpoint(self.run, self.done, self.state)
         else:
             self.begin()
+        self.edits.open(self.done)
         if self.world.is_main:
             self.run.clean()
             self.run.cut(self.done)
@@ -141,6 +144,7 @@ class Trainer:
                     logs = is_due(self.done, config.log.every) or self.halted_now(record)
                     if logs or validates or saves:  # a checkpoint must not outrun the metrics
                         self.write_metrics(clock, progress)
+                        self.take_request(progress)
                     if validates:
                         self.write_validation(progress)
                         self.files.write_graph(self.done)
@@ -176,6 +180,7 @@ class Trainer:
         mixture = self.state.mixer.remix(record.signals)
         if mixture is not None:
             self.state.sampler.remix(self.done, mixture, reason=self.config.mixer.name)
+        self.edits.apply(self.done)
         return record
 
     def stop_asked(self, interrupts: Interrupts) -> int:
@@ -218,6 +223,14 @@ class Trainer:
         if self.world.is_main and log.entries[-1] is not self.last_weights:
             write_text(self.run.weights_file, log.dump())
             self.last_weights = log.entries[-1]
+
+    def take_request(self, progress: Progress) -> None:
+        """Draw from here on by the mixture that somebody asks for, if one does."""
+        edit = self.edits.look(self.done)
+        if edit is not None:
+            self.write_weights()
+            for line in (edit.line, *self.edits.answer(edit)):
+                progress.say(line)
 
     def write_validation(self, progress: Progress) -> None:
         model, last = self.state.model, self.done == self.config.train.steps

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dograph.corpus.loader import rank_slice
 from dograph.errors import ConfigError
+
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,14 @@ class World:
         flags = torch.tensor(flag, device=self.device)
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return int(flags.item())
+
+    def share(self, value: Shared) -> Shared:
+        """What the first rank holds, on every rank."""
+        if self.size == 1:
+            return value
+        holder = [value]
+        dist.broadcast_object_list(holder, src=0, device=self.device)
+        return holder[0]
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over ranks."""

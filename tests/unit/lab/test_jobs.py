@@ -218,6 +218,18 @@ def test_another_run_in_the_folder_is_refused(corpus, made):
     assert run_job(jobs.Job("same", quieter)).steps == STEPS
 
 
+def test_a_run_that_was_edited_on_the_way_is_another_run(made, tmp_path):
+    job, _ = made
+    shutil.copytree(job.config.run, tmp_path / "run", symlinks=True)
+    edited = dataclasses.replace(
+        job, config=job.config.model_copy(update={"run": str(tmp_path / "run")})
+    )
+    assert run_job(edited).steps == STEPS
+    (tmp_path / "run" / "edits.jsonl").touch()
+    with pytest.raises(RunError, match=r"its mixtures \(edits\.jsonl\) differ"):
+        run_job(edited)
+
+
 def test_another_corpus_is_refused(made, tmp_path):
     other = write_corpus(tmp_path / "other", {"alpha": 6000, "beta": 3000, "gamma": 1001})
     with pytest.raises(RunError, match="another corpus"):

@@ -10,7 +10,8 @@ from dograph.mixers.registry import build_mixer
 from dograph.mixtures.file import MixtureFile, Provenance, write_mixture
 from dograph.training.config import RunConfig
 from dograph.training.lab import open_lab
-from dograph.training.start import facts_of, mixture_warnings, settled
+from dograph.training.offers import facts_of
+from dograph.training.start import mixture_warnings, settled
 from token_corpora import write_manifest, write_split
 
 

@@ -1,0 +1,196 @@
+"""dograph mix: give a run under way another mixture."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dograph.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from dograph.training.offers import Offer
+    from dograph.training.requests import Requests
+    from dograph.training.run_dir import RunDirectory
+
+POLL_SECONDS = 0.05
+QUIET_SECONDS = 2.0  # a wait is told when it gets longer, and then now and then
+SAY_SECONDS = 15.0
+GRACE_SECONDS = 30.0  # for an answer, once the run has taken the request
+
+
+def mix(
+    run: Annotated[Path, typer.Argument(help="a run under way", show_default=False)],
+    mixture: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="a mixture file, or the name of a preset", show_default=False
+        ),
+    ],
+    timeout: Annotated[
+        float, typer.Option(min=0, help="seconds to wait for the run; then the request is undone")
+    ] = 600.0,
+) -> None:
+    """Change the mixture of a run while it trains.
+
+    The run takes it where it next writes its metrics (log.every) and says after which step it
+    holds. It is on disk before a batch is drawn by it: no kill loses it, and resuming needs no
+    more than dograph train --resume RUN.
+
+    \b
+    dograph mix runs/mine new.yaml                 a mixture file, as dograph plan writes
+    dograph mix runs/mine doge-slimpajama          a published mixture: dograph export --list
+    dograph mix runs/mine new.yaml --timeout 60    give up after a minute
+
+    A run that has stopped: dograph train --resume RUN --mixture FILE.
+    """  # noqa: D301
+    from dograph.corpus.corpus import Corpus
+    from dograph.training.offers import facts_of, read_offer
+    from dograph.training.requests import Requests
+    from dograph.training.run_dir import RunDirectory
+
+    directory = RunDirectory.open(run)
+    config = directory.config()
+    corpus = Corpus(config.data.corpus)
+    offer = read_offer(mixture, facts_of(config, corpus))
+    names = [name for s in corpus.train for name in (s.entry.source, s.entry.stratum)]
+    offer.mixture.require_names(names)
+    _require_taker(directory, mixture)
+    for note in offer.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    requests = Requests(run)
+    identity = _ask(requests, offer)
+    say = _teller(directory, config.log.every)
+    answer = _Wait(directory, requests, identity, mixture, say).answer(timeout)
+    for warning in answer.get("warnings", []):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(answer["line"])
+
+
+def _ask(requests: "Requests", offer: "Offer") -> str:
+    """Leave the request; returns what its answer will be known by."""
+    from dograph.training.requests import is_open
+
+    waiting = requests.read()
+    if waiting is not None and is_open(waiting):
+        raise RunError(
+            f"{requests.file} holds another request, of {waiting.get('given')}, which the run has "
+            "not taken yet. Wait for it; if whoever asked is gone, remove the file"
+        )
+    identity = secrets.token_hex(8)
+    requests.place(
+        {
+            "identity": identity,
+            "given": offer.given,
+            "weights": dict(offer.mixture.weights),
+            "provenance": offer.provenance,
+            "notes": offer.notes,
+        }
+    )
+    return identity
+
+
+def _require_taker(run: "RunDirectory", mixture: str) -> None:
+    use = run.use()
+    if use == "free":
+        raise RunError(_not_running(run, mixture))
+    if use == "busy":
+        raise ConfigError(
+            f"{run.path} is in use by a process that takes no other mixture: a cell of a "
+            "comparison or a proxy of a plan must stay what it was asked to be, and a run that is "
+            "still starting takes one when it trains. Then ask again"
+        )
+
+
+def _not_running(run: "RunDirectory", mixture: str) -> str:
+    if max(run.checkpoint_steps(), default=0) >= run.config().train.steps:
+        return (
+            f"{run.path} is complete: no step is left to draw by another mixture. Train on in a "
+            f"run of its own: model.preset=null model.path={run.path}/model mixer.name=static "
+            f"mixer.file={mixture}"
+        )
+    return (
+        f"{run.path} is not running. Go on with it and the new mixture: "
+        f"dograph train --resume {run.path} --mixture {mixture}"
+    )
+
+
+def _teller(run: "RunDirectory", every: int) -> Callable[[float], None]:
+    def say(seconds: float) -> None:
+        print(
+            f"waiting for {run.path} to write its metrics, every log.every={every} steps "
+            f"({seconds:.0f} s so far; Ctrl-C takes the request back)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return say
+
+
+class _Wait:
+    """A request that was placed, until it is answered, taken back or lost with its run."""
+
+    def __init__(
+        self,
+        run: "RunDirectory",
+        requests: "Requests",
+        identity: str,
+        mixture: str,
+        say: Callable[[float], None],
+    ) -> None:
+        self.run, self.requests, self.identity = run, requests, identity
+        self.mixture, self.say = mixture, say
+
+    def answer(self, timeout: float) -> dict[str, Any]:
+        start, told = time.monotonic(), QUIET_SECONDS
+        try:
+            while (waited := time.monotonic() - start) < timeout:
+                if (answer := self._look()) is not None:
+                    return answer
+                if waited >= told:
+                    self.say(waited)
+                    told += SAY_SECONDS
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            return self._taken_back("stopped by Ctrl-C")
+        return self._taken_back(f"no answer in {timeout:g} s")
+
+    def _look(self) -> dict[str, Any] | None:
+        """The answer, or None while there is none; raises where there will be none."""
+        use = self.run.use()  # before looking: what a run did before it ended is then seen
+        found = self.requests.read()
+        if found is not None and found.get("identity") == self.identity:
+            if "refused" in found:
+                raise ConfigError(f"the run goes on as before: {found['refused']}")
+            if "step" in found:
+                return found
+        if use != "free":
+            return None
+        self.requests.withdraw(self.identity)
+        made = self._recorded()
+        if made is None:
+            raise RunError(f"nothing changed: {_not_running(self.run, self.mixture)}")
+        return made
+
+    def _recorded(self) -> dict[str, Any] | None:
+        """What edits.jsonl says of the request; it is written before any answer."""
+        from dograph.training.edit_record import read_edits
+
+        own = [e for e in read_edits(self.run.edits_file) if e.identity == self.identity]
+        return {"line": own[-1].line} if own else None
+
+    def _taken_back(self, why: str) -> dict[str, Any]:
+        if self.requests.withdraw(self.identity):
+            raise RunError(
+                f"{why}; the request is taken back and {self.run.path} goes on as before"
+            )
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline:
+            answer = self._look() or self._recorded()
+            if answer is not None:
+                return answer
+            time.sleep(POLL_SECONDS)
+        raise RunError(f"{why}, though the request was taken; {self.run.edits_file} will tell")
