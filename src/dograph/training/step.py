@@ -18,6 +18,7 @@ from dograph.mixers.base import Mixer, Report
 from dograph.training.config import RunConfig
 from dograph.training.optim import learning_rate
 from dograph.training.seeing import Eyes, Piece
+from dograph.training.sharding import clip_gradients
 from dograph.training.stopwatch import Lap, Stopwatch
 from dograph.training.world import World
 from dograph.types import Batch, Signals
@@ -63,7 +64,7 @@ class TrainStep:
         lr = learning_rate(step, self.config.optim, self.config.train.steps)
         weight_B, loss_B = self.backward(token_BT, batch, step)
 
-        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip_norm)
+        grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
         finite = torch.isfinite(loss_B).all() & torch.isfinite(grad_norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
         self.update(lr)
@@ -83,7 +84,8 @@ class TrainStep:
 
     def backward(self, token_BT: Tensor, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """Fill `.grad` with the weighted gradient; return the weights and losses, both (B,)."""
-        micro_bT = token_BT.split(self.config.train.micro_batch_size or len(token_BT))
+        at_once = self.config.train.micro_batch_size
+        micro_bT = self.world.split(token_BT, at_once, len(batch.source_B))
         way = self.eyes.way(len(batch.source_B))
         if way == "blind":  # equal weights, or any that need no look at the samples
             weight_B = self.weigh([], batch, step)
