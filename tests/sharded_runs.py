@@ -1,13 +1,13 @@
 """Whole runs of a tiny model on several ranks, with DDP or in shards, stopped and resumed."""
 
 import shutil
-from pathlib import Path
 
 import torch
 
 from dograph.errors import NonFiniteError
 from dograph.mixers.base import Mixer
 from dograph.models.files import model_tensors
+from dograph.training.optim import MOMENTS
 from dograph.training.presets import resolve_config
 from dograph.training.run_dir import RunDirectory
 from dograph.training.start import resume_run, start_run
@@ -108,16 +108,28 @@ def not_finite(world, corpus, folder, *overrides):
         trainer.train()
     except NonFiniteError as error:
         trainer.run.unlock()
-        return str(error), model_tensors(trainer.state.model, keep=True)
+        return str(error), model_tensors(trainer.state.model, keep=True), held(trainer.state)
     raise AssertionError("the run went on")
 
 
-def everything(world, corpus, folder):
-    """All that two ranks do here, in one start of theirs."""
-    folder = Path(folder)
+def held(state):
+    """Numbers of weights and moments that this rank holds."""
+    moments = [state.optimizer.state[p][m] for p in state.model.parameters() for m in MOMENTS]
+    return [
+        sum(tensor.to_local().numel() for tensor in tensors)
+        for tensors in (state.model.parameters(), moments)
+    ]
+
+
+def train_whole(world, corpus, folder):
+    """What two ranks do with DDP, in one start of theirs."""
     train_all(world, corpus, folder / "DDP")
-    train_all(world, corpus, folder / "shards", SHARD)
     train_until_stopped(world, corpus, folder / "stopped DDP")
+
+
+def train_sharded(world, corpus, folder):
+    """What they do in shards, afterwards."""
+    train_all(world, corpus, folder / "shards", SHARD)
     train_until_stopped(world, corpus, folder / "stopped shards", SHARD)
     go_on(world, folder / "stopped shards", folder / "shards again")
     go_on(world, folder / "stopped shards", folder / "shards, then DDP", shard=False)

@@ -11,12 +11,13 @@ from processes import SETTINGS, rows, run
 from safetensors.torch import load_file
 
 from corpora import write_corpus
+from dograph.models.build import build_model
 from dograph.training.run_dir import RunDirectory
 from several_ranks import on_ranks
-from sharded_runs import RESUMED, RUNS, STEPS, STOP, everything, go_on, train_all
+from sharded_runs import RESUMED, RUNS, STEPS, STOP, go_on, train_all, train_sharded, train_whole
 from tiny_steps import ALONE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Losses differ by a few roundings; so do gradients, which AdamW's first steps divide by themselves:
 # where one is next to nothing, its update of up to lr = 2e-3 may differ by a part in a hundred.
@@ -32,7 +33,8 @@ def corpus(tmp_path_factory):
 def made(corpus, tmp_path_factory):
     """Where two ranks made their runs, and what each of them found of one that failed."""
     folder = tmp_path_factory.mktemp("runs")
-    found = on_ranks(2, everything, corpus, folder)
+    on_ranks(2, train_whole, corpus, folder)
+    found = on_ranks(2, train_sharded, corpus, folder)
     train_all(ALONE, corpus, folder / "alone")
     return folder, found
 
@@ -122,7 +124,7 @@ def test_one_process_and_three_go_on_with_the_shards_of_two(made):
 
 def test_a_gradient_that_is_not_finite_updates_no_shard(made):
     folder, found = made
-    (said, weights), (other, others) = found
+    (said, weights, _), (other, others, _) = found
     assert "step 3" in said
     assert "the gradient norm is nan. No update was made" in said
     assert said == other
@@ -132,7 +134,14 @@ def test_a_gradient_that_is_not_finite_updates_no_shard(made):
         assert torch.equal(others[name], tensor)
 
 
-@pytest.mark.timeout(600)
+def test_every_rank_holds_its_half(made):
+    """Of every tensor, by rows: all of a tiny model's are even in number."""
+    _, found = made
+    model = build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=0)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    assert [held for _, _, held in found] == 2 * [[numbers // 2, numbers]]
+
+
 def test_compiled_shards_by_torchrun_have_the_losses_of_eager_ddp(corpus, tmp_path):
     settings = [
         f"data.corpus={corpus}",
