@@ -6,7 +6,6 @@ norm over all samples. Empty domains get weight 0. The four objectives of the pa
 graph together by a penalty gamma w'Lw; 0 is the paper.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol, get_args, runtime_checkable
@@ -18,6 +17,7 @@ from dograph.domains.graph import adjacency, laplacian
 from dograph.domains.partition import Domains
 from dograph.errors import ConfigError, did_you_mean
 from dograph.kernels import usable
+from dograph.option_checks import require_known, require_number, require_one_of, require_whole
 from dograph.simplex import MOST_DOMAINS, relative_gap, solve_qp
 
 VarianceReading = Literal["printed", "weighted"]
@@ -47,7 +47,7 @@ class _Convex:
     gamma: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("gamma", self.gamma, 0)
+        require_number("objective.gamma", self.gamma, least=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -106,8 +106,8 @@ class Variance(_Convex):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("lambda_", self.lambda_, 0, strict=True)
-        _check_reading("variance", self.variance, get_args(VarianceReading))
+        require_number("objective.lambda_", self.lambda_, above=0)
+        require_one_of("objective.variance", self.variance, get_args(VarianceReading))
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         gram_MM = domains.gram_MM.double() / _unit(domains)
@@ -133,7 +133,7 @@ class Robust(_ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("tau", self.tau, 0, strict=True)
+        require_number("objective.tau", self.tau, above=0)
 
     def formula(self, domains: Domains) -> Tensor:
         present_M = domains.present_M
@@ -158,9 +158,7 @@ class Alignment(_ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("iterations", self.iterations, 1)
-        if not isinstance(self.iterations, int):
-            raise ConfigError(f"objective.iterations must be whole, got {self.iterations!r}")
+        require_whole("objective.iterations", self.iterations, least=1)
 
     def formula(self, domains: Domains) -> Tensor:
         present_M = domains.present_M.double()
@@ -205,9 +203,9 @@ class Uncertainty(_Convex):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("beta", self.beta, 0)
-        _check("sigma_floor", self.sigma_floor, 0)
-        _check_reading("sigma", self.sigma, get_args(SigmaReading))
+        require_number("objective.beta", self.beta, least=0)
+        require_number("objective.sigma_floor", self.sigma_floor, least=0)
+        require_one_of("objective.sigma", self.sigma, get_args(SigmaReading))
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         unit = _unit(domains)
@@ -231,7 +229,7 @@ class Precision(_ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("q", self.q)
+        require_number("objective.q", self.q)
 
     def formula(self, domains: Domains) -> Tensor:
         absent_M, share_M = ~domains.present_M, domains.share_M.double()
@@ -267,27 +265,8 @@ def build_objective(spec: str | Mapping[str, object] | Objective) -> Objective:
         raise ConfigError(f'objective="{name}" is not known; {did_you_mean(name, OBJECTIVES)}')
     kind = OBJECTIVES[name]
     given = {option: value for option, value in options.items() if option != "name"}
-    known = [field.name for field in fields(kind)]
-    for option in given:
-        if option not in known:
-            raise ConfigError(
-                f"objective.{option} is not an option of {name}; {did_you_mean(option, known)}"
-            )
+    require_known("objective.", given, name, [field.name for field in fields(kind)])
     return kind(**given)  # type: ignore[arg-type]  # values are checked in __post_init__
-
-
-def _check(option: str, value: float, least: float = -math.inf, *, strict: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and (value > least or (value == least and not strict))):
-        bound = "" if least == -math.inf else f" {'>' if strict else '>='} {least}"
-        raise ConfigError(f"objective.{option} must be a finite number{bound}, got {value!r}")
-
-
-def _check_reading(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(
-            f'objective.{option}="{value}" is not known; {did_you_mean(str(value), allowed)}'
-        )
 
 
 def _unit(domains: Domains) -> Tensor:

@@ -71,12 +71,11 @@ class SampleIds:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's samples of one optimizer step, and where they stand in the world batch."""
+    """This rank's samples of one optimizer step, and where those of all ranks come from."""
 
     token_BT: "Tensor"  # (local samples, T) int64
     source_B: "Tensor"  # (world batch,) int64: source of every sample in the world
     ids: SampleIds  # of the world batch
-    local: slice  # which samples of the world batch are token_BT
 
 
 @dataclass(frozen=True, slots=True)

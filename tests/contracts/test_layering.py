@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "dograph"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # What each part may import; everything may import the foundation.
-FOUNDATION = {"types", "rng", "errors", "files", "dograph"}
+FOUNDATION = {"types", "rng", "errors", "option_checks", "files", "dograph"}
 ALLOWED = {
     "corpus": {"corpus"},
     "prepare": {"prepare", "corpus"},

@@ -4,6 +4,7 @@ Shapes: B samples of all ranks, b of this one, T tokens, K sketch.
 """
 
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from dograph.models.build import build_model
 from dograph.rng import key64
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
-from dograph.sketch.ranks import average_gradients, gather_rows, local_rows
+from dograph.sketch.ranks import WorldRows, average_gradients, gather_rows, local_rows
 from dograph.sketch.sketcher import Sketcher
 from dograph.types import Signals
 from tiny_steps import take_steps
@@ -175,6 +176,17 @@ def rows(world):
     return gathered, mine, [used.grad, other.grad]
 
 
+def rows_at_once(world):
+    """Several tensors of one batch and the weights' way back, and how often ranks were asked."""
+    rank = world.rank
+    with patch.object(dist, "all_gather", wraps=dist.all_gather) as asked:
+        batch = WorldRows(rank, world.device)
+        first = batch.gather(torch.full((rank, 2), rank))
+        second = batch.gather(torch.arange(float(rank)))
+        mine = batch.local(second)
+    return batch.sizes, first, second, mine, asked.call_count
+
+
 def everything(world, corpus, runs):
     """All that ranks do here, in one start of theirs; the steps are those of our own trainer."""
     return {
@@ -182,4 +194,5 @@ def everything(world, corpus, runs):
         "portable": train_all(world),
         "refusals": refusals(world),
         "rows": rows(world),
+        "rows at once": rows_at_once(world),
     }

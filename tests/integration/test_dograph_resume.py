@@ -206,10 +206,10 @@ def test_projection_centroids_and_averages_are_restored(corpus, tmp_path, scope)
         assert equal(after[name], value), name
     projections = []
     for trainer in (whole, other):
-        trainer.advance(trainer.open_loader())
+        record = trainer.advance(trainer.open_loader())
         rules = trainer.step.eyes.sketcher.rules
         projections.append([tensor for rule in rules for tensor in rule.projection])
-        assert trainer.step.signals.projection == 12
+        assert record.signals.projection == 12
     assert all(torch.equal(a, b) for a, b in zip(*projections, strict=True))
 
 

@@ -113,3 +113,16 @@ def test_ranks_without_rows_or_gradients(ranks):
         assert mine.tolist() == [[], [0.0], [1.0 * size, 2.0 * size]][rank]
         assert used.tolist() == [sum(range(size)) / size] * 2
         assert other.tolist() == pytest.approx([1 / size] * 2)
+
+
+def test_ranks_are_asked_once_for_all_rows_of_a_batch(ranks):
+    """Rank r has r rows; two tensors are three exchanges, one of them for the counts."""
+    size = len(ranks)
+    whole = [float(i) for rank in range(size) for i in range(rank)]
+    for rank, found in enumerate(ranks):
+        sizes, first, second, mine, asked = found["rows at once"]
+        assert sizes == list(range(size))
+        assert first.tolist() == [[r, r] for r in range(size) for _ in range(r)]
+        assert second.tolist() == whole
+        assert mine.tolist() == [size * float(i) for i in range(rank)]
+        assert asked == 3

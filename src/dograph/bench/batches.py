@@ -57,4 +57,4 @@ def random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
         token_BT, source_B = token_BT.pin_memory(), source_B.pin_memory()
     zero_B = np.zeros(options.batch, dtype=np.int64)
     ids = SampleIds(zero_B, zero_B, zero_B, zero_B, zero_B)
-    return Batch(token_BT=token_BT, source_B=source_B, ids=ids, local=slice(0, options.batch))
+    return Batch(token_BT=token_BT, source_B=source_B, ids=ids)

@@ -9,12 +9,11 @@ import torch
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph_options import RECIPES
 from dograph.models.presets import PRESETS
-from dograph.sketch.sketcher import MODES, Mode
-from dograph.training.config import RunConfig
+from dograph.sketch.modes import DEFAULT_DIM, MODES, Mode
+from dograph.training.config import Accumulation, RunConfig
 from dograph.training.presets import resolve_config
 
 Dtype = Literal["float32", "bfloat16"]
-Accumulation = Literal["two_sweeps", "keep", "lagged"]
 HandCompile = Literal["blocks", "whole"]
 DEFAULT_MODES: tuple[Mode, ...] = ("full", "topdown", "head", "exact", "twopass")
 WARMUP_STEPS = {"safe": 12}  # domains of a stream are found from ten steps
@@ -36,7 +35,7 @@ class BenchOptions:
     modes: tuple[Mode, ...] = DEFAULT_MODES
     top_blocks: int = 4
     recipe: str = "paper"
-    dim: int = 5120
+    dim: int = DEFAULT_DIM
     steps: int = 30
     corpus: str | None = None
     hand: bool = True

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dograph.cli.console import open_console
 from dograph.errors import ConfigError
-
-WIDTH = 180  # of a table that goes into a pipe
 
 
 def _option(*names: str, help: str, at_least: int | None = None) -> Any:
@@ -32,7 +31,7 @@ TopBlocks = Annotated[
     int | None, _option(help="blocks that topdown sketches; 4, or all there are", at_least=1)
 ]
 Recipe = Annotated[str, _option(help="of DoGraph: paper (each batch anew) or safe")]
-Dim = Annotated[int, _option(help="numbers in a sketch", at_least=1)]
+Dim = Annotated[int | None, _option(help="numbers in a sketch; that of sketch.dim", at_least=1)]
 Steps = Annotated[int, _option(help="turns with plain; fewer: a wider interval", at_least=10)]
 Corpus = Annotated[str | None, _option(help="a prepared corpus, in place of random tokens")]
 Hand = Annotated[bool, _option("--hand/--no-hand", help="also a plain loop written by hand")]
@@ -61,7 +60,7 @@ def bench(
     modes: Modes = "full,topdown,head,exact,twopass",
     top_blocks: TopBlocks = None,
     recipe: Recipe = "paper",
-    dim: Dim = 5120,
+    dim: Dim = None,
     steps: Steps = 30,
     corpus: Corpus = None,
     hand: Hand = True,
@@ -87,9 +86,28 @@ def bench(
 
     What the columns mean: docs/cost.md.
     """  # noqa: D301
-    given = dict(locals())  # every option by its name, as it was given
-    apart = {name: given.pop(name) for name in ("modes", "device", "out")}
-    _measure(given, **apart)
+    given = {
+        "model": model,
+        "batch": batch,
+        "seq_len": seq_len,
+        "vocab_size": vocab_size,
+        "micro_batch": micro_batch,
+        "accumulation": accumulation,
+        "dtype": dtype,
+        "compile": compile,
+        "top_blocks": top_blocks,
+        "recipe": recipe,
+        "dim": dim,
+        "steps": steps,
+        "corpus": corpus,
+        "hand": hand,
+        "hand_compile": hand_compile,
+        "rivals": rivals,
+        "profile": profile,
+        "peak_tflops": peak_tflops,
+        "seed": seed,
+    }
+    _measure(given, modes, device, out)
 
 
 def _measure(given: dict[str, Any], modes: str, device: str, out: Path) -> None:
@@ -144,11 +162,8 @@ def _say(text: str) -> None:
 
 
 def _print(findings: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from dograph.bench.table import arm_table, footnotes
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(arm_table(findings))
+    open_console().print(arm_table(findings))
     for note in footnotes(findings):
         print(note)

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dograph.cli.console import open_console
 from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.compare.ask import Ask
     from dograph.lab.pool import Pool
-
-WIDTH = 100  # of the tables, where there is no terminal to ask
 
 Settings = Annotated[
     list[str] | None,
@@ -158,13 +157,10 @@ def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
 
 
 def _show(findings: dict[str, Any], out: Path) -> None:
-    from rich.console import Console
-
     from dograph.compare.table import tables
     from dograph.page.writing import page_at_end
 
-    # A pipe has no width to fit into.
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = open_console()
     for table in tables(findings):
         console.print(table)
     for note in findings["notes"]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.console import open_console
+
 if TYPE_CHECKING:
     from dograph.doctor import Finding
 
@@ -35,7 +37,6 @@ def doctor(
 
 
 def _print_table(findings: "list[Finding]") -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -47,4 +48,4 @@ def _print_table(findings: "list[Finding]") -> None:
                 mark = MARKS[finding.status] if is_fault else "[dim]absent[/]"
                 table.add_row(finding.name, mark, escape(finding.detail), escape(finding.remedy))
         table.add_section()
-    Console().print(table)
+    open_console().print(table)

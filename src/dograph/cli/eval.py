@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dograph.cli.console import open_console
 from dograph.cli.stages import shown
 from dograph.errors import CorpusError
 
@@ -124,12 +125,9 @@ def _corpus(subject: "Subject") -> "Corpus | None":
 
 
 def _print(found: "Evaluation") -> None:
-    from rich.console import Console
-
     from dograph.report.benchmark_tables import source_table, task_table
 
-    # A pipe has no width to fit into, and what is cut off there is lost.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = open_console()
     console.print(task_table(found))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
     if found.sources:

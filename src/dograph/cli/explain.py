@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.console import open_console
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -28,8 +30,8 @@ def explain(
     dograph explain runs/mine --step 500
     dograph explain runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
     """  # noqa: D301
-    from dograph.cli.show import samples_of_step
     from dograph.report.explanation import explain_step
+    from dograph.report.samples import samples_of_step
 
     samples = samples_of_step(run, step)
     found = explain_step(run, step)
@@ -41,9 +43,7 @@ def explain(
         json.dump(whole, sys.stdout, ensure_ascii=False)
         print()
         return
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = open_console()
     console.print(f"{run}, step {step}", highlight=False, markup=False)
     for reason in found.reasons:
         console.print(f"  {reason}", highlight=False, markup=False)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from dograph.cli.console import duration, open_console
 from dograph.cli.preparing import ensured
 from dograph.corpus.corpus import Corpus
 from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
@@ -16,7 +16,7 @@ from dograph.training.forecast import EFFICIENCY, forecast
 def print_forecast(config: RunConfig) -> None:
     corpus = Corpus(ensured(config.data.corpus))
     costs = forecast(config, corpus)
-    console = Console()
+    console = open_console()
 
     print(mixer_line(config.mixer))
     table = Table(title="forecast", show_header=False)
@@ -28,7 +28,7 @@ def print_forecast(config: RunConfig) -> None:
     table.add_row("training FLOPs", f"{costs.flops:.2e}")
     table.add_row(
         "time on this machine (estimate)",
-        f"{_duration(costs.seconds)} at {EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} "
+        f"{duration(costs.seconds)} at {EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} "
         "TFLOP/s measured",
     )
     console.print(table)
@@ -67,9 +67,3 @@ def _with(name: str, options: Mapping[str, Any]) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,10 +1,11 @@
 """dograph graph: the domains of a run as a graph, on screen or in a file."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dograph.cli.console import open_console
 
 
 def graph(
@@ -23,23 +24,22 @@ def graph(
     dograph graph runs/mine --step 500 --out graph.graphml for Gephi, Cytoscape, networkx
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """  # noqa: D301
-    from dograph.report.graphs import (
-        agreement_table,
-        edge_table,
-        export_graph,
-        node_table,
-        read_graph,
-    )
+    from dograph.report.graphs import export_graph, numbering
 
-    if out is not None:
+    if out is None:
+        _print(run, step)
+    else:
         found = export_graph(run, step, out)
         print(f"{out}: {len(found.nodes)} domains after step {found.step}")
-        return
-    from rich.console import Console
+    told = numbering(run)
+    if told is not None:
+        print(f"note: {told}")
 
-    found = read_graph(run, step)
-    # A pipe has no width to fit into, and what is cut off there is lost.
-    console = Console(width=None if sys.stdout.isatty() else 160)
+
+def _print(run: Path, step: int | None) -> None:
+    from dograph.report.graphs import agreement_table, edge_table, node_table, read_graph
+
+    found, console = read_graph(run, step), open_console()
     console.print(node_table(found, f"domains after step {found.step}"))
     console.print(edge_table(found))
     agreement = agreement_table(run)

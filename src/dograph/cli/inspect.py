@@ -1,11 +1,11 @@
 """dograph inspect: what a model perceives as domains in a corpus, without training."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.console import open_console
 from dograph.cli.stages import shown
 
 if TYPE_CHECKING:
@@ -70,12 +70,9 @@ def inspect(
 
 
 def _print(found: "Inspection") -> None:
-    from rich.console import Console
-
     from dograph.report.graphs import edge_table, node_table
 
-    # A pipe has no width to fit into, and what is cut off there is lost.
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = open_console()
     console.print(_source_table(found))
     if found.pairs:
         apart = sum(pair.p_value <= LEVEL for pair in found.pairs)

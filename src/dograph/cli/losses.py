@@ -1,10 +1,11 @@
 """dograph losses: what each source's validation loss came to, run beside run."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dograph.cli.console import PIPE_WIDTH, open_console
 
 
 def losses(
@@ -20,10 +21,7 @@ def losses(
 
 
 def print_losses(runs: list[Path]) -> None:
-    from rich.console import Console
-
     from dograph.report.losses import losses_table
 
-    # A pipe has no width to fit into, and what is cut off there is lost.
-    width = None if sys.stdout.isatty() else 40 + 40 * len(runs)
-    Console(width=width).print(losses_table(runs))
+    width = max(PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
+    open_console(width).print(losses_table(runs))

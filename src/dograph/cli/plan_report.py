@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from dograph.cli.console import duration, open_console
 from dograph.corpus.corpus import Corpus
 from dograph.lab.planning import PlanCost
-from dograph.lab.progress import clock
 from dograph.mixers.base import Mixer
 from dograph.training.assembly import open_sampler
 from dograph.training.config import RunConfig
@@ -37,8 +36,7 @@ def print_shares(
         cells = [f"{before.get(name, 0) / total:.4f}", f"{weights.get(name, 0):.4f}"]
         cells += [f"{epochs.get(name, 0):.2f}"] if epochs else []
         table.add_row(name, *cells)
-    # a pipe has no width: nothing should be cut there
-    Console(width=None if sys.stdout.isatty() else 200).print(table, highlight=False)
+    open_console().print(table, highlight=False)
     shares = {
         "natural": "natural: share of the corpus' tokens",
         "prior": "prior: the mixture that the plan starts from",
@@ -56,7 +54,7 @@ def _epochs(run: RunConfig, corpus: Corpus, mixture: Mixture) -> dict[str, float
 def print_cost(cost: PlanCost) -> None:
     cached = f" ({cost.cached} made before)" if cost.cached else ""
     print(
-        f"cost: {cost.proxies} proxies{cached}, {clock(cost.seconds)} of training, "
+        f"cost: {cost.proxies} proxies{cached}, {duration(cost.seconds)} of training, "
         f"{cost.flops:.2e} FLOPs"
     )
 

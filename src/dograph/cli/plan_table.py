@@ -54,8 +54,7 @@ class _Run:
 
     @property
     def budget(self) -> int:
-        train = self.config.train
-        return train.steps * train.batch_size * self.config.data.seq_len
+        return self.config.tokens
 
 
 def plan_from_table(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dograph.cli.console import open_console
 from dograph.corpus.manifest import Manifest
 from dograph.prepare.composition import absent_sources, composition
 from dograph.prepare.embedded.ensure import ensure_corpus
@@ -124,9 +125,7 @@ def print_composition(manifest: Manifest) -> None:
         cells += [_percent(row.share)]
         cells += [_percent(row.paper_share)] if compared else []
         table.add_row(row.source, *cells, f"{row.validation_tokens:,}")
-    # a pipe has no width: nothing should be cut there
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table, highlight=False)
+    open_console().print(table, highlight=False)
     paper = "; paper: the same in the paper's data table" if compared else ""
     print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
     for note in _notes(manifest):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.pools import split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ def train(
 
     Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
     """  # noqa: D301
+    from dograph.training.presets import resolve_config
+
     settings = settings or []
-    config = _resumed(resume, settings) if resume else _fresh(settings)
+    config = _resumed(resume, settings) if resume else resolve_config(*split_settings(settings))
     if print_config:
         print(config.dump(), end="")
         return
@@ -73,13 +76,6 @@ def train(
         asked = _run(config, world, resume=resume is not None)
     if asked:
         sys.exit(128 + asked)
-
-
-def _fresh(settings: list[str]) -> "RunConfig":
-    from dograph.training.presets import resolve_config
-
-    name = settings[0] if settings and "=" not in settings[0] else None
-    return resolve_config(name, settings[1:] if name else settings)
 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":

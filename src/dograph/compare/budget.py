@@ -39,7 +39,6 @@ def stretched(config: RunConfig, steps: int) -> RunConfig:
     """The same run over another number of steps, its warm-up as large a part of them."""
     if steps == config.train.steps:
         return config
-    warmup = round(config.optim.warmup_steps * steps / config.train.steps)
     train = config.train.model_copy(update={"steps": steps})
-    optim = config.optim.model_copy(update={"warmup_steps": warmup})
+    optim = config.optim.model_copy(update={"warmup_steps": config.warmup_over(steps)})
     return config.model_copy(update={"train": train, "optim": optim})

@@ -85,7 +85,7 @@ def _cell_row(
         "run": cell.config.run,
         "command": cell.command,
         "steps": cell.config.train.steps,
-        "tokens": cell.config.train.steps * cell.config.train.batch_size * cell.config.data.seq_len,
+        "tokens": cell.config.tokens,
         "flops": {
             "train": cell.flops,
             "plan": cell.price.plan,

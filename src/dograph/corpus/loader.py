@@ -65,7 +65,7 @@ class Loader:
         token, source = torch.from_numpy(token_BT), torch.from_numpy(self.source_S[ids.stratum_B])
         if self.pin:
             token, source = token.pin_memory(), source.pin_memory()
-        return Batch(token_BT=token, source_B=source, ids=ids, local=self.local)
+        return Batch(token_BT=token, source_B=source, ids=ids)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -78,6 +78,7 @@ class Weighing:
         self.stock_train: Callable[..., Any] = trainer.train
         self.stock_step: Callable[..., Tensor] = trainer.training_step
         self.stock_batches: Callable[..., Any] = trainer.get_batch_samples
+        self.resumed = False  # a mixer that was restored has its warm-up from its first start
         self.unweighted: Tensor | None = None
 
     def train(
@@ -88,6 +89,7 @@ class Weighing:
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.trainer.args.output_dir)
+        self.resumed = bool(folder)
         if folder:
             restore_mixer(self.mixer, Path(folder))
         return self.stock_train(resume_from_checkpoint, *args, **kwargs)
@@ -105,8 +107,8 @@ class Weighing:
                 refresh=self.projection.refresh,
                 exclude=self.exclude,
             )
-        if isinstance(self.mixer, DoGraph) and not self.mixer.warmup_steps:
-            self.mixer.warmup_steps = round(self.mixer.options.warmup * state.max_steps)
+        if isinstance(self.mixer, DoGraph) and not self.resumed:
+            self.mixer.warm_up(state.max_steps)
         if args.gradient_accumulation_steps > 1 and state.is_world_process_zero:
             logger.warning(
                 "gradient_accumulation_steps=%d: each micro-batch is weighed by the domains known "

@@ -188,7 +188,7 @@ def _summary(trainer: Trainer) -> Result:
         state=_listed(trainer.state.mixer.state_dict()),
         model=str(run.checkpoint(trainer.done) / "model"),
         parameters=inner_parameters(trainer.state.model.model),
-        tokens=trainer.done * config.train.batch_size * config.data.seq_len,
+        tokens=trainer.done * config.tokens_per_step,
         steps=trainer.done,
         seconds=_training_seconds(rows),
         peak_bytes=peak_bytes(trainer.world.device),

@@ -144,7 +144,7 @@ class ProxyLab:
             keys=keys,
             kept=kept,
             damaged=damaged,
-            tokens=sum(open_lab(config, self.corpus).budget for config in configs),
+            tokens=sum(config.tokens for config in configs),
             flops=sum(self.flops(config) for config in configs),
         )
 
@@ -157,8 +157,7 @@ class ProxyLab:
         own = merge({}, dict(proxy.settings))
         steps = own.get("train", {}).get("steps")
         if isinstance(steps, int) and "warmup_steps" not in own.get("optim", {}):
-            warmup = self.proxy.optim.warmup_steps * steps // self.proxy.train.steps
-            own = merge(own, {"optim": {"warmup_steps": warmup}})
+            own = merge(own, {"optim": {"warmup_steps": self.proxy.warmup_over(steps)}})
         values = merge(base, own) | {"mixer": dict(proxy.mixer), "seed": proxy.seed}
         config = parse_config(values, f'proxy "{proxy.label}"')
         if config.data.corpus != self.proxy.data.corpus:

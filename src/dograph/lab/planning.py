@@ -74,7 +74,7 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
         {
             "model": _smaller(target, changes),
             "train": {"steps": steps},
-            "optim": {"warmup_steps": target.optim.warmup_steps * steps // target.train.steps},
+            "optim": {"warmup_steps": target.warmup_over(steps)},
             "eval": {
                 "every": min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
             },
@@ -175,7 +175,7 @@ def provenance_of(
         vocab_size=tokenizer.vocab_size,
         seq_len=target.data.seq_len,
         proxy=facts if used else None,
-        target_tokens=target.train.steps * target.train.batch_size * target.data.seq_len,
+        target_tokens=target.tokens,
         seeds=sorted({one.config.seed for one in used}),
         settings=target.mixer.options,
         command=command,

@@ -3,7 +3,6 @@
 Shapes: B samples of the world batch, K sketch, S sources.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from dograph.domains.sharing import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.option_checks import require_number
 from dograph.mixers.source_weights import SourceMixer, require_sources, share_out_sources
+from dograph.option_checks import require_number
 from dograph.types import Signals
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
@@ -54,9 +53,9 @@ class DoGEProxy(SourceMixer):
         smoothing: float = 0.0,
         sources: Mapping[str, float] | Sequence[str] | None = None,
     ) -> None:
-        require_number("mu", mu, above=0, most=math.inf)
-        require_number("clip", clip, above=0, most=math.inf)
-        require_number("smoothing", smoothing, least=0, most=1)
+        require_number("mixer.mu", mu, above=0)
+        require_number("mixer.clip", clip, above=0)
+        require_number("mixer.smoothing", smoothing, least=0, most=1)
         if targets is not None and (isinstance(targets, str) or not targets):
             raise ConfigError(f"mixer.targets must list sources' names, got {targets!r}")
         self.mu, self.clip, self.smoothing = mu, clip, smoothing

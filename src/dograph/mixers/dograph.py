@@ -23,6 +23,7 @@ from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
 from dograph.mixers.dograph_report import describe
 from dograph.mixers.remixing import Remixing
 from dograph.mixers.sampling import sampling_mixture
+from dograph.option_checks import require_whole
 from dograph.types import Mixture, Signals
 
 
@@ -32,24 +33,32 @@ class DoGraph(Mixer):
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
 
     def __init__(
-        self, recipe: str = DEFAULT_RECIPE, *, warmup_steps: int = 0, **options: Any
+        self, recipe: str = DEFAULT_RECIPE, *, warmup_steps: int | None = None, **options: Any
     ) -> None:
+        """`warmup_steps`: in place of the share `warmup` of a run, whose length `plan` knows."""
+        if warmup_steps is not None:
+            require_whole("mixer.warmup_steps", warmup_steps, least=0)
         self.options = resolve_options(recipe, options)
         self.objective, self.scope = self.options.build_objective(), self.options.build_scope()
         self.recent = Recent(self.options.num_domains)
         self.remixing = Remixing(self.options)
-        self.warmup_steps = warmup_steps
+        self.asked_warmup, self.warmup_steps = warmup_steps, warmup_steps or 0
         self.domains: Domains | None = None
         self.weight_M: Tensor | None = None
         self._report: Report = {}
 
     def plan(self, lab: Lab) -> Mixture:
         """As `sampling` says at first; `realise: sampling` moves it later."""
-        self.warmup_steps = round(self.options.warmup * lab.steps)
+        self.warm_up(lab.steps)
         self.recent.num_sources = len(lab.tokens)
         mixture = sampling_mixture(self.options.sampling, lab.tokens)
         self.remixing.open(lab, mixture)
         return mixture
+
+    def warm_up(self, steps: int) -> None:
+        """Count samples alike in the first part of a run of `steps`, or as long as was asked."""
+        if self.asked_warmup is None:
+            self.warmup_steps = round(self.options.warmup * steps)
 
     def weigh(self, signals: Signals) -> Tensor:
         """c_B: cluster the sketches, solve for the domains' weights, share them out."""
@@ -62,52 +71,6 @@ class DoGraph(Mixer):
             weight_B = super().weigh(signals)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
         return weight_B
-
-    def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
-        """c_b of a micro-batch before the others are known: w_j / (N p_j), shares as of now.
-
-        The floor on effective samples holds in the mean, over domains with their shares.
-        Afterwards `observe` takes the whole batch in.
-        """
-        sketch_BK, finite = _finite(signals)
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
-        equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
-        if domains is None or signals.step < self.warmup_steps:
-            return equal_b
-        if not self.scope.keeps_identity:
-            raise ConfigError(
-                "weights of a micro-batch need domains that are known before it: "
-                "mixer.scope=stream or epoch, or accumulation=two_sweeps"
-            )
-        weight_M = self._solved(domains)
-        weight_b = self._lagged(domains, weight_M, signals, num_samples)
-        return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
-
-    def _lagged(
-        self, domains: Domains, weight_M: Tensor, signals: Signals, num_samples: int
-    ) -> Tensor:
-        options, known = self.options, self.remixing.expected(domains)
-        times_M = torch.where(known.present_M, weight_M / known.share_M.clamp_min(1e-12), 0.0)
-        if options.realise == "sampling":
-            times_M = torch.ones_like(times_M)
-        if options.cap is not None:
-            times_M = budget.cap_times(times_M, known.share_M, options.cap)
-        if options.effective_floor is not None:
-            square = (known.share_M * times_M.square()).sum() / known.share_M.sum()
-            room = (1 / options.effective_floor - 1) / (square - 1).clamp_min(1e-12)
-            times_M = 1 + room.sqrt().clamp(max=1.0) * (times_M - 1)
-        weight_b = times_M[domains.label_B] / num_samples
-        if options.within == "unit":  # inside the micro-batch: what it weighs as a whole stays
-            weight_b = weight_b.sum() * budget.within_unit(weight_b, self._norms(signals))
-        return weight_b
-
-    def observe(self, signals: Signals, weight_B: Tensor) -> None:
-        """Take in a world batch whose weights were lagged."""
-        sketch_BK, finite = _finite(signals)
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
-        if domains is not None:
-            self.weight_M = self._solved(domains)
-        self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
     def _solved(self, domains: Domains) -> Tensor:
         """w_M: what the objective asks for, with the floor on it."""
@@ -127,19 +90,61 @@ class DoGraph(Mixer):
             weight_B = Mixer.weigh(self, signals)
         else:
             weight_B = sample_weights(known, weight_M)
-        if options.within == "unit":
-            weight_B = budget.within_unit(weight_B, self._norms(signals).to(weight_B.dtype))
-        if options.cap is not None:
-            weight_B = budget.cap(weight_B, options.cap)
-        if options.effective_floor is not None:
-            weight_B = budget.effective_floor(weight_B, options.effective_floor)
+        weight_B = options.budget.hold(weight_B, self._norms(signals))
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
-    def _norms(self, signals: Signals) -> Tensor:
+    def _norms(self, signals: Signals) -> Tensor | None:
+        """What samples are divided by where they count by their direction (`within: unit`)."""
+        if self.options.within == "mean":
+            return None
         assert signals.sketch_BK is not None
         own = signals.block_norm_B if self.options.norm_from == "blocks" else None
         return signals.sketch_BK.norm(dim=1) if own is None else own
+
+    def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
+        """c_b of a micro-batch before the others are known: w_j / (N p_j), shares as of now.
+
+        No sample passes the cap; the floor on effective samples holds in the mean over batches
+        (`Budget.hold_lagged`). Afterwards `observe` takes the whole batch in.
+        """
+        sketch_BK, finite = _finite(signals)
+        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
+        if domains is None or signals.step < self.warmup_steps:
+            return equal_b
+        if not self.scope.keeps_identity:
+            raise ConfigError(
+                "weights of a micro-batch need domains that are known before it: "
+                "mixer.scope=stream or epoch, or accumulation=two_sweeps"
+            )
+        weight_M = self._solved(domains)
+        weight_b = self._lagged(domains, weight_M, signals, num_samples)
+        return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
+
+    def _lagged(
+        self, domains: Domains, weight_M: Tensor, signals: Signals, num_samples: int
+    ) -> Tensor:
+        """The same for a micro-batch, by the shares that domains are known to have."""
+        known = self.remixing.expected(domains)
+        times_M = torch.where(known.present_M, weight_M / known.share_M.clamp_min(1e-12), 0.0)
+        if self.options.realise == "sampling":
+            times_M = torch.ones_like(times_M)
+        return self.options.budget.hold_lagged(
+            times_M / num_samples,
+            known.share_M,
+            domains.label_B,
+            self._norms(signals),
+            size=num_samples,
+        )
+
+    def observe(self, signals: Signals, weight_B: Tensor) -> None:
+        """Take in a world batch whose weights were lagged."""
+        sketch_BK, finite = _finite(signals)
+        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        if domains is not None:
+            self.weight_M = self._solved(domains)
+        self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
     def remix(self, signals: Signals) -> Mixture | None:
         if signals.step < self.warmup_steps:

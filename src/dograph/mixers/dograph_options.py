@@ -4,31 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from dograph.domains.budget import Budget
 from dograph.domains.scope import BatchScope, EpochScope, KMeans, Scope
 from dograph.domains.stream import StreamScope
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.sampling import check_sampling
 from dograph.objectives import Objective, build_objective
+from dograph.option_checks import require_known, require_number, require_one_of, require_whole
 
 ScopeName = Literal["batch", "epoch", "stream"]
 Within = Literal["mean", "unit"]
 Realise = Literal["loss", "sampling", "both"]
 NormFrom = Literal["blocks", "all"]
-
-
-def _choice(name: str, value: Any, kind: Any) -> None:
-    if value not in get_args(kind):
-        raise ConfigError(f"mixer.{name}={value!r}: give one of {', '.join(get_args(kind))}")
-
-
-def _number(
-    name: str, value: Any, *, low: float, high: float = float("inf"), whole: bool = False
-) -> None:
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-        what = "a whole number" if whole else "a number"
-        upper = "" if high == float("inf") else f" and at most {high:g}"
-        raise ConfigError(f"mixer.{name}={value!r}: give {what} of at least {low:g}{upper}")
+CHOICES = {"scope": ScopeName, "within": Within, "realise": Realise, "norm_from": NormFrom}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,28 +45,30 @@ class DoGraphOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _choice("scope", self.scope, ScopeName)
-        _choice("within", self.within, Within)
-        _choice("realise", self.realise, Realise)
-        _choice("norm_from", self.norm_from, NormFrom)
-        check_sampling(self.sampling)
+        for name, kind in CHOICES.items():
+            require_one_of(f"mixer.{name}", getattr(self, name), get_args(kind))
         for name in ("num_domains", "every", "restarts", "min_size", "remix_every"):
-            _number(name, getattr(self, name), low=1, whole=True)
-        _number("half_life", self.half_life, low=1)
-        _number("weight_floor", self.weight_floor, low=0, high=1 / self.num_domains)
-        _number("remix_floor", self.remix_floor, low=0, high=1)
-        _number("warmup", self.warmup, low=0, high=1)
-        _number("max_epochs", self.max_epochs, low=0)
+            require_whole(f"mixer.{name}", getattr(self, name), least=1)
+        check_sampling(self.sampling)
+        require_number("mixer.half_life", self.half_life, least=1)
+        require_number("mixer.weight_floor", self.weight_floor, least=0, most=1 / self.num_domains)
+        require_number("mixer.remix_floor", self.remix_floor, least=0, most=1)
+        require_number("mixer.warmup", self.warmup, least=0, most=1)
+        require_number("mixer.max_epochs", self.max_epochs, least=0)
         if self.cap is not None:
-            _number("cap", self.cap, low=1)
+            require_number("mixer.cap", self.cap, least=1)
         if self.effective_floor is not None:
-            _number("effective_floor", self.effective_floor, low=1e-6, high=1)
+            require_number("mixer.effective_floor", self.effective_floor, least=1e-6, most=1)
         if self.realise != "loss" and self.scope == "batch":
             raise ConfigError(
                 "mixer.realise=sampling needs domains with an identity over time: "
                 "mixer.scope=stream or epoch, not batch"
             )
         self.build_objective()
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.cap, self.effective_floor)
 
     def build_objective(self) -> Objective:
         return build_objective(self.objective)
@@ -97,25 +87,20 @@ class DoGraphOptions:
 
 
 DEFAULT_RECIPE = "recommended"
+# Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks
+# first. The paper also draws a new projection every step: sketch.refresh=step.
+_PAPER = DoGraphOptions(
+    scope="batch",
+    objective="uncertainty",
+    normalise=False,
+    effective_floor=None,
+    warmup=0.0,
+)
 RECIPES: dict[str, DoGraphOptions] = {
     "safe": DoGraphOptions(),
-    # Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks
-    # first. The paper also draws a new projection every step: sketch.refresh=step.
-    "paper": DoGraphOptions(
-        scope="batch",
-        objective="uncertainty",
-        normalise=False,
-        effective_floor=None,
-        warmup=0.0,
-    ),
+    "paper": _PAPER,
     # The paper's domains under our objective: what did best on tuning seeds (docs/results.md).
-    "recommended": DoGraphOptions(
-        scope="batch",
-        objective="precision",
-        normalise=False,
-        effective_floor=None,
-        warmup=0.0,
-    ),
+    "recommended": replace(_PAPER, objective="precision"),
 }
 
 
@@ -124,10 +109,5 @@ def resolve_options(recipe: str, options: Mapping[str, Any]) -> DoGraphOptions:
     if recipe not in RECIPES:
         raise ConfigError(f'mixer.recipe="{recipe}" is not known; {did_you_mean(recipe, RECIPES)}')
     known = [field.name for field in fields(DoGraphOptions)]
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"mixer.{name} is not an option of dograph; "
-                f"{did_you_mean(name, [*known, 'recipe'])}"
-            )
+    require_known("mixer.", options, "dograph", [*known, "recipe", "warmup_steps"])
     return replace(RECIPES[recipe], **options)

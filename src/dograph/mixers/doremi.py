@@ -6,8 +6,8 @@ from typing import Any
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy
 from dograph.mixers.doremi_proxy import DoReMiProxy
-from dograph.mixers.option_checks import require_number
 from dograph.mixers.outcome import Outcome, Weights, as_values, sensitivity
+from dograph.option_checks import require_number, require_whole
 from dograph.types import Mixture
 
 REMEDY = (
@@ -47,9 +47,9 @@ class DoReMi(Planner):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_number("rounds", rounds, least=1, most=100)
-        require_number("tolerance", tolerance, least=0, most=1)
-        self.rounds, self.tolerance, self.seed = int(rounds), tolerance, seed
+        require_whole("mixer.rounds", rounds, least=1, most=100)
+        require_number("mixer.tolerance", tolerance, least=0, most=1)
+        self.rounds, self.tolerance, self.seed = rounds, tolerance, seed
         self.etas = as_values("eta", eta)
         self.reference_weights = (
             None if reference_weights is None else Mixture.normalised(reference_weights).weights

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dograph.domains.sharing import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.option_checks import require_number, require_one_of
 from dograph.mixers.source_weights import SourceMixer, means_by_source, share_out_sources
+from dograph.option_checks import require_number, require_one_of
 from dograph.types import Signals
 
 
@@ -45,10 +45,10 @@ class DoReMiProxy(SourceMixer):
         sampling: str = "uniform",
         sources: Mapping[str, float] | Sequence[str] | None = None,
     ) -> None:
-        require_number("eta", eta, above=0, most=math.inf)
-        require_number("smoothing", smoothing, least=0, most=1)
-        require_one_of("normaliser", normaliser, ("global", "per_domain"))
-        require_one_of("excess", excess, ("token", "domain"))
+        require_number("mixer.eta", eta, above=0)
+        require_number("mixer.smoothing", smoothing, least=0, most=1)
+        require_one_of("mixer.normaliser", normaliser, ("global", "per_domain"))
+        require_one_of("mixer.excess", excess, ("token", "domain"))
         super().__init__(sources, sampling, counts_first=True)
         self.reference, self.eta, self.smoothing = reference, eta, smoothing
         self.normaliser, self.excess = normaliser, excess

@@ -3,7 +3,6 @@
 Shapes: B samples of the world batch.
 """
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor
 from dograph.domains.sharing import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
-from dograph.mixers.option_checks import require_number, require_one_of
 from dograph.mixers.sampling import check_sampling, sampling_mixture
+from dograph.option_checks import require_number, require_one_of, require_whole
 from dograph.types import Mixture, Signals
 
 STRATEGIES = ("linupper", "quadratic", "extremes", "upper")
@@ -43,13 +42,13 @@ class DynamicLoss(Mixer):
         clip_quantile: float | None = None,
         sampling: Any = "uniform",
     ) -> None:
-        require_one_of("strategy", strategy, STRATEGIES)
-        require_number("r", r, above=0, most=math.inf)
+        require_one_of("mixer.strategy", strategy, STRATEGIES)
+        require_number("mixer.r", r, above=0)
         check_sampling(sampling)
         if warmup_steps is not None:
-            require_number("warmup_steps", warmup_steps, least=0, most=math.inf)
+            require_whole("mixer.warmup_steps", warmup_steps, least=0)
         if clip_quantile is not None:
-            require_number("clip_quantile", clip_quantile, above=0, most=0.5)
+            require_number("mixer.clip_quantile", clip_quantile, above=0, most=0.5)
         self.strategy, self.r, self.sampling = strategy, r, sampling
         self.clip_quantile = clip_quantile
         self.asked_warmup = warmup_steps

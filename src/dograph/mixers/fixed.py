@@ -1,6 +1,5 @@
 """Mixtures known before training: uniform, static, scheduled, UniMax. All count samples alike."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from dograph.mixtures.file import (
 )
 from dograph.mixtures.preset import Preset
 from dograph.mixtures.published import find_preset
+from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
 
 __all__ = ["Scheduled", "Static", "UniMax", "Uniform", "as_mixture", "read_mixture"]
@@ -104,8 +104,7 @@ class UniMax(Mixer):
     """
 
     def __init__(self, max_epochs: float = 4.0) -> None:
-        if not (math.isfinite(max_epochs) and max_epochs > 0):
-            raise ConfigError(f"mixer.max_epochs must be > 0, got {max_epochs}")
+        require_number("mixer.max_epochs", max_epochs, above=0)
         self.max_epochs = max_epochs
 
     def plan(self, lab: Lab) -> Mixture:

@@ -3,7 +3,6 @@
 Shapes: B samples of the world batch, S sources.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from dograph.domains.sharing import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.option_checks import require_number, require_one_of
 from dograph.mixers.source_weights import SourceMixer, means_by_source, share_out_sources
+from dograph.option_checks import require_number, require_one_of
 from dograph.types import Signals
 
 
@@ -46,12 +45,12 @@ class GroupDRO(SourceMixer):
         sampling: str = "uniform",
         sources: Mapping[str, float] | Sequence[str] | None = None,
     ) -> None:
-        require_one_of("mode", mode, ("online", "cvar"))
-        require_one_of("absent", absent, ("skip", "zero"))
-        require_number("eta", eta, least=0, most=math.inf)
-        require_number("adjustment", adjustment, least=0, most=math.inf)
-        require_number("alpha", alpha, above=0, most=1)
-        require_number("gamma", gamma, above=0, most=1)
+        require_one_of("mixer.mode", mode, ("online", "cvar"))
+        require_one_of("mixer.absent", absent, ("skip", "zero"))
+        require_number("mixer.eta", eta, least=0)
+        require_number("mixer.adjustment", adjustment, least=0)
+        require_number("mixer.alpha", alpha, above=0, most=1)
+        require_number("mixer.gamma", gamma, above=0, most=1)
         self.mode, self.eta, self.adjustment = mode, eta, adjustment
         self.normalise, self.absent, self.alpha, self.gamma = normalise, absent, alpha, gamma
         super().__init__(sources, sampling)

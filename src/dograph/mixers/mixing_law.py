@@ -13,8 +13,8 @@ import numpy as np
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, ProxyResult
-from dograph.mixers.option_checks import require_one_of
 from dograph.mixers.sweep import Sweep, table_of
+from dograph.option_checks import require_one_of
 from dograph.plans.from_table import propose_from_table
 from dograph.plans.targets import Target
 from dograph.surrogates.nested import Nested, Place, nest
@@ -51,8 +51,8 @@ class MixingLaw(Planner):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_one_of("law", law, LAWS)
-        require_one_of("nest", nest, get_args(Nest))
+        require_one_of("mixer.law", law, LAWS)
+        require_one_of("mixer.nest", nest, get_args(Nest))
         if (nest == "sizes") != bool(sizes) or 0 < len(set(sizes)) < FEWEST_SIZES:
             raise ConfigError(
                 f"mixer.nest={nest} with mixer.sizes={list(sizes)}: a size law needs nest=sizes "

@@ -12,6 +12,7 @@ from typing import Any
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import SIGNALS, Mixer
+from dograph.option_checks import require_known
 
 PLANNERS = {  # their plans come from proxies: subclasses of Planner
     "doremi": "dograph.mixers.doremi:DoReMi",
@@ -62,10 +63,8 @@ def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
     parameters = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
     known = set(parameters)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # it checks them itself
-    for option in options:
-        if option not in known and not open_ended:
-            allowed = did_you_mean(option, known) if known else "it takes no options"
-            raise ConfigError(f"mixer.{option} is not an option of {name}; {allowed}")
+    if not open_ended:
+        require_known("mixer.", options, name, known)
     try:
         return kind(**options)
     except TypeError as error:

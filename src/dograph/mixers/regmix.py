@@ -7,8 +7,8 @@ LightGBM; which regression ranks left-out proxies best is asked of the table at 
 from typing import ClassVar
 
 from dograph.mixers.base import Lab, Planner
-from dograph.mixers.option_checks import require_one_of, require_whole
 from dograph.mixers.sweep import Sweep, table_of
+from dograph.option_checks import require_one_of, require_whole
 from dograph.plans.from_table import propose_from_table
 from dograph.plans.propose import DRAWS, TOP
 from dograph.plans.targets import Target
@@ -37,10 +37,10 @@ class RegMix(Planner):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_whole("top", top, least=1)
-        require_whole("draws", draws, least=top)
+        require_whole("mixer.top", top, least=1)
+        require_whole("mixer.draws", draws, least=top)
         if surrogate is not None:
-            require_one_of("surrogate", surrogate, SURROGATES)
+            require_one_of("mixer.surrogate", surrogate, SURROGATES)
         self.surrogate, self.top, self.draws = surrogate, top, draws
         self.sweep = Sweep(
             num_proxies=num_proxies,

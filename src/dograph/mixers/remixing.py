@@ -20,7 +20,10 @@ from torch import Tensor
 from dograph.domains.partition import Domains
 from dograph.mixers.base import Lab
 from dograph.mixers.dograph_options import DoGraphOptions
+from dograph.plans.capping import capped
 from dograph.types import Mixture
+
+NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody asks for it
 
 
 class Remixing:
@@ -123,16 +126,8 @@ def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np
     high_S = np.maximum(high_S, low_S)
     if high_S.sum() < 1:
         high_S = high_S / high_S.sum()
-    small, large = 0.0, 1.0
-    while np.clip(large * share_S, low_S, high_S).sum() < 1 and large < 1e12:
-        large *= 2
-    for _ in range(200):
-        middle = (small + large) / 2
-        if np.clip(middle * share_S, low_S, high_S).sum() < 1:
-            small = middle
-        else:
-            large = middle
-    clipped_S = np.clip(large * share_S, low_S, high_S)
+    share_S = np.where(share_S < NOBODY, 0.0, share_S)
+    clipped_S = capped(share_S[None], high_S, low_S=low_S)[0]
     missing = 1 - clipped_S.sum()  # where the rest is capped, strata nobody asked for take it
     room_S = high_S - clipped_S
     if missing > 1e-9 and room_S.sum() > 0:

@@ -12,8 +12,8 @@ from torch import Tensor
 from dograph.domains.sharing import all_finite
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer, Report
-from dograph.mixers.option_checks import require_one_of
 from dograph.mixers.sampling import SAMPLINGS, sampling_mixture
+from dograph.option_checks import require_one_of
 from dograph.types import Mixture, Signals
 
 MOST_POINTS = 50  # of a path; it is thinned out as it grows
@@ -132,7 +132,7 @@ class SourceMixer(Mixer):
         *,
         counts_first: bool = False,
     ) -> None:
-        require_one_of("sampling", sampling, SAMPLINGS)
+        require_one_of("mixer.sampling", sampling, SAMPLINGS)
         if sources is not None and (isinstance(sources, str) or not sources):
             raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
         self.sampling = sampling

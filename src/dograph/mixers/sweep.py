@@ -11,7 +11,7 @@ import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Proxy
-from dograph.mixers.option_checks import require_number, require_whole
+from dograph.option_checks import require_number, require_whole
 from dograph.plans.generate import generate_mixtures
 from dograph.plans.table import MixtureTable
 from dograph.plans.targets import MEAN, Target
@@ -31,11 +31,11 @@ class Sweep:
     seed: int
 
     def __post_init__(self) -> None:
-        require_whole("num_proxies", self.num_proxies, least=4)
-        require_whole("seed", self.seed, least=0)
-        require_number("max_usage", self.max_usage, least=1, most=float("inf"))
+        require_whole("mixer.num_proxies", self.num_proxies, least=4)
+        require_whole("mixer.seed", self.seed, least=0)
+        require_number("mixer.max_usage", self.max_usage, least=1)
         if self.max_epochs is not None:
-            require_number("max_epochs", self.max_epochs, above=0, most=float("inf"))
+            require_number("mixer.max_epochs", self.max_epochs, above=0)
 
     def mixtures(self, lab: Lab) -> list[Mixture]:
         """As RegMix draws them, around the sources' shares of the tokens.

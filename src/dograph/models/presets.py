@@ -1,4 +1,4 @@
-"""Every row of the paper's model table, plus Mini (its figures) and two tiny ones.
+"""Every row of the paper's model table, plus Mini (its figures), proxies and tiny ones.
 
 The paper's table swaps two columns for LLaMA-3.2-3B and leaves out the feed-forward width of
 LLaMA-1.1B; these are the public shapes. Sizes are counted without vocabulary padding.
@@ -39,6 +39,17 @@ def _gpt2(layers: int, heads: int, width: int = 768, positions: int = 512) -> Sh
 PRESETS: dict[str, Shape] = {
     "tiny": _gpt2(layers=2, heads=2, width=64),
     "demo": _gpt2(layers=4, heads=4, width=128),
+    # What RegMix trains by the hundred: 1.3M parameters without its vocabulary.
+    "proxy-1m": Shape(
+        family="llama",
+        layers=2,
+        heads=8,
+        kv_heads=8,
+        width=256,
+        feed_forward=512,
+        positions=2048,
+        tied=False,
+    ),
     "gpt2-proxy": _gpt2(layers=6, heads=12),
     "gpt2-mini": _gpt2(layers=12, heads=12),
     "gpt2-small": _gpt2(layers=24, heads=16),

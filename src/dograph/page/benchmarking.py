@@ -8,6 +8,7 @@ from typing import Any
 
 from dograph.page.content import Arm, Bench, Benchmarks
 from dograph.page.intervals import Estimate, over_seeds
+from dograph.page.reading import EVALUATION, read_json
 
 NORMAL = 1.96
 AVERAGE = "average"
@@ -17,9 +18,8 @@ def benchmarks_of(runs: Sequence[tuple[Path, str]]) -> Benchmarks | None:
     """Scores by group; over seeds where a group has several, else over the tasks' items."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path, group in runs:
-        file = path / "eval.json"
-        if file.is_file():
-            found.setdefault(group, []).append(json.loads(file.read_text(encoding="utf-8")))
+        if record := read_json(path / EVALUATION):
+            found.setdefault(group, []).append(record)
     if not found:
         return None
     every = [record for own in found.values() for record in own]

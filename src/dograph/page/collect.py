@@ -15,6 +15,15 @@ from dograph.page.content import Comparison, PageData, RunData
 from dograph.page.examples import Texts
 from dograph.page.grouping import group_names, groups_of, run_names
 from dograph.page.one_run import OpenRun, parameters_of, run_data
+from dograph.page.reading import (
+    ASKED,
+    BENCH,
+    CELLS,
+    COMPARISON,
+    ENVIRONMENT,
+    is_run,
+    read_json,
+)
 from dograph.page.thinning import SMOOTHED_SHARE
 from dograph.page.verdict import verdict_of
 
@@ -45,13 +54,13 @@ def open_subjects(
     found, before = Subjects(benches=list(benches)), {run.path: run for run in known}
     runs: dict[Path, OpenRun] = {}  # given twice, or with the comparison it is of, a run is one
     for path in paths:
-        is_compared = (path / "compare.json").is_file()
-        if is_compared or (path / "ask.json").is_file():
+        is_compared = (path / COMPARISON).is_file()
+        if is_compared or (path / ASKED).is_file():
             found.comparisons += [path] if is_compared else []
             for folder, method in _cells(path):
                 run = before.get(folder) or OpenRun(folder, method, path.resolve().name)
                 runs[folder.resolve()] = run
-        elif _is_run(path):
+        elif is_run(path):
             if path.resolve() not in runs:
                 runs[path.resolve()] = before.get(path) or OpenRun(path)
         else:
@@ -59,26 +68,22 @@ def open_subjects(
                 f"{path} is neither a run (config.yaml) nor a comparison (compare.json). Runs: "
                 "dograph train run=DIR; comparisons: dograph compare --out DIR"
             )
-        if (path / "bench.json").is_file():
-            found.benches.append(path / "bench.json")
+        if (path / BENCH).is_file():
+            found.benches.append(path / BENCH)
     found.runs = list(runs.values())
     return found
 
 
 def _cells(path: Path) -> list[tuple[Path, str]]:
     """Run directories of a comparison and their methods; those that never began are left out."""
-    if not (path / "compare.json").is_file():
-        begun = sorted(file.parent for file in path.glob("cells/*/config.yaml"))
+    if not (path / COMPARISON).is_file():
+        begun = sorted(folder for folder in path.glob(f"{CELLS}/*") if is_run(folder))
         return [(folder, folder.name.rpartition("-s")[0]) for folder in begun]
     cells = []
     for cell in read_findings(path)["cells"]:
-        places = (Path(cell["run"]), path / "cells" / cell["label"])
-        cells += [(place, cell["method"]) for place in places if _is_run(place)][:1]
+        places = (Path(cell["run"]), path / CELLS / cell["label"])
+        cells += [(place, cell["method"]) for place in places if is_run(place)][:1]
     return cells
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file()
 
 
 def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
@@ -163,8 +168,7 @@ def _sees_samples(run: RunData) -> bool:
 def _shape(run: OpenRun) -> str:
     config = run.config.model_dump(mode="json")
     train = {k: v for k, v in config["train"].items() if k != "steps"}
-    environment = run.path / "env.json"
-    machine = json.loads(environment.read_text()).get("gpus") if environment.is_file() else None
+    machine = read_json(run.path / ENVIRONMENT).get("gpus")
     return json.dumps([config["model"], config["data"]["seq_len"], train, machine], sort_keys=True)
 
 

@@ -12,7 +12,8 @@ from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixers.registry import build_mixer
 from dograph.page.content import Comparison, Difference, Method, RunData, Scale
 from dograph.page.grouping import group_names
-from dograph.page.intervals import Estimate, over_seeds, t_quantile
+from dograph.page.intervals import Estimate, of_mean, over_seeds
+from dograph.page.reading import COMPARISON
 from dograph.page.verdict import claim_of
 from dograph.training.config import RunConfig
 
@@ -81,11 +82,7 @@ def _found_method(method: Mapping[str, Any]) -> Method:
 
 
 def _spread(told: Mapping[str, Any]) -> Estimate:
-    mean, deviation, seeds = told["mean"], told["deviation"], told["seeds"]
-    if deviation is None or seeds < 2:
-        return Estimate(mean)
-    reach = t_quantile(seeds - 1) * deviation / seeds**0.5
-    return Estimate(mean, mean - reach, mean + reach)
+    return of_mean(told["mean"], told["deviation"], told["seeds"])
 
 
 def _difference(told: Mapping[str, Any]) -> Difference:
@@ -253,5 +250,5 @@ def scales_of(comparisons: Sequence[Comparison]) -> list[Scale]:
 
 
 def read_findings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
     return found

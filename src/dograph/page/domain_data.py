@@ -3,10 +3,8 @@
 Shapes: N probe rows, M domains, K sketch.
 """
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from dograph.page.columns import Columns
 from dograph.page.content import Domains, Drift, Placed, ShownProbe
 from dograph.page.examples import Texts, probe_examples, step_examples
 from dograph.page.layout import pushed_apart, spread_out, turn_to
+from dograph.page.reading import read_json, read_rows
 from dograph.page.thinning import Curve, curve, rounded
 from dograph.training.config import RunConfig
 from dograph.training.run_dir import RunDirectory
@@ -41,7 +40,7 @@ def domains_of(
     texts: Texts,
 ) -> Domains | None:
     """Everything on domains, None for a run that knows none."""
-    graphs, notes = read_graphs(run.graph_file), []
+    graphs, notes = read_rows(run.graph_file), []
     try:
         probes = read_probes(run)
     except RunError as error:
@@ -129,7 +128,7 @@ def _shown(
     shown = []
     for probe in probes:
         both = [on_last[probe.step], on_own[probe.step]]
-        told = json.loads(run.probe(probe.step).read_text(encoding="utf-8"))
+        told = read_json(run.probe(probe.step))
         shown.append(
             ShownProbe(
                 step=probe.step,
@@ -177,14 +176,6 @@ def _cosine(first: np.ndarray | None, second: np.ndarray | None) -> float | None
         return None
     norm = float(np.linalg.norm(first) * np.linalg.norm(second))
     return round(float(first @ second) / norm, 4) if norm else None
-
-
-def read_graphs(file: Path) -> list[dict[str, Any]]:
-    """The lines of graph.jsonl; one that a kill cut short is left out."""
-    if not file.is_file():
-        return []
-    lines = file.read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def placed(graphs: list[dict[str, Any]]) -> list[Placed]:

@@ -9,8 +9,11 @@ from dograph.page.drawing import (
     Drawn,
     colour,
     draw_estimate,
+    draw_line,
+    draw_part,
+    label_log,
+    label_rows,
     legend_of,
-    mark,
     sheet,
 )
 from dograph.page.intervals import Estimate
@@ -25,8 +28,8 @@ def draw_comparison(one: Comparison, stem: str) -> Drawn:
         for row, (index, method) in enumerate(others):
             draw_estimate(axis, method.differences["mean"].value, row, index)
         axis.axvline(0, color="#555555", linewidth=0.6, linestyle="--")
-        axis.set_yticks(range(len(others)), [method.name for _, method in others])
-        axis.invert_yaxis()
+        label_rows(axis, [method.name for _, method in others])
+        axis.locator_params(axis="x", nbins=5)
         axis.set_xlabel(f"mean loss less {one.baseline}'s (nats),\n95 % over seeds")
         yield f"{stem}differences", figure
         yield f"{stem}by-source", _heat(one)
@@ -58,15 +61,15 @@ def _points(lines: list[tuple[str, list[tuple[int, Estimate]]]], xlabel: str, *,
     for index, (name, points) in enumerate(lines):
         x = [where for where, _ in points]
         y = [estimate.value for _, estimate in points]
-        axis.plot(
-            x, y, color=colour(index), marker=mark(index), markersize=4, label=name or "dograph"
-        )
+        draw_line(axis, x, y, index, name or "dograph")
         for where, estimate in points:
             if estimate.low is not None and estimate.high is not None:
                 axis.plot([where, where], [estimate.low, estimate.high], color=colour(index))
     axis.set(xlabel=xlabel, ylabel="mean validation loss (nats)")
     if log:
-        axis.set_xscale("log")
+        label_log(axis, "x")
+    else:
+        axis.locator_params(axis="x", integer=True)
     legend_of(axis)
     return figure
 
@@ -91,8 +94,7 @@ def draw_benchmarks(found: Benchmarks) -> Drawn:
         if chance is not None:
             axis.axvline(100 * chance, color="#555555", linewidth=0.6, linestyle="--")
         axis.set_title(task)
-        axis.set_yticks(range(len(found.rows)), [name for name, _ in found.rows])
-        axis.invert_yaxis()
+        label_rows(axis, [name for name, _ in found.rows])
         axis.tick_params(labelleft=at % columns == 0)
     for axis in list(axes.flat)[len(found.tasks) :]:
         axis.set_axis_off()
@@ -114,16 +116,12 @@ def draw_cost(data: PageData) -> Drawn:
     figure, axes = sheet(COLUMN, 0.9 + 0.22 * len(timed))
     axis = axes[0, 0]
     names = list(dict.fromkeys(part.name for run in timed for part in run.cost.parts))
-    told: set[str] = set()
     for row, run in enumerate(timed):
         left = 0.0
         for part in run.cost.parts:
-            label = None if part.name in told else part.name
-            told.add(part.name)
-            axis.barh(row, part.ms, left=left, color=colour(names.index(part.name)), label=label)
+            draw_part(axis, row, left, part.ms, names.index(part.name), part.name)
             left += part.ms
     axis.set_xlabel("milliseconds a step")
-    axis.set_yticks(range(len(timed)), [run.name for run in timed])
-    axis.invert_yaxis()
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    label_rows(axis, [run.name for run in timed])
+    legend_of(axis)
     yield "cost", figure

@@ -13,10 +13,15 @@ from dograph.page.drawing import (
     WIDE,
     Drawn,
     colour,
+    dashes,
     draw_band,
     draw_curve,
+    draw_part,
+    draw_points,
+    label_log,
+    label_rows,
+    label_steps,
     legend_of,
-    mark,
     sheet,
 )
 from dograph.training.metrics import SUMMARIES
@@ -41,10 +46,10 @@ def draw_curves(data: PageData) -> Drawn:
             run = next(run for run in data.runs if run.name == group.runs[0])
             own = (run.curves.train if name == "loss-train" else run.curves.valid).get(part)
             if own is not None:
-                draw_curve(axis, own, index, group.name)
+                draw_curve(axis, own, index, group.name, lone=len(data.groups) == 1)
                 steps.update(own.raw.x)
         if axis.lines:
-            axis.set(xlabel="step", ylabel=title)
+            label_steps(axis, title)
             if len(steps) == 1:
                 middle = sum(steps) + ASIDE * (len(data.groups) - 1) / 2
                 axis.set_xticks([middle], [f"{sum(steps):g}"])
@@ -59,17 +64,18 @@ def draw_run(run: RunData, stem: str) -> Drawn:
     for index, name in enumerate(names):
         draw_curve(axes[0, 0], run.curves.valid[name], index, name)
     if names:
-        axes[0, 0].set(xlabel="step", ylabel="validation loss (nats)")
+        label_steps(axes[0, 0], "validation loss (nats)")
         legend_of(axes[0, 0])
         yield f"{stem}sources", figure
     if run.health:
         rows = (len(run.health) + 1) // 2
         figure, axes = sheet(WIDE, 1.6 * rows, rows, 2)
         for measure, axis in zip(run.health, axes.flat, strict=False):
-            draw_curve(axis, measure.curve, 0, measure.title)
-            axis.set(title=measure.title, xlabel="step")
+            draw_curve(axis, measure.curve, 0, measure.title, lone=True)
+            axis.set_title(measure.title)
+            label_steps(axis)
             if measure.log:
-                axis.set_yscale("log")
+                label_log(axis, "y")
         for axis in list(axes.flat)[len(run.health) :]:
             axis.set_axis_off()
         yield f"{stem}health", figure
@@ -84,7 +90,7 @@ def _domains(domains: Domains, stem: str) -> Drawn:
         figure, axes = sheet(COLUMN, 2.3)
         for name, curve in domains.weight.items():
             draw_curve(axes[0, 0], curve, int(name), f"domain {name}", faint=False)
-        axes[0, 0].set(xlabel="step", ylabel="weight of the domain")
+        label_steps(axes[0, 0], "weight of the domain")
         _say_ranks(figure, domains)
         legend_of(axes[0, 0])
         yield f"{stem}weights", figure
@@ -105,15 +111,15 @@ def _probes(domains: Domains) -> Any:
     # Rows that were clustered among themselves are in no domain of the mixer.
     kind, by = ("domain", "by domain") if domains.has_identity else ("cluster", "by cluster")
     figure, axes = sheet(WIDE, 2.6, 2, len(chosen))
+    named = [f"{kind} {j}" for j in range(max(max([-1, *probe.label]) for probe in chosen) + 1)]
     for column, probe in enumerate(chosen):
         _scatter(axes[0, column], probe, domains.source_N, domains.sources)
-        names = [f"{kind} {j}" for j in range(max([-1, *probe.label]) + 1)]
-        _scatter(axes[1, column], probe, probe.label, names)
+        _scatter(axes[1, column], probe, probe.label, named)
         axes[0, column].set_title(f"step {probe.step:,}")
     axes[0, 0].set_ylabel("by source")
     axes[1, 0].set_ylabel(by)
-    for axis in (axes[0, -1], axes[1, -1]):
-        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=1.5)
+    legend_of(axes[0, -1], "upper")
+    legend_of(axes[1, -1], "lower")
     return figure
 
 
@@ -121,15 +127,7 @@ def _scatter(axis: Any, probe: ShownProbe, kind_N: list[int], names: list[str]) 
     x, y = probe.own
     for index, name in [(-1, ""), *enumerate(names)]:
         own = [n for n, kind in enumerate(kind_N) if kind == index]
-        axis.scatter(
-            [x[n] for n in own],
-            [y[n] for n in own],
-            s=5,
-            marker=mark(max(index, 0)),
-            color="#999999" if index < 0 else colour(index),
-            label=name or None,
-            linewidths=0,
-        )
+        draw_points(axis, [x[n] for n in own], [y[n] for n in own], index, name or None)
     axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
 
 
@@ -149,7 +147,9 @@ def _graph(domains: Domains) -> Any:
         own, where = colour(node["domain"]), place[node["domain"]]
         share, weight = _radius(node["share"]), _radius(node["weight"] or node["share"])
         axis.add_patch(circle(where, share, facecolor=own, alpha=0.4, zorder=2))
-        axis.add_patch(circle(where, weight, fill=False, edgecolor=own, linewidth=1.4, zorder=3))
+        ring = circle(where, weight, fill=False, edgecolor=own, linewidth=1.4, zorder=3)
+        ring.set_linestyle(dashes(node["domain"]))
+        axis.add_patch(ring)
         axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
     axis.set(aspect="equal", title=f"step {graph.step:,}")
     _say_ranks(figure, domains)
@@ -169,16 +169,14 @@ def _composition(domains: Domains) -> Any:
     names = list(dict.fromkeys([*sources, *(n for node in graph.nodes for n in node["sources"])]))
     for row, node in enumerate(graph.nodes):
         left = 0.0
-        for name in names:
+        for index, name in enumerate(names):
             share = node["sources"].get(name, 0) / max(node["samples"], 1)
-            label = name if row == 0 else None
-            axis.barh(row, share, left=left, color=colour(names.index(name)), label=label)
+            draw_part(axis, row, left, share, index, name)
             left += share
     axis.set(xlabel="share of the domain's samples", xlim=(0, 1))
     _say_ranks(figure, domains)
-    axis.set_yticks(range(len(graph.nodes)), [f"domain {node['domain']}" for node in graph.nodes])
-    axis.invert_yaxis()
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    label_rows(axis, [f"domain {node['domain']}" for node in graph.nodes])
+    legend_of(axis)
     return figure
 
 

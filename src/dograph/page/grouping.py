@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dograph.page.content import Band, Group, RunData
-from dograph.page.intervals import t_quantile
+from dograph.page.intervals import t_reach
 from dograph.page.thinning import Curve, rounded
 from dograph.training.config import RunConfig
 
@@ -110,5 +110,5 @@ def band(curves: Sequence[Curve]) -> Band:
     mean_X, num = value_NX.mean(axis=0), len(lines)
     if num < 2:
         return Band(shared, rounded(mean_X), None, None)
-    reach_X = t_quantile(num - 1) * value_NX.std(axis=0, ddof=1) / num**0.5
+    reach_X = t_reach(value_NX.std(axis=0, ddof=1), num)
     return Band(shared, rounded(mean_X), rounded(mean_X - reach_X), rounded(mean_X + reach_X))

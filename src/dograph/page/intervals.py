@@ -3,13 +3,17 @@
 Shapes: N values, n blocks of a source.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+
+from dograph.page.reading import read_rows
+
+Spread = TypeVar("Spread", float, np.ndarray)
 
 # The 0.975 quantile of Student's t for 1 to 30 degrees of freedom.
 _T = (
@@ -31,6 +35,14 @@ def t_quantile(freedom: int) -> float:
     return z + first + second + third
 
 
+def t_reach(deviation: Spread, num: int) -> Spread:
+    """How far the interval of a mean of `num` values reaches to either side: t s / sqrt(num).
+
+    `deviation` is that of a sample (num - 1 in its denominator), one or an array of them.
+    """
+    return deviation * (t_quantile(num - 1) / math.sqrt(num))
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A figure, with its interval where there is one."""
@@ -40,13 +52,18 @@ class Estimate:
     high: float | None = None
 
 
+def of_mean(mean: float, deviation: float | None, num: int) -> Estimate:
+    """A mean of `num` values with its t interval; a single one has none."""
+    if deviation is None or num < 2:
+        return Estimate(mean)
+    reach = t_reach(deviation, num)
+    return Estimate(mean, mean - reach, mean + reach)
+
+
 def over_seeds(values: Sequence[float]) -> Estimate:
     """A mean over runs that differ in their seed, with its t interval."""
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return Estimate(mean)
-    reach = t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Estimate(mean, mean - reach, mean + reach)
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return of_mean(math.fsum(values) / len(values), deviation, len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +82,7 @@ def block_losses(file: Path) -> dict[str, BlockLoss]:
     sum p^2 (l - mean)^2 / (sum p)^2 times n / (n - 1). Blocks are taken as independent.
     """
     found: dict[str, BlockLoss] = {}
-    if not file.is_file():
-        return found
-    for line in file.read_text().splitlines():
-        row = json.loads(line)
+    for row in read_rows(file):
         size_n, loss_n = np.array(row["predictions"], float), np.array(row["loss_nats"], float)
         num, total = len(size_n), size_n.sum()
         if num < 2 or not total or not np.isfinite(loss_n).all():

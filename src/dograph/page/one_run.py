@@ -18,6 +18,7 @@ from dograph.page.domain_data import domains_of, keeps_identity
 from dograph.page.examples import Texts
 from dograph.page.intervals import Estimate, block_losses, of_blocks, of_weighted
 from dograph.page.notices import warnings_of
+from dograph.page.reading import ENVIRONMENT, RESULT, read_json
 from dograph.page.thinning import Curve, curve
 from dograph.training.config import RunConfig
 from dograph.training.metrics import SUMMARIES
@@ -111,7 +112,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     columns.read()
     directory, corpus = RunDirectory(run.path), run.corpus()
     losses = last_losses(directory, columns, corpus)
-    environment = read_json(run.path / "env.json")
+    environment = read_json(run.path / ENVIRONMENT)
     return RunData(
         name=name,
         group=group,
@@ -119,7 +120,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         steps=columns.last_step,
         total_steps=config.train.steps,
         facts=_facts(run, environment),
-        command=f"dograph train {run.path}/config.yaml run=ELSEWHERE",
+        command=f"dograph train {directory.config_file} run=ELSEWHERE",
         losses=losses,
         warnings=warnings_of(directory, config, columns),
         curves=_curves(columns, buckets),
@@ -219,7 +220,7 @@ def cost_of(path: Path, columns: Columns) -> Cost:
     usual = float((second_N * taken_N)[late].sum()) / steps if known and steps else None
     speed = columns.get("time/tokens_per_second")[1]
     held = columns.get("memory/peak_bytes")[1]
-    peak = read_json(path / "result.json").get("peak_bytes", held.max() if len(held) else None)
+    peak = read_json(path / RESULT).get("peak_bytes", held.max() if len(held) else None)
     return Cost(
         parts=parts,
         step_ms=None if usual is None else 1e3 * usual,
@@ -233,7 +234,7 @@ def _facts(run: OpenRun, environment: Mapping[str, Any]) -> list[tuple[str, str]
     config, train = run.config, run.config.train
     parameters = parameters_of(run.path)
     size = f", {parameters:,} parameters" if parameters else ""
-    tokens = run.columns.last_step * train.batch_size * config.data.seq_len
+    tokens = run.columns.last_step * config.tokens_per_step
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
     libraries = environment.get("libraries", {})
@@ -262,10 +263,3 @@ def parameters_of(path: Path) -> int | None:
         shapes = (entry["shape"] for name, entry in header.items() if name != "__metadata__")
         total += sum(math.prod(shape) for shape in shapes)
     return total or None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}

@@ -18,7 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 from dograph.errors import ConfigError
 from dograph.page.collect import collect, open_subjects
 from dograph.page.content import PageData
+from dograph.page.reading import COMPARISON, EVALUATION
 from dograph.page.render import asset, policy, render, script
+from dograph.training.run_dir import RunDirectory
 
 HOST = "127.0.0.1"
 LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between looks: reading takes at most a twentieth of them
@@ -56,9 +58,10 @@ class Live:
             return self._last
 
     def _signature_now(self) -> object:
-        names = ("metrics.jsonl", "graph.jsonl", "validation.jsonl", "eval.json", "probes")
-        files = [run.path / name for run in self._subjects.runs for name in names]
-        files += [folder / "compare.json" for folder in self._subjects.comparisons]
+        files = [folder / COMPARISON for folder in self._subjects.comparisons]
+        for run in (RunDirectory(run.path) for run in self._subjects.runs):
+            files += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
+            files.append(run.path / EVALUATION)
         return [(file, _state(file)) for file in files]
 
 

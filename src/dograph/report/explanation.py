@@ -109,19 +109,20 @@ def _dograph_reasons(
             else "the domains are those of this batch alone, listed by falling weight"
         ),
     ]
-    warmup = round(options.warmup * config.train.steps)
-    if step <= warmup:
-        reasons.append(f"warm-up until step {warmup}: all {size} samples counted alike")
+    mixer.warm_up(config.train.steps)
+    if step <= mixer.warmup_steps:
+        reasons.append(f"warm-up until step {mixer.warmup_steps}: all {size} samples counted alike")
         return reasons
     if row["weights/fallback"]:
         reasons.append("some gradient was not finite: all samples counted alike")
         return reasons
-    return reasons + _bounds(mixer, row, size)
+    return reasons + _bounds(mixer, config, row)
 
 
-def _bounds(mixer: DoGraph, row: Row, size: int) -> list[str]:
+def _bounds(mixer: DoGraph, config: RunConfig, row: Row) -> list[str]:
     """From domain weights to sample weights, in the order in which it is done."""
-    options, effective = mixer.options, row["weights/effective_samples"]
+    options, size = mixer.options, config.train.batch_size
+    effective = row["weights/effective_samples"]
     if options.realise == "sampling":
         steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
     else:
@@ -132,5 +133,9 @@ def _bounds(mixer: DoGraph, row: Row, size: int) -> list[str]:
         steps.append(f"at most {options.cap:g} equal weights (cap)")
     if options.effective_floor is not None:
         floor = options.effective_floor
-        steps.append(f"drawn towards 1 until {floor:.0%} of the samples are effective")
+        # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
+        pieces = (config.train.micro_batch_size or size) < size
+        lagged = pieces and config.sketch.accumulation == "lagged"
+        mean = ", in the mean over batches" if lagged else ""
+        steps.append(f"drawn towards 1 until {floor:.0%} of the samples are effective{mean}")
     return [", ".join(steps), f"effective samples: {effective:.1f} of {size}"]

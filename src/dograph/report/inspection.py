@@ -139,8 +139,13 @@ def part_sketches(
     model: PerSampleLoss, blocks: list[Block], request: Request, report: Report
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of each row, and its sketch by part of the model; the parts add up to the sketch."""
-    sketcher = Sketcher(model, mode="twopass", seed=request.seed, exclude=request.exclude)
-    sketcher.group_of = part_names(model)
+    sketcher = Sketcher(
+        model,
+        mode="twopass",
+        seed=request.seed,
+        exclude=request.exclude,
+        group_of=part_names(model),
+    )
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     at_once = max(1, TOKENS_AT_ONCE // token_NT.shape[1])
     losses, parts, done = [], [], 0

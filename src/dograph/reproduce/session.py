@@ -87,10 +87,8 @@ def _check_rows(config: RunConfig, corpus: Corpus) -> None:
 def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
     """What it would take: cells, steps, tokens, FLOPs."""
     for size, ask in asks.items():
-        train = ask.config.train
-        tokens = train.steps * train.batch_size * ask.config.data.seq_len
         name = f"{size}: " if size else ""
-        yield f"{name}{ask.out}: {tokens:,} tokens a run on {corpus.directory}"
+        yield f"{name}{ask.out}: {ask.config.tokens:,} tokens a run on {corpus.directory}"
         yield from forecast_lines(ask, corpus)
 
 

@@ -80,9 +80,8 @@ def _model(config: RunConfig) -> str:
 
 def _tokens(ours: RunConfig, theirs: RunConfig) -> str:
     def told(config: RunConfig) -> str:
-        train, length = config.train, config.data.seq_len
-        tokens = train.steps * train.batch_size * length
-        return f"{train.steps:,} steps of {train.batch_size} x {length} = {_short(tokens)} tokens"
+        train, length, tokens = config.train, config.data.seq_len, _short(config.tokens)
+        return f"{train.steps:,} steps of {train.batch_size} x {length} = {tokens} tokens"
 
     if told(ours) == told(theirs):
         return f"a run: {told(ours)}, as in the paper"

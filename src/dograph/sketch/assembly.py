@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from dograph.sketch.bank import Bank
+from dograph.sketch.modes import TWO_SIDED
 from dograph.sketch.pending import Pending
-from dograph.sketch.projection import TWO_SIDED, Projection
+from dograph.sketch.projection import Projection
 from dograph.sketch.rule import Rule
 from dograph.sketch.tap import make_slot
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dograph.sketch.assembly import VECTORS
 from dograph.sketch.bank import Bank
 from dograph.sketch.gradients import Gradients
+from dograph.sketch.modes import TWO_SIDED
 from dograph.sketch.pending import Half
-from dograph.sketch.projection import TWO_SIDED
 from dograph.sketch.rule import Rule
 
 

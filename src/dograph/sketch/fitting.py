@@ -6,11 +6,10 @@ from torch import Tensor, nn
 
 from dograph.errors import ConfigError
 from dograph.sketch.coverage import blocks_of
+from dograph.sketch.modes import EXPLICIT, SPARING, TWO_SIDED
 
 if TYPE_CHECKING:
     from dograph.sketch.sketcher import Sketcher
-
-EXPLICIT = ("exact", "reference")  # modes that hold per-sample gradients in full
 
 
 def require_fitting(sketcher: "Sketcher") -> None:
@@ -18,7 +17,7 @@ def require_fitting(sketcher: "Sketcher") -> None:
     mode, kind = sketcher.mode, sketcher.projection.kind
     covered = {name for rule in sketcher.rules for name in rule.names.values()}
     left_out = [name for name in sketcher.parameters if name not in covered]
-    if left_out and mode not in ("twopass", "reference", "head"):
+    if left_out and mode not in SPARING:
         raise ConfigError(
             f"mode {mode} makes every gradient itself, but {left_out} are excluded from "
             "the sketch; use mode twopass, or freeze them"
@@ -28,7 +27,7 @@ def require_fitting(sketcher: "Sketcher") -> None:
             f"mode {mode} cannot fill the gradients of sharded parameters (FSDP2); "
             "use mode twopass, or head"
         )
-    if kind in ("gaussian", "none") and mode not in EXPLICIT:
+    if kind not in TWO_SIDED and mode not in EXPLICIT:
         raise ConfigError(
             f"projection={kind} needs the gradients in full: mode exact or "
             f"reference, got {mode}; taps project with rademacher or two-sided"

@@ -4,8 +4,9 @@
 
 takes the place of the output layer and its loss. The sketch is that of the output layer's weight
 gradient, known before any backward: so are the weights, and the backward is the stock one. It
-survives every wrapper, activation checkpointing and compile. Logits are made a chunk of tokens at
-a time and never held together; the backward makes them once more for the weight gradient.
+goes with DDP, activation checkpointing and compile, and with FSDP2 where it is called inside the
+sharded module's forward, which has the weight whole. Logits are made a chunk of tokens at a time
+and never held together; the backward makes them once more for the weight gradient.
 
 Shapes: B samples, T tokens, D width, V vocabulary, q x p a sketch, K the slot.
 """
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dograph.errors import ConfigError
 from dograph.sketch.bank import matrix_of
-from dograph.sketch.projection import DEFAULT_DIM, MatrixProjection, Projection
+from dograph.sketch.modes import DEFAULT_DIM
+from dograph.sketch.projection import MatrixProjection, Projection
 
 IGNORED = -100
 _CHUNK = 1 << 25  # logits made at once
@@ -36,8 +39,10 @@ def sketched_cross_entropy(
     A sample's loss is the mean NLL over its own targets that are not -100; one without any has
     loss 0 and sketch 0. `target_BT` is already shifted. Columns from `vocab_size` on are padding
     and stay out of the softmax. Without a `projection` (see `head_projection`) the one of seed 0
-    is made in every call. The sketch has no gradient.
+    is made in every call. The sketch has no gradient. The weight must be whole: a softmax is over
+    all of the vocabulary, so a sharded one is refused.
     """
+    _require_whole(hidden=hidden_BTD, weight=weight_VD, target=target_BT)
     if hidden_BTD.shape[:2] != target_BT.shape or hidden_BTD.shape[2] != weight_VD.shape[1]:
         raise ConfigError(
             f"shapes do not fit: hidden {tuple(hidden_BTD.shape)}, weight "
@@ -64,6 +69,18 @@ def head_projection(
     how = projection or Projection(dim=DEFAULT_DIM)
     shape = (weight_VD.shape[0], weight_VD.shape[1])
     return matrix_of(how, "head", shape, wide=True, step=step, like=weight_VD.detach())
+
+
+def _require_whole(**given: Tensor) -> None:
+    """Refuse a DTensor, of which products with plain tensors are not defined."""
+    for name, value in given.items():
+        if isinstance(value, DTensor):
+            raise ConfigError(
+                f"{name} is a DTensor of shape {tuple(value.shape)}, placed "
+                f"{tuple(value.placements)}; sketched_cross_entropy needs plain tensors. Give "
+                f"{name}.full_tensor(), call it inside the forward of a module under FSDP2, which "
+                "has its weights whole, or use DDP"
+            )
 
 
 class _SketchedCrossEntropy(torch.autograd.Function):

@@ -14,18 +14,14 @@ Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q 
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dograph.errors import ConfigError
 from dograph.rng import key64
+from dograph.sketch.modes import DEFAULT_DIM, KINDS, TWO_SIDED, Kind, Refresh
 
-Kind = Literal["rademacher", "two-sided", "gaussian", "none"]
-KINDS: tuple[Kind, ...] = ("rademacher", "two-sided", "gaussian", "none")
-TWO_SIDED: tuple[Kind, ...] = ("rademacher", "two-sided")  # the kinds that taps can take
-DEFAULT_DIM = 5120
 _BLOCK = 1 << 16  # rows of a dense Gaussian matrix made at once
 
 
@@ -76,8 +72,7 @@ class Projection:
     dim: int = DEFAULT_DIM  # K
     kind: Kind = "rademacher"
     seed: int = 0
-    # The same matrices always, new ones every step, or new ones every so many steps.
-    refresh: int | Literal["never", "step"] = "never"
+    refresh: Refresh = "never"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -18,24 +18,59 @@ def is_sharded(parameter: nn.Parameter) -> bool:
     return isinstance(parameter, DTensor)
 
 
+class WorldRows:
+    """Which rows of the world batch are whose.
+
+    The ranks' numbers of rows are asked for once, when this is made, and read when first needed:
+    make it before work is queued on the device, and reading waits for none of that work. Every
+    rank must make one.
+    """
+
+    def __init__(self, num_local: int, device: torch.device) -> None:
+        self.num_local = num_local
+        self._counts = _asked(num_local, device) if world_size() > 1 else None
+        self._answered: torch.cuda.Event | None = None
+        if self._counts is not None and device.type == "cuda":
+            self._answered = torch.cuda.Event()
+            self._answered.record()
+        self._sizes: list[int] = []
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many rows each rank has."""
+        if not self._sizes:
+            if self._answered is not None:
+                self._answered.synchronize()
+            counts = [self.num_local] if self._counts is None else self._counts.tolist()
+            self._sizes = [int(count) for count in counts]
+        return self._sizes
+
+    def gather(self, value_b: Tensor) -> Tensor:
+        """The rows of every rank, in the order of ranks."""
+        if self._counts is None:
+            return value_b
+        padded = value_b.new_zeros(max(self.sizes), *value_b.shape[1:])
+        padded[: len(value_b)] = value_b
+        parts = [torch.empty_like(padded) for _ in self.sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
+
+    def local(self, weight_B: Tensor) -> Tensor:
+        """This rank's weights of the world batch, times the world size."""
+        if self._counts is None:
+            return weight_B
+        first = sum(self.sizes[: dist.get_rank()])
+        return weight_B[first : first + self.num_local] * world_size()
+
+
 def gather_rows(value_b: Tensor) -> Tensor:
-    """The rows of every rank, in the order of ranks, which may hold different numbers of them."""
-    if world_size() == 1:
-        return value_b
-    sizes = _sizes(len(value_b), value_b.device)
-    padded = value_b.new_zeros(max(sizes), *value_b.shape[1:])
-    padded[: len(value_b)] = value_b
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    """The rows of every rank, for one tensor; for several of a batch make one `WorldRows`."""
+    return WorldRows(len(value_b), value_b.device).gather(value_b)
 
 
 def local_rows(weight_B: Tensor, num_local: int) -> Tensor:
     """This rank's weights of the world batch, times the world size."""
-    if world_size() == 1:
-        return weight_B
-    first = sum(_sizes(num_local, weight_B.device)[: dist.get_rank()])
-    return weight_B[first : first + num_local] * world_size()
+    return WorldRows(num_local, weight_B.device).local(weight_B)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -58,11 +93,12 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
             grad.copy_(part.view_as(grad))
 
 
-def _sizes(num_local: int, device: torch.device) -> list[int]:
-    mine = torch.tensor([num_local], device=device)
+def _asked(num_local: int, device: torch.device) -> Tensor:
+    """Every rank's number of rows, on its way to the CPU."""
+    mine = torch.full((1,), num_local, device=device)
     every = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(every, mine)
-    return [int(size) for size in torch.cat(every).tolist()]
+    return torch.cat(every).to("cpu", non_blocking=True)
 
 
 def _buckets(grads: list[Tensor]) -> list[list[Tensor]]:

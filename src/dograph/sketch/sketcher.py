@@ -19,7 +19,7 @@ Shapes: B samples, T tokens, K sketch.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +32,13 @@ from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.explicit import materialised, one_backward_per_sample, sketch_gradients
 from dograph.sketch.fitting import require_fitting, require_no_strays
 from dograph.sketch.gradients import Gradients
+from dograph.sketch.modes import CUTTING, DEFAULT_DIM, DETACHING, MODES, Kind, Mode, Refresh
 from dograph.sketch.pending import Deferred, Half, Materialised, RetainedGraph, TopDown
-from dograph.sketch.projection import DEFAULT_DIM, Kind, Projection
+from dograph.sketch.projection import Projection
 from dograph.sketch.ranks import average_gradients, gather_rows, is_sharded, local_rows
 from dograph.sketch.recording import replaced_forward, unwrapped
 from dograph.sketch.rule import Rule
 from dograph.types import Signals
-
-Mode = Literal["full", "twopass", "topdown", "head", "exact", "reference"]
-MODES: tuple[Mode, ...] = ("full", "twopass", "topdown", "head", "exact", "reference")
-CUTTING = ("topdown", "head")  # modes with a cut, below which backward is the stock one
 
 
 class Weighs(Protocol):
@@ -61,12 +58,16 @@ class Sketcher:
         dim: int = DEFAULT_DIM,
         projection: Kind = "rademacher",
         seed: int = 0,
-        refresh: int | Literal["never", "step"] = "never",
+        refresh: Refresh = "never",
         exclude: tuple[str, ...] = (),
         top_blocks: int = 4,
         head: nn.Module | None = None,
+        group_of: Callable[[Rule], str] | None = None,
     ) -> None:
-        """`head` is where mode head cuts the model; by default at its last Linear layer."""
+        """`head` is where mode head cuts the model; by default at its last Linear layer.
+
+        `group_of` names the part of the sketch that a layer adds to, to look at parts of it.
+        """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not known; {did_you_mean(mode, MODES)}")
         self.wrapper, self.model = model, unwrapped(model)
@@ -87,11 +88,12 @@ class Sketcher:
         require_fitting(self)
         self.step = self._num_samples = 0
         self._running = self._looked_for_strays = False
-        self.group_of: Callable[[Rule], str] | None = None  # parts of the sketch, for looking
+        self._group_of = group_of
         self._opened: tuple[object, ...] = ()
         self._assembly: Assembly | None = None
         self._cut_hidden: Tensor | None = None  # the residual stream at the cut,
         self._cut_leaf: Tensor | None = None  # and where the layers above it begin
+        self._above: Callable[..., Any] = self.model.forward  # what runs there, once there is a cut
 
     @contextmanager
     def record(self, token_BT: Tensor, step: int = 0) -> Iterator[None]:
@@ -183,13 +185,14 @@ class Sketcher:
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
         """What a mixer weighs: the samples of every rank. The graph stays for your backward."""
-        self._last = self.sketch(loss_B)
-        return self.world_signals(loss_B.detach(), self._last, source_B)
+        return self.world_signals(loss_B.detach(), self.sketch(loss_B), source_B)
 
     def backward(self, loss_B: Tensor, mixer: Weighs, source_B: Tensor | None = None) -> Tensor:
         """Fill `.grad` with the gradient of sum_i weight_i loss_i; return this rank's weights."""
-        weight_B = self.local(mixer.weigh(self.signals(loss_B, source_B)))
-        self._last.pending.backward(weight_B)
+        sketch = self.sketch(loss_B)
+        signals = self.world_signals(loss_B.detach(), sketch, source_B)
+        weight_B = self.local(mixer.weigh(signals))
+        sketch.pending.backward(weight_B)
         wrapped = isinstance(self.wrapper, DistributedDataParallel)
         if self.reduces or not (wrapped or self.sharded):  # no wrapper has averaged over the ranks
             average_gradients(self.parameters.values())
@@ -225,7 +228,7 @@ class Sketcher:
         self._opened = key
         wide = torch.promote_types(own, torch.float32)
         if self._assembly is None or self._assembly.made_for != (dtype, device):
-            self._assembly = Assembly(self.rules, self.projection, self.group_of, dtype, device)
+            self._assembly = Assembly(self.rules, self.projection, self._group_of, dtype, device)
         self._assembly.open_slots(num_samples, wide)
         for rule in self.rules:
             rule.defers = self.reduces
@@ -279,7 +282,7 @@ class Sketcher:
 
     def _strays(self) -> dict[str, nn.Parameter]:
         """Parameters to look for outside their layers, once: their taps have detached them."""
-        if self._looked_for_strays or self.mode not in ("full", "exact"):
+        if self._looked_for_strays or self.mode not in DETACHING:
             return {}
         self._looked_for_strays = True
         return self.parameters

@@ -38,6 +38,13 @@ def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
     )
 
 
+def open_shape(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
+    """The run's model without its numbers: every name and shape, no memory."""
+    shape_only = config.model.model_copy(update={"pretrained": False})
+    with torch.device("meta"):
+        return open_model(config.model_copy(update={"model": shape_only}), corpus)
+
+
 def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
     return Sampler(
         corpus.train,
@@ -56,7 +63,4 @@ def inner_parameters(model: Any) -> int:
 
 def planned_parameters(config: RunConfig, corpus: Corpus) -> int:
     """The same of a run's model, without making it."""
-    shape_only = config.model.model_copy(update={"pretrained": False})
-    with torch.device("meta"):
-        model = open_model(config.model_copy(update={"model": shape_only}), corpus)
-    return inner_parameters(model.model)
+    return inner_parameters(open_shape(config, corpus).model)

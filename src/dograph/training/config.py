@@ -11,9 +11,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dograph.errors import ConfigError, did_you_mean
+from dograph.sketch.modes import DEFAULT_DIM, GRAPH_HOLDING, Kind, Mode, Refresh
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Accumulation = Literal["two_sweeps", "keep", "lagged"]
 
 
 class Part(BaseModel):
@@ -63,27 +65,25 @@ class MixerConfig(BaseModel):
 class SketchConfig(Part):
     """How every sample's gradient is sketched, for mixers that need it."""
 
-    mode: Literal["full", "twopass", "topdown", "head", "exact", "reference"] = Field(
-        "full", description="how sketches and the weighted gradient are computed"
-    )
-    dim: int = Field(5120, ge=1, description="numbers in a sketch")
-    projection: Literal["rademacher", "two-sided", "gaussian", "none"] = Field(
+    mode: Mode = Field("full", description="how sketches and the weighted gradient are computed")
+    dim: int = Field(DEFAULT_DIM, ge=1, description="numbers in a sketch")
+    projection: Kind = Field(
         "rademacher", description="random matrices; gaussian (dense) and none need mode exact"
     )
-    refresh: int | Literal["never", "step"] | None = Field(
+    refresh: Refresh | None = Field(
         None, description="when matrices are redrawn; null: as the mixer's scope needs"
     )
     top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
     exclude: list[str] = Field(
         default_factory=list, description="parameters left out of the sketch (mode twopass)"
     )
-    accumulation: Literal["two_sweeps", "keep", "lagged"] = Field(
+    accumulation: Accumulation = Field(
         "two_sweeps", description="how weights meet the gradients of several micro-batches"
     )
 
     @model_validator(mode="after")
     def _keepable(self) -> Self:
-        if self.accumulation == "keep" and self.mode in ("twopass", "head"):
+        if self.accumulation == "keep" and self.mode in GRAPH_HOLDING:
             raise ValueError(
                 f"sketch.accumulation=keep would hold every micro-batch's graph in mode "
                 f"{self.mode}; use two_sweeps, lagged, or mode full"
@@ -118,6 +118,11 @@ class TrainConfig(Part):
     compile: bool = Field(False, description="torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = Field(False, description="less memory, one more forward")
     deterministic: bool = Field(False, description="CUDA: bitwise repeatable, slower")
+
+    @property
+    def half(self) -> bool:
+        """Whether the forward pass runs in half precision."""
+        return self.dtype == "bfloat16"
 
 
 class EvalConfig(Part):
@@ -170,6 +175,19 @@ class RunConfig(Part):
                 f"train.steps={self.train.steps}; lower it or train longer"
             )
         return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.data.seq_len
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the run draws."""
+        return self.train.steps * self.tokens_per_step
+
+    def warmup_over(self, steps: int) -> int:
+        """Warm-up of the same run over another number of steps: as large a part of them."""
+        return round(self.optim.warmup_steps * steps / self.train.steps)
 
     def dump(self) -> str:
         """YAML that gives this configuration back."""

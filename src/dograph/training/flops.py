@@ -17,15 +17,14 @@ out, but may keep a batch whole that one has to sweep twice.
 
 from dataclasses import dataclass
 
-import torch
-
 from dograph.corpus.corpus import Corpus
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.sketch.coverage import blocks_of
-from dograph.training.assembly import open_model
+from dograph.training.assembly import open_shape
 from dograph.training.config import RunConfig
 from dograph.training.step_work import Setting, count_flops, extra_work
+from dograph.training.ways import way_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,15 @@ def run_flops(config: RunConfig, corpus: Corpus) -> float:
 
 def step_flops(config: RunConfig, corpus: Corpus) -> float:
     """FLOPs of one step over the world batch."""
-    model = _model(config, corpus)
+    model = open_shape(config, corpus)
     shape = _Shape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
     samples, tokens = config.train.batch_size, config.data.seq_len
     needs, how = build_mixer(config.mixer.name, config.mixer.options).needs, config.sketch
-    looks, sketches = bool(needs & {"loss", "sketch", "reference_loss"}), "sketch" in needs
-    parted = samples > (config.train.micro_batch_size or samples)
-    twice = looks and parted and (how.accumulation == "two_sweeps" or not sketches)
+    twice = way_of(config, needs) == "two_sweeps"
 
     plain = count_flops(model, shape, samples, tokens)
     total, backwards = plain.step, 1
-    if sketches:
+    if "sketch" in needs:
         total += _sketch_flops(config, model, shape, two_sweeps=twice)
         backwards += twice or how.mode == "twopass"
     elif twice:
@@ -63,13 +60,6 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     return total
 
 
-def _model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
-    """The model without its numbers, under the names that the trainer knows."""
-    shape_only = config.model.model_copy(update={"pretrained": False})
-    with torch.device("meta"):
-        return open_model(config.model_copy(update={"model": shape_only}), corpus)
-
-
 def _sketch_flops(
     config: RunConfig, model: PerSampleLoss, shape: _Shape, *, two_sweeps: bool
 ) -> float:
@@ -77,7 +67,7 @@ def _sketch_flops(
     setting = Setting(
         num_samples=config.train.batch_size,
         num_tokens=config.data.seq_len,
-        half=config.train.dtype == "bfloat16",
+        half=config.train.half,
         dim=how.dim,
         projection=how.projection,
         top_blocks=how.top_blocks,

@@ -14,7 +14,7 @@ from dograph.corpus.corpus import Corpus
 from dograph.corpus.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
-from dograph.training.assembly import open_model, open_sampler
+from dograph.training.assembly import open_sampler, open_shape
 from dograph.training.config import RunConfig
 from dograph.training.flops import run_flops
 from dograph.training.lab import open_lab
@@ -43,11 +43,8 @@ class Forecast:
 
 def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     """Costs of the run on one process of this machine."""
-    shape_only = config.model.model_copy(update={"pretrained": False})
-    with torch.device("meta"):
-        model = open_model(config.model_copy(update={"model": shape_only}), corpus)
+    model = open_shape(config, corpus)
     parameters = sum(p.numel() for p in model.parameters())
-    tokens = config.train.steps * config.train.batch_size * config.data.seq_len
     layers, width = model.model.config.num_hidden_layers, model.model.config.hidden_size
     flops = run_flops(config, corpus)
     speed = measure_matmul(config, width)
@@ -59,7 +56,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         parameters=parameters,
         state_bytes=16 * parameters,
         activation_bytes=activation_bytes(config, layers, width, model.vocab_size),
-        tokens=tokens,
+        tokens=config.tokens,
         weights=sampler.by_source(sampler.log.entries[0].weight_S),
         epochs=planned_epochs(config, sampler, mixer),
         flops=flops,
@@ -72,7 +69,7 @@ def activation_bytes(config: RunConfig, layers: int, width: int, vocab_size: int
     """What the backward pass keeps, for one micro-batch."""
     samples = config.train.micro_batch_size or config.train.batch_size
     tokens = samples * config.data.seq_len
-    scale = 1 if config.train.dtype == "bfloat16" else 2
+    scale = 1 if config.train.half else 2
     per_layer = tokens * width * scale * KEPT_PER_LAYER
     kept = layers * tokens * width * 2 * scale + per_layer
     whole = kept if config.train.activation_checkpointing else layers * per_layer
@@ -82,8 +79,8 @@ def activation_bytes(config: RunConfig, layers: int, width: int, vocab_size: int
 def measure_matmul(config: RunConfig, width: int) -> float:
     """FLOP/s of this machine on a matmul like the model's own."""
     device = pick_device(config.train.device)
-    dtype = torch.bfloat16 if config.train.dtype == "bfloat16" else torch.float32
-    rows = min(config.train.batch_size * config.data.seq_len, 8192)
+    dtype = torch.bfloat16 if config.train.half else torch.float32
+    rows = min(config.tokens_per_step, 8192)
     a, b = (
         torch.randn(shape, device=device, dtype=dtype)
         for shape in [(rows, width), (width, 4 * width)]

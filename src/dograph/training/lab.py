@@ -1,4 +1,4 @@
-"""What a mixer's plan may ask of this machine: for now, facts about the corpus and the budget."""
+"""What the plan of a run that begins may ask: facts about its corpus and its budget, no proxies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,12 +37,11 @@ class CorpusLab:
 
 
 def open_lab(config: RunConfig, corpus: Corpus) -> CorpusLab:
-    drawn = config.train.steps * config.train.batch_size * config.data.seq_len
     strata = {stratum.entry.stratum: stratum.entry.tokens for stratum in corpus.train}
     return CorpusLab(
         tokens=corpus.tokens_by_source(),
         strata=strata,
-        budget=drawn,
+        budget=config.tokens,
         steps=config.train.steps,
         size=lambda: planned_parameters(config, corpus),
     )

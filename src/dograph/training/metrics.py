@@ -34,7 +34,7 @@ def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
 def step_rows(
     records: Sequence[StepRecord], sources: list[str], bytes_per_token: Mapping[str, float | None]
 ) -> list[Row]:
-    """One row a step. All that is on the device comes over in four transfers."""
+    """One row a step. What is on the device comes over for all steps together."""
     if not records:
         return []
     loss_NB = torch.stack([record.loss_B for record in records]).double().cpu().numpy()

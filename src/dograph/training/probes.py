@@ -23,9 +23,10 @@ from dograph.files import write_bytes, write_json
 from dograph.mixers.dograph import DoGraph
 from dograph.models.loss import PerSampleLoss
 from dograph.models.regions import uncompiled
-from dograph.sketch.projection import DEFAULT_DIM, Projection
+from dograph.sketch.modes import DEFAULT_DIM, TWO_SIDED, Mode
+from dograph.sketch.projection import Projection
 from dograph.sketch.rows import sketch_rows
-from dograph.sketch.sketcher import Mode, Sketcher
+from dograph.sketch.sketcher import Sketcher
 from dograph.training.config import RunConfig
 from dograph.training.run_dir import RunDirectory
 from dograph.training.seeing import Eyes
@@ -103,7 +104,7 @@ class Probes:
     def fixed_projection(self) -> Projection:
         """The run's kind of projection at step 0; taps cannot take dense ones."""
         how = self.config.sketch
-        if how.projection in ("gaussian", "none"):
+        if how.projection not in TWO_SIDED:
             return Projection(dim=DEFAULT_DIM, seed=self.config.seed)
         return Projection(dim=how.dim, kind=how.projection, seed=self.config.seed)
 
@@ -139,7 +140,7 @@ class Probes:
             top_blocks=self.config.sketch.top_blocks,
             head=self.model.head,
         )
-        half = self.config.train.dtype == "bfloat16"
+        half = self.config.train.half
         with uncompiled():
             looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
             parts = [(loss_b, sketch.sketch_BK) for loss_b, sketch in looks]

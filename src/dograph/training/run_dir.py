@@ -11,6 +11,8 @@ graph.jsonl     for DoGraph: the domain graph at every validation
 probes/         for mixers that need sketches: step-00000100: sketches of the same held-out rows
 checkpoints/    step-00000100/: model (Hugging Face), optimizer, mixer, weight log
 eval.json       what `dograph eval` found
+result.json     for runs of a plan or a comparison, once complete: what the run came to
+page.html       once the run is complete: the page that `dograph report` writes
 model           link to the newest checkpoint's model, once the run is complete
 """
 

@@ -1,35 +1,56 @@
 """What a step can see of its samples: losses, those of a reference, and sketches in every mode.
 
 The mixer's `needs` say what to look at; nothing else is computed.
+
+Shapes: B samples of the world batch, b those of a micro-batch, T tokens, K sketch.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from dograph.domains.stream import FIT_BATCHES
-from dograph.errors import ConfigError
-from dograph.mixers.base import SIGNALS, Mixer
-from dograph.mixers.doge_proxy import DoGEProxy
-from dograph.mixers.dograph import DoGraph
+from dograph.mixers.base import Mixer
 from dograph.models.loss import PerSampleLoss, mean_over_predictions
 from dograph.rng import key64
 from dograph.sketch.pending import Pending, RetainedGraph
-from dograph.sketch.ranks import average_gradients
 from dograph.sketch.recording import unwrapped
 from dograph.sketch.sketcher import Sketcher
 from dograph.training.config import RunConfig
-from dograph.training.optim import learning_rate
+from dograph.training.precision import autocast
 from dograph.training.reference import Comparison, Reference, open_reference
+from dograph.training.sketching import open_sketcher
 from dograph.training.stopwatch import Stopwatch
+from dograph.training.ways import require_known_needs
 from dograph.training.world import World
 from dograph.types import Batch, Signals
 
-Way = Literal["blind", "keep", "two_sweeps", "lagged"]
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples that this rank computes at once."""
+
+    token_bT: Tensor
+    step: int
+    number: int  # among those of the step on this rank
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a step starts from."""
+
+    step: int
+    lr: float
+    batch: Batch
+    micros: list[MicroBatch]  # this rank's samples, on the device
+
+    @property
+    def num_samples(self) -> int:
+        """Of the world batch."""
+        return len(self.batch.source_B)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,153 +79,86 @@ class Eyes:
     def __init__(
         self, config: RunConfig, world: World, model: nn.Module, mixer: Mixer, watch: Stopwatch
     ) -> None:
+        require_known_needs(mixer)
         self.config, self.world, self.model, self.mixer = config, world, model, mixer
         self.watch = watch
-        if missing := mixer.needs - SIGNALS:
-            raise ConfigError(
-                f"the mixer needs {sorted(missing)}, which this step does not compute; "
-                f"it computes {sorted(SIGNALS)}"
-            )
         loss = unwrapped(model)
         assert isinstance(loss, PerSampleLoss)
-        self.loss = loss
+        self.vocab_size = loss.vocab_size
         self.reference: Reference | None = None
         if "reference_loss" in mixer.needs:
-            self.reference = open_reference(config, mixer, loss.vocab_size, world.device)
-        self.sketches = "sketch" in mixer.needs
+            self.reference = open_reference(config, mixer, self.vocab_size, world.device)
         self.sketcher: Sketcher | None = None
-        if self.sketches:
-            self._open_sketcher()
+        if "sketch" in mixer.needs:
+            self.sketcher = open_sketcher(config, model, mixer)
 
-    def _open_sketcher(self) -> None:
-        config, how = self.config, self.config.sketch
-        self._require_known_domains()
-        refresh = self._refresh()
-        if how.mode == "head":
-            self.loss.require_plain_head()
-        self.sketcher = Sketcher(
-            self.model,
-            mode=how.mode,
-            dim=how.dim,
-            projection=how.projection,
-            seed=config.seed,
-            refresh=refresh,
-            exclude=tuple(how.exclude),
-            top_blocks=how.top_blocks,
-            head=self.loss.head,
-        )
+    @property
+    def sketches(self) -> bool:
+        return self.sketcher is not None
 
-    def _refresh(self) -> int | Literal["never", "step"]:
-        """When projections are redrawn: as asked for, or as the mixer's domains need it."""
-        asked = self.config.sketch.refresh
-        if isinstance(self.mixer, DoGEProxy) and asked not in (None, "never"):
-            raise ConfigError(
-                f"sketch.refresh={asked} with mixer.name={self.config.mixer.name}: a source that "
-                "is absent from a batch keeps its last sketch, so all must be under one "
-                "projection; set sketch.refresh=never"
-            )
-        if not isinstance(self.mixer, DoGraph):
-            return "never" if asked is None else asked
-        options = self.mixer.options
-        if options.scope == "batch":
-            return "step" if asked is None else asked
-        remedy = "set sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
-        if asked == "step":
-            raise ConfigError(
-                f"sketch.refresh=step with mixer.scope={options.scope}: domains that last need "
-                f"sketches under one projection; {remedy}"
-            )
-        first = options.every if options.scope == "epoch" else FIT_BATCHES
-        if isinstance(asked, int) and 0 < asked <= first:
-            raise ConfigError(
-                f"sketch.refresh={asked} with mixer.scope={options.scope}: domains are found from "
-                f"{first} steps, and would be forgotten before any could use them; {remedy}"
-            )
-        return "never" if asked is None else asked
-
-    def _require_known_domains(self) -> None:
-        """Lagged weights are those of domains that were known before the step."""
-        if self.config.sketch.accumulation != "lagged":
-            return
-        remedy = "use sketch.accumulation=two_sweeps, or keep (mode full)"
-        if not isinstance(self.mixer, DoGraph):
-            raise ConfigError(
-                f"sketch.accumulation=lagged with mixer.name={self.config.mixer.name}, which does "
-                f"not say what a sample counts before it has seen the whole batch; {remedy}"
-            )
-        if not self.mixer.scope.keeps_identity:
-            raise ConfigError(
-                f"sketch.accumulation=lagged with mixer.scope={self.mixer.options.scope}: weights "
-                "of a micro-batch need domains that are known before it; set mixer.scope to "
-                f"stream or epoch, or {remedy}"
-            )
-
-    def way(self, num_samples: int) -> Way:
-        """How weights and gradients come together; every rank must answer alike."""
-        if not self.mixer.needs & {"loss", "reference_loss", "sketch"}:
-            return "blind"
-        most = -(-num_samples // self.world.size)
-        if most <= (self.config.train.micro_batch_size or most):
-            return "keep"
-        return self.config.sketch.accumulation if self.sketches else "two_sweeps"
-
-    def see(self, taps: ExitStack, token_bT: Tensor, step: int, micro: int, *, keep: bool) -> Piece:
+    def see(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> Piece:
         """Look at a micro-batch; `taps` hold as long as its gradient may be asked for."""
-        if not self.sketches:
-            with torch.set_grad_enabled(keep):
-                loss_b, comparison = self._seen_losses(token_bT, step, micro)
-            self.watch.lap("forward")
-            piece = Piece(loss_b, None, None, RetainedGraph(loss_b), comparison)
+        if self.sketcher is None:
+            piece = self._see_losses(micro, keep=keep)
         else:
-            assert self.sketcher is not None
-            if not keep:
-                taps.enter_context(self.accumulating(last=False))
-            with self._autocast():  # what is kept of every layer is of the precision it ran in
-                taps.enter_context(self.sketcher.record(token_bT, step))
-            loss_b, comparison = self._seen_losses(token_bT, step, micro)
-            self.watch.lap("forward")
-            sketch = self.sketcher.sketch(loss_b, keep=keep)
-            self.watch.lap("sketch")  # the backward to the layers' outputs, with the sketches
-            piece = Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending, comparison)
+            piece = self._see_gradients(self.sketcher, taps, micro, keep=keep)
         return piece if keep else piece.without_gradient()
 
-    def _seen_losses(
-        self, token_bT: Tensor, step: int, micro: int
-    ) -> tuple[Tensor, Comparison | None]:
+    def _see_losses(self, micro: MicroBatch, *, keep: bool) -> Piece:
+        with torch.set_grad_enabled(keep):
+            loss_b, comparison = self._compared(micro)
+        self.watch.lap("forward")
+        return Piece(loss_b, None, None, RetainedGraph(loss_b), comparison)
+
+    def _see_gradients(
+        self, sketcher: Sketcher, taps: ExitStack, micro: MicroBatch, *, keep: bool
+    ) -> Piece:
+        if not keep:
+            taps.enter_context(self.world.accumulating(self.model, last=False))
+        # What is kept of every layer is of the precision it ran in.
+        with autocast(self.config, self.world.device):
+            taps.enter_context(sketcher.record(micro.token_bT, micro.step))
+        loss_b, comparison = self._compared(micro)
+        self.watch.lap("forward")
+        sketch = sketcher.sketch(loss_b, keep=keep)
+        self.watch.lap("sketch")  # the backward to the layers' outputs, with the sketches
+        return Piece(loss_b, sketch.sketch_BK, sketch.block_norm_B, sketch.pending, comparison)
+
+    def _compared(self, micro: MicroBatch) -> tuple[Tensor, Comparison | None]:
         """Losses of a micro-batch, and how they compare with the reference's if there is one."""
         if self.reference is None:
-            return self.losses(token_bT, step, micro), None
-        nll_bT = self.losses(token_bT, step, micro, per_token=True)
-        with self._autocast():
-            comparison = self.reference.compare(token_bT, nll_bT)
+            return self.losses(micro), None
+        nll_bT = self.losses(micro, per_token=True)
+        with autocast(self.config, self.world.device):
+            comparison = self.reference.compare(micro.token_bT, nll_bT)
         return mean_over_predictions(nll_bT), comparison
 
-    def losses(self, token_bT: Tensor, step: int, micro: int, *, per_token: bool = False) -> Tensor:
+    def losses(self, micro: MicroBatch, *, per_token: bool = False) -> Tensor:
         """Loss of each sample of a micro-batch, or of each of its tokens.
 
         Dropout is a function of (seed, step, place).
         """
-        torch.manual_seed(key64(self.config.seed, "dropout", step, self.world.rank, micro) >> 1)
-        with self._autocast():
+        place = (micro.step, self.world.rank, micro.number)
+        torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
+        with autocast(self.config, self.world.device):
             loss: Tensor = (
-                self.model(token_bT, per_token=True) if per_token else self.model(token_bT)
+                self.model(micro.token_bT, per_token=True)
+                if per_token
+                else self.model(micro.token_bT)
             )
         return loss
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        half = self.config.train.dtype == "bfloat16"
-        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=half)
-
-    def signals(self, pieces: list[Piece], batch: Batch, step: int) -> Signals:
+    def signals(self, pieces: list[Piece], given: Given) -> Signals:
         """What every rank saw, in the order of the world batch, as far as the mixer needs it."""
-        num, needs, device = len(batch.source_B), self.mixer.needs, self.world.device
+        batch, num = given.batch, given.num_samples
+        needs, device = self.mixer.needs, self.world.device
         stratum_B = torch.from_numpy(batch.ids.stratum_B)
         sees = bool(pieces) and self.sketches
         beside = [piece.comparison for piece in pieces if piece.comparison is not None]
         reference = [comparison.reference_loss_b for comparison in beside]
         excess = [comparison.excess_loss_b for comparison in beside]
         return Signals(
-            step=step,
+            step=given.step,
             num_samples=num,
             device=device,
             loss_B=self.gathered_losses(pieces, num) if "loss" in needs else None,
@@ -214,10 +168,25 @@ class Eyes:
             stratum_B=stratum_B.to(device, non_blocking=True) if self.sketches else None,
             sketch_BK=self._gathered([p.sketch_bK for p in pieces], num) if sees else None,
             block_norm_B=self._gathered([p.block_norm_b for p in pieces], num) if sees else None,
-            projection=self.sketcher.projection.epoch(step) if self.sketcher else 0,
-            lr=learning_rate(step, self.config.optim, self.config.train.steps),
-            vocab_size=self.loss.vocab_size,
+            projection=self._projection(given.step),
+            lr=given.lr,
+            vocab_size=self.vocab_size,
         )
+
+    def early_signals(self, piece: Piece, step: int) -> Signals:
+        """What is known of one micro-batch before the others are looked at."""
+        assert piece.sketch_bK is not None
+        return Signals(
+            step=step,
+            num_samples=len(piece.loss_b),
+            device=self.world.device,
+            sketch_BK=piece.sketch_bK.detach(),
+            block_norm_B=piece.block_norm_b,
+            projection=self._projection(step),
+        )
+
+    def _projection(self, step: int) -> int:
+        return self.sketcher.projection.epoch(step) if self.sketcher else 0
 
     def gathered_losses(self, pieces: list[Piece], num_samples: int) -> Tensor:
         return self._gathered([piece.loss_b for piece in pieces], num_samples)
@@ -225,29 +194,3 @@ class Eyes:
     def _gathered(self, parts: Sequence[Tensor | None], num_samples: int) -> Tensor:
         known = [part.detach() for part in parts if part is not None]
         return self.world.gather(torch.cat(known), num_samples)
-
-    def weigh_lagged(self, piece: Piece, num_samples: int, step: int) -> Tensor:
-        assert isinstance(self.mixer, DoGraph)
-        assert piece.sketch_bK is not None
-        assert self.sketcher is not None
-        seen = Signals(
-            step=step,
-            num_samples=len(piece.loss_b),
-            device=self.world.device,
-            sketch_BK=piece.sketch_bK.detach(),
-            block_norm_B=piece.block_norm_b,
-            projection=self.sketcher.projection.epoch(step),
-        )
-        return self.mixer.weigh_lagged(seen, num_samples)
-
-    def observe(self, signals: Signals, weight_B: Tensor) -> None:
-        assert isinstance(self.mixer, DoGraph)
-        self.mixer.observe(signals, weight_B)
-
-    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        return self.world.accumulating(self.model, last=last)
-
-    def average_gradients(self) -> None:
-        """Where a mode fills `.grad` itself, no wrapper has averaged it over the ranks."""
-        if self.sketcher is not None and self.sketcher.reduces:
-            average_gradients(list(self.sketcher.parameters.values()))

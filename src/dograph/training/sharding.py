@@ -17,9 +17,8 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.sketch.coverage import blocks_of
+from dograph.sketch.modes import SHARDABLE
 from dograph.training.config import RunConfig
-
-MODES = ("twopass", "head")  # whose gradient is a backward through the wrapper
 
 
 def require_shardable(config: RunConfig, mixer: Mixer, world_size: int = 1) -> None:
@@ -31,11 +30,11 @@ def require_shardable(config: RunConfig, mixer: Mixer, world_size: int = 1) -> N
     if not config.train.shard:
         return
     mode = config.sketch.mode
-    if "sketch" in mixer.needs and mode not in MODES:
+    if "sketch" in mixer.needs and mode not in SHARDABLE:
         raise ConfigError(
             f"train.shard=true with sketch.mode={mode}, which makes the gradient of whole weights "
             f"itself; mixer {config.mixer.name} needs sketches: set sketch.mode to "
-            f"{' or '.join(MODES)}, or train.shard=false (DDP)"
+            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
         )
     batch_size, at_once = config.train.batch_size, config.train.micro_batch_size
     if at_once == 1 and batch_size % world_size:  # larger ones can be shared out alike

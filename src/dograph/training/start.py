@@ -92,5 +92,5 @@ def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
         tokenizer_name=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         seq_len=config.data.seq_len,
-        tokens=config.train.steps * config.train.batch_size * config.data.seq_len,
+        tokens=config.tokens,
     )

@@ -1,11 +1,27 @@
 """One training step, from batch to update: the file to read first.
 
-    draw a world batch  ->  loss_B, sketch_BK  ->  weight_B = mixer.weigh(signals)
-                        ->  gradient of sum_i weight_i loss_i  ->  clip  ->  AdamW
+Algorithm 1 of the paper, with the batch of a step for its data (`see_weigh_learn` is the body):
 
-Weights have one meaning: weight_B >= 0 sums to 1 over the *world batch* (every rank and
-micro-batch of the step), the loss is sum(weight * loss), and nothing is divided by the number of
-micro-batches or ranks again. Nothing here waits for the device.
+    R, R' g_i                 per-sample gradients, projected     Eyes.see: a sketch each
+    D_1 .. D_m, their means   the batch clustered into domains    Mixer.weigh: c_i = w_j / |D_j|
+    w on the simplex          argmin of L_opt                     for sample i in domain j
+    sum_i c_i g_i             the weighted gradient, in full      Piece.backward
+    theta                     clipped, AdamW                      update
+
+Other mixers see less and weigh otherwise. Weights have one meaning: weight_B >= 0 sums to 1 over
+the *world batch* (every rank and micro-batch of the step), the loss is sum(weight * loss), and
+nothing is divided by the number of micro-batches or ranks again. Nothing here waits for the device.
+
+Weights need the whole batch, but memory may not hold it; `way_of` says which way a run goes:
+
+    way         where                                  what is done
+    keep        one micro-batch, or accumulation=keep  see all, weigh, learn from what was kept
+    blind       the mixer looks at no sample           weigh, then forward and backward
+    two_sweeps  several micro-batches                  see all and keep nothing, then as blind
+    lagged      several, and accumulation=lagged       one by one: see, weigh by what was known
+                                                       before the step, learn
+
+Shapes: B samples of the world batch, b those of a micro-batch, T tokens.
 """
 
 from contextlib import ExitStack
@@ -15,13 +31,24 @@ import torch
 from torch import Tensor, nn
 
 from dograph.mixers.base import Mixer, Report
+from dograph.sketch.ranks import average_gradients
 from dograph.training.config import RunConfig
 from dograph.training.optim import learning_rate
-from dograph.training.seeing import Eyes, Piece
+from dograph.training.seeing import Eyes, Given, MicroBatch, Piece
 from dograph.training.sharding import clip_gradients
 from dograph.training.stopwatch import Lap, Stopwatch
+from dograph.training.ways import lagging_mixer, way_of
 from dograph.training.world import World
 from dograph.types import Batch, Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a backward leaves beside `.grad`."""
+
+    weight_B: Tensor
+    loss_B: Tensor
+    signals: Signals  # what the mixer saw
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,105 +78,135 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         mixer: Mixer,
     ) -> None:
-        self.config, self.world = config, world
+        self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer = optimizer, mixer
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.way = way_of(config, mixer.needs, world.size)
+        self.lagging = lagging_mixer(config, mixer)
         self.watch = Stopwatch(world.device)
         self.eyes = Eyes(config, world, model, mixer, self.watch)
         self.halted = torch.zeros((), device=world.device)
 
     def __call__(self, batch: Batch, step: int) -> StepRecord:
         self.watch.start()
-        token_BT = batch.token_BT.to(self.world.device, non_blocking=True)
-        lr = learning_rate(step, self.config.optim, self.config.train.steps)
-        weight_B, loss_B = self.backward(token_BT, batch, step)
-
+        given = self.given(batch, step)
+        learned = self.backward(given)
         grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
-        finite = torch.isfinite(loss_B).all() & torch.isfinite(grad_norm)
+        finite = torch.isfinite(learned.loss_B).all() & torch.isfinite(grad_norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
-        self.update(lr)
+        self.update(given.lr)
         self.watch.lap("update")
         return StepRecord(
             step=step,
-            loss_B=loss_B,
-            weight_B=weight_B,
+            loss_B=learned.loss_B,
+            weight_B=learned.weight_B,
             source_B=batch.source_B,
             grad_norm=grad_norm,
             halted=self.halted,
-            signals=self.signals,
-            lr=lr,
+            signals=learned.signals,
+            lr=given.lr,
             report=self.mixer.report(),
             laps=self.watch.laps,
         )
 
-    def backward(self, token_BT: Tensor, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """Fill `.grad` with the weighted gradient; return the weights and losses, both (B,)."""
-        at_once = self.config.train.micro_batch_size
-        micro_bT = self.world.split(token_BT, at_once, len(batch.source_B))
-        way = self.eyes.way(len(batch.source_B))
-        if way == "blind":  # equal weights, or any that need no look at the samples
-            weight_B = self.weigh([], batch, step)
-            return weight_B, self.learn(micro_bT, weight_B, batch, step)
-        if way == "lagged":
-            return self.learn_as_they_come(micro_bT, batch, step)
+    def backward(self, given: Given) -> Learned:
+        """Fill `.grad` with the weighted gradient, in the way that this run takes."""
+        match self.way:
+            case "keep":
+                return self.see_weigh_learn(given)
+            case "blind":
+                return self.weigh_blindly(given)
+            case "two_sweeps":
+                return self.sweep_twice(given)
+            case "lagged":
+                return self.learn_as_they_come(given)
+
+    def see_weigh_learn(self, given: Given) -> Learned:
+        """Way keep, the ordinary one: Algorithm 1 up to the update."""
         with ExitStack() as taps:
-            pieces = [
-                self.eyes.see(taps, token_bT, step, i, keep=way == "keep")
-                for i, token_bT in enumerate(micro_bT)
-            ]
-            weight_B = self.weigh(pieces, batch, step)
+            pieces = [self.eyes.see(taps, micro, keep=True) for micro in given.micros]  # R' g_i
+            signals = self.eyes.signals(pieces, given)
+            weight_B = self.weigh(signals)  # domains, their weights, and so c_i
             self.watch.lap("weigh")
-            if way == "two_sweeps":  # nothing was kept of the first: a second one learns
-                taps.close()
-                return weight_B, self.learn(micro_bT, weight_B, batch, step)
-            weight_b = self.world.local(weight_B).split([len(piece.loss_b) for piece in pieces])
-            for piece, weight in zip(pieces, weight_b, strict=True):
-                piece.backward(weight)
-            self.eyes.average_gradients()
+            self.learn(pieces, weight_B)  # sum_i c_i g_i
             self.watch.lap("deferred" if self.eyes.sketches else "backward")
-        return weight_B, self.eyes.gathered_losses(pieces, len(batch.source_B))
+        return Learned(weight_B, self.eyes.gathered_losses(pieces, given.num_samples), signals)
 
-    def learn(
-        self, micro_bT: tuple[Tensor, ...], weight_B: Tensor, batch: Batch, step: int
-    ) -> Tensor:
-        """The plain weighted backward, micro-batch by micro-batch; returns all losses."""
-        losses, done = [], 0
-        for i, token_bT in enumerate(micro_bT):
-            with self.eyes.accumulating(last=i == len(micro_bT) - 1):
-                loss_b = self.eyes.losses(token_bT, step, i)
-                self.watch.lap("forward")
-                weight_b = self.world.local(weight_B)[done : done + len(token_bT)]
-                (weight_b * loss_b).sum().backward()
-                self.watch.lap("backward")
-            losses.append(loss_b.detach())
-            done += len(token_bT)
-        return self.world.gather(torch.cat(losses), len(batch.source_B))
+    def weigh_blindly(self, given: Given) -> Learned:
+        """Way blind: equal weights, or any that need no look at the samples."""
+        signals = self.eyes.signals([], given)
+        weight_B = self.weigh(signals)
+        return Learned(weight_B, self.sweep(given, weight_B), signals)
 
-    def learn_as_they_come(
-        self, micro_bT: tuple[Tensor, ...], batch: Batch, step: int
-    ) -> tuple[Tensor, Tensor]:
-        """Every micro-batch is weighed by what the mixer knew before this step."""
+    def sweep_twice(self, given: Given) -> Learned:
+        """Way two_sweeps: the first one looks and keeps nothing, the second one learns."""
+        with ExitStack() as taps:
+            pieces = [self.eyes.see(taps, micro, keep=False) for micro in given.micros]
+            signals = self.eyes.signals(pieces, given)
+            weight_B = self.weigh(signals)
+            self.watch.lap("weigh")
+        return Learned(weight_B, self.sweep(given, weight_B), signals)
+
+    def learn_as_they_come(self, given: Given) -> Learned:
+        """Way lagged: every micro-batch is weighed by what the mixer knew before this step."""
+        assert self.lagging is not None
         pieces, weights = [], []
-        for i, token_bT in enumerate(micro_bT):
-            last = i == len(micro_bT) - 1
+        for micro in given.micros:
             with ExitStack() as taps:
-                taps.enter_context(self.eyes.accumulating(last=last))
-                piece = self.eyes.see(taps, token_bT, step, i, keep=True)
-                weights.append(self.eyes.weigh_lagged(piece, len(batch.source_B), step))
+                taps.enter_context(self.world.accumulating(self.model, last=micro.last))
+                piece = self.eyes.see(taps, micro, keep=True)
+                early = self.eyes.early_signals(piece, given.step)
+                weights.append(self.lagging.weigh_lagged(early, given.num_samples))
                 self.watch.lap("weigh")
                 piece.backward(weights[-1] * self.world.size)
                 self.watch.lap("deferred")
             pieces.append(piece.without_gradient())
-        self.eyes.average_gradients()
-        weight_B = self.world.gather(torch.cat(weights), len(batch.source_B))
-        self.signals = self.eyes.signals(pieces, batch, step)
-        self.eyes.observe(self.signals, weight_B)
+        self.average()
+        weight_B = self.world.gather(torch.cat(weights), given.num_samples)
+        signals = self.eyes.signals(pieces, given)
+        self.lagging.observe(signals, weight_B)
         self.watch.lap("weigh")
-        return weight_B, self.eyes.gathered_losses(pieces, len(batch.source_B))
+        return Learned(weight_B, self.eyes.gathered_losses(pieces, given.num_samples), signals)
 
-    def weigh(self, pieces: list[Piece], batch: Batch, step: int) -> Tensor:
-        self.signals = self.eyes.signals(pieces, batch, step)
-        return self.mixer.weigh(self.signals).to(self.world.device, non_blocking=True)
+    def given(self, batch: Batch, step: int) -> Given:
+        """The batch on the device, cut into micro-batches."""
+        token_BT = batch.token_BT.to(self.world.device, non_blocking=True)
+        at_once = self.config.train.micro_batch_size
+        parts = self.world.split(token_BT, at_once, len(batch.source_B))
+        lr = learning_rate(step, self.config.optim, self.config.train.steps)
+        last = len(parts) - 1
+        micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]
+        return Given(step, lr, batch, micros)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        return self.mixer.weigh(signals).to(self.world.device, non_blocking=True)
+
+    def learn(self, pieces: list[Piece], weight_B: Tensor) -> None:
+        """The weighted gradient, from what was kept of every micro-batch."""
+        weight_b = self.world.local(weight_B).split([len(piece.loss_b) for piece in pieces])
+        for piece, weight in zip(pieces, weight_b, strict=True):
+            piece.backward(weight)
+        self.average()
+
+    def sweep(self, given: Given, weight_B: Tensor) -> Tensor:
+        """The plain weighted backward, micro-batch by micro-batch; returns all losses."""
+        losses, done = [], 0
+        for micro in given.micros:
+            with self.world.accumulating(self.model, last=micro.last):
+                loss_b = self.eyes.losses(micro)
+                self.watch.lap("forward")
+                weight_b = self.world.local(weight_B)[done : done + len(loss_b)]
+                (weight_b * loss_b).sum().backward()
+                self.watch.lap("backward")
+            losses.append(loss_b.detach())
+            done += len(loss_b)
+        return self.world.gather(torch.cat(losses), given.num_samples)
+
+    def average(self) -> None:
+        """Where a mode fills `.grad` itself, no wrapper has averaged it over the ranks."""
+        sketcher = self.eyes.sketcher
+        if sketcher is not None and sketcher.reduces:
+            average_gradients(sketcher.parameters.values())
 
     def update(self, lr: float) -> None:
         """AdamW, which skips the update on the device where `halted` is set."""

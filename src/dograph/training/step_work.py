@@ -14,7 +14,6 @@ again.
 Shapes: B samples, T tokens, N = B T, q x p a sketch, K the slot.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +22,8 @@ from torch import nn
 from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.embedding import EmbeddingRule
 from dograph.sketch.matrix import MatrixRule
-from dograph.sketch.projection import TWO_SIDED, Kind, Projection
+from dograph.sketch.modes import CUTTING, DEFAULT_DIM, EXPLICIT, TWO_SIDED, Kind
+from dograph.sketch.projection import Projection
 from dograph.sketch.rule import Rule
 
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
@@ -93,7 +93,7 @@ class Setting:
     num_samples: int
     num_tokens: int
     half: bool  # bfloat16, else float32
-    dim: int = 5120
+    dim: int = DEFAULT_DIM
     projection: Kind = "rademacher"
     top_blocks: int = 4
     exclude: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def extra_work(model: nn.Module, shape: Shape, mode: str, setting: Setting) -> l
         model, setting.exclude, only=output_layer(model, None) if mode == "head" else None
     )
     flops = count_flops(model, shape, setting.num_samples, setting.num_tokens)
-    if mode in ("exact", "reference"):
+    if mode in EXPLICIT:
         work = _materialised(rules, setting)
         if mode == "reference":
             # Each goes through the graph of all samples that were computed at once.
@@ -126,7 +126,8 @@ def extra_work(model: nn.Module, shape: Shape, mode: str, setting: Setting) -> l
             work.append(Work("forward again", 0, flops.forward))
             work.append(Work("backward again", 0, 2 * flops.forward))
         return work
-    seen = [rule for rule in rules if _above(model, mode, setting)(rule)]
+    cut = mode in CUTTING
+    seen = _above_cut(rules, model, mode, setting.top_blocks) if cut else rules
     work = [_projected(rule, setting) for rule in seen if rule.matrix is not None]
     numbers = sum(sum(rule.vector_sizes().values()) for rule in seen)
     # Their sums over tokens a plain step makes as well, though not sample by sample.
@@ -134,32 +135,29 @@ def extra_work(model: nn.Module, shape: Shape, mode: str, setting: Setting) -> l
     if setting.two_sweeps:
         work.append(Work("forward again", 0, flops.forward))
     if setting.two_sweeps or mode == "twopass":
-        cut = mode in ("topdown", "head")
         back = (
             _backward(seen, shape, flops, setting) if cut else flops.matrices + 2 * flops.attention
         )
         work.append(Work("backward to the activations", 0, back))
         return work
     work += [_scaled(rule, setting) for rule in seen if rule.matrix is not None]
-    if mode in ("topdown", "head"):
+    if cut:
         work.append(Work("residual scaled", 2.0 * WIDE * setting.rows * shape.width))
     return work
 
 
-def _above(model: nn.Module, mode: str, setting: Setting) -> Callable[[Rule], bool]:
-    """Whether a layer is sketched in this mode."""
+def _above_cut(rules: list[Rule], model: nn.Module, mode: str, top_blocks: int) -> list[Rule]:
+    """The layers that are sketched: those of the top blocks, or none of them, and the output's."""
     stack, blocks = blocks_of(model)
-    lowest = len(blocks) - setting.top_blocks
+    lowest = len(blocks) - top_blocks
 
     def above(rule: Rule) -> bool:
-        if mode not in ("topdown", "head"):
-            return True
         if rule.path.startswith(f"{stack}."):
             block = int(rule.path.removeprefix(f"{stack}.").partition(".")[0])
             return mode == "topdown" and block >= lowest
         return isinstance(rule, MatrixRule) or (mode == "topdown" and rule.matrix is None)
 
-    return above
+    return [rule for rule in rules if above(rule)]
 
 
 def _sides(rule: Rule, setting: Setting) -> tuple[int, int]:

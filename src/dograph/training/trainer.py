@@ -25,9 +25,10 @@ from dograph.training.memory import peak_bytes
 from dograph.training.metrics import SUMMARIES, Row, validation_row
 from dograph.training.nonfinite import stop_for_nonfinite
 from dograph.training.optim import build_optimizer
+from dograph.training.precision import autocast
 from dograph.training.progress import Progress, open_progress
-from dograph.training.records import Records
 from dograph.training.run_dir import RunDirectory
+from dograph.training.run_files import RunFiles
 from dograph.training.sharding import at_rest, require_shardable
 from dograph.training.step import StepRecord, TrainStep
 from dograph.training.world import World
@@ -89,7 +90,7 @@ class Trainer:
             compile_regions(model)
         runnable = world.wrap(model)
         self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
-        self.outputs = Records(
+        self.files = RunFiles(
             config, run, self.corpus, self.state, self.step.eyes, main=world.is_main
         )
         self.validation_blocks = {
@@ -98,7 +99,7 @@ class Trainer:
             )
             for source in self.corpus.sources
         }
-        self.records: list[StepRecord] = []
+        self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
         self.last_weights: WeightEntry | None = None  # the newest that is on disk
 
@@ -128,12 +129,12 @@ class Trainer:
         """Train to the end, or until asked to stop; return the signal that asked, or 0."""
         config, total = self.config, self.config.train.steps
         loader = self.open_loader()
-        self.open_outputs()
+        self.files.open(self.done)
         progress = open_progress(total, self.done, main=self.world.is_main)
-        clock = Clock(config.train.batch_size * config.data.seq_len)
+        clock = Clock(config.tokens_per_step)
         asked = 0
         try:
-            clock.start += self.outputs.probe(self.done)
+            clock.start += self.files.probe(self.done)
             with Interrupts() as interrupts, Collector() as collector:
                 while self.done < total and not asked:
                     record = self.advance(loader)
@@ -147,8 +148,8 @@ class Trainer:
                         self.write_metrics(clock, progress)
                     if validates:
                         self.write_validation(progress)
-                        self.outputs.write_graph(self.done)
-                    clock.start += self.outputs.probe(self.done)
+                        self.files.write_graph(self.done)
+                    clock.start += self.files.probe(self.done)
                     if saves:
                         self.save()
         except OSError as error:
@@ -159,7 +160,7 @@ class Trainer:
         finally:
             progress.close()
             loader.close()
-            self.close_outputs()
+            self.files.close()
         return asked
 
     def open_loader(self) -> Loader:
@@ -175,7 +176,7 @@ class Trainer:
         """One step: draw, compute, update; then draw differently if the mixer says so."""
         batch = loader.load(self.done, ahead=self.done + 1 < self.config.train.steps)
         record = self.step(batch, self.done)
-        self.records.append(record)
+        self.unwritten.append(record)
         self.done += 1
         mixture = self.state.mixer.remix(record.signals)
         if mixture is not None:
@@ -195,22 +196,24 @@ class Trainer:
 
     def write_metrics(self, clock: Clock, progress: Progress) -> None:
         """Bring the steps since the last time to the host, check them, write them."""
-        records, self.records = self.records, []
+        records, self.unwritten = self.unwritten, []
         if bool(records[-1].halted):
             bad = next(i for i, record in enumerate(records) if bool(record.halted))
-            self.outputs.write(self.outputs.rows(records[:bad]))
+            self.files.write_samples(records[:bad])
+            self.files.write_metrics(self.files.step_rows(records[:bad]))
             self.write_weights()
             stop_for_nonfinite(
                 records[bad], self.run, self.corpus, self.state.sampler, main=self.world.is_main
             )
-        rows = self.outputs.rows(records)
+        self.files.write_samples(records)
+        rows = self.files.step_rows(records)
         rows[-1] |= clock.lap(len(records))
         rows[-1]["memory/peak_bytes"] = peak_bytes(self.world.device)
         if self.done % self.config.log.every == 0 or self.done == self.config.train.steps:
             # Not where a run merely stopped: its rows must be those of one that did not.
             epochs = self.state.sampler.epochs(self.done)
             rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
-        self.outputs.write(rows)
+        self.files.write_metrics(rows)
         self.write_weights()
         speed = rows[-1]["time/tokens_per_second"]
         note = f"loss {rows[-1]['train/loss_nats']:.3f}  {speed:,.0f} tokens/s"
@@ -246,15 +249,14 @@ class Trainer:
                 self.run.write_validation(each.rows(self.done))
         tokens, widths = self.corpus.tokens_by_source(), self.corpus.bytes_per_token("validation")
         row = validation_row(self.done, nats, tokens, widths)
-        self.outputs.write([row])
+        self.files.write_metrics([row])
         if nats:
             progress.say(
                 f"step {self.done}: validation loss {row['valid/mean/loss_nats']:.4f} nats"
             )
 
     def validation_losses(self, token_bT: Tensor) -> Tensor:
-        half = self.config.train.dtype == "bfloat16"
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+        with autocast(self.config, self.world.device):
             loss_b: Tensor = self.state.model(token_bT.to(self.world.device))
         return loss_b
 
@@ -262,7 +264,7 @@ class Trainer:
         return self.world.total(values.to(self.world.device)).cpu()
 
     def save(self) -> None:
-        self.outputs.sync()
+        self.files.sync()
         tokenizer = self.corpus.manifest.tokenizer.file
         file = self.corpus.directory / tokenizer if tokenizer else None
         write_checkpoint(self.run, self.done, self.state, file, main=self.world.is_main)
@@ -275,12 +277,6 @@ class Trainer:
         self.run.rotate(self.config.checkpoint.keep)
         if self.done == self.config.train.steps:
             self.run.link_model(self.done)
-
-    def open_outputs(self) -> None:
-        self.outputs.open(self.done)
-
-    def close_outputs(self) -> None:
-        self.outputs.close()
 
 
 def is_due(step: int, every: int) -> bool:

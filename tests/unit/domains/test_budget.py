@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from dograph.domains.budget import cap, cap_times, effective_floor, floor_weights, within_unit
+from dograph.domains.budget import Budget, cap, effective_floor, floor_weights, within_unit
 from dograph.errors import ConfigError
 
 
@@ -116,12 +116,69 @@ def test_impossible_bounds_are_refused():
             cap(torch.ones(1), times)
 
 
-def test_a_cap_in_the_mean_over_domains():
-    share_M = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    times_M = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
-    for most in (1.0, 1.2, 2.0, 5.0):
-        capped_M = cap_times(times_M, share_M, most)
-        assert float(share_M @ capped_M) == pytest.approx(1)
-        assert float(capped_M.max()) <= most + 1e-12
-    torch.testing.assert_close(cap_times(times_M, share_M, 5.0), times_M)
-    torch.testing.assert_close(cap_times(times_M, share_M, 1.0), torch.ones_like(times_M))
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32), num=st.integers(1, 6), times=st.floats(1, 5))
+def test_bounds_over_domains_are_those_of_their_samples(seed, num, times):
+    """A batch with every domain's samples written out: the same weights, domain by domain."""
+    rng = np.random.default_rng(seed)
+    count_M = rng.integers(0, 9, num)
+    count_M[0] += 1
+    size = int(count_M.sum())
+    weight_M = rng.dirichlet(np.full(num, 0.5)) + 1e-9
+    weight_M = torch.tensor(weight_M / (count_M @ weight_M))
+    share_M, label_B = torch.tensor(count_M / size), np.repeat(np.arange(num), count_M)
+    capped_M = cap(weight_M, times, size=size, share_X=share_M)
+    np.testing.assert_allclose(capped_M[label_B], cap(weight_M[label_B], times), atol=1e-12)
+    floored_M = effective_floor(weight_M, 1 / times, size=size, share_X=share_M)
+    expected_B = effective_floor(weight_M[label_B], 1 / times)
+    np.testing.assert_allclose(floored_M[label_B], expected_B, atol=1e-12)
+
+
+def test_a_cap_over_domains_by_hand():
+    share_M = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
+    weight_M = torch.tensor([0.2, 1.0, 3.0, 0.0], dtype=torch.float64) / 10
+    # 0.2 * (3 - 2) is cut off and spread over the other 0.8 of the samples
+    capped_M = 10 * cap(weight_M, 2.0, size=10, share_X=share_M)
+    torch.testing.assert_close(capped_M[:3], torch.tensor([0.45, 1.25, 2.0]).double())
+    torch.testing.assert_close(cap(weight_M, 5.0, size=10, share_X=share_M), weight_M)
+    equal_M = cap(weight_M, 1.0, size=10, share_X=share_M)
+    torch.testing.assert_close(equal_M[:3], torch.full((3,), 0.1).double())
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(1, 12),
+    times=st.floats(1, 4),
+    rho=st.floats(0.3, 1),
+)
+def test_no_micro_batch_passes_the_bounds(seed, size, times, rho):
+    rng = np.random.default_rng(seed)
+    share_M, weight_M = rng.dirichlet(np.ones(5)), rng.dirichlet(np.full(5, 0.5))
+    each_M, share_M = torch.tensor(weight_M / share_M) / 20, torch.tensor(share_M)
+    label_b, norm_b = (
+        torch.tensor(rng.integers(0, 5, size)),
+        torch.tensor(rng.lognormal(0, 2, size)),
+    )
+    budget = Budget(times, rho)
+    plain_b = 20 * budget.hold_lagged(each_M, share_M, label_b, size=20)
+    weight_b = 20 * budget.hold_lagged(each_M, share_M, label_b, norm_b, size=20)
+    whole = float(plain_b.mean())
+    assert float(weight_b.mean()) == pytest.approx(whole, rel=1e-9)
+    assert float(torch.maximum(weight_b, plain_b).max()) <= times * (1 + 1e-12)
+    assert float(weight_b.square().mean()) <= max(1 / rho, whole**2) * (1 + 1e-9)
+    held_M = 20 * budget.hold(each_M, size=20, share_X=share_M)
+    assert float(share_M @ held_M) == pytest.approx(1)
+    assert float(share_M @ held_M.square()) <= 1 / rho * (1 + 1e-9)
+    # inside, weights fall with the norm as by `within_unit` where no bound is in the way
+    free_b = Budget().hold_lagged(each_M, share_M, label_b, norm_b, size=20)
+    part_b = within_unit(each_M[label_b] / each_M[label_b].sum(), norm_b)
+    torch.testing.assert_close(free_b / free_b.sum(), part_b, rtol=1e-9, atol=0)
+
+
+def test_a_micro_batch_of_domains_that_count_nothing_keeps_what_the_floor_gives():
+    share_M, each_M = torch.tensor([0.5, 0.5]), torch.tensor([0.0, 2.0]) / 8
+    label_b, norm_b = torch.tensor([0, 0]), torch.tensor([1.0, 3.0])
+    held_b = Budget(None, 0.8).hold_lagged(each_M, share_M, label_b, norm_b, size=8)
+    # 1 + t (0 - 1) with t = sqrt(1/0.8 - 1) = 0.5, and 3 : 1 inside the micro-batch
+    torch.testing.assert_close(8 * held_b, torch.tensor([0.75, 0.25]))

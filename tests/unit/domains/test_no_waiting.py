@@ -5,11 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dograph.domains.agreement import agreement
-from dograph.domains.budget import cap, effective_floor, floor_weights, within_unit
+from dograph.domains.budget import Budget, floor_weights
 from dograph.domains.kmeans import kmeans
 from dograph.domains.partition import partition, sample_weights
 from dograph.objectives import OBJECTIVES
-from dograph.simplex import project_simplex
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
 REPEATS_NOT = ("cumsum", "scatter", "index_add", "bincount", "histc", "median", "index_put", "topk")
@@ -44,9 +43,11 @@ def test_nothing_waits_for_the_device(normalise):
                 weight_M = objective(domains)
                 objective.residual(domains, weight_M)
                 weight_M = floor_weights(weight_M, 0.01, domains.present_M)
-                weight_B = sample_weights(domains, project_simplex(weight_M))
-                weight_B = within_unit(weight_B, sketch_BK.norm(dim=1))
-                weight_B = effective_floor(cap(weight_B, 4.0), 0.9)
+                weight_B = sample_weights(domains, weight_M)
+                budget, norm_B = Budget(cap=4.0, effective_floor=0.9), sketch_BK.norm(dim=1)
+                weight_B = budget.hold(weight_B, norm_B)
+                label_b, norm_b = found.label_B[:7], norm_B[:7]
+                budget.hold_lagged(weight_M / 20, domains.share_M, label_b, norm_b, size=20)
     assert float(weight_B.sum()) == pytest.approx(1, abs=1e-5)
 
 

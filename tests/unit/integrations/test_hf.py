@@ -107,6 +107,16 @@ def test_training_is_that_of_a_loop_by_hand(tmp_path, accumulation, mode):
     assert max((len(w) * w - 1).abs().max() for w in weights[10:]) > 0.05
 
 
+@pytest.mark.parametrize(("asked", "expected"), [(None, 2), (0, 0), (5, 5)])
+def test_a_warm_up_in_steps_is_kept(tmp_path, asked, expected):
+    """None: the share of the run that `warmup` says."""
+    mixer = DoGraph("safe", num_domains=3, warmup=1.0, warmup_steps=asked)
+    trainer = make(tmp_path, max_steps=2)
+    attach(trainer, mixer, mode="head", dim=DIM)
+    trainer.train()
+    assert mixer.warmup_steps == expected
+
+
 def test_any_mixer_that_weighs_by_losses(tmp_path):
     """The gradient that the optimizer gets is that of the weighted sum; nobody else is asked."""
 

@@ -6,6 +6,7 @@ import pytest
 
 from dograph.errors import RunError
 from dograph.integrations.hf import attach
+from dograph.mixers.dograph import DoGraph
 from trainers import DIM, build, dograph, furthest, make, parameters
 
 
@@ -27,6 +28,16 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, accumulatio
     resumed.train(resume_from_checkpoint=str(folder))
     assert furthest(parameters(resumed.model), parameters(whole.model)) == 0.0
     assert json.loads((folder / "dograph_mixer.json").read_text())["step"] == at
+
+
+def test_a_longer_run_keeps_the_warm_up_of_its_start(tmp_path):
+    mixers = [DoGraph("safe", num_domains=3, warmup=0.5) for _ in range(2)]
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    for mixer, steps in zip(mixers, (2, 4), strict=True):
+        trainer = make(tmp_path, max_steps=steps, **settings)
+        attach(trainer, mixer, mode="head", dim=DIM)
+        trainer.train(resume_from_checkpoint=steps > 2)
+        assert mixer.warmup_steps == 1
 
 
 def test_a_checkpoint_without_the_mixer_is_refused(tmp_path):

@@ -1,6 +1,6 @@
-"""DoGraph against Algorithm 1 written out, and its scopes, budget and bad input."""
+"""DoGraph against Algorithm 1 written out, and its scopes, budget and bad batches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,43 +11,9 @@ from sklearn.metrics import adjusted_rand_score
 
 from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph
-from dograph.mixers.dograph_options import RECIPES, resolve_options
 from dograph.testing import check_mixer
 from dograph.types import Signals
-
-SIZE, DIM = 24, 40
-
-
-@dataclass
-class Lab:
-    tokens: dict[str, int]
-    budget: int = 10_000
-    steps: int = 100
-
-    @property
-    def strata(self):
-        return self.tokens
-
-
-UNEVEN = torch.tensor([0] * 10 + [1] * 7 + [2] * 5 + [3] * 2)
-
-
-def batch(step=0, *, groups=4, noise=0.3, size=SIZE, seed=0, projection=0, source_B=None):
-    """Samples around a few directions of different length; the direction is the source."""
-    centre_MK = torch.randn(groups, DIM, generator=torch.Generator().manual_seed(seed))
-    centre_MK *= torch.arange(1, groups + 1)[:, None]
-    source_B = torch.arange(size) % groups if source_B is None else source_B
-    spread = torch.randn(size, DIM, generator=torch.Generator().manual_seed(1000 * seed + step + 1))
-    sketch_BK = centre_MK[source_B] + noise * spread
-    return Signals(
-        step=step,
-        num_samples=size,
-        source_B=source_B,
-        stratum_B=source_B,
-        sketch_BK=sketch_BK,
-        block_norm_B=sketch_BK.norm(dim=1),
-        projection=projection,
-    )
+from dograph_batches import DIM, SIZE, UNEVEN, batch
 
 
 @pytest.mark.parametrize(
@@ -184,14 +150,6 @@ def test_epoch_pools_a_period_and_holds_it():
     torch.testing.assert_close(weights[5].unique(), weights[9].unique(), atol=1e-6, rtol=1e-4)
 
 
-def test_warm_up_is_a_share_of_the_run():
-    mixer = DoGraph("paper", num_domains=4, warmup=0.05)
-    mixer.plan(Lab({"a": 100, "b": 100}, steps=100))
-    equal = torch.full((SIZE,), 1 / SIZE)
-    torch.testing.assert_close(mixer.weigh(batch(4)), equal)
-    assert not torch.allclose(mixer.weigh(batch(5)), equal)
-
-
 @pytest.mark.parametrize("scope", ["stream", "epoch", "batch"])
 def test_state_restores_everything(scope):
     options = {"scope": scope, "every": 4, "num_domains": 4}
@@ -267,50 +225,6 @@ def test_stream_starts_anew_after_a_refresh():
     for step in range(31, 42):
         mixer.weigh(batch(step, projection=30))
     assert float(mixer.report()["domains/nmi"]) > 0.9
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_domains": 0}, "mixer.num_domains=0"),
-        ({"num_domains": 2.5}, "whole number"),
-        ({"scope": "all"}, "batch, epoch, stream"),
-        ({"effective_floor": 1.5}, "at most 1"),
-        ({"weight_floor": 0.2}, "mixer.weight_floor=0.2"),
-        ({"objective": "varance"}, "variance"),
-        ({"objective": {"name": "robust", "tau": 0}}, "tau"),
-        ({"recipe": "papper"}, "paper"),
-        ({"num_domain": 3}, "num_domains"),
-        ({"scope": "batch", "realise": "sampling"}, "identity over time"),
-        ({"scope": "batch", "realise": "both"}, "identity over time"),
-        ({"cap": 0.5}, "mixer.cap=0.5: give a number of at least 1"),
-        ({"sampling": "mixture.json"}, "mixture file"),
-    ],
-)
-def test_wrong_options_are_named(options, message):
-    with pytest.raises(ConfigError, match=message):
-        DoGraph(**options)
-
-
-def test_recipes_are_what_the_documents_say():
-    """The paper's: each batch, plain K-means, 11 domains, nothing held back."""
-    paper, ours, safe = (RECIPES[name] for name in ("paper", "recommended", "safe"))
-    for recipe in (paper, ours):
-        assert (recipe.scope, recipe.normalise, recipe.num_domains) == ("batch", False, 11)
-        assert (recipe.effective_floor, recipe.cap, recipe.warmup) == (None, None, 0)
-        assert (recipe.within, recipe.realise, recipe.weight_floor) == ("mean", "loss", 0)
-    assert (paper.objective, ours.objective) == ("uncertainty", "precision")
-    assert replace(ours, objective="uncertainty") == paper
-    assert (safe.scope, safe.objective, safe.num_domains) == ("stream", "precision", 11)
-    assert (safe.effective_floor, safe.warmup, safe.cap) == (0.9, 0.05, None)
-    assert (safe.within, safe.realise, safe.sampling) == ("mean", "loss", "natural")
-    assert resolve_options("paper", {"cap": 3}) == replace(paper, cap=3)
-
-
-def test_domains_of_a_stream_are_of_directions_whatever_is_asked():
-    for scope, spherical in (("stream", True), ("epoch", False), ("batch", False)):
-        cluster = resolve_options("paper", {"scope": scope}).build_scope().cluster
-        assert cluster.normalise is spherical
 
 
 def test_signals_without_sketches():

@@ -177,10 +177,15 @@ def test_doge_sensitivity_to_mu():
     [
         ("doremi", {"eta": []}, "mixer.eta must be a number or a list"),
         ("doremi", {"eta": [1, 1]}, "a list of different ones"),
-        ("doremi", {"eta": -1}, "mixer.eta must be a number > 0"),
-        ("doremi", {"rounds": 0}, "mixer.rounds"),
+        ("doremi", {"eta": -1}, "mixer.eta=-1: give a finite number above 0"),
+        (
+            "doremi",
+            {"rounds": 0},
+            "mixer.rounds=0: give a whole number of at least 1 and at most 100",
+        ),
+        ("doremi", {"rounds": 1.9}, "mixer.rounds=1.9: give a whole number"),
         ("doremi", {"excess": "sample"}, "mixer.excess"),
-        ("doge", {"mu": "low"}, "mixer.mu must be a number"),
+        ("doge", {"mu": "low"}, "mixer.mu='low': give a finite number above 0"),
         ("doge", {"targets": "c"}, "mixer.targets must list"),
     ],
 )

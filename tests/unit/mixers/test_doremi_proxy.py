@@ -41,7 +41,7 @@ def signals(excess, sources, step=0, losses=None, reference=None):
     "options", [{}, {"normaliser": "per_domain"}, {"excess": "domain", "smoothing": 0.0}], ids=str
 )
 def test_contract(options):
-    check_mixer(build_mixer("doremi-proxy", {"sources": NAMES, **options}), num_sources=4)
+    check_mixer(build_mixer("doremi-proxy", {"sources": NAMES, **options}), sources=NAMES)
 
 
 def test_vector():

@@ -118,11 +118,12 @@ def test_losses_that_are_no_numbers_count_alike(bad):
     ("options", "message"),
     [
         ({"strategy": "linuper"}, 'did you mean "linupper"'),
-        ({"r": 0}, r"mixer.r must be a number > 0, got 0"),
-        ({"r": "hot"}, "must be a number"),
-        ({"clip_quantile": 0.7}, "<= 0.5"),
+        ({"r": 0}, "mixer.r=0: give a finite number above 0"),
+        ({"r": "hot"}, "mixer.r='hot': give a finite number above 0"),
+        ({"clip_quantile": 0.7}, "clip_quantile=0.7: give a finite number above 0 and at most 0.5"),
         ({"sampling": "even"}, "mixer.sampling='even'"),
-        ({"warmup_steps": -1}, ">= 0"),
+        ({"warmup_steps": -1}, "warmup_steps=-1: give a whole number of at least 0"),
+        ({"warmup_steps": 2.5}, "warmup_steps=2.5: give a whole number of at least 0"),
     ],
 )
 def test_wrong_options(options, message):

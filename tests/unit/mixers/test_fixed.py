@@ -34,6 +34,7 @@ OPTIONS = {
     "group-dro": {"sources": ["a", "b", "c"]},
     "doremi-proxy": {"sources": ["a", "b", "c"]},
     "doge-proxy": {"sources": ["a", "b", "c"]},
+    "regmix": {"num_proxies": 16, "surrogate": "linear"},
 }
 
 

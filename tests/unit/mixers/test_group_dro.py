@@ -181,7 +181,7 @@ def test_losses_that_are_no_numbers_change_nothing():
     [
         ({"mode": "btl"}, "mixer.mode='btl'; allowed: cvar, online"),
         ({"absent": "drop"}, "allowed: skip, zero"),
-        ({"alpha": 0}, "mixer.alpha must be a number > 0 and <= 1"),
+        ({"alpha": 0}, "mixer.alpha=0: give a finite number above 0 and at most 1"),
         ({"gamma": 2}, "mixer.gamma"),
         ({"eta": float("nan")}, "mixer.eta"),
         ({"sources": []}, "must list the sources' names"),

@@ -149,6 +149,14 @@ def test_bounded_shares(share, tokens, epochs):
         assert (result_S <= np.maximum(high_S, low_S) + 1e-6).all()
 
 
+def test_what_the_caps_leave_goes_to_strata_nobody_asked_for():
+    low_S, high_S = np.array([0.0, 0.1, 0.1]), np.array([0.4, 0.5, 0.3])
+    for dust in (0.0, 1e-13):  # what decay leaves of a count asks for nothing
+        share_S = bounded(np.array([1 - dust, dust, 0.0]), low_S=low_S, high_S=high_S)
+        # 0.4 missing, spread over rooms of 0.4 and 0.2
+        np.testing.assert_allclose(share_S, [0.4, 0.1 + 0.8 / 3, 0.1 + 0.4 / 3], atol=1e-12)
+
+
 def test_state():
     remixing, again = opened(), opened()
     remixing.add(LABEL, STRATUM)

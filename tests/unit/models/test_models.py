@@ -12,6 +12,7 @@ from dograph.models.presets import PRESETS
 # Published counts: the recipe's for GPT-2 (true vocabulary 50257, 512 positions), TinyLlama's and
 # Llama-3.2-3B's public ones for LLaMA with their own vocabularies.
 SIZES = {
+    "proxy-1m": (50432, 27.133e6),  # RegMix's: 1.3M and two vocabularies of 50,432
     "gpt2-proxy": (50257, 81.5e6),
     "gpt2-mini": (50257, 124.0e6),
     "gpt2-small": (50257, 209.1e6),

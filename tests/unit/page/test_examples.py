@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from dograph.cli.show import samples_of_step
 from dograph.corpus.corpus import Corpus
 from dograph.page.collect import collect, open_subjects
 from dograph.page.examples import TEXT
+from dograph.report.samples import samples_of_step
 from dograph.training.assembly import open_sampler
 from dograph.training.run_dir import RunDirectory
 from dograph.types import Mixture

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.page.intervals import block_losses, of_blocks, of_weighted, over_seeds, t_quantile
+from dograph.page.grouping import band
+from dograph.page.intervals import (
+    block_losses,
+    of_blocks,
+    of_mean,
+    of_weighted,
+    over_seeds,
+    t_quantile,
+    t_reach,
+)
+from dograph.page.thinning import Curve, Line, rounded
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 4, 9, 29, 30, 31, 50, 200, 5000])
@@ -20,6 +30,28 @@ def test_over_seeds_is_scipys_interval():
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
     assert over_seeds([3.0]).low is None
+
+
+def test_one_value_and_many_at_once_reach_as_far_as_scipy_says():
+    value_NX = np.random.default_rng(1).normal(3.0, 0.2, (6, 4))
+    expected_X = stats.t.ppf(0.975, 5) * stats.sem(value_NX, axis=0)
+    deviation_X = value_NX.std(axis=0, ddof=1)
+    np.testing.assert_allclose(t_reach(deviation_X, 6), expected_X, rtol=3e-5)
+    assert t_reach(float(deviation_X[0]), 6) == pytest.approx(expected_X[0], rel=3e-5)
+    assert of_mean(3.0, None, 1).low is None
+
+
+def test_seeds_have_one_interval_wherever_they_are_shown():
+    """From their values, from a comparison's mean and deviation, and as a band over steps."""
+    values = [3.1, 3.3, 2.9, 3.25]
+    found = over_seeds(values)
+    deviation = float(np.std(values, ddof=1))
+    assert of_mean(found.value, deviation, 4) == found
+    drawn = band([Curve(Line([20], [value]), None, 1, 1) for value in values])
+    assert (drawn.low, drawn.high) == (
+        rounded(np.array([found.low])),
+        rounded(np.array([found.high])),
+    )
 
 
 @pytest.fixture

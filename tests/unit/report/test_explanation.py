@@ -70,6 +70,7 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
         ("mixer.realise=sampling", "change what is drawn"),
         ("mixer.recipe=paper", "the domains are those of this batch alone"),
         ("mixer.warmup=0.5", "warm-up until step 50: all 4 samples counted alike"),
+        ("mixer.warmup_steps=60", "warm-up until step 60: all 4 samples counted alike"),
     ],
 )
 def test_what_bounds_the_weights_is_told(tmp_path, override, words):
@@ -77,6 +78,21 @@ def test_what_bounds_the_weights_is_told(tmp_path, override, words):
     assert words in " ".join(found.reasons)
     plain = explained(tmp_path / "plain", SAFE, dograph_row())
     assert words not in " ".join(plain.reasons)
+
+
+def test_a_floor_in_the_mean_is_told_as_such(tmp_path):
+    lagged, pieces = "sketch.accumulation=lagged", "train.micro_batch_size=2"
+    for name, overrides in (("a", [lagged, pieces]), ("b", [lagged]), ("c", [pieces])):
+        found = explained(tmp_path / name, [*SAFE, *overrides], dograph_row())
+        told = "90% of the samples are effective, in the mean over batches"
+        assert (told in found.reasons[-2]) == (name == "a")
+
+
+def test_a_warm_up_of_no_steps_is_none(tmp_path):
+    """Not the recipe's 5 % of 100 steps."""
+    for name, override, told in (("a", "mixer.warmup_steps=0", False), ("b", "mixer.seed=1", True)):
+        found = explained(tmp_path / name, [*SAFE, override], dograph_row(), step=3)
+        assert ("warm-up until step 5" in " ".join(found.reasons)) == told
 
 
 def test_a_fallback_is_told(tmp_path):

@@ -141,12 +141,10 @@ def nll(model, token_BT):
     return loss_N.view(len(token_BT), -1).mean(dim=1)
 
 
-def run(model, token_BT, weight_B, *, loss=nll, group_of=None, step=0, **options):
+def run(model, token_BT, weight_B, *, loss=nll, step=0, **options):
     """The sketch of one batch, and the gradient that its weights leave in `.grad`."""
     model.zero_grad()
     sketcher = Sketcher(model, **{"dim": DIM, **options})
-    if group_of is not None:
-        sketcher.group_of = group_of
     with sketcher.record(token_BT, step):
         sketch = sketcher.sketch(loss(model, token_BT))
         sketch.pending.backward(weight_B)

@@ -5,7 +5,10 @@ Shapes: B samples, T tokens, D width, V vocabulary, K sketch.
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.func import grad, vmap
 
 from dograph.errors import ConfigError
@@ -99,3 +102,25 @@ def test_the_projection_of_seed_0_by_default(inputs):
 def test_shapes_that_do_not_fit(inputs, spoil):
     with pytest.raises(ConfigError, match=r"shapes do not fit: hidden .* \(B, T, D\)"):
         sketched_cross_entropy(*spoil(*inputs))
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    """One rank: enough for a tensor to be sharded."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight"])
+def test_a_sharded_tensor_is_refused(inputs, mesh, name):
+    given = list(inputs)
+    place = ["hidden", "weight"].index(name)
+    given[place] = distribute_tensor(given[place].detach(), mesh, [Shard(0)])
+    with pytest.raises(ConfigError, match=rf"{name} is a DTensor .*Shard.* {name}\.full_tensor"):
+        sketched_cross_entropy(*given)
+    given[place] = given[place].full_tensor()
+    loss_B, _ = sketched_cross_entropy(*given)
+    torch.testing.assert_close(loss_B, stock_losses(*inputs))

@@ -88,13 +88,13 @@ def test_both_exact_ways_drop_the_same(corpus, mode):
 def test_the_first_of_two_sweeps_holds_no_activations(corpus):
     for mode in MODES:
         steps = open_steps(corpus, *settings(mode, "two_sweeps", *PAPER))
-        held, weigh = [], steps.step.weigh
+        held, signals = [], steps.step.eyes.signals
 
-        def watching(pieces, *others, held=held, weigh=weigh):
+        def watching(pieces, given, held=held, signals=signals):
             held.extend(pieces)
-            return weigh(pieces, *others)
+            return signals(pieces, given)
 
-        steps.step.weigh = watching
+        steps.step.eyes.signals = watching
         steps.take()
         assert [len(piece.loss_b) for piece in held] == [3, 3, 1]
         assert all(piece.pending is None for piece in held), mode
@@ -181,9 +181,10 @@ def test_lagged_weights_keep_their_effective_floor_in_the_mean(corpus):
     assert pull.max() - pull.min() < 1e-3 * pull.max()
     assert pull.max() < 0.9
     domains = bound.step.mixer.domains  # as they were before the last step
-    times_M = bound.step.mixer.weight_M / domains.share_M
-    effective = 1 / float((domains.share_M * (1 + pull.mean() * (times_M - 1)).square()).sum())
-    assert effective == pytest.approx(floor, abs=1e-7)
+    share_M = domains.share_M.double() / domains.share_M.double().sum()
+    times_M = bound.step.mixer.weight_M.double() / share_M
+    effective = 1 / float((share_M * (1 + pull.mean() * (times_M - 1)).square()).sum())
+    assert effective == pytest.approx(floor, abs=1e-8)
 
 
 @pytest.mark.parametrize("option", ["mixer.realise=sampling", "mixer.cap=1"])

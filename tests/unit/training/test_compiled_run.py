@@ -45,10 +45,10 @@ def compiled_run(corpus, folder, *options):
 def test_validation_and_probes_run_as_written(corpus, tmp_path):
     trainer, tracing = compiled_run(corpus, tmp_path)
     assert tracing.called
-    trainer.open_outputs()
+    trainer.files.open(0)
     trainer.write_validation(open_progress(1, 0, main=False))
-    assert trainer.outputs.probe(0) > 0
-    trainer.close_outputs()
+    assert trainer.files.probe(0) > 0
+    trainer.files.close()
 
 
 def test_regions_are_compiled_once(corpus, tmp_path):

@@ -1,6 +1,8 @@
 """Configuration: round trips, overrides, and errors that name the setting."""
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -117,3 +119,23 @@ def test_any_file_is_taken_or_refused_in_words(tmp_path_factory, content):
     file.write_bytes(content)
     with contextlib.suppress(ConfigError):
         resolve_config(str(file), [])
+
+
+def test_tokens_that_a_run_draws():
+    sizes = ["train.steps=70", "train.batch_size=3", "data.seq_len=11"]
+    config = resolve_config(None, sizes)
+    assert (config.tokens_per_step, config.tokens) == (33, 2310)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup"), [(200, 22), (100, 11), (50, 6), (25, 3), (20, 2), (1, 0)]
+)
+def test_warmup_keeps_its_share_to_the_nearest_step(steps, warmup):
+    """11 of 100: 5.5 of 50 (halves go to the even number), 2.75 of 25, 2.2 of 20."""
+    config = resolve_config(None, ["train.steps=100", "optim.warmup_steps=11"])
+    assert config.warmup_over(steps) == warmup
+
+
+def test_a_configuration_is_read_without_torch():
+    code = "import sys, dograph.training.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -20,7 +20,7 @@ from dograph.training.optim import build_optimizer
 from dograph.training.presets import resolve_config
 from dograph.training.probes import Probes, nearest_rows, probe_steps
 from dograph.training.run_dir import RunDirectory
-from dograph.training.seeing import Eyes
+from dograph.training.seeing import Eyes, MicroBatch
 from dograph.training.step import TrainStep
 from dograph.training.stopwatch import Stopwatch
 from dograph.training.world import World
@@ -183,7 +183,7 @@ def test_modes_that_sketch_a_part_label_by_that_part(corpus, tmp_path, mode):
     _, tensors = started.take(4)
     loss_N, whole_NK = started.reference(0, seed=0)
     with ExitStack() as taps:
-        piece = started.eyes.see(taps, started.tokens(), 4, 0, keep=True)
+        piece = started.eyes.see(taps, MicroBatch(started.tokens(), 4, 0, last=True), keep=True)
     expected = started.mixer.scope.assign(piece.sketch_bK.detach(), 4, 0).label_B
     assert torch.equal(tensors["label"].long(), expected)
     assert torch.allclose(tensors["loss"], loss_N, rtol=1e-5)

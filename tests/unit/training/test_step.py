@@ -102,7 +102,8 @@ def test_micro_batches_change_nothing(corpus, mixer, micro):
 def test_gradient_is_that_of_the_weighted_loss(corpus):
     step, loader, model = make(corpus, ByLoss())
     batch = loader.load(0)
-    weight_B, loss_B = step.backward(batch.token_BT, batch, 0)
+    learned = step.backward(step.given(batch, 0))
+    weight_B, loss_B = learned.weight_B, learned.loss_B
     taken = [p.grad.clone() for p in model.parameters()]
     assert torch.allclose(weight_B, torch.softmax(loss_B * 3, dim=0))
     model.zero_grad()

@@ -147,6 +147,8 @@ const SHAPES = [
   "M0,-4.8L4.4,3.4H-4.4Z",
   "M0,-5L5,0L0,5L-5,0Z",
   "M0,4.8L4.4,-3.4H-4.4Z",
+  "M-1.5,-4.4h3v2.9h2.9v3h-2.9v2.9h-3v-2.9h-2.9v-3h2.9Z",
+  "M0,-1.9L2.6,-4.5L4.5,-2.6L1.9,0L4.5,2.6L2.6,4.5L0,1.9L-2.6,4.5L-4.5,2.6L-1.9,0L-4.5,-2.6L-2.6,-4.5Z",
 ];
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 // Eight colours; beyond them the same in paler tones, and lines are dashed.

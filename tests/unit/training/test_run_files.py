@@ -2,10 +2,14 @@
 
 import torch
 
+from corpora import write_corpus
 from dograph.training.metrics import sample_rows, step_rows
+from dograph.training.presets import resolve_config
 from dograph.training.run_dir import RunDirectory
+from dograph.training.start import start_run
 from dograph.training.step import StepRecord
 from dograph.types import Signals
+from tiny_steps import ALONE, SETTINGS
 
 
 def record(step, weights, domains=None):
@@ -63,3 +67,24 @@ def test_files_that_were_never_begun_are_not_made(tmp_path):
     run = RunDirectory(tmp_path)
     run.cut(5)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_rows_can_be_asked_for_without_a_word_being_written(tmp_path):
+    corpus, path = write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    trainer = start_run(
+        resolve_config(None, [f"data.corpus={corpus}", f"run={path}", *SETTINGS]), ALONE
+    )
+    loader = trainer.open_loader()
+    trainer.files.open(0)
+    records = [trainer.advance(loader) for _ in range(2)]
+    assert trainer.unwritten == records
+    rows = trainer.files.step_rows(records)
+    assert [row["step"] for row in rows] == [1, 2]
+    written = (trainer.run.samples_file, trainer.run.metrics_file)
+    assert [file.read_text() for file in written] == ["", ""]
+    trainer.files.write_samples(records)
+    assert [file.read_text().count("\n") for file in written] == [2, 0]
+    trainer.files.write_metrics(rows)
+    assert [file.read_text().count("\n") for file in written] == [2, 2]
+    trainer.files.close()
+    loader.close()

@@ -21,7 +21,7 @@ from dograph.training.sinks import Sink, open_sink
 from dograph.training.step import StepRecord
 
 
-class Records:
+class RunFiles:
     """The files of one run in progress, and where else its metrics go."""
 
     def __init__(
@@ -38,29 +38,32 @@ class Records:
         self.sources = corpus.sources
         self.bytes_per_token = corpus.bytes_per_token("train")
         self.probes = Probes(config, run, corpus, state.model, eyes)
-        self.files: dict[str, MetricsFile] = {}
+        self._files: dict[str, MetricsFile] = {}
         self.sinks: list[Sink] = []
 
     def open(self, done: int) -> None:
         """Open the files of a run that has made `done` steps."""
         if not self.main:
             return
-        self.files["metrics"] = MetricsFile(self.run.metrics_file)
+        self._files["metrics"] = MetricsFile(self.run.metrics_file)
         if self.mixer.needs:  # others weigh no sample by what it is
-            self.files["samples"] = MetricsFile(self.run.samples_file)
+            self._files["samples"] = MetricsFile(self.run.samples_file)
         if isinstance(self.mixer, DoGraph):
-            self.files["graph"] = MetricsFile(self.run.graph_file)
+            self._files["graph"] = MetricsFile(self.run.graph_file)
         values, name = self.config.model_dump(mode="json"), self.run.path.name
         self.sinks = [
             open_sink(sink, self.run.path, name, values, done + 1) for sink in self.config.log.sinks
         ]
 
-    def rows(self, steps: Sequence[StepRecord]) -> list[Row]:
-        """Rows of metrics.jsonl for these steps; their samples are written."""
-        self._write("samples", sample_rows(steps) if "samples" in self.files else [])
+    def step_rows(self, steps: Sequence[StepRecord]) -> list[Row]:
+        """What metrics.jsonl will say of these steps."""
         return step_rows(steps, self.sources, self.bytes_per_token)
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write_samples(self, steps: Sequence[StepRecord]) -> None:
+        """Append the samples of these steps."""
+        self._write("samples", sample_rows(steps) if "samples" in self._files else [])
+
+    def write_metrics(self, rows: Sequence[Row]) -> None:
         """Append to the metrics."""
         self._write("metrics", rows)
         for sink in self.sinks:
@@ -69,7 +72,7 @@ class Records:
 
     def write_graph(self, step: int) -> None:
         """Append the domain graph after `step` steps, where domains are known."""
-        if "graph" in self.files and isinstance(self.mixer, DoGraph):
+        if "graph" in self._files and isinstance(self.mixer, DoGraph):
             graph = domain_graph(self.mixer, self.sources, step)
             self._write("graph", [] if graph is None else [graph.to_json()])
 
@@ -79,15 +82,15 @@ class Records:
 
     def sync(self) -> None:
         """Force what was written onto the disk."""
-        for file in self.files.values():
+        for file in self._files.values():
             file.sync()
 
     def close(self) -> None:
-        for file in self.files.values():
+        for file in self._files.values():
             file.close()
         for sink in self.sinks:
             sink.close()
 
     def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if name in self.files:
-            self.files[name].write(rows)
+        if name in self._files:
+            self._files[name].write(rows)

@@ -1,0 +1,90 @@
+"""DoGraph's options: what is refused, the recipes, and how long the warm-up is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dograph.errors import ConfigError
+from dograph.mixers.dograph import DoGraph
+from dograph.mixers.dograph_options import RECIPES, resolve_options
+from dograph_batches import SIZE, Lab, batch
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_domains": 0}, "mixer.num_domains=0"),
+        ({"num_domains": 2.5}, "whole number"),
+        ({"num_domains": True}, "mixer.num_domains=True: give a whole number of at least 1"),
+        ({"scope": "all"}, "batch, epoch, stream"),
+        ({"scope": "stram"}, 'mixer.scope=.stram.; did you mean "stream"'),
+        ({"within": "units"}, 'did you mean "unit"'),
+        ({"half_life": float("nan")}, "mixer.half_life=nan: give a finite number of at least 1"),
+        ({"warmup_steps": "many"}, "mixer.warmup_steps='many': give a whole number of at least 0"),
+        ({"warmup_steps": -1}, "mixer.warmup_steps=-1"),
+        ({"warmup_steps": 2.5}, "mixer.warmup_steps=2.5"),
+        ({"warmup_step": 2}, 'did you mean "warmup_steps"'),
+        ({"effective_floor": 1.5}, "at most 1"),
+        ({"weight_floor": 0.2}, "mixer.weight_floor=0.2"),
+        ({"objective": "varance"}, "variance"),
+        ({"objective": {"name": "robust", "tau": 0}}, "tau"),
+        ({"recipe": "papper"}, "paper"),
+        ({"num_domain": 3}, "num_domains"),
+        ({"scope": "batch", "realise": "sampling"}, "identity over time"),
+        ({"scope": "batch", "realise": "both"}, "identity over time"),
+        ({"cap": 0.5}, "mixer.cap=0.5: give a finite number of at least 1"),
+        ({"sampling": "mixture.json"}, "mixture file"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        DoGraph(**options)
+
+
+def test_recipes_are_what_the_documents_say():
+    """The paper's: each batch, plain K-means, 11 domains, nothing held back."""
+    paper, ours, safe = (RECIPES[name] for name in ("paper", "recommended", "safe"))
+    for recipe in (paper, ours):
+        assert (recipe.scope, recipe.normalise, recipe.num_domains) == ("batch", False, 11)
+        assert (recipe.effective_floor, recipe.cap, recipe.warmup) == (None, None, 0)
+        assert (recipe.within, recipe.realise, recipe.weight_floor) == ("mean", "loss", 0)
+    assert (paper.objective, ours.objective) == ("uncertainty", "precision")
+    assert replace(ours, objective="uncertainty") == paper
+    assert (safe.scope, safe.objective, safe.num_domains) == ("stream", "precision", 11)
+    assert (safe.effective_floor, safe.warmup, safe.cap) == (0.9, 0.05, None)
+    assert (safe.within, safe.realise, safe.sampling) == ("mean", "loss", "natural")
+    assert resolve_options("paper", {"cap": 3}) == replace(paper, cap=3)
+
+
+def test_domains_of_a_stream_are_of_directions_whatever_is_asked():
+    for scope, spherical in (("stream", True), ("epoch", False), ("batch", False)):
+        cluster = resolve_options("paper", {"scope": scope}).build_scope().cluster
+        assert cluster.normalise is spherical
+
+
+def test_warm_up_is_a_share_of_the_run():
+    mixer = DoGraph("paper", num_domains=4, warmup=0.05)
+    mixer.plan(Lab({"a": 100, "b": 100}, steps=100))
+    equal = torch.full((SIZE,), 1 / SIZE)
+    torch.testing.assert_close(mixer.weigh(batch(4)), equal)
+    assert not torch.allclose(mixer.weigh(batch(5)), equal)
+
+
+@pytest.mark.parametrize("asked", [0, 7])
+@pytest.mark.parametrize("recipe", ["paper", "safe"])
+def test_a_warm_up_in_steps_is_kept(recipe, asked):
+    """The share `warmup` is not asked then: 5 % in safe, none in paper."""
+    mixer = DoGraph(recipe, num_domains=4, scope="batch", warmup_steps=asked)
+    mixer.plan(Lab({"a": 100, "b": 100}, steps=100))
+    assert mixer.warmup_steps == asked
+    equal = torch.full((SIZE,), 1 / SIZE)
+    for step in (0, 4, 6, 7):
+        assert torch.allclose(mixer.weigh(batch(step)), equal) == (step < asked)
+
+
+def test_a_resumed_run_has_the_warm_up_of_its_start():
+    first, second = DoGraph("safe"), DoGraph("safe")
+    first.plan(Lab({"a": 100}, steps=200))
+    second.load_state_dict(first.state_dict())
+    assert second.warmup_steps == 10
