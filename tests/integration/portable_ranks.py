@@ -152,7 +152,7 @@ def refusals(_world):
     """What every mode says to a sharded model, or None."""
     model = wrapped(tiny(), "FSDP2")
     said = {}
-    for mode in ("full", "topdown", "exact", "reference", "twopass"):
+    for mode in ("full", "topdown", "exact", "reference", "twopass", "head"):
         try:
             Sketcher(model, mode=mode, dim=DIM, top_blocks=1)
         except ConfigError as error:

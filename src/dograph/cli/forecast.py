@@ -21,7 +21,8 @@ def print_forecast(config: RunConfig) -> None:
     print(mixer_line(config.mixer))
     table = Table(title="forecast", show_header=False)
     table.add_row("parameters", f"{costs.parameters:,}")
-    table.add_row("memory, weights and optimizer", _size(costs.state_bytes))
+    shared = ", shared by all ranks" if config.train.shard else ""
+    table.add_row("memory, weights and optimizer", _size(costs.state_bytes) + shared)
     table.add_row("memory, activations (estimate)", _size(costs.activation_bytes))
     table.add_row("training tokens", f"{costs.tokens:,}")
     table.add_row("training FLOPs", f"{costs.flops:.2e}")

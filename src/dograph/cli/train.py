@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dograph.training.world import World
 
 # What may change when a run goes on: where it runs, and what is written when.
-RESUMABLE = ("log", "checkpoint", "train.device")
+RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
 Resumed = Annotated[Path | None, typer.Option(help="go on with this run, exactly where it stopped")]
 AnotherMixture = Annotated[
     str | None,

@@ -4,7 +4,7 @@ The blocks are a fixed, evenly spaced choice from each source, so every evaluati
 a corpus reads the same text, and the losses of two runs can be compared block by block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,27 +63,37 @@ def validate(
     world_size: int,
     total: Callable[[Tensor], Tensor],
     each: BlockLosses | None = None,
+    together: bool = False,
 ) -> dict[str, float]:
     """Loss in nats of each source that has validation text; ranks share the blocks out.
 
-    `each` is given the loss of every block that this rank computes.
+    `each` is given the loss of every block that this rank computes. `together`: ranks call
+    `losses` equally often, as a model in shards needs it; those with fewer blocks repeat one.
     """
     sums_S2 = torch.zeros(len(blocks_of), 2, dtype=torch.float64)
     for s, (source, blocks) in enumerate(blocks_of.items()):
-        mine, done = blocks[rank::world_size], 0
-        for first in range(0, len(mine), micro_batch_size):
-            chunk = mine[first : first + micro_batch_size]
-            for token_bT in _stack(chunk):
-                loss_b = losses(token_bT).double().cpu()
-                if each is not None:
-                    each.loss_of[source][rank::world_size][done : done + len(loss_b)] = loss_b
-                done += len(loss_b)
-                predictions = token_bT.shape[1] - 1
-                sums_S2[s, 0] += loss_b.sum() * predictions
-                sums_S2[s, 1] += len(loss_b) * predictions
+        calls = done = 0
+        for token_bT in _batches(blocks[rank::world_size], micro_batch_size):
+            loss_b = losses(token_bT).double().cpu()
+            if each is not None:
+                each.loss_of[source][rank::world_size][done : done + len(loss_b)] = loss_b
+            calls, done = calls + 1, done + len(loss_b)
+            predictions = token_bT.shape[1] - 1
+            sums_S2[s, 0] += loss_b.sum() * predictions
+            sums_S2[s, 1] += len(loss_b) * predictions
+        if together and blocks:
+            shares = [blocks[other::world_size] for other in range(world_size)]
+            most = max(sum(1 for _ in _batches(share, micro_batch_size)) for share in shares)
+            for _ in range(most - calls):
+                losses(next(_batches(blocks, 1)))
     sums_S2 = total(sums_S2)
     rows = zip(blocks_of, sums_S2.tolist(), strict=True)
     return {source: nats / tokens for source, (nats, tokens) in rows if tokens}
+
+
+def _batches(blocks: list[np.ndarray], micro_batch_size: int) -> Iterator[Tensor]:
+    for first in range(0, len(blocks), micro_batch_size):
+        yield from _stack(blocks[first : first + micro_batch_size])
 
 
 def _stack(blocks: list[np.ndarray]) -> list[Tensor]:

@@ -21,7 +21,12 @@ KEY_LENGTH = 16
 def numbers_of(config: RunConfig) -> dict[str, Any]:
     """The settings that decide a run's numbers, the corpus apart."""
     values = config.model_dump(mode="json", exclude={"run", "log", "checkpoint"})
-    for part, name in (("train", "device"), ("data", "corpus"), ("data", "warn_epochs")):
+    for part, name in (
+        ("train", "device"),
+        ("train", "shard"),
+        ("data", "corpus"),
+        ("data", "warn_epochs"),
+    ):
         del values[part][name]
     for part, name in (("model", "path"), ("mixer", "reference")):
         if isinstance(values[part].get(name), str):

@@ -8,18 +8,27 @@ from torch import Tensor
 
 from dograph.errors import RunError
 from dograph.models.loss import PerSampleLoss
+from dograph.models.shards import laid_out_like, whole
 
 WEIGHTS = "model.safetensors"
 
 
-def save_model(wrapped: PerSampleLoss, directory: Path, tokenizer_file: Path | None) -> None:
-    """Write what `AutoModelForCausalLM.from_pretrained` (and AutoTokenizer) can read."""
+def save_model(
+    wrapped: PerSampleLoss,
+    directory: Path,
+    tokenizer_file: Path | None,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Write what `AutoModelForCausalLM.from_pretrained` (and AutoTokenizer) can read.
+
+    `weights` are those that `model_tensors` gave, where they lie in shards.
+    """
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would tear the run's own progress line
     model, padded = wrapped.model, wrapped.model.config.vocab_size
-    weights = trim_vocab(wrapped, model.state_dict())
+    weights = model_tensors(wrapped, keep=True) if weights is None else weights
     model.config.vocab_size = wrapped.vocab_size
     try:
         model.save_pretrained(directory, state_dict=weights, max_shard_size="1TB")
@@ -30,6 +39,11 @@ def save_model(wrapped: PerSampleLoss, directory: Path, tokenizer_file: Path | N
             PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file)).save_pretrained(directory)
         except Exception as error:  # the library has no narrower one, a full disk included
             raise OSError(f"the tokenizer could not be saved: {error}") from error
+
+
+def model_tensors(wrapped: PerSampleLoss, *, keep: bool) -> dict[str, Tensor]:
+    """The weights by name, whole, vocabulary padding cut off; see `whole` for shards."""
+    return trim_vocab(wrapped, whole(wrapped.model.state_dict(keep_vars=True), keep=keep))
 
 
 def restore_model(wrapped: PerSampleLoss, directory: Path) -> None:
@@ -67,4 +81,4 @@ def pad_rows_into(target: Tensor, stored: Tensor) -> None:
     missing = target.shape[0] - stored.shape[0] if target.ndim else 0
     if missing:
         stored = torch.cat([stored, stored.new_zeros(missing, *stored.shape[1:])])
-    target.copy_(stored)
+    target.copy_(laid_out_like(target, stored))

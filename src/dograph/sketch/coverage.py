@@ -88,8 +88,8 @@ def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
     stacks = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]
     if not stacks:
         raise ConfigError(
-            "the model has no ModuleList of blocks to cut or to compile; mode topdown and "
-            "train.compile need one, mode full does not"
+            "the model has no ModuleList of blocks to cut, to compile or to shard; mode "
+            "topdown, train.compile and train.shard need one, mode full does not"
         )
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack[1].parameters()))
 

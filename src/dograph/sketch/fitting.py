@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from dograph.errors import ConfigError
 from dograph.sketch.coverage import blocks_of
 from dograph.sketch.modes import EXPLICIT, SPARING, TWO_SIDED
-from dograph.sketch.ranks import is_sharded
 
 if TYPE_CHECKING:
     from dograph.sketch.sketcher import Sketcher
@@ -23,10 +22,10 @@ def require_fitting(sketcher: "Sketcher") -> None:
             f"mode {mode} makes every gradient itself, but {left_out} are excluded from "
             "the sketch; use mode twopass, or freeze them"
         )
-    if sketcher.reduces and any(is_sharded(p) for p in sketcher.parameters.values()):
+    if sketcher.reduces and sketcher.sharded:
         raise ConfigError(
             f"mode {mode} cannot fill the gradients of sharded parameters (FSDP2); "
-            "use mode twopass, or head (sketched_cross_entropy)"
+            "use mode twopass, or head"
         )
     if kind not in TWO_SIDED and mode not in EXPLICIT:
         raise ConfigError(

@@ -15,6 +15,8 @@ DETACHING: tuple[Mode, ...] = ("full", "exact")  # whose taps take every paramet
 SPARING: tuple[Mode, ...] = ("twopass", "head", "reference")
 # What waits for weights is the graph of (nearly) the whole model: too much for many micro-batches.
 GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")
+# Whose gradient is a backward through the wrapper, where parameters lie in shards (FSDP2).
+SHARDABLE: tuple[Mode, ...] = ("twopass", "head")
 
 Kind = Literal["rademacher", "two-sided", "gaussian", "none"]
 KINDS: tuple[Kind, ...] = ("rademacher", "two-sided", "gaussian", "none")

@@ -10,7 +10,7 @@ Modes, all with the same gradient for the same weights:
     full       one backward to the layers' outputs, then each weight gradient, weighted
     twopass    a backward for the sketches, a second one for the gradient; any wrapper
     topdown    sketches from the top blocks, then the residual gradient is scaled once
-    head       the same from the output layer alone
+    head       the same from the output layer alone; sharded: a second backward, as in twopass
     exact      per-sample gradients in full: small models, and LLaMA with long samples
     reference  one backward a sample: the check of all others
 
@@ -77,6 +77,10 @@ class Sketcher:
         self.head = head or output
         self.rules = cover(self.model, exclude, only=output)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.sharded = any(is_sharded(parameter) for parameter in self.parameters.values())
+        # Only its wrapper can fill the gradient of a shard: by a second backward, the stock one.
+        self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
+        self._cuts = mode in CUTTING and self.reduces
         require_fitting(self)
         self.step = self._num_samples = 0
         self._rows: WorldRows  # of what was recorded last
@@ -87,11 +91,6 @@ class Sketcher:
         self._cut_hidden: Tensor | None = None  # the residual stream at the cut,
         self._cut_leaf: Tensor | None = None  # and where the layers above it begin
         self._above: Callable[..., Any] = self.model.forward  # what runs there, once there is a cut
-
-    @property
-    def reduces(self) -> bool:
-        """Whether this mode fills `.grad` itself, so that it must be averaged over ranks here."""
-        return self.mode != "twopass"
 
     @contextmanager
     def record(self, token_BT: Tensor, step: int = 0) -> Iterator[None]:
@@ -107,14 +106,14 @@ class Sketcher:
             if self.mode == "reference":
                 yield
                 return
-            if self.mode == "twopass":
+            if not self.reduces:
                 # Compiled, the first of two backwards must not overwrite what the forward kept.
                 stack.enter_context(functorch.patch(donated_buffer=False))
             self._running, self._cut_hidden, self._cut_leaf = True, None, None
             for rule in self.rules:
-                rule.calls, rule.listening, rule.taps = 0, True, self.mode not in CUTTING
+                rule.calls, rule.listening, rule.taps = 0, True, not self._cuts
                 stack.enter_context(replaced_forward(rule.module, rule.replacement))
-            if self.mode in CUTTING:
+            if self._cuts:
                 stack.enter_context(self._cut())
             yield
 
@@ -146,7 +145,7 @@ class Sketcher:
             *cut,
             *strays.values(),
         ]
-        retain = keep and self.mode == "twopass"
+        retain = keep and not self.reduces
         found: Iterator[Any] = iter(
             torch.autograd.grad(loss_B.sum(), wanted, retain_graph=retain, allow_unused=True)
         )
@@ -172,7 +171,7 @@ class Sketcher:
         if self.mode == "exact":
             return self._explicit(materialised(halves, vectors))
         groups = self._assembly.groups(sketches, vectors)
-        if self.mode == "twopass":
+        if not self.reduces:
             return self._assembly.joined(groups, RetainedGraph(loss_B))
         deferred = Deferred(halves, vectors, self.parameters)
         if grad_BTD is None:
@@ -194,8 +193,7 @@ class Sketcher:
         weight_B = self.local(mixer.weigh(signals))
         sketch.pending.backward(weight_B)
         wrapped = isinstance(self.wrapper, DistributedDataParallel)
-        sharded = any(is_sharded(parameter) for parameter in self.parameters.values())
-        if self.reduces or not (wrapped or sharded):  # no wrapper has averaged over the ranks
+        if self.reduces or not (wrapped or self.sharded):  # no wrapper has averaged over the ranks
             average_gradients(self.parameters.values())
         return weight_B
 
@@ -232,7 +230,7 @@ class Sketcher:
             self._assembly = Assembly(self.rules, self.projection, self._group_of, dtype, device)
         self._assembly.open_slots(num_samples, wide)
         for rule in self.rules:
-            rule.defers = self.mode != "twopass"
+            rule.defers = self.reduces
             slot = None if self.mode == "exact" else self._assembly.slot_of(rule)
             rule.open_slots((num_samples, num_tokens), dtype, slot)
 

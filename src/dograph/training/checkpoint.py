@@ -20,7 +20,7 @@ from dograph.corpus.weight_log import WeightLog
 from dograph.errors import RunError
 from dograph.files import sha256_of, sync_directory, sync_file, write_json, write_text
 from dograph.mixers.base import Mixer
-from dograph.models.files import restore_model, save_model
+from dograph.models.files import model_tensors, restore_model, save_model
 from dograph.models.loss import PerSampleLoss
 from dograph.training.optim import optimizer_tensors, restore_optimizer
 from dograph.training.run_dir import RunDirectory
@@ -46,17 +46,35 @@ class TrainingState:
 
 
 def write_checkpoint(
-    run: RunDirectory, step: int, state: TrainingState, tokenizer_file: Path | None
+    run: RunDirectory,
+    step: int,
+    state: TrainingState,
+    tokenizer_file: Path | None,
+    *,
+    main: bool = True,
 ) -> None:
-    """Store the run as it stands after `step` steps."""
+    """Store the run as it stands after `step` steps: every rank asks, the `main` one writes."""
+    weights = model_tensors(state.model, keep=main)  # gathered where they lie in shards
+    moments = optimizer_tensors(state.optimizer, state.model, keep=main)
+    if main:
+        _write_checkpoint(run, step, state, tokenizer_file, weights, moments)
+
+
+def _write_checkpoint(
+    run: RunDirectory,
+    step: int,
+    state: TrainingState,
+    tokenizer_file: Path | None,
+    weights: dict[str, torch.Tensor],
+    moments: dict[str, torch.Tensor],
+) -> None:
     final, temporary = run.checkpoint(step), run.checkpoints / f".step-{step}.tmp"
     if final.exists():
         return
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        save_model(state.model, temporary / MODEL, tokenizer_file)
-        moments = optimizer_tensors(state.optimizer, state.model)
+        save_model(state.model, temporary / MODEL, tokenizer_file, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
         tensors, values = _split(state.mixer.state_dict())
         save_file(tensors, temporary / MIXER)

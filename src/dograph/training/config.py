@@ -112,6 +112,9 @@ class TrainConfig(Part):
         "float32", description="of the forward pass; weights stay float32"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    shard: bool = Field(
+        False, description="torchrun: FSDP2, each rank holds a part of weights, gradients, moments"
+    )
     compile: bool = Field(False, description="torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = Field(False, description="less memory, one more forward")
     deterministic: bool = Field(False, description="CUDA: bitwise repeatable, slower")

@@ -18,6 +18,7 @@ from dograph.training.assembly import open_sampler, open_shape
 from dograph.training.config import RunConfig
 from dograph.training.flops import run_flops
 from dograph.training.lab import open_lab
+from dograph.training.sharding import require_shardable
 from dograph.training.world import pick_device
 
 EFFICIENCY = 0.6  # of the measured matmul speed; what is not a matmul takes the rest
@@ -49,6 +50,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     speed = measure_matmul(config, width)
     sampler = open_sampler(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
+    require_shardable(config, mixer)
     sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
     return Forecast(
         parameters=parameters,

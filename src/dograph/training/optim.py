@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from dograph.errors import RunError
 from dograph.models.files import pad_rows_into, trim_vocab
 from dograph.models.loss import PerSampleLoss
+from dograph.models.shards import whole
 from dograph.training.config import OptimConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -32,8 +33,10 @@ def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
     return config.lr_end + (config.lr - config.lr_end) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, model: PerSampleLoss) -> dict[str, Tensor]:
-    """The optimizer's state by moment and parameter name, vocabulary padding cut off."""
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: PerSampleLoss, *, keep: bool = True
+) -> dict[str, Tensor]:
+    """The optimizer's state by moment and parameter name, whole, vocabulary padding cut off."""
     tensors: dict[str, Tensor] = {}
     for moment in MOMENTS:
         named = {
@@ -41,7 +44,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: PerSampleLoss) ->
             for name, parameter in model.model.named_parameters()
             if parameter in optimizer.state
         }
-        tensors |= {f"{moment}.{name}": t for name, t in trim_vocab(model, named).items()}
+        trimmed = trim_vocab(model, whole(named, keep=keep))
+        tensors |= {f"{moment}.{name}": tensor for name, tensor in trimmed.items()}
     return tensors
 
 

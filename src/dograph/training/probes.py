@@ -55,25 +55,31 @@ class Probes:
         saving = config.train.activation_checkpointing
         self.at_once = 1 if saving else config.train.micro_batch_size or AT_ONCE
 
-    def take(self, step: int) -> float:
+    def take(self, step: int, *, main: bool = True) -> float:
         """Write the probe after `step` steps if one is due and not there yet; return the seconds.
 
-        These are not training: speed is measured without them.
+        These are not training: speed is measured without them. Ranks beside the `main` one have
+        nothing to do but where the model lies in shards: there all of them look.
         """
-        if step not in self.steps or self.run.probe(step).is_file():
+        if step not in self.steps or not (main or self.eyes.world.shards):
+            return 0.0
+        due = int(main and not self.run.probe(step).is_file())
+        if not (self.eyes.world.agree(due) if self.eyes.world.shards else due):
             return 0.0
         if self.eyes.world.device.type == "cuda":
             torch.cuda.synchronize()  # what still runs is the last step, not the probe
         start = time.monotonic()
-        self._write(step)
+        self._write(step, main=main)
         return time.monotonic() - start
 
-    def _write(self, step: int) -> None:
+    def _write(self, step: int, *, main: bool) -> None:
         file = self.run.probe(step)
         token_NT = torch.from_numpy(np.stack([block.tokens() for block in self.blocks]))
         fixed = self.fixed_projection()
         loss_N, sketch_NK = self.sketches(token_NT, "twopass", fixed, 0)
         found = self.located(token_NT, sketch_NK, fixed, step)
+        if not main:
+            return
         label_N = torch.full((len(self.blocks),), -1) if found is None else found[0].cpu()
         places = [block.place() for block in self.blocks]
         tensors = {

@@ -78,7 +78,7 @@ class RunFiles:
 
     def probe(self, step: int) -> float:
         """Take the probe that is due after `step` steps, if one is; return the seconds it took."""
-        return self.probes.take(step) if self.main else 0.0
+        return self.probes.take(step, main=self.main)
 
     def sync(self) -> None:
         """Force what was written onto the disk."""

@@ -35,6 +35,7 @@ from dograph.sketch.ranks import average_gradients
 from dograph.training.config import RunConfig
 from dograph.training.optim import learning_rate
 from dograph.training.seeing import Eyes, Given, MicroBatch, Piece
+from dograph.training.sharding import clip_gradients
 from dograph.training.stopwatch import Lap, Stopwatch
 from dograph.training.ways import lagging_mixer, way_of
 from dograph.training.world import World
@@ -90,7 +91,7 @@ class TrainStep:
         self.watch.start()
         given = self.given(batch, step)
         learned = self.backward(given)
-        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip_norm)
+        grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
         finite = torch.isfinite(learned.loss_B).all() & torch.isfinite(grad_norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
         self.update(given.lr)
@@ -170,7 +171,8 @@ class TrainStep:
     def given(self, batch: Batch, step: int) -> Given:
         """The batch on the device, cut into micro-batches."""
         token_BT = batch.token_BT.to(self.world.device, non_blocking=True)
-        parts = token_BT.split(self.config.train.micro_batch_size or len(token_BT))
+        at_once = self.config.train.micro_batch_size
+        parts = self.world.split(token_BT, at_once, len(batch.source_B))
         lr = learning_rate(step, self.config.optim, self.config.train.steps)
         last = len(parts) - 1
         micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]

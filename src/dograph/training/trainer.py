@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from dograph.training.precision import autocast
 from dograph.training.progress import Progress, open_progress, step_note
 from dograph.training.run_dir import RunDirectory
 from dograph.training.run_files import RunFiles
+from dograph.training.sharding import at_rest, require_shardable
 from dograph.training.step import StepRecord, TrainStep
 from dograph.training.world import World
 
@@ -54,6 +55,7 @@ class Trainer:
     """A run in progress."""
 
     def __init__(self, config: RunConfig, run: RunDirectory, world: World) -> None:
+        world = replace(world, shards=config.train.shard and world.size > 1)
         self.config, self.run, self.world = config, run, world
         if config.train.batch_size < world.size:
             raise ConfigError(
@@ -71,14 +73,17 @@ class Trainer:
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(config.train.deterministic)
-        model = open_model(config, self.corpus).to(world.device)
+        mixer = build_mixer(config.mixer.name, config.mixer.options)
+        require_shardable(config, mixer, world.size)
+        model = open_model(config, self.corpus)
         if config.train.activation_checkpointing:
             model.model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
+        world.place(model)
         self.state = TrainingState(
             model=model,
             optimizer=build_optimizer(model, config.optim),
-            mixer=build_mixer(config.mixer.name, config.mixer.options),
+            mixer=mixer,
             sampler=open_sampler(config, self.corpus),
             corpus_digest=self.corpus.digest,
         )
@@ -245,7 +250,9 @@ class Trainer:
                 world_size=self.world.size,
                 total=self.total_on_device,
                 each=each,
+                together=self.world.shards,
             )
+        at_rest(model)
         model.train()
         if each is not None:
             each.gather(self.total_on_device)
@@ -268,11 +275,11 @@ class Trainer:
         return self.world.total(values.to(self.world.device)).cpu()
 
     def save(self) -> None:
+        self.files.sync()
+        tokenizer = self.corpus.manifest.tokenizer.file
+        file = self.corpus.directory / tokenizer if tokenizer else None
+        write_checkpoint(self.run, self.done, self.state, file, main=self.world.is_main)
         if self.world.is_main:
-            self.files.sync()
-            tokenizer = self.corpus.manifest.tokenizer.file
-            file = self.corpus.directory / tokenizer if tokenizer else None
-            write_checkpoint(self.run, self.done, self.state, file)
             self.tidy()
         self.world.barrier()
 

@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dograph.corpus.loader import rank_slice
 from dograph.errors import ConfigError
+from dograph.models.loss import PerSampleLoss
+from dograph.training.sharding import shard_model, split_alike
 
 Shared = TypeVar("Shared")
 
@@ -29,6 +31,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    shards: bool = False  # parameters lie in parts on the ranks (FSDP2), not whole on each (DDP)
 
     @property
     def is_main(self) -> bool:
@@ -47,17 +50,35 @@ class World:
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     def local(self, weight_B: Tensor) -> Tensor:
-        """This rank's weights, times the world size because DDP averages what should be a sum."""
+        """This rank's weights, times the world size because wrappers average, not sum."""
         return weight_B[rank_slice(len(weight_B), self.rank, self.size)] * self.size
 
+    def place(self, model: PerSampleLoss) -> None:
+        """Put the model, or this rank's part of it, on the device."""
+        if self.shards:
+            shard_model(model, self.device, self.size)
+        else:
+            model.to(self.device)
+
     def wrap(self, model: nn.Module) -> nn.Module:
-        if self.size == 1:
+        if self.size == 1 or self.shards:
             return model
         on_gpu = self.device.type == "cuda"
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
+    def split(self, token_bT: Tensor, at_once: int | None, num_samples: int) -> tuple[Tensor, ...]:
+        """This rank's micro-batches in a step of `num_samples`."""
+        if at_once is None:
+            return (token_bT,)
+        if self.shards:
+            return split_alike(token_bT, at_once, -(-num_samples // self.size))
+        return tuple(token_bT.split(at_once))
+
     def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """Inside it, gradients stay on this rank until the last micro-batch."""
+        """Inside it, gradients stay on this rank until the last micro-batch.
+
+        Not those of shards: they would be held whole.
+        """
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
         return nullcontext()

@@ -25,6 +25,18 @@ def test_a_dry_run_names_what_the_mixer_comes_to(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_says_that_ranks_share_the_state_and_refuses_what_they_cannot(tmp_path):
+    settings = [f"data.corpus={write_corpus(tmp_path / 'corpus')}", "train.shard=true"]
+    settings += ["data.seq_len=16", "model.preset=tiny", "--dry-run"]
+    found = CliRunner().invoke(app, ["train", *settings, "sketch.mode=twopass"])
+    assert "MiB, shared by all ranks" in found.output
+    found = CliRunner().invoke(app, ["train", *settings])
+    assert "set sketch.mode to twopass or head" in str(found.exception)
+    found = CliRunner().invoke(app, ["train", *settings, "train.shard=false"])
+    assert found.exit_code == 0
+    assert "all ranks" not in found.output
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

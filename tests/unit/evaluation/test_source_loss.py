@@ -107,3 +107,27 @@ def test_the_loss_of_every_block_is_that_of_the_block_alone(corpus, seq_len):
     for row, shared in zip(rows, in_ranks(model, blocks, 3), strict=True):
         assert shared["loss_nats"] == pytest.approx(row["loss_nats"], rel=1e-6)
         assert len(set(shared["loss_nats"])) > 1
+
+
+@pytest.mark.parametrize("seq_len", [32, 5000])
+def test_together_ranks_make_equally_many_calls_and_the_same_losses(corpus, seq_len):
+    """Seven blocks of a source on three ranks, or two long texts that go one at a time."""
+    model = build_model("tiny", vocab_size=100, seq_len=seq_len, dropout=0.0, seed=0)
+    blocks = blocks_of(corpus, seq_len, 7) | {"none": []}
+    calls, sums = [], {False: [], True: []}
+    for rank in range(3):
+        for together, kept in sums.items():
+            seen = []
+            validate(
+                lambda token_bT, seen=seen: seen.append(len(token_bT)) or model(token_bT),
+                blocks,
+                micro_batch_size=2,
+                rank=rank,
+                world_size=3,
+                total=lambda x, kept=kept: kept.append(x) or x,
+                together=together,
+            )
+            calls.append((together, len(seen)))
+    assert all(torch.equal(a, b) for a, b in zip(sums[False], sums[True], strict=True))
+    assert len({number for together, number in calls if together}) == 1
+    assert len({number for together, number in calls if not together}) > 1

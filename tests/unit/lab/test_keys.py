@@ -31,6 +31,7 @@ def test_a_key_is_a_short_name(corpus):
         {"log": {"every": 3}},
         {"checkpoint": {"every": 0}},
         {"train": {"device": "cpu"}},
+        {"train": {"shard": True}},
         {"data": {"warn_epochs": 1.0}},
     ],
     ids=str,
