@@ -107,7 +107,7 @@ class Weighing:
                 refresh=self.projection.refresh,
                 exclude=self.exclude,
             )
-        if isinstance(self.mixer, DoGraph) and not self.resumed:
+        if not self.resumed:
             self.mixer.warm_up(state.max_steps)
         if args.gradient_accumulation_steps > 1 and state.is_world_process_zero:
             logger.warning(
@@ -187,7 +187,8 @@ class Weighing:
     def _weigh(self, micro: Signals) -> Tensor:
         self.seen.append(micro)
         if self.num_micro == 1:
-            return local_rows(self.mixer.weigh(self._world()), micro.num_samples)
+            self.weight_B = self.mixer.weigh(self._world())
+            return local_rows(self.weight_B, micro.num_samples)
         if isinstance(self.mixer, DoGraph):
             weight_b = self.mixer.weigh_lagged(micro, self.num_samples)
         else:  # it needs nothing, so it weighs all alike
@@ -196,8 +197,9 @@ class Weighing:
         self.weights.append(weight_b)
         if len(self.seen) == self.num_micro:
             world = self._world()
+            self.weight_B = torch.cat([gather_rows(w) for w in self.weights])
             if isinstance(self.mixer, DoGraph):
-                self.mixer.observe(world, torch.cat([gather_rows(w) for w in self.weights]))
+                self.mixer.observe(world, self.weight_B)
         return weight_b * world_size()
 
     def _world(self) -> Signals:
@@ -222,7 +224,11 @@ class Weighing:
     def report(self) -> dict[str, float]:
         """The mixer's, of the last step, as far as it can be logged; this waits for the device."""
         assert self.unweighted is not None
-        return _numbers({"loss/unweighted": self.unweighted, **self.mixer.report()})
+        own: Report = {
+            "loss/unweighted": self.unweighted,
+            "weights/effective_samples": 1 / self.weight_B.square().sum(),
+        }
+        return _numbers({**own, **self.mixer.report()})
 
 
 def _numbers(report: Report) -> dict[str, float]:

@@ -186,11 +186,12 @@ class ProxyLab:
         steps = sorted({config.train.steps for config in todo})
         spent = sum(result.seconds for result in batch.kept.values())
         before = f", {len(batch.kept)} more made before ({clock(spent)})" if batch.kept else ""
+        share = batch.flops / self.target_flops
+        smaller = "; cheaper: --proxy model.preset=proxy-1m" if share > 1 else ""
         return (
             f"{_counted(len(todo))} to train ({', '.join(models)}; "
             f"{' or '.join(map(str, steps))} steps){before}: {batch.tokens:,} tokens, "
-            f"{batch.flops:.2e} FLOPs, {batch.flops / self.target_flops:.2g} x those of the run "
-            "that the plan is for"
+            f"{batch.flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{smaller}"
         )
 
     def _label(self, batch: Batch) -> None:

@@ -73,7 +73,7 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
         target.model_dump(mode="json"),
         {
             "model": _smaller(target, changes),
-            "train": {"steps": steps},
+            "train": {"steps": steps, "activation_checkpointing": False},
             "optim": {"warmup_steps": target.warmup_over(steps)},
             "eval": {
                 "every": min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)

@@ -99,6 +99,9 @@ class Mixer:
         """Mixtures that `remix` is known to ask for, by the step from which they hold."""
         return {}
 
+    def warm_up(self, steps: int) -> None:
+        """Hear how long the run is: for a warm-up that is a share of it. Called once, before it."""
+
     def refuses_edits(self) -> str | None:
         """Why nobody else may change what is drawn on the way (after "NAME ..."), or None."""
         own = type(self).remix is not Mixer.remix

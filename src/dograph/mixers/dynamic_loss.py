@@ -55,10 +55,14 @@ class DynamicLoss(Mixer):
         self.warmup_steps = warmup_steps or 0
         self._report: Report = {}
 
+    def warm_up(self, steps: int) -> None:
+        """A share of the run, unless it was asked for in steps."""
+        if self.asked_warmup is None:
+            self.warmup_steps = round(WARMUP * steps)
+
     def plan(self, lab: Lab) -> Mixture:
         """Uniform over sources, as the authors draw, or as asked; and how long the warm-up is."""
-        if self.asked_warmup is None:
-            self.warmup_steps = round(WARMUP * lab.steps)
+        self.warm_up(lab.steps)
         return sampling_mixture(self.sampling, lab.tokens)
 
     def weigh(self, signals: Signals) -> Tensor:

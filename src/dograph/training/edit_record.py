@@ -57,13 +57,21 @@ def read_edits(path: Path) -> list[Edit]:
     if not path.is_file():
         return []
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return TypeAdapter(list[Edit]).validate_python(rows)
+        return parse_edits(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, ValidationError) as error:
         raise RunError(
             f"{path} is damaged ({str(error).splitlines()[0]}): what the run drew from cannot be "
             "told. Put it back as it was; lines are JSON objects that `dograph train` wrote"
         ) from error
+
+
+def parse_edits(text: str) -> list[Edit]:
+    rows = [json.loads(line) for line in text.splitlines()]
+    return TypeAdapter(list[Edit]).validate_python(rows)
+
+
+def dump_edits(edits: Iterable[Edit]) -> str:
+    return "".join(json.dumps(asdict(edit)) + "\n" for edit in edits)
 
 
 def in_force(edits: Iterable[Edit]) -> list[Edit]:
@@ -83,7 +91,7 @@ def add_edit(run: RunDirectory, edit: Edit) -> None:
     """Write an edit down, so that it is on disk."""
     made = [*read_edits(run.edits_file), edit]
     try:
-        write_text(run.edits_file, "".join(json.dumps(asdict(one)) + "\n" for one in made))
+        write_text(run.edits_file, dump_edits(made))
     except OSError as error:
         raise RunError(
             f"{run.edits_file} cannot be written ({error.strerror}), so the mixture stays as it "

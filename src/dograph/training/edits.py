@@ -7,7 +7,7 @@ from dograph import __version__
 from dograph.errors import ConfigError, DographError
 from dograph.training.checkpoint import TrainingState
 from dograph.training.config import RunConfig
-from dograph.training.edit_record import Edit, add_edit, edits_of
+from dograph.training.edit_record import Edit, add_edit, dump_edits, edits_of, parse_edits
 from dograph.training.forecast import repeat_warnings
 from dograph.training.offers import Offer
 from dograph.training.requests import Requests
@@ -33,7 +33,8 @@ class Edits:
     def open(self, done: int) -> None:
         """Read the edits of a run that goes on after `done` steps; make the one that is due."""
         held = edits_of(self.run) if self.world.is_main else []
-        self.due = {edit.step: edit for edit in self.world.share(held)}
+        held = parse_edits(self.world.share(dump_edits(held)))
+        self.due = {edit.step: edit for edit in held}
         self.apply(done)
 
     def apply(self, done: int) -> None:
@@ -86,8 +87,7 @@ class Edits:
         edit = self._requested(done) if self.listening else None
         if not self.world.agree(int(edit is not None)):
             return None
-        edit = self.world.share(edit)
-        assert edit is not None
+        (edit,) = parse_edits(self.world.share(dump_edits([] if edit is None else [edit])))
         self._take(edit)
         return edit
 

@@ -14,6 +14,7 @@ from dograph.corpus.corpus import Corpus
 from dograph.corpus.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
+from dograph.sketch.modes import DETACHING
 from dograph.training.assembly import open_sampler, open_shape
 from dograph.training.config import RunConfig
 from dograph.training.flops import run_flops
@@ -55,7 +56,9 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     return Forecast(
         parameters=parameters,
         state_bytes=16 * parameters,
-        activation_bytes=activation_bytes(config, layers, width, model.vocab_size),
+        activation_bytes=activation_bytes(
+            config, layers, width, model.vocab_size, sketches="sketch" in mixer.needs
+        ),
         tokens=config.tokens,
         weights=sampler.by_source(sampler.log.entries[0].weight_S),
         epochs=planned_epochs(config, sampler, mixer),
@@ -65,14 +68,22 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     )
 
 
-def activation_bytes(config: RunConfig, layers: int, width: int, vocab_size: int) -> int:
-    """What the backward pass keeps, for one micro-batch."""
+def activation_bytes(
+    config: RunConfig, layers: int, width: int, vocab_size: int, *, sketches: bool = False
+) -> int:
+    """What the backward pass keeps, for one micro-batch.
+
+    Checkpointing saves none of it where weight gradients wait for the samples' weights: the layers'
+    inputs are kept for them.
+    """
     samples = config.train.micro_batch_size or config.train.batch_size
     tokens = samples * config.data.seq_len
     scale = 1 if config.train.half else 2
     per_layer = tokens * width * scale * KEPT_PER_LAYER
     kept = layers * tokens * width * 2 * scale + per_layer
-    whole = kept if config.train.activation_checkpointing else layers * per_layer
+    waiting = sketches and config.sketch.mode in DETACHING
+    saving = config.train.activation_checkpointing and not waiting
+    whole = kept if saving else layers * per_layer
     return whole + 3 * 4 * tokens * vocab_size  # logits, their log-softmax and its gradient
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,6 @@ from dograph.corpus.loader import rank_slice
 from dograph.errors import ConfigError
 from dograph.models.loss import PerSampleLoss
 from dograph.training.sharding import shard_model, split_alike
-
-Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +88,18 @@ class World:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return int(flags.item())
 
-    def share(self, value: Shared) -> Shared:
-        """What the first rank holds, on every rank."""
+    def share(self, text: str) -> str:
+        """The first rank's text, on every rank; as bytes, for objects would travel pickled."""
         if self.size == 1:
-            return value
-        holder = [value]
-        dist.broadcast_object_list(holder, src=0, device=self.device)
-        return holder[0]
+            return text
+        given = text.encode()
+        size = torch.tensor(len(given), device=self.device)
+        dist.broadcast(size, src=0)
+        letters = torch.zeros(int(size.item()), dtype=torch.uint8, device=self.device)
+        if self.is_main:
+            letters.copy_(torch.tensor(list(given), dtype=torch.uint8))
+        dist.broadcast(letters, src=0)
+        return bytes(letters.tolist()).decode()
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over ranks."""

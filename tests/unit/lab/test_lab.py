@@ -114,5 +114,7 @@ def test_cost_is_told_beside_the_targets(corpus, tmp_path):
     assert batch.tokens == 2 * 5 * 8 * 32
     assert batch.flops == pytest.approx(2 * run_flops(config_of(corpus.directory, steps=5), corpus))
     # the target makes 100 steps of the same, the proxies 10
-    assert "0.1 x those of the run" in lab.describe(batch)
+    assert lab.describe(batch).endswith("0.1 x those of the run that the plan is for")
+    many = lab.survey([Proxy(f"{seed}", ALPHA, seed) for seed in range(21)])
+    assert "x those of the run that the plan is for; cheaper: --proxy" in lab.describe(many)
     assert not tmp_path.joinpath("proxies.jsonl").exists()

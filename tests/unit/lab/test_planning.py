@@ -51,6 +51,9 @@ def test_a_proxy_is_a_quarter_of_the_run():
     assert (proxy.eval.every, proxy.eval.max_blocks) == (500, 2857)
     assert (proxy.checkpoint.every, proxy.checkpoint.keep) == (1000, 1)
     assert (proxy.probe.rows, proxy.log.sinks, proxy.model.dropout) == (0, [], 0.1)
+    large = resolve_config("paper-llama-1.1b", [])
+    assert large.train.activation_checkpointing
+    assert not default_proxy(large).train.activation_checkpointing
 
 
 @pytest.mark.parametrize(("steps", "proxy"), [(200, 50), (60, 20), (10, 10), (1, 1)])

@@ -81,3 +81,17 @@ def test_activation_memory_is_near_what_autograd_keeps(corpus):
     expected = activation_bytes(config, shape.n_layer, shape.n_embd, model.vocab_size)
     assert loss_B.shape == (10,)
     assert 0.5 < expected / sum(kept.values()) < 2.0
+
+
+@pytest.mark.parametrize(("mode", "saves"), [("full", False), ("exact", False), ("twopass", True)])
+def test_checkpointing_saves_no_memory_where_gradients_wait_for_weights(corpus, mode, saves):
+    sketching = ["mixer.name=dograph", f"sketch.mode={mode}", "model.preset=demo"]
+    plain, saving = (
+        forecast(configure(corpus, f"train.activation_checkpointing={on}", *sketching), corpus)
+        for on in ("false", "true")
+    )
+    assert (saving.activation_bytes < plain.activation_bytes) == saves
+    blind = configure(
+        corpus, "train.activation_checkpointing=true", "model.preset=demo", "mixer.name=natural"
+    )
+    assert forecast(blind, corpus).activation_bytes < plain.activation_bytes
