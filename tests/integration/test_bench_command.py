@@ -29,6 +29,7 @@ def measured(tmp_path_factory):
     return json.loads(out.read_text()), result
 
 
+@pytest.mark.slow
 def test_every_arm_is_in_the_file(measured):
     found, _ = measured
     assert found["complete"]
@@ -41,6 +42,7 @@ def test_every_arm_is_in_the_file(measured):
     assert found["device"]["peak_from"].startswith("measured")
 
 
+@pytest.mark.slow
 def test_modes_have_ratios_floors_and_parts(measured):
     arms = measured[0]["arms"]
     for mode in MODES:
@@ -57,6 +59,7 @@ def test_modes_have_ratios_floors_and_parts(measured):
     assert list(arms["plain"]["parts_ms"]) == ["forward", "backward", "update"]
 
 
+@pytest.mark.slow
 def test_flops_and_speed_make_mfu(measured):
     found, _ = measured
     arm, peak = found["arms"]["full"], found["device"]["peak_flops_per_second"]
@@ -64,6 +67,7 @@ def test_flops_and_speed_make_mfu(measured):
     assert arm["mfu"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each(measured):
     found, result = measured
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -75,6 +79,7 @@ def test_the_table_has_a_row_for_each(measured):
     assert "full: warm after" in result.stderr
 
 
+@pytest.mark.slow
 def test_micro_batches_of_a_llama_and_a_part_that_fails(tmp_path, monkeypatch):
     def refuse(*_):
         raise RuntimeError("CUDA out of memory\nand much more")
