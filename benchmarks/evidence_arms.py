@@ -39,6 +39,7 @@ def planned(method: str) -> list[str]:
 
 SAMPLED = ["mixer.realise=sampling", "mixer.warmup=0.05"]
 PRECISION = paper("mixer.objective=precision")
+KEPT = "mixer.keep_shares=true"
 ARMS: dict[str, list[str]] = {
     "plain": [],
     "inverse-norm": unit(0),
@@ -47,6 +48,7 @@ ARMS: dict[str, list[str]] = {
     "paper": paper(),
     "safe": ["mixer.name=dograph", "mixer.recipe=safe"],
     "recommended": ["mixer.name=dograph", "mixer.recipe=recommended"],
+    "recommended, kept": ["mixer.name=dograph", "mixer.recipe=recommended", KEPT],
     **{method: planned(method) for method in ("doremi", "doge", "regmix", "mixing-law")},
     # The paper's analyses, on its own recipe: objectives, number of domains, scope and geometry.
     **{name: paper(f"mixer.objective={name}") for name in ("variance", "robust", "alignment")},
@@ -55,10 +57,13 @@ ARMS: dict[str, list[str]] = {
     "epoch": paper("mixer.scope=epoch"),
     "epoch, spherical": paper("mixer.scope=epoch", "mixer.normalise=true"),
     "stream, spherical": paper("mixer.scope=stream"),
-    # Candidates. `lawful` ones draw the mixture of a law, fitted for what the table judges.
+    # Candidates. `lawful` ones draw the mixture of a law, fitted for what the table judges; `kept`
+    # ones leave every source the share that was drawn.
     "precision": PRECISION,
     "precision q=1.5": paper("mixer.objective={name: precision, q: 1.5}"),
     "precision, lawful": PRECISION,
+    "precision m=24, kept": [*PRECISION, "mixer.num_domains=24", KEPT],
+    "inverse-norm, all, kept": unit(0, "mixer.norm_from=all", KEPT),
     "unit q=-1": unit(-1),
     "unit q=-0.5": unit(-0.5),
     "unit q=0.5": unit(0.5),
@@ -78,6 +83,7 @@ CANDIDATES = (
     *("inverse-norm, all", "precision q=1.5", "precision, lawful", "unit q=-1", "unit q=-0.5"),
     *("unit q=0.5", "unit q=1", "unit batch q=1", "unit, sampled q=1", "unit, sampled q=-1"),
     *("unit, sampled alignment", "unit, sampled robust", "unit, sampled uncertainty"),
+    *("precision m=24, kept", "inverse-norm, all, kept"),
 )
 PLANNED = ("doremi", "doge", "regmix", "mixing-law")
 LAW = {"uniform": "transfer", "natural": "transfer-natural"}  # plan files
@@ -126,13 +132,17 @@ PARTS: dict[str, list[Cell]] = {
     "candidates": [  # leads: one seed, more where the first was good
         *tuning("uniform", *CANDIDATES, seeds=TUNING[:1]),
         *tuning("uniform", "precision, lawful", seeds=TUNING[:2]),
+        *tuning("uniform", "precision m=24, kept", "inverse-norm, all, kept"),
         *tuning("natural", "precision", "precision, lawful", seeds=TUNING[:2]),
         *tuning("natural", "inverse-norm, all", "unit q=-1", "unit q=-0.5", seeds=TUNING[:1]),
+        *tuning("natural", "inverse-norm, all, kept", seeds=TUNING[:1]),
     ],
     "sceptic": reported("uniform", "plain", "inverse-norm"),
     "sceptic-natural": reported("natural", "plain", "inverse-norm"),
     "chosen": reported("uniform", "recommended"),
     "chosen-natural": reported("natural", "recommended"),
+    "kept": reported("uniform", "recommended, kept"),
+    "kept-natural": reported("natural", "recommended, kept"),
     "online": reported("uniform", "dynamic-loss", "paper", "safe"),
     "online-natural": reported("natural", "inverse-norm, all", "safe", "unit, sampled q=-1"),
     "planned": reported("uniform", *PLANNED),

@@ -24,6 +24,11 @@ def require_one_of(setting: str, given: Any, allowed: Collection[str]) -> None:
         raise ConfigError(f"{setting}={given!r}; {did_you_mean(str(given), allowed)}")
 
 
+def require_flag(setting: str, given: Any) -> None:
+    if not isinstance(given, bool):
+        raise ConfigError(f"{setting}={given!r}: give true or false")
+
+
 def require_number(
     setting: str,
     given: Any,

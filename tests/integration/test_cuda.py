@@ -47,6 +47,7 @@ WAYS = [
     ("sketch.mode=topdown", "sketch.top_blocks=1"),
     ("sketch.mode=head",),
     ("mixer.recipe=paper",),
+    ("mixer.keep_shares=true",),
     ("mixer.recipe=paper", "mixer.objective=alignment", "mixer.cap=3", "mixer.within=unit"),
     *(
         ("train.compile=true", "train.dtype=bfloat16", "mixer.recipe=paper", f"sketch.mode={mode}")
@@ -60,6 +61,7 @@ WAYS = [
     ),
     (
         "train.compile=true",
+        "mixer.recipe=safe",
         "train.micro_batch_size=4",
         "sketch.mode=head",
         "sketch.accumulation=lagged",

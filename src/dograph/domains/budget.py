@@ -27,19 +27,22 @@ class Budget:
         self,
         weight_X: Tensor,
         norm_X: Tensor | None = None,
+        source_X: Tensor | None = None,
         *,
         size: int | None = None,
         share_X: Tensor | None = None,
         total: Tensor | None = None,
     ) -> Tensor:
-        """`within_unit` where norms are given, then `cap`, then `effective_floor`.
+        """`within_unit`, `keep_shares`, `cap` and `effective_floor`, in this order.
 
-        The floor comes last and breaks nothing: it draws weights towards their mean, which is
-        below the cap. Weights are of the samples of a batch, unless `size` says that the batch has
-        more of them; those of a part of it sum to `total`.
+        The first two where norms and sources are given. The floor comes last and breaks nothing: it draws weights towards their mean, which is
+        below the cap and leaves sources their shares. Weights are of the samples of a batch, unless
+        `size` says that the batch has more of them; those of a part of it sum to `total`.
         """
         if norm_X is not None:
             weight_X = within_unit(weight_X, norm_X, total=total)
+        if source_X is not None:
+            weight_X = keep_shares(weight_X, source_X)
         if self.cap is not None:
             weight_X = cap(weight_X, self.cap, size=size, share_X=share_X)
         if self.effective_floor is not None:
@@ -95,6 +98,18 @@ def within_unit(weight_B: Tensor, norm_B: Tensor, *, total: Tensor | None = None
     usable = (least > 0) & torch.isfinite(count) & (count > 0)
     part_B = count_B / count if total is None else count_B * (total / count)
     return torch.where(usable, part_B.to(weight_B.dtype), weight_B)
+
+
+def keep_shares(weight_B: Tensor, source_B: Tensor) -> Tensor:
+    """Every source weighs as much as was drawn of it: n_s / n, shared out by the weights in it.
+
+    So weights choose between samples of a source, and the mixture between sources. A source whose
+    samples weigh nothing counts them alike.
+    """
+    same_BB = (source_B[:, None] == source_B).double()
+    drawn_B, own_B = same_BB.mean(dim=1), same_BB @ weight_B.double()
+    times_B = drawn_B / torch.where(own_B > 0, own_B, 1.0)
+    return torch.where(own_B > 0, weight_B * times_B, 1 / len(weight_B)).to(weight_B.dtype)
 
 
 def cap(

@@ -84,13 +84,13 @@ class DoGraph(Mixer):
     ) -> tuple[Tensor, Tensor]:
         """Domain weights to sample weights, inside the variance budget; and if all was finite."""
         options, known = self.options, self.remixing.expected(domains)
-        if (options.realise, options.within, options.cap) == ("loss", "mean", None):
+        if options.only_means:
             return share_out(known, weight_M, finite, options.effective_floor)
         if options.realise == "sampling":
             weight_B = Mixer.weigh(self, signals)
         else:
             weight_B = sample_weights(known, weight_M)
-        weight_B = options.budget.hold(weight_B, self._norms(signals))
+        weight_B = options.budget.hold(weight_B, self._norms(signals), self._sources(signals))
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
@@ -101,6 +101,16 @@ class DoGraph(Mixer):
         assert signals.sketch_BK is not None
         own = signals.block_norm_B if self.options.norm_from == "blocks" else None
         return signals.sketch_BK.norm(dim=1) if own is None else own
+
+    def _sources(self, signals: Signals) -> Tensor | None:
+        """Whose shares are kept (`keep_shares`)."""
+        if not self.options.keep_shares:
+            return None
+        if signals.source_B is None:
+            raise ConfigError(
+                "mixer.keep_shares=true needs the source of every sample; pass source_B"
+            )
+        return signals.source_B
 
     def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
         """c_b of a micro-batch before the others are known: w_j / (N p_j), shares as of now.
@@ -118,6 +128,8 @@ class DoGraph(Mixer):
                 "weights of a micro-batch need domains that are known before it: "
                 "mixer.scope=stream or epoch, or accumulation=two_sweeps"
             )
+        if self.options.keep_shares:
+            raise ConfigError("mixer.keep_shares=true needs whole batches: accumulation=two_sweeps")
         weight_M = self._solved(domains)
         weight_b = self._lagged(domains, weight_M, signals, num_samples)
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)

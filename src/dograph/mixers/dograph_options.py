@@ -10,7 +10,13 @@ from dograph.domains.stream import StreamScope
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.sampling import check_sampling
 from dograph.objectives import Objective, build_objective
-from dograph.option_checks import require_known, require_number, require_one_of, require_whole
+from dograph.option_checks import (
+    require_flag,
+    require_known,
+    require_number,
+    require_one_of,
+    require_whole,
+)
 
 ScopeName = Literal["batch", "epoch", "stream"]
 Within = Literal["mean", "unit"]
@@ -34,6 +40,7 @@ class DoGraphOptions:
     weight_floor: float = 0.0  # least weight of a domain
     cap: float | None = None  # most that a sample may count, in equal weights
     effective_floor: float | None = 0.9  # least effective share 1 / (n sum c^2)
+    keep_shares: bool = False  # weigh inside sources: each keeps the share that was drawn
     within: Within = "mean"
     norm_from: NormFrom = "blocks"
     sampling: Any = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
@@ -59,12 +66,25 @@ class DoGraphOptions:
             require_number("mixer.cap", self.cap, least=1)
         if self.effective_floor is not None:
             require_number("mixer.effective_floor", self.effective_floor, least=1e-6, most=1)
+        for name in ("normalise", "keep_shares"):
+            require_flag(f"mixer.{name}", getattr(self, name))
+        if self.keep_shares and self.cap is not None:
+            raise ConfigError(
+                f"mixer.cap={self.cap} with mixer.keep_shares=true: what a cap cuts off goes to "
+                "all sources alike; bound weights with mixer.effective_floor instead"
+            )
         if self.realise != "loss" and self.scope == "batch":
             raise ConfigError(
                 "mixer.realise=sampling needs domains with an identity over time: "
                 "mixer.scope=stream or epoch, not batch"
             )
         self.build_objective()
+
+    @property
+    def only_means(self) -> bool:
+        """Whether samples of a domain count alike, with no bound but the floor."""
+        plain = (self.realise, self.within, self.cap, self.keep_shares)
+        return plain == ("loss", "mean", None, False)
 
     @property
     def budget(self) -> Budget:

@@ -54,4 +54,9 @@ def lagging_mixer(config: RunConfig, mixer: Mixer) -> DoGraph | None:
             "micro-batch need domains that are known before it; set mixer.scope to stream or "
             f"epoch, or {remedy}"
         )
+    if mixer.options.keep_shares:
+        raise ConfigError(
+            "sketch.accumulation=lagged with mixer.keep_shares=true: what a source weighs is known "
+            f"of the whole batch, not of a micro-batch; {remedy}"
+        )
     return mixer

@@ -5,7 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from dograph.domains.budget import Budget, cap, effective_floor, floor_weights, within_unit
+from dograph.domains.budget import (
+    Budget,
+    cap,
+    effective_floor,
+    floor_weights,
+    keep_shares,
+    within_unit,
+)
 from dograph.errors import ConfigError
 
 
@@ -105,6 +112,14 @@ def test_within_unit_without_usable_norms_changes_nothing(bad):
     weight_B = weights(0, 6)
     assert torch.equal(within_unit(weight_B, torch.zeros(6)), weight_B)
     assert torch.equal(within_unit(weight_B, torch.full((6,), bad)), weight_B)
+
+
+def test_kept_shares_by_hand():
+    weight_B = torch.tensor([0.4, 0.1, 0.3, 0.2, 0.0])
+    source_B = torch.tensor([1, 1, 0, 1, 5])
+    # Source 1 was drawn 3 of 5 times, in parts 4 : 1 : 2; source 5 weighs nothing: alike.
+    expected_B = torch.tensor([0.6 * 4 / 7, 0.6 / 7, 0.2, 0.6 * 2 / 7, 0.2])
+    torch.testing.assert_close(keep_shares(weight_B, source_B), expected_B)
 
 
 def test_impossible_bounds_are_refused():

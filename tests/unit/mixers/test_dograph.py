@@ -93,6 +93,37 @@ def test_within_unit_with_shares_as_weights_is_inverse_norm(norm_from):
     torch.testing.assert_close(mixer.weigh(signals), expected, atol=1e-6, rtol=1e-4)
 
 
+def test_kept_shares_weigh_inside_sources_alone():
+    signals = replace(batch(), source_B=torch.arange(SIZE) ** 2 % 3)  # across the domains
+    free_B = DoGraph("paper", num_domains=4, objective="precision").weigh(signals)
+    options = {"num_domains": 4, "objective": "precision", "keep_shares": True}
+    weight_B = DoGraph("paper", **options).weigh(signals)
+    floored_B = DoGraph("paper", effective_floor=0.98, **options).weigh(signals)
+    assert 1 / (SIZE * weight_B.square().sum()) < 0.97
+    assert 1 / (SIZE * floored_B.square().sum()) == pytest.approx(0.98, abs=1e-5)
+    for source in signals.source_B.unique():
+        own_B = signals.source_B == source
+        drawn = own_B.sum() / SIZE
+        torch.testing.assert_close(weight_B[own_B].sum(), drawn)
+        torch.testing.assert_close(floored_B[own_B].sum(), drawn)
+        torch.testing.assert_close(weight_B[own_B] / drawn, free_B[own_B] / free_B[own_B].sum())
+
+
+def test_kept_shares_need_sources_and_whole_batches():
+    mixer = DoGraph("paper", num_domains=4, keep_shares=True)
+    with pytest.raises(ConfigError, match="pass source_B"):
+        mixer.weigh(replace(batch(), source_B=None))
+    lagging = DoGraph("safe", num_domains=4, keep_shares=True, warmup_steps=0)
+    for step in range(11):
+        lagging.weigh(batch(step))
+    with pytest.raises(ConfigError, match="whole batches"):
+        lagging.weigh_lagged(batch(11), 2 * SIZE)
+    with pytest.raises(ConfigError, match=r"cap=2 with mixer.keep_shares=true"):
+        DoGraph("paper", keep_shares=True, cap=2)
+    with pytest.raises(ConfigError, match=r"keep_shares='yes': give true or false"):
+        DoGraph("paper", keep_shares="yes")
+
+
 def test_stream_finds_and_keeps_domains():
     mixer = DoGraph("safe", num_domains=4, warmup_steps=0)
     for step in range(40):

@@ -202,6 +202,11 @@ def test_lagged_needs_domains_that_last(corpus):
             assert part in str(caught.value)
 
 
+def test_lagged_cannot_keep_the_shares_of_sources(corpus):
+    with pytest.raises(ConfigError, match=r"mixer.keep_shares=true.*two_sweeps"):
+        open_steps(corpus, *settings("full", "lagged", *STREAM, "mixer.keep_shares=true"))
+
+
 def test_lagged_needs_a_mixer_that_knows_domains(corpus):
     class BySketch(Mixer):
         needs = frozenset({"sketch"})
