@@ -35,9 +35,10 @@ class Budget:
     ) -> Tensor:
         """`within_unit`, `keep_shares`, `cap` and `effective_floor`, in this order.
 
-        The first two where norms and sources are given. The floor comes last and breaks nothing: it draws weights towards their mean, which is
-        below the cap and leaves sources their shares. Weights are of the samples of a batch, unless
-        `size` says that the batch has more of them; those of a part of it sum to `total`.
+        The first two where norms and sources are given. The floor comes last and breaks nothing:
+        it draws weights towards their mean, which is below the cap and leaves sources their
+        shares. Weights are of the samples of a batch, unless `size` says that the batch has more
+        of them; those of a part of it sum to `total`.
         """
         if norm_X is not None:
             weight_X = within_unit(weight_X, norm_X, total=total)
