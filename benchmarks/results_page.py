@@ -24,11 +24,19 @@ from benchmarks.results_tables import (
 from dograph.files import write_text
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
-FILES = ("evidence-h200.json", "probes-h200.json")
+EVIDENCE = tuple(f"evidence-{part}-h200.json" for part in ("main", "second", "tuning"))
+PROBES = "probes-h200.json"
 ORDER = (
     *("natural sampling", "inverse-norm", "inverse-norm, all", "plain", "recommended"),
     *("recommended, kept", "safe", "paper", "dynamic-loss", "unit, sampled q=-1", *PLANNED),
 )
+
+
+def committed() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The cells of all files of evidence as one record, and the probes."""
+    parts = [json.loads((RESULTS / file).read_text()) for file in EVIDENCE]
+    cells = [cell for part in parts for cell in part["cells"]]
+    return parts[0] | {"cells": cells}, json.loads((RESULTS / PROBES).read_text())
 
 
 def page(record: Mapping[str, Any], probes: Mapping[str, Any]) -> str:
@@ -105,18 +113,19 @@ def opening(record: Mapping[str, Any]) -> list[str]:
     return [
         "# Results",
         "",
-        "Made by `make results` from `evidence-h200.json` and `probes-h200.json` in",
+        "Made by `make results` from `evidence-*-h200.json` and `probes-h200.json` in",
         "`benchmarks/results`; do not edit by hand.",
         "",
         "GPT-2 Mini (12 layers, 768 wide), 48 x 512 tokens a step, 700 steps (17.2M tokens),",
         "AdamW 0.9, 0.95, learning rate 5e-4 to 1e-4, 100 steps of warm-up, bf16, compiled;",
         "36M tokens of text under SlimPajama's seven labels, 8 strata each (corpus digest",
         f"`{config['corpus'][:12]}`); {', '.join(machine['gpus'])}; {versions}.",
-        "Losses in nats on 128 blocks a source. Reported seeds are 10 to 14 (second table: 10 to",
-        "12); what is reported was chosen and committed before, on seeds 0 to 2 ([log](log.md)).",
+        "Losses in nats on 128 blocks a source. Tuning seeds are 0 to 2, reported ones 10 to 14",
+        "(second table: 10 to 12); arms were named and committed before these ran ([log](log.md)).",
         "Intervals are paired t intervals over seeds; a claim needs 5 seeds and Holm's p of at",
         "most 0.05 ([compare](compare.md)). Again: `python -m benchmarks.evidence CORPUS --parts",
-        "sceptic chosen online planned --compile --out FOLDER --into FILE.json`.",
+        "sceptic chosen kept online planned --compile --out FOLDER --into FILE.json`; other parts",
+        "are in `benchmarks/evidence_arms.py`.",
         "",
     ]
 
@@ -200,6 +209,6 @@ def _list(seeds: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    figures, seen = (json.loads((RESULTS / file).read_text()) for file in FILES)
+    figures, seen = committed()
     write_text(PAGE, page(figures, seen))
     print(PAGE, *pictures(figures, seen), sep="\n")

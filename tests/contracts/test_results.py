@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.evidence_arms import ARMS, PARTS, PLANS, REPORTED, TUNING, Cell
 from benchmarks.measure import RESULTS
-from benchmarks.results_page import FILES, PAGE, findings, missing, page, two_tables
+from benchmarks.results_page import EVIDENCE, PAGE, committed, findings, missing, page, two_tables
 from benchmarks.results_tables import (
     TASKS,
     curve_table,
@@ -29,8 +29,16 @@ from results_cells import SHARES, cell, row_of
 
 
 def test_the_page_is_what_the_committed_figures_give() -> None:
-    record, probes = (json.loads((RESULTS / file).read_text()) for file in FILES)
-    assert PAGE.read_text() == page(record, probes), "run `make results`"
+    assert PAGE.read_text() == page(*committed()), "run `make results`"
+
+
+def test_the_files_of_evidence_are_of_one_machine_and_set_up() -> None:
+    records = [json.loads((RESULTS / file).read_text()) for file in EVIDENCE]
+    assert len(records) == 3
+    for name in ("config", "machine"):
+        assert all(record[name] == records[0][name] for record in records)
+    keys = [(c["table"], c["arm"], c["seed"], c["steps"]) for r in records for c in r["cells"]]
+    assert len(keys) == len(set(keys)) == len(committed()[0]["cells"])
 
 
 def test_differences_are_paired_t_intervals() -> None:
@@ -206,7 +214,7 @@ def test_the_page_has_each_table_by_its_own_figure() -> None:
     cells += [cell("plain", s, 4.0, 8.0, table="natural", mixture=SHARES) for s in range(3)]
     machine = {"versions": {"torch": "2"}, "gpus": ["H200"]}
     record = {"cells": cells, "machine": machine, "config": {"corpus": "0" * 64}}
-    lines = page(record, json.loads((RESULTS / FILES[1]).read_text())).splitlines()
+    lines = page(record, committed()[1]).splitlines()
     first, second = (
         next(n for n, line in enumerate(lines) if line.startswith(f"## The {which} table"))
         for which in ("main", "second")
