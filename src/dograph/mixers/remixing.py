@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dograph.domains.partition import Domains
+from dograph.errors import ConfigError
 from dograph.mixers.base import Lab
 from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.plans.capping import capped
@@ -52,6 +53,15 @@ class Remixing:
             / max(lab.tokens[source_of[name]], 1)
             for name, tokens in lab.strata.items()
         }
+
+    def require_open(self) -> None:
+        """Refuse to weigh for nothing where the emphasis was to come from what is drawn."""
+        if self.options.realise != "loss" and not self.tokens:
+            raise ConfigError(
+                f"mixer.realise={self.options.realise} moves a mixture over strata, and none was "
+                "planned: call mixer.plan(lab) before the first step and draw by what "
+                "mixer.remix(signals) returns, or set mixer.realise=loss"
+            )
 
     def add(self, label_B: Tensor, stratum_B: Tensor) -> None:
         """Count a batch."""

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dograph.domains.partition import Domains
+from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixers.remixing import Remixing, bounded
 from dograph.types import Mixture
+from dograph_batches import batch
 
 TOKENS = {"a": 600, "b": 300, "c": 100}
 
@@ -103,6 +105,15 @@ def test_uniform_at_first():
     assert dict(mixer.plan(lab).weights) == pytest.approx(dict.fromkeys("abc", 1 / 3))
     first = {"a/0": 5 / 18, "a/1": 1 / 18, "b": 1 / 3, "c": 1 / 3}
     assert mixer.remixing.first == pytest.approx(first)
+
+
+@pytest.mark.parametrize("realise", ["sampling", "both"])
+def test_weighing_without_a_plan_is_refused(realise):
+    mixer = DoGraph("safe", num_domains=4, realise=realise, warmup_steps=0)
+    for step in range(10):  # until domains are known
+        mixer.weigh(batch(step))
+    with pytest.raises(ConfigError, match=r"mixer\.plan\(lab\) before the first step"):
+        mixer.weigh(batch(10))
 
 
 def test_floor_and_cap_hold():
