@@ -11,6 +11,7 @@ from dograph.errors import require
 
 ByArm = Mapping[str, Mapping[int, Mapping[str, Any]]]
 BLUE, GREY, ORANGE = "#0072b2", "#767676", "#d55e00"  # told apart by the colour-blind too
+LINES = (BLUE, ORANGE, "#009e73", GREY, "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def draw(
@@ -96,6 +97,7 @@ def _differences(axes: Any, by_arm: ByArm, metric: str, order: Sequence[str], sh
 def _curves(axes: Any, by_arm: ByArm, order: Sequence[str]) -> None:
     """Training loss less plain's, means over seeds smoothed over five points."""
     plain = by_arm["plain"]
+    axes.set_prop_cycle(color=LINES)
     for arm in order:
         own = by_arm.get(arm, {})
         seeds = [seed for seed in own if seed in plain and same_batches(own[seed], plain[seed])]
@@ -113,4 +115,4 @@ def _curves(axes: Any, by_arm: ByArm, order: Sequence[str]) -> None:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlabel("step")
     axes.set_ylabel("training loss less plain, nats")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))  # beside the lines
