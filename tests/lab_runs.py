@@ -1,10 +1,15 @@
 """Tiny jobs, planners that ask for them, and a pool that makes them here and now."""
 
+import gc
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
-from dograph.lab.jobs import Job, run_job
+from dograph.errors import DographError
+from dograph.lab.jobs import Job, Stopped, run_job
+from dograph.lab.pool import job_failed
 from dograph.mixers.base import Planner, Proxy
+from dograph.models.build import build_model
 from dograph.training.config import parse_config
 from dograph.types import Mixture
 
@@ -34,11 +39,26 @@ def job_of(corpus, run, label="proxy", **parts):
     return Job(label, config_of(corpus, run, **parts))
 
 
-class Here:
-    """A pool of this process alone, which remembers what it was asked for."""
+@contextmanager
+def imports_frozen():
+    """Every run collects garbage twice, and would look through all that was imported."""
+    build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=0)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
-    def __init__(self):
-        self.asked = []
+
+class Here:
+    """A pool of this process alone: what it was asked for, and the labels of what it made.
+
+    After `most` jobs it is stopped, as by Ctrl-C.
+    """
+
+    def __init__(self, most=None):
+        self.asked, self.made, self.most = [], [], most
 
     def __enter__(self):
         return self
@@ -49,9 +69,15 @@ class Here:
     def run(self, jobs, on_done=None, on_start=None, on_death=None):
         results = []
         for job in jobs:
+            if len(self.made) == self.most:
+                raise Stopped(2)
             self.asked.append(job)
             on_start(job)
-            results.append(run_job(job))
+            try:
+                results.append(run_job(job))
+            except (DographError, ArithmeticError) as error:
+                raise job_failed(job, str(error)) from error
+            self.made.append(job.label)
             on_done(job, results[-1])
         return results
 

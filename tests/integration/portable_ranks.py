@@ -20,7 +20,7 @@ from dograph.models.build import build_model
 from dograph.rng import key64
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
-from dograph.sketch.ranks import WorldRows, average_gradients, gather_rows, local_rows
+from dograph.sketch.ranks import WorldRows, average_gradients
 from dograph.sketch.sketcher import Sketcher
 from dograph.types import Signals
 from tiny_steps import take_steps
@@ -127,10 +127,10 @@ def _head_step(runnable, _, mixer, token_bT, step):
     projection = Projection(dim=DIM, refresh="step")
     runnable.projection = head_projection(weight_VD, projection, step=step)
     loss_b, sketch_bK = runnable(token_bT)
-    seen = Signals(
-        step=step, num_samples=NUM_SAMPLES, sketch_BK=gather_rows(sketch_bK), projection=step
-    )
-    weight_b = local_rows(mixer.weigh(seen), len(token_bT))
+    batch = WorldRows(len(token_bT), token_bT.device)
+    sketch_BK = batch.gather(sketch_bK)
+    seen = Signals(step=step, num_samples=NUM_SAMPLES, sketch_BK=sketch_BK, projection=step)
+    weight_b = batch.local(mixer.weigh(seen))
     (weight_b * loss_b).sum().backward()
 
 
@@ -166,8 +166,9 @@ def rows(world):
     """Rows of a rank that has none, and gradients of one whose parameter was not used."""
     rank = world.rank
     row_bK = torch.arange(3 * rank, dtype=torch.float32).view(rank, 3) + 10 * rank
-    gathered = gather_rows(row_bK)
-    mine = local_rows(torch.arange(float(len(gathered))), rank)
+    batch = WorldRows(rank, world.device)
+    gathered = batch.gather(row_bK)
+    mine = batch.local(torch.arange(float(len(gathered))))
     used, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     used.grad = torch.full((2,), float(rank))
     if rank == 0:

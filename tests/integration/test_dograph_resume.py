@@ -14,6 +14,7 @@ from dograph.training.presets import resolve_config
 from dograph.training.start import resume_run, start_run
 from tiny_steps import ALONE, PAPER, STREAM, assert_same_gradients, open_steps, relative
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = (
     "data.seq_len=16",
     "model.preset=tiny",
@@ -87,14 +88,6 @@ class Killed(Exception):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus") / "c", strata=2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def open_run(corpus, directory, options):

@@ -13,6 +13,7 @@ from dograph.training.start import resume_run, start_run
 from online_runs import make_inputs, options_of
 from tiny_steps import ALONE
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = (
     "data.seq_len=16",
     "model.preset=tiny",
@@ -39,14 +40,6 @@ RUNS = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def open_run(inputs, name, directory, *more):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dograph.cli.console import open_console
 from dograph.cli.pools import On, RayAddress, Workers, command, open_pool
 from dograph.cli.stages import shown
 from dograph.errors import ConfigError
@@ -131,13 +132,10 @@ def reproduce(
     or a crash the same command goes on. OUT/reproduce.json holds all of it.
     docs/reproduce.md tells what each name trains and how to read it.
     """  # noqa: D301
-    from rich.console import Console
-
     from dograph.reproduce.artefacts import find_artefact
     from dograph.reproduce.printing import print_list
 
-    # A pipe has no width to fit into.
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = open_console(WIDTH)
     if name is None:
         print_list(console)
         return

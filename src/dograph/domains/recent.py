@@ -14,8 +14,8 @@ BATCHES = 10
 class Recent:
     """Labels of the last ten batches; one batch is too small to tell agreement from chance."""
 
-    def __init__(self, num_domains: int, num_sources: int = 64) -> None:
-        self.num_domains, self.num_sources = num_domains, num_sources
+    def __init__(self) -> None:
+        self.num_sources = 64  # until a plan knows the run's
         self.batches: list[tuple[Tensor, Tensor]] = []
 
     def add(self, label_B: Tensor, source_B: Tensor) -> None:

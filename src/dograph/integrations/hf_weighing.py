@@ -20,7 +20,7 @@ from dograph.mixers.base import Mixer, Report
 from dograph.mixers.dograph import DoGraph
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
-from dograph.sketch.ranks import gather_rows, local_rows, world_size
+from dograph.sketch.ranks import WorldRows, world_size
 from dograph.sketch.recording import replaced_forward
 from dograph.sketch.sketcher import Sketcher
 from dograph.types import Signals
@@ -119,8 +119,10 @@ class Weighing:
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """All micro-batches of a step, so the world batch's size is known."""
         batches, num_items = self.stock_batches(*args, **kwargs)
-        self.num_micro = len(batches)
-        self.num_samples = world_size() * sum(len(_input(batch, "input_ids")) for batch in batches)
+        device = self.trainer.args.device
+        # Asked before the device has work to do, once for all that is gathered.
+        self.rows = [WorldRows(len(_input(batch, "input_ids")), device) for batch in batches]
+        self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
         self.seen: list[Signals] = []
         self.weights: list[Tensor] = []
         return batches, num_items
@@ -186,18 +188,19 @@ class Weighing:
 
     def _weigh(self, micro: Signals) -> Tensor:
         self.seen.append(micro)
-        if self.num_micro == 1:
+        if len(self.rows) == 1:
             self.weight_B = self.mixer.weigh(self._world())
-            return local_rows(self.weight_B, micro.num_samples)
+            return self.rows[0].local(self.weight_B)
         if isinstance(self.mixer, DoGraph):
             weight_b = self.mixer.weigh_lagged(micro, self.num_samples)
         else:  # it needs nothing, so it weighs all alike
             equal_B = self.mixer.weigh(replace(micro, num_samples=self.num_samples))
             weight_b = equal_B[: micro.num_samples]
         self.weights.append(weight_b)
-        if len(self.seen) == self.num_micro:
+        if len(self.seen) == len(self.rows):
             world = self._world()
-            self.weight_B = torch.cat([gather_rows(w) for w in self.weights])
+            every = zip(self.rows, self.weights, strict=True)
+            self.weight_B = torch.cat([rows.gather(weight_b) for rows, weight_b in every])
             if isinstance(self.mixer, DoGraph):
                 self.mixer.observe(world, self.weight_B)
         return weight_b * world_size()
@@ -206,7 +209,8 @@ class Weighing:
         """Every rank's samples, micro-batch after micro-batch: no matter how many ranks."""
 
         def whole(parts: list[Tensor | None]) -> Tensor | None:
-            known = [gather_rows(part) for part in parts if part is not None]
+            every = zip(self.rows, parts, strict=True)
+            known = [rows.gather(part) for rows, part in every if part is not None]
             return torch.cat(known) if known else None
 
         loss_B = whole([micro.loss_B for micro in self.seen])

@@ -40,7 +40,7 @@ class DoGraph(Mixer):
             require_whole("mixer.warmup_steps", warmup_steps, least=0)
         self.options = resolve_options(recipe, options)
         self.objective, self.scope = self.options.build_objective(), self.options.build_scope()
-        self.recent = Recent(self.options.num_domains)
+        self.recent = Recent()
         self.remixing = Remixing(self.options)
         self.asked_warmup, self.warmup_steps = warmup_steps, warmup_steps or 0
         self.domains: Domains | None = None

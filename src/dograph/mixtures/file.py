@@ -137,11 +137,6 @@ def read_mixture_file(path: Path) -> MixtureFile:
     )
 
 
-def read_mixture(path: Path) -> Mixture:
-    """The weights of a mixture file alone."""
-    return read_mixture_file(path).mixture
-
-
 def as_mixture(weights: Any, where: str) -> Mixture:
     """A mixture from YAML; weights are divided by their sum."""
     if not isinstance(weights, Mapping) or not weights:

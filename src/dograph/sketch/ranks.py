@@ -63,16 +63,6 @@ class WorldRows:
         return weight_B[first : first + self.num_local] * world_size()
 
 
-def gather_rows(value_b: Tensor) -> Tensor:
-    """The rows of every rank, for one tensor; for several of a batch make one `WorldRows`."""
-    return WorldRows(len(value_b), value_b.device).gather(value_b)
-
-
-def local_rows(weight_B: Tensor, num_local: int) -> Tensor:
-    """This rank's weights of the world batch, times the world size."""
-    return WorldRows(num_local, weight_B.device).local(weight_B)
-
-
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Average `.grad` over ranks, many parameters at a time."""
     if world_size() == 1:

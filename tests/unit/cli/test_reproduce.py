@@ -6,6 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from artefact_runs import TINY
 from corpora import write_corpus
 from dograph.cli import reproduce as command
 from dograph.cli.main import app as dograph
@@ -17,16 +18,6 @@ from lab_runs import Here
 
 app = typer.Typer()
 app.command()(command.reproduce)
-TINY = (
-    "model.preset=tiny",
-    "train.steps=2",
-    "train.batch_size=6",
-    "train.device=cpu",
-    "data.seq_len=16",
-    "eval.max_blocks=4",
-    "checkpoint.every=0",
-    "sketch.dim=80",
-)
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from comparisons import ask_of
 from corpora import write_corpus
-from dograph.compare.ask import Ask
-from dograph.compare.methods import parse_methods
 from dograph.corpus.corpus import Corpus
 from dograph.errors import RunError
-from dograph.lab.planning import default_proxy
 from dograph.training.config import parse_config
 
 
@@ -21,22 +19,11 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def ask(corpus, tmp_path):
-    def make(mixers, seeds, *, steps=60, baseline="natural", **changes):
+    def make(mixers, seeds, *, steps=60, **rest):
         values = {"data": {"corpus": str(corpus.directory)}, "train": {"steps": steps}}
         config = parse_config(values | {"mixer": {"name": "natural"}}, "test")
-        methods = tuple(parse_methods(mixers, config, baseline))
-        planned = any(method.is_planned for method in methods)
-        made = Ask(
-            config=config,
-            proxy=default_proxy(config) if planned else None,
-            methods=methods,
-            seeds=tuple(seeds),
-            budget="tokens",
-            replan=False,
-            out=tmp_path / "out",
-            lab=tmp_path / "lab",
-        )
-        return replace(made, **changes)
+        folders = {"out": tmp_path / "out", "lab": tmp_path / "lab"}
+        return ask_of(config, mixers, seeds, **folders, **rest)
 
     return make
 

@@ -1,107 +1,21 @@
 """Whole comparisons of tiny runs, in this process."""
 
 import csv
-import gc
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from corpora import write_corpus
-from dograph.compare.ask import Ask
-from dograph.compare.methods import parse_methods
-from dograph.compare.session import run_compare
-from dograph.compare.table import tables
+from comparisons import STEPS, ask, made, printed, run_of
 from dograph.corpus.corpus import Corpus
-from dograph.errors import DographError, RunError
-from dograph.lab.jobs import Stopped, run_job
-from dograph.lab.planning import default_proxy
-from dograph.lab.pool import job_failed
-from dograph.models.build import build_model
+from dograph.errors import RunError
+from dograph.lab.jobs import Stopped
 from dograph.training.assembly import open_sampler
-from dograph.training.config import parse_config
-from dograph.training.flops import run_flops, step_flops
+from dograph.training.flops import run_flops
 from dograph.training.metrics import read_metrics
-from dograph.training.run_dir import RunDirectory
 from dograph.types import Mixture
-
-STEPS = 6
-
-
-class Here:
-    """A pool of this process: one job after another."""
-
-    def __init__(self, most=None):
-        self.made, self.most = [], most
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def run(self, jobs, on_done=None, on_start=None, on_death=None):
-        found = []
-        for job in jobs:
-            if self.most is not None and len(self.made) >= self.most:
-                raise Stopped(2)
-            if on_start is not None:
-                on_start(job)
-            try:
-                found.append(run_job(job))
-            except (DographError, ArithmeticError) as error:
-                raise job_failed(job, str(error)) from error
-            self.made.append(job.label)
-            if on_done is not None:
-                on_done(job, found[-1])
-        return found
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=0)
-    gc.collect()
-    gc.freeze()  # every run collects twice, and would look through all that was imported
-    folder = tmp_path_factory.mktemp("compare")
-    write_corpus(folder / "corpus")
-    yield folder
-    gc.unfreeze()
-
-
-def ask(place, mixers, *, out, seeds=(0, 1), budget="tokens", baseline="natural", **changes):
-    values = {
-        "data": {"corpus": str(place / "corpus"), "seq_len": 16},
-        "model": {"preset": "tiny"},
-        "mixer": {"name": "natural"},
-        "sketch": {"dim": 80},
-        "optim": {"warmup_steps": 2},
-        "train": {"steps": STEPS, "batch_size": 6, "device": "cpu"},
-        "eval": {"every": 0, "max_blocks": 4},
-        "checkpoint": {"every": 0},
-        "probe": {"rows": 0},
-    }
-    config = parse_config(values, "test")
-    methods = tuple(parse_methods(mixers, config, baseline))
-    planned = any(method.is_planned for method in methods)
-    asked = Ask(
-        config=config,
-        proxy=default_proxy(config) if planned else None,
-        methods=methods,
-        seeds=tuple(seeds),
-        budget=budget,
-        replan=False,
-        out=place / out,
-        lab=place / "lab",
-        command="dograph compare test",
-    )
-    return replace(asked, **changes)
-
-
-def made(asked, pool=None, say=lambda text: None):
-    return run_compare(asked, pool or Here(), say)
+from lab_runs import Here
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +23,6 @@ def cheap(place):
     asked = ask(place, "uniform,dograph[num_domains=2]", out="cheap")
     pool = Here()
     return asked, made(asked, pool), pool
-
-
-def run_of(place, out, cell):
-    return RunDirectory.open(place / out / "cells" / cell)
 
 
 def test_a_cell_is_a_run_for_every_method_and_seed(place, cheap):
@@ -218,10 +128,7 @@ def test_files(place, cheap):
 
 
 def test_tables_fit_into_a_hundred_columns(cheap):
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for table in tables(cheap[1]):
-        console.print(table)
-    text = console.export_text()
+    text = printed(cheap[1])
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
     for word in ("natural", "uniform", "gap", "FLOPs", "GiB", "alpha", "gamma"):
@@ -265,123 +172,3 @@ def test_other_settings_are_refused_by_name(place, cheap):
     fewer = tuple(m for m in asked.methods if m.label != "uniform")
     with pytest.raises(RunError, match=r"methods.uniform"):
         made(replace(asked, methods=fewer))
-
-
-def test_a_cell_that_fails_is_named_and_the_others_are_made(place):
-    asked = ask(place, "bad=compare_mixers:Breaks,uniform", out="failing", seeds=(0,))
-    findings = made(asked)
-    assert list(findings["failures"]) == ["bad-s0"]
-    assert "this mixer breaks" in findings["failures"]["bad-s0"]
-    by_label = {method["label"]: method for method in findings["methods"]}
-    assert by_label["bad"]["failed"] == ["bad-s0"]
-    assert by_label["uniform"]["differences"]["mean"]["seeds"] == 1
-    assert any(note.startswith("failed") for note in findings["notes"])
-    assert "bad (1 failed)" in _printed(findings)
-    pool = Here()
-    made(asked, pool)
-    assert pool.made == []  # tried again, and failed again; the others are there
-
-
-def _printed(findings):
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for table in tables(findings):
-        console.print(table)
-    return console.export_text()
-
-
-def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
-    asked = ask(place, "plan=compare_mixers:Scout", out="planned", seeds=(0, 1))
-    pool, said = Here(), []
-    findings = made(asked, pool, said.append)
-    assert "plan: note: one proxy alone" in said
-    assert "plan: advice: ask more" in said
-    assert pool.made[0] == "scout"
-    assert pool.made.count("scout") == 1
-    method = findings["methods"][1]
-    assert method["one_plan_for_all_seeds"]
-    weights = method["plans"][0]["weights"]
-    assert sorted(weights.values()) == [0.25, 0.25, 0.5]
-    for seed in (0, 1):
-        stored = run_of(place, "planned", f"plan-s{seed}").config().mixer
-        assert (stored.name, stored.options["weights"]) == ("static", weights)
-    natural, planned = findings["methods"]
-    corpus = Corpus(place / "corpus")
-    proxy = parse_config(
-        asked.proxy.model_dump(mode="json")
-        | {"train": asked.proxy.train.model_dump() | {"steps": 4}},
-        "proxy",
-    )
-    assert planned["flops"]["plan"] == run_flops(proxy, corpus)
-    assert planned["flops"]["total"] - natural["flops"]["total"] == planned["flops"]["plan"]
-    for cell in findings["cells"]:  # in every run, as each would need it
-        seconds = cell["seconds"]
-        assert seconds["total"] == seconds["train"] + seconds["plan"]
-        assert (seconds["plan"] > 0) == (cell["method"] == "plan")
-    assert any("one plan serves all seeds of plan" in note for note in findings["notes"])
-    assert "plan*" in _printed(findings)
-
-
-def test_equal_compute_gives_the_proxies_to_the_others(place):
-    asked = ask(
-        place, "plan=compare_mixers:Scout,dograph[num_domains=2]", out="compute", budget="compute",
-        seeds=(0,),
-    )  # fmt: skip
-    findings = made(asked)
-    natural, planned, sketched = findings["methods"]
-    corpus = Corpus(place / "corpus")
-    step = step_flops(asked.config, corpus)  # plain, of natural and of the planned
-    # The proxy's 4 steps are those of the same model: natural makes them instead.
-    assert planned["steps"] == [STEPS]
-    assert natural["steps"] == [STEPS + 4]
-    own = step_flops(asked.methods[2].config(asked.config), corpus)
-    assert sketched["steps"] == [int((STEPS + 4) * step / own)]
-    for method in findings["methods"]:
-        assert method["flops"]["total"] == pytest.approx((STEPS + 4) * step, rel=own / step / 8)
-    stored = run_of(place, "compute", "natural-s0").config()
-    assert (stored.train.steps, stored.optim.warmup_steps) == (10, 3)
-    rows = read_metrics(run_of(place, "compute", "natural-s0").metrics_file)
-    rates = [row["optim/lr"] for row in rows if "optim/lr" in row]
-    assert rates[-1] == pytest.approx(stored.optim.lr_end)
-
-
-@pytest.mark.slow
-def test_replanning_makes_one_plan_a_seed(place):
-    asked = ask(place, "plan=compare_mixers:Scout[steps=3]", out="replanned", replan=True)
-    pool = Here()
-    findings = made(asked, pool)
-    assert pool.made.count("scout") == 2
-    method = findings["methods"][1]
-    assert not method["one_plan_for_all_seeds"]
-    assert [plan["seed"] for plan in method["plans"]] == [0, 1]
-    files = sorted(path.name for path in (Path(asked.out) / "plans").glob("*.yaml"))
-    assert files == ["plan-s0.yaml", "plan-s1.yaml"]
-
-
-@pytest.mark.slow
-def test_a_plan_that_fails_takes_its_cells_alone(place):
-    said = []
-    asked = ask(place, "hopeless=compare_mixers:Hopeless,uniform", out="hopeless", seeds=(0,))
-    findings = made(asked, say=said.append)
-    assert list(findings["failures"]) == ["hopeless-s0"]
-    assert "its plan failed" in findings["failures"]["hopeless-s0"]
-    assert any("its plan failed" in line for line in said)
-    assert findings["methods"][2]["differences"]["mean"]["seeds"] == 1
-
-
-def test_a_folder_that_cannot_be_is_told(place):
-    (place / "file").write_text("")
-    asked = ask(place, "uniform", out="file", seeds=(0,))
-    with pytest.raises(RunError, match=r"cannot be written: .*; name another folder"):
-        made(asked)
-
-
-@pytest.mark.parametrize(
-    "mixer",
-    ["static[weights={alfa: 1}]", "scheduled[stages={0: {alpha: 1}, 3: {alfa: 1}}]"],
-)
-def test_sources_that_are_not_there_are_told_before_any_cell(place, mixer):
-    pool = Here()
-    asked = ask(place, f"wrong={mixer}", out="wrong", seeds=(0,))
-    with pytest.raises(DographError, match=r'wrong: .*"alfa".*did you mean "alpha"'):
-        made(asked, pool)
-    assert pool.made == []

@@ -4,15 +4,10 @@ Shapes: B samples, T tokens, V vocabulary.
 """
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from dograph.integrations.hf import attach
@@ -258,45 +253,3 @@ def test_the_warmup_is_a_share_of_the_trainers_steps(tmp_path):
     attach(trainer, mixer, dim=DIM)
     trainer.train()
     assert mixer.warmup_steps == 3
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {here!r})
-from safetensors.torch import save_file
-from dograph.integrations.hf import attach
-from trainers import dograph, make, parameters, rows
-world = int(sys.argv[1])
-for accumulation in (1, 2):
-    for mode in ("twopass", "head"):
-        folder = Path(sys.argv[2]) / f"{{mode}}-{{accumulation}}"
-        trainer = make(
-            folder, dataset=rows(32), gradient_accumulation_steps=accumulation,
-            per_device_train_batch_size=4 // world,
-        )
-        attach(trainer, dograph(), mode=mode, dim=80)
-        trainer.train()
-        if trainer.is_world_process_zero():
-            save_file(parameters(trainer.model), folder.with_suffix(".safetensors"))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    """DDP through the Trainer: the same world batches, the same weights."""
-    script = tmp_path / "run.py"
-    script.write_text(SCRIPT.format(here=str(Path(__file__).parents[2])))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for world, arguments in ((1, []), (2, launch)):
-        (tmp_path / str(world)).mkdir()
-        subprocess.run(
-            [sys.executable, *arguments, str(script), str(world), str(tmp_path / str(world))],
-            check=True,
-            env=environment,
-            timeout=280,
-        )
-    for one in sorted((tmp_path / "1").glob("*.safetensors")):
-        two = load_file(tmp_path / "2" / one.name)
-        assert furthest(two, load_file(one)) < 1e-5, one.name

@@ -1,20 +1,13 @@
 """Tables and verdicts from findings made by hand."""
 
-import json
-from dataclasses import replace
-from types import SimpleNamespace
-
 import pytest
 from scipy import stats
 
-from dograph.report.benchmarks import Request
-from dograph.reproduce import losses as of_losses
-from dograph.reproduce import paper, session, solving
+from dograph.reproduce import paper
 from dograph.reproduce.balances import balance
 from dograph.reproduce.costs import cost
 from dograph.reproduce.losses import model_scale, num_domains, objectives, validation_loss
 from dograph.reproduce.setup import differences
-from dograph.reproduce.solving import Solve, example_domains
 
 MEANS = {
     "uniform": 5.0,
@@ -144,27 +137,6 @@ def test_the_lowest_of_all_is_of_the_papers_methods_at_once(by_hand):
     assert (told.word, "against uniform" in told.line) == ("unclear", True)
 
 
-@pytest.mark.parametrize(
-    ("rivals", "word", "shown"),
-    [
-        ({"variance": (5, 6), "uncertainty": (4.5, 7), "alignment": (9, 9.5)}, "confirmed", "unc"),
-        ({"variance": (5, 6), "uncertainty": (3.9, 7), "alignment": (9, 9.5)}, "unclear", "unc"),
-        ({"variance": (1, 2.9), "uncertainty": (5, 7), "alignment": (9, 9.5)}, "opposite", "var"),
-        # one that is surely faster counts before one whose interval only begins lower
-        ({"variance": (2, 2.9), "uncertainty": (1, 7), "alignment": (9, 9.5)}, "opposite", "var"),
-    ],
-)
-def test_the_cheapest_solve_is_below_all_others(by_hand, monkeypatch, rivals, word, shown):
-    times = {name: Solve(sum(ends) / 2, *ends, {}) for name, ends in rivals.items()}
-    times["robust"] = Solve(3.3, 3.0, 4.0, {})
-    monkeypatch.setattr(of_losses, "solve_times", lambda device: times)
-    cells = by_hand.levels({"uniform": 5.0, "uncertainty": 4.9})
-    found = objectives(by_hand.study("objectives", by_hand.findings(cells)))
-    told = found.verdicts[-1]
-    assert (told.of, told.word) == ("robust", word)
-    assert f"3.300 [3.000,4.000] ms, {shown}" in told.line
-
-
 def test_objectives_with_their_solves(by_hand):
     means = {"uniform": 5.0, "variance": 5.2, "robust": 5.4, "alignment": 5.0, "uncertainty": 5.1}
     found = objectives(by_hand.study("objectives", by_hand.findings(by_hand.levels(means))))
@@ -180,25 +152,6 @@ def test_objectives_with_their_solves(by_hand):
     times = found.data["methods"]["robust"]["solve_ms"]
     assert 0 < times["low"] <= times["median"] <= times["high"]
     assert (times["num_domains"], times["blocks"]) == (11, 60)
-
-
-def test_solves_are_of_eleven_domains_that_all_have_samples():
-    domains = example_domains()
-    assert domains.gram_MM.shape == (11, 11)
-    assert bool(domains.present_M.all())
-
-
-def test_solves_are_told_in_milliseconds(monkeypatch):
-    """Every look at the clock is a quarter of a second after the last."""
-    now = iter(range(10_000))
-    clock = SimpleNamespace(perf_counter=lambda: next(now) / 4)
-    monkeypatch.setattr(solving, "time", clock)
-    monkeypatch.setattr(solving, "UNTIMED", 1)
-    monkeypatch.setattr(solving, "TIMED", 8)
-    times = solving.solve_times("cpu")
-    assert list(times) == list(paper.OBJECTIVES)
-    assert {(solve.low, solve.median, solve.high) for solve in times.values()} == {(250,) * 3}
-    assert times["robust"].record["blocks"] == 8
 
 
 def test_a_u_of_domains(by_hand):
@@ -277,39 +230,6 @@ def test_balance_is_the_spread_over_sources(by_hand):
     assert words(found)["dograph-paper", f"{says} (gap)"] == "confirmed"
     assert words(found)["dograph-paper", f"{says} (spread)"] == "confirmed"
     assert words(found)["dograph", f"{says} (gap)"] == "no verdict"
-
-
-def test_the_record_has_what_speaks_against_its_numbers(by_hand, tmp_path):
-    made = by_hand.findings(by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9}))
-    made["failures"] = {"doge-s10": "it broke"}
-    study = by_hand.study("balance", made)
-    _, record = session.finish(study, Request(), tmp_path, print)
-    assert "warning: b was read through 5.0 times" in record["notes"]
-    assert "a plain note" not in record["notes"]
-    assert record["failures"] == {"doge-s10": "it broke"}
-    assert record["evaluation"] is None
-    stored = json.loads((tmp_path / "reproduce.json").read_text())
-    assert stored["artefacts"]["balance"]["results"] == json.loads(json.dumps(record["results"]))
-
-
-def test_models_are_scored_on_the_device_that_they_were_trained_on(by_hand, tmp_path, monkeypatch):
-    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
-    task = {"acc": {"value": 0.5, "se": 0.1}, "primary": "acc"}
-    score = {"tasks": {"copa": task}, "average": {"value": 0.5, "se": 0.1}, "notes": []}
-    asked = []
-
-    def scores(findings, request, corpus, report):
-        asked.append(request)
-        return {cell["label"]: score for cell in cells}
-
-    monkeypatch.setattr(session, "evaluate_cells", scores)
-    monkeypatch.setattr(session, "Corpus", str)
-    settings = ("train.device=cpu",)
-    study = by_hand.study("gpt2-medium", by_hand.findings(cells), settings=settings)
-    request = Request(tasks=("copa",), limit="3", device="cuda")
-    _, record = session.finish(study, request, tmp_path, print)
-    assert asked == [replace(request, device="cpu")]
-    assert (record["evaluation"]["tasks"], record["evaluation"]["limit"]) == (["copa"], "3")
 
 
 def test_what_differs_is_told_from_the_settings(by_hand):

@@ -1,6 +1,5 @@
 """Whole artefacts of tiny runs, in this process: tables, reproduce.json, and going on."""
 
-import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,136 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from artefact_runs import LONGER, made, silent, wanted, write_place
 from corpora import write_corpus
 from dograph.analyses.probe import read_probe
 from dograph.compare.statistics import paired_difference
 from dograph.errors import ConfigError, CorpusError
-from dograph.models.build import build_model
-from dograph.models.files import save_model
 from dograph.report.benchmarks import Request
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
-from dograph.reproduce.asks import Wanted, build_asks
+from dograph.reproduce.asks import build_asks
 from dograph.reproduce.downstream import kept
-from dograph.reproduce.printing import print_outcome
 from dograph.reproduce.seen import composition
-from lab_runs import Here
-from text_inputs import prepare, text, write_jsonl
+from lab_runs import imports_frozen
 
-TINY = (
-    "model.preset=tiny",
-    "train.steps=4",
-    "train.batch_size=6",
-    "train.device=cpu",
-    "data.seq_len=32",
-    "eval.max_blocks=4",
-    "checkpoint.every=0",
-    "sketch.dim=80",
-)
-FIVE = {"text": ["rain", "snow", "ice", "fog"], "label": ["A", "B", "C", "D"]}
-QUESTIONS = {
-    "hellaswag/validation": {
-        "activity_label": "Alpha",
-        "ctx_a": "beta",
-        "ctx_b": "gamma",
-        "endings": ["delta", "zero", "alpha beta", "tab"],
-        "label": "1",
-    },
-    "piqa/validation": {"goal": "alpha", "sol1": "beta", "sol2": "gamma", "label": 0},
-    "openbookqa/test": {"question_stem": "alpha", "choices": FIVE, "answerKey": "C"},
-    "lambada_openai/test": {"text": "alpha beta gamma"},
-    "sciq/test": {
-        "support": "alpha",
-        "question": "beta",
-        "distractor1": "rain",
-        "distractor2": "snow",
-        "distractor3": "ice",
-        "correct_answer": "fog",
-    },
-    "arc_easy/test": {"question": "alpha", "choices": FIVE, "answerKey": "B"},
-    "copa/validation": {
-        "premise": "Alpha.",
-        "choice1": "Beta.",
-        "choice2": "Gamma.",
-        "question": "cause",
-        "label": 1,
-    },
-    "logiqa/test": {
-        "context": "alpha",
-        "question": "beta",
-        "options": ["w", "x", "y", "z"],
-        "label": "a",
-    },
-    "winogrande/validation": {
-        "sentence": "Ann beat Eve, so _ was glad.",
-        "option1": "Ann",
-        "option2": "Eve",
-        "answer": "1",
-    },
-}
+THREE = {"methods": "natural,dograph-paper", "seeds": "2"}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    model = build_model("tiny", vocab_size=300, seq_len=32, dropout=0.0, seed=0)
     folder = tmp_path_factory.mktemp("reproduce")
-    for number, source in enumerate(("one", "two")):
-        texts = [text(1000 * number + n, words=60) for n in range(60)]
-        write_jsonl(folder / "in" / f"{source}.jsonl", texts)
-    prepare(
-        folder / "corpus",
-        folder / "in",
-        tokenizer="bpe",
-        vocab_size=300,
-        validation_fraction=0.2,
-        workers=1,
-    )
-    for name, document in QUESTIONS.items():
-        file = folder / "benchmarks" / f"{name}.jsonl"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"{json.dumps(document)}\n" * 4)
-    save_model(
-        model, folder / "warm", folder / "corpus" / "tokenizer.json"
-    )  # imports what every run would
-    gc.collect()
-    gc.freeze()  # every run collects twice, and would look through all that was imported
-    yield folder
-    gc.unfreeze()
-
-
-def wanted(place, name, out, **more):
-    settings = (*TINY, *more.pop("settings", ()))
-    return Wanted(
-        artefact=find_artefact(name),
-        settings=settings,
-        corpus=str(place / "corpus"),
-        out=place / out,
-        lab=place / "lab",
-        command=f"dograph reproduce {name}",
-        **more,
-    )
-
-
-def silent(*_):
-    pass
-
-
-def made(asked, request=None):
-    """The outcome, what is stored of it, the text of the page, and what was trained."""
-    pool, request, asks = Here(), request or Request(), build_asks(asked)
-    session.check(asked, asks, request, silent)
-    study = session.train(asked, asks, pool, silent)
-    outcome, record = session.finish(study, request, asked.folder, silent)
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    print_outcome(console, asked.artefact, outcome, record)
-    stored = json.loads((asked.folder / "reproduce.json").read_text())
-    return outcome, stored, console.export_text(), [job.label for job in pool.asked]
-
-
-THREE = {"methods": "natural,dograph-paper", "seeds": "2"}
+    write_place(folder)
+    with imports_frozen():
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +183,7 @@ def test_domains_of_a_probe_are_counted_by_hand(place):
 
 @pytest.mark.slow
 def test_model_sizes_are_comparisons_of_their_own(place):
-    settings = tuple(s for s in TINY if not s.startswith("model"))
+    settings = tuple(s for s in LONGER if not s.startswith("model"))
     asked = replace(
         wanted(
             place, "model-scale", "sizes", methods="dograph-paper", seeds="1", sizes="tiny,demo"
@@ -339,15 +232,3 @@ def test_a_forecast_names_cells_steps_tokens_and_flops(place):
     assert "768 tokens a run" in lines[0]
     assert "24 cells: 8 methods x 3 seeds (10, 11, 12)" in lines[1]
     assert any("m15: 4 steps" in line and "FLOPs" in line for line in lines)
-
-
-def test_a_damaged_file_of_results_is_written_anew(tmp_path):
-    file = tmp_path / "reproduce.json"
-    for content in ("{", "[]", '{"format": "other", "artefacts": {"x": 1}}'):
-        file.write_text(content)
-        session.write_record(file, "cost", {"a": float("nan")})
-        assert json.loads(file.read_text())["artefacts"] == {"cost": {"a": None}}
-    session.write_record(file, "balance", {})
-    assert set(json.loads(file.read_text())["artefacts"]) == {"cost", "balance"}
-    session.write_record(file, "cost", {"a": 2})
-    assert json.loads(file.read_text())["artefacts"] == {"cost": {"a": 2}, "balance": {}}

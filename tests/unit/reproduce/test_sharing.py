@@ -1,41 +1,27 @@
 """Artefacts in a folder that holds more, or other things, than they are asked for."""
 
 import csv
-import gc
 import json
 from dataclasses import replace
 
 import pytest
 
+from artefact_runs import TINY
 from corpora import write_corpus
 from dograph.errors import ConfigError, RunError
-from dograph.models.build import build_model
 from dograph.report.benchmarks import Request
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import Wanted, build_asks
-from lab_runs import Here
+from lab_runs import Here, imports_frozen
 
-TINY = (
-    "model.preset=tiny",
-    "train.steps=2",
-    "train.batch_size=6",
-    "train.device=cpu",
-    "data.seq_len=16",
-    "eval.max_blocks=4",
-    "checkpoint.every=0",
-    "sketch.dim=80",
-)
 WIDE = "natural,plan=compare_mixers:Scout"
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    build_model("tiny", vocab_size=100, seq_len=16, dropout=0.0, seed=0)
-    gc.collect()
-    gc.freeze()  # every run collects twice, and would look through all that was imported
-    yield write_corpus(tmp_path_factory.mktemp("sharing") / "corpus")
-    gc.unfreeze()
+    with imports_frozen():
+        yield write_corpus(tmp_path_factory.mktemp("sharing") / "corpus")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
@@ -34,18 +33,12 @@ from edited_runs import (
 )
 from several_ranks import on_ranks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus") / "c")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

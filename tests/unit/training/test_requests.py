@@ -1,7 +1,6 @@
 """Another mixture asked for while a run trains: taken at one step, by all ranks, for good."""
 
 import pytest
-import torch
 
 from corpora import write_corpus
 from dograph.training.requests import Requests
@@ -23,18 +22,12 @@ from edited_runs import (
 )
 from several_ranks import on_ranks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus") / "c")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_request_is_taken_at_the_next_write_of_the_metrics(corpus, tmp_path):

@@ -1,0 +1,56 @@
+"""Comparisons of tiny runs, in this process."""
+
+from rich.console import Console
+
+from dograph.compare.ask import Ask
+from dograph.compare.methods import parse_methods
+from dograph.compare.session import run_compare
+from dograph.compare.table import tables
+from dograph.lab.planning import default_proxy
+from dograph.training.config import parse_config
+from dograph.training.run_dir import RunDirectory
+from lab_runs import Here
+
+STEPS = 6
+
+
+def ask_of(config, mixers, seeds, *, baseline="natural", **rest):
+    """An ask as the command makes it; without a budget, of equal tokens."""
+    methods = tuple(parse_methods(mixers, config, baseline))
+    planned = any(method.is_planned for method in methods)
+    given = {"budget": "tokens", "replan": False, **rest}
+    proxy = default_proxy(config) if planned else None
+    return Ask(config=config, proxy=proxy, methods=methods, seeds=tuple(seeds), **given)
+
+
+def ask(place, mixers, *, out, seeds=(0, 1), **rest):
+    """Runs of a tiny model on the corpus of `place`."""
+    values = {
+        "data": {"corpus": str(place / "corpus"), "seq_len": 16},
+        "model": {"preset": "tiny"},
+        "mixer": {"name": "natural"},
+        "sketch": {"dim": 80},
+        "optim": {"warmup_steps": 2},
+        "train": {"steps": STEPS, "batch_size": 6, "device": "cpu"},
+        "eval": {"every": 0, "max_blocks": 4},
+        "checkpoint": {"every": 0},
+        "probe": {"rows": 0},
+    }
+    folders = {"out": place / out, "lab": place / "lab"}
+    config = parse_config(values, "test")
+    return ask_of(config, mixers, seeds, command="dograph compare test", **folders, **rest)
+
+
+def made(asked, pool=None, say=lambda text: None):
+    return run_compare(asked, pool or Here(), say)
+
+
+def run_of(place, out, cell):
+    return RunDirectory.open(place / out / "cells" / cell)
+
+
+def printed(findings):
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    for table in tables(findings):
+        console.print(table)
+    return console.export_text()

@@ -1,0 +1,52 @@
+"""What reproduce.json keeps of an artefact."""
+
+import json
+from dataclasses import replace
+
+from dograph.report.benchmarks import Request
+from dograph.reproduce import session
+
+
+def test_the_record_has_what_speaks_against_its_numbers(by_hand, tmp_path):
+    made = by_hand.findings(by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9}))
+    made["failures"] = {"doge-s10": "it broke"}
+    study = by_hand.study("balance", made)
+    _, record = session.finish(study, Request(), tmp_path, print)
+    assert "warning: b was read through 5.0 times" in record["notes"]
+    assert "a plain note" not in record["notes"]
+    assert record["failures"] == {"doge-s10": "it broke"}
+    assert record["evaluation"] is None
+    stored = json.loads((tmp_path / "reproduce.json").read_text())
+    assert stored["artefacts"]["balance"]["results"] == json.loads(json.dumps(record["results"]))
+
+
+def test_models_are_scored_on_the_device_that_they_were_trained_on(by_hand, tmp_path, monkeypatch):
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
+    task = {"acc": {"value": 0.5, "se": 0.1}, "primary": "acc"}
+    score = {"tasks": {"copa": task}, "average": {"value": 0.5, "se": 0.1}, "notes": []}
+    asked = []
+
+    def scores(findings, request, corpus, report):
+        asked.append(request)
+        return {cell["label"]: score for cell in cells}
+
+    monkeypatch.setattr(session, "evaluate_cells", scores)
+    monkeypatch.setattr(session, "Corpus", str)
+    settings = ("train.device=cpu",)
+    study = by_hand.study("gpt2-medium", by_hand.findings(cells), settings=settings)
+    request = Request(tasks=("copa",), limit="3", device="cuda")
+    _, record = session.finish(study, request, tmp_path, print)
+    assert asked == [replace(request, device="cpu")]
+    assert (record["evaluation"]["tasks"], record["evaluation"]["limit"]) == (["copa"], "3")
+
+
+def test_a_damaged_file_of_results_is_written_anew(tmp_path):
+    file = tmp_path / "reproduce.json"
+    for content in ("{", "[]", '{"format": "other", "artefacts": {"x": 1}}'):
+        file.write_text(content)
+        session.write_record(file, "cost", {"a": float("nan")})
+        assert json.loads(file.read_text())["artefacts"] == {"cost": {"a": None}}
+    session.write_record(file, "balance", {})
+    assert set(json.loads(file.read_text())["artefacts"]) == {"cost", "balance"}
+    session.write_record(file, "cost", {"a": 2})
+    assert json.loads(file.read_text())["artefacts"] == {"cost": {"a": 2}, "balance": {}}
