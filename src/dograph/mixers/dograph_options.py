@@ -121,6 +121,8 @@ RECIPES: dict[str, DoGraphOptions] = {
     "paper": _PAPER,
     # The paper's domains under our objective: what did best on tuning seeds (docs/results.md).
     "recommended": replace(_PAPER, objective="precision"),
+    # No domains needed: each sample's gradient counts by its direction, w_j = |D_j| / n.
+    "inverse-norm": replace(_PAPER, objective={"name": "precision", "q": 0.0}, within="unit"),
 }
 
 

@@ -18,7 +18,7 @@ _PAPER = "recipe=paper,sampling=uniform"
 
 PROTOCOL = {
     "natural": "natural=natural",
-    "inverse-norm": f"inverse-norm=dograph[within=unit,{_EQUAL}]",
+    "inverse-norm": "inverse-norm=dograph[recipe=inverse-norm,sampling=uniform]",
     "uniform": "uniform=uniform",
     "dynamic-loss": "dynamic-loss=dynamic-loss[sampling=uniform]",
     "doremi": "doremi=doremi",

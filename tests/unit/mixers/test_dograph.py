@@ -80,13 +80,7 @@ def test_the_budget_keeps_its_floor():
 def test_within_unit_with_shares_as_weights_is_inverse_norm(norm_from):
     signals = batch()
     signals = replace(signals, block_norm_B=signals.block_norm_B.square())
-    mixer = DoGraph(
-        "paper",
-        num_domains=4,
-        objective={"name": "precision", "q": 0.0},
-        within="unit",
-        norm_from=norm_from,
-    )
+    mixer = DoGraph("inverse-norm", num_domains=4, norm_from=norm_from)
     norm = signals.block_norm_B if norm_from == "blocks" else signals.sketch_BK.norm(dim=1)
     norm = norm.clamp_min(0.1 * norm.median())
     expected = (1 / norm) / (1 / norm).sum()

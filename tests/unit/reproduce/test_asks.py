@@ -58,10 +58,7 @@ def test_the_protocol_draws_every_source_alike():
     assert list(by_label) == ["uniform", *(label for label in PROTOCOL if label != "uniform")]
     assert by_label["inverse-norm"] == {
         "name": "dograph",
-        "within": "unit",
-        "objective": {"name": "precision", "q": 0},
-        "effective_floor": None,
-        "warmup": 0,
+        "recipe": "inverse-norm",
         "sampling": "uniform",
     }
     assert by_label["dograph-paper"] == {
