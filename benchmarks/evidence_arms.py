@@ -15,6 +15,7 @@ PLANS = Path(__file__).parent / "results" / "plans"
 TUNING, REPORTED = (0, 1, 2), (10, 11, 12, 13, 14)
 TUNING_STEPS, REPORTED_STEPS = 400, 700
 
+# With domains that persist, so that weights may follow them; the first ten steps are equal.
 UNIT = [
     "mixer.name=dograph",
     "mixer.recipe=safe",
