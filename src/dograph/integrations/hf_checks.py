@@ -77,18 +77,20 @@ def check_mixer(mixer: Mixer, accumulation: int) -> None:
             f"{name} decides what to draw, but a Trainer draws from its train_dataset; use a mixer "
             "that weighs (DoGraph with realise=loss), or `dograph train`"
         )
-    lagged = isinstance(mixer, DoGraph) and mixer.scope.keeps_identity
+    kept = isinstance(mixer, DoGraph) and mixer.options.keep_shares
+    lagged = isinstance(mixer, DoGraph) and mixer.scope.keeps_identity and not kept
     if accumulation > 1 and mixer.needs and not lagged:
         raise ConfigError(
             f"gradient_accumulation_steps={accumulation}: {name} would have to weigh micro-batches "
-            "before it has seen them all, which DoGraph can with scope=stream or epoch; use that, "
-            "or one micro-batch a step"
+            "before it has seen them all, which DoGraph can with scope=stream or epoch"
+            f"{' and keep_shares=False' if kept else ''}; use that, or one micro-batch a step"
         )
 
 
 def check_sources(mixer: Mixer, sources: str | None, args: Any) -> None:
     """Refuse sources that would not arrive."""
-    if sources is None and "source" in mixer.needs and not isinstance(mixer, DoGraph):
+    only_reports = isinstance(mixer, DoGraph) and not mixer.options.keep_shares
+    if sources is None and "source" in mixer.needs and not only_reports:
         raise ConfigError(
             f"{type(mixer).__name__} needs the source of every sample; name the input that holds "
             "it: sources=..."

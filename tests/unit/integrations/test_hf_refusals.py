@@ -66,6 +66,13 @@ def test_what_cannot_be_attached_is_refused_by_name(tmp_path, make_trainer, mixe
         ({"label_smoothing_factor": 0.1}, dograph(), {}, "label_smoothing_factor=0.1"),
         ({"auto_find_batch_size": True}, dograph(), {}, "auto_find_batch_size"),
         ({"gradient_accumulation_steps": 2}, DoGraph("paper"), {}, "scope=stream or epoch"),
+        ({}, DoGraph(keep_shares=True), {}, "DoGraph needs the source of every sample"),
+        (
+            {"gradient_accumulation_steps": 2},
+            DoGraph("safe", keep_shares=True),
+            {},
+            "keep_shares=False; use that",
+        ),
         ({"gradient_accumulation_steps": 2}, Softest(), {}, "Softest would have to weigh"),
         ({"remove_unused_columns": True}, dograph(), {"sources": "s"}, "remove_unused_columns"),
     ],
