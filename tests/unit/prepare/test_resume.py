@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from disk_calls import DiskCalls
 from dograph.errors import CorpusError
 from dograph.prepare import finish, outputs, preparation, publish
 from dograph.prepare.inputs import archives, chunks
@@ -120,6 +121,27 @@ def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
         prepare_corpus(PrepareOptions(out=out, **options))
     prepare_corpus(PrepareOptions(out=out, **options))
     assert files_of(out) == truth
+
+
+def test_a_finished_corpus_keeps_files_that_a_replaced_one_had_too(tmp_path, job):
+    _, truth = job
+    staging, out = tmp_path / "staging", tmp_path / "true"
+    staging.mkdir()
+    (staging / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
+    publish.remove_replaced(staging, out)
+    assert files_of(out) == truth
+
+
+def test_a_corpus_is_on_disk_before_its_manifest(tmp_path, job, monkeypatch):
+    options, truth = job
+    disk = DiskCalls(monkeypatch)
+    prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
+    paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(paths) == len(truth)
+    for path in paths:
+        disk.assert_outlasts_a_crash(path)
+    last = max(paths, key=lambda path: disk.places("renamed", path)[-1])
+    assert last.name == "manifest.json"
 
 
 def test_other_options_are_refused_and_named(tmp_path, job, monkeypatch):
