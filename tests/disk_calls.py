@@ -9,16 +9,21 @@ class DiskCalls:
     """Watches os.fsync, os.rename and os.replace; files and folders are known by their inodes."""
 
     def __init__(self, monkeypatch):
-        self.calls = []
+        self.calls, self.kept = [], []
         for name in ("rename", "replace"):
             monkeypatch.setattr(os, name, self._watched(getattr(os, name)))
         fsync = os.fsync
 
         def forced(descriptor):
             self.calls.append(("forced", os.fstat(descriptor).st_ino))
+            self.kept.append(os.dup(descriptor))  # else a later file may get a dead one's inode
             fsync(descriptor)
 
         monkeypatch.setattr(os, "fsync", forced)
+
+    def __del__(self):
+        for descriptor in self.kept:
+            os.close(descriptor)
 
     def _watched(self, rename):
         def call(old, new):

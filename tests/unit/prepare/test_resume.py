@@ -144,6 +144,19 @@ def test_a_corpus_is_on_disk_before_its_manifest(tmp_path, job, monkeypatch):
     assert last.name == "manifest.json"
 
 
+def test_what_a_journal_speaks_of_is_on_disk_before_it(tmp_path, job, monkeypatch):
+    disk = DiskCalls(monkeypatch)
+    prepare_until(job[0], tmp_path / "out", 15, monkeypatch, commit=True)
+    journal = tmp_path / "out" / ".preparing" / "journal.json"
+    disk.assert_outlasts_a_crash(journal)
+    written = disk.places("renamed", journal)[-1]
+    own = [path for path in journal.parent.rglob("*") if path.is_file()]
+    spoken_of = [p for p in own if p.suffix in (".tokens", ".documents") or p.stem == "repairs"]
+    assert len(spoken_of) > 6
+    for path in spoken_of:
+        assert min(disk.places("forced", path), default=written) < written, path
+
+
 def test_other_options_are_refused_and_named(tmp_path, job, monkeypatch):
     options, truth = job
     out = tmp_path / "out"
