@@ -140,6 +140,16 @@ def test_an_absent_domain_does_not_count():
     assert torch.equal(solve_qp(quadratic, linear, none), torch.zeros(5, dtype=torch.float64))
 
 
+def test_only_the_symmetric_part_of_the_quadratic_counts():
+    quadratic, linear = problem(np.random.default_rng(0), 5, slope=0.05)
+    upper = torch.ones_like(quadratic).triu(1) * quadratic.abs().max()
+    skewed, present = quadratic + upper - upper.T, torch.ones(5, dtype=torch.bool)
+    weight = solve_qp(quadratic, linear, present)
+    assert int((weight > 0).sum()) > 1
+    torch.testing.assert_close(solve_qp(skewed, linear, present), weight)
+    assert float(relative_gap(skewed, linear, weight, present)) < 3e-7
+
+
 def test_not_finite_in_not_finite_out():
     quadratic, linear = problem(np.random.default_rng(0), 3)
     quadratic[0, 1] = torch.nan

@@ -10,6 +10,7 @@ from dograph.compare.statistics import (
     Blocks,
     Difference,
     Interval,
+    Resampled,
     claim,
     holm,
     paired_difference,
@@ -210,3 +211,11 @@ def test_coverage_over_items(sizes, share):
     assert np.mean(ratios) == pytest.approx(0.99, abs=0.012)
     assert hits == pytest.approx(normal, abs=0.02 * number)
     assert hits / number == pytest.approx(share, abs=0.035)
+
+
+def test_an_interval_leaves_out_a_fortieth_at_either_end():
+    """Differences from 0 to 100 nats, averaged over two seeds that are 1 nat apart."""
+    figure_RMN = np.zeros((101, 2, 2))
+    figure_RMN[:, 1] = np.arange(101.0)[:, None] + [-0.5, 0.5]
+    found = Resampled(np.zeros((101, 2, 2, 1)), ["a"]).interval(figure_RMN, 1, 0)
+    assert (found.low, found.high) == pytest.approx((2.5, 97.5))

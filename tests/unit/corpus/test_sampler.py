@@ -9,6 +9,7 @@ import pytest
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.loader import Loader, rank_slice
+from dograph.corpus.quota import advance
 from dograph.corpus.sampler import Sampler
 from dograph.corpus.weight_log import WAYPOINT_STEPS, WeightLog
 from dograph.errors import ConfigError, RunError
@@ -104,6 +105,18 @@ def test_a_late_step_is_found_from_the_nearest_waypoint(corpus):
     assert time.perf_counter() - start < 0.5  # counting from step 0 would take far longer
 
 
+def test_waypoints_change_nothing(corpus):
+    """Counts are those of one quota from the first step on, and no mixture begins at a waypoint."""
+    sampler = open_sampler(corpus, mixture=Mixture.normalised({"alpha": 1, "beta": 2, "gamma": 4}))
+    weight_S, steps = np.array([1, 2, 4]) / 7, 2 * WAYPOINT_STEPS + 9
+    count_S = np.zeros(3, dtype=np.int64)
+    for _ in range(steps):
+        count_S = advance(count_S, weight_S, 10)
+    assert sampler.drawn(steps).tolist() == count_S.tolist()
+    assert len(sampler.log.entries) == 3
+    assert {entry.base_step for entry in sampler.log.entries} == {0}
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_any_world_size_sees_the_same_samples(corpus, world_size):
     sampler = open_sampler(corpus)
@@ -154,13 +167,16 @@ def test_strata_share_their_source_by_tokens(tmp_path):
     assert np.allclose(one, [0, 0.5, 0, 1 / 6, 1 / 6, 1 / 6, 0, 0, 0])
 
 
-def test_errors_name_what_is_wrong(corpus):
+def test_errors_name_what_is_wrong(corpus, tmp_path):
     sampler = open_sampler(corpus)
     with pytest.raises(ConfigError, match=r'"alfa".*did you mean "alpha"'):
         sampler.weights_of(Mixture({"alfa": 1.0}))
     short = Sampler(corpus.train, seq_len=2000, batch_size=4, seed=0)
     with pytest.raises(ConfigError, match=r'"gamma" holds 1000 tokens.*seq_len=2000'):
         short.weights_of(EQUAL)
+    (tmp_path / "weights.jsonl").write_text(sampler.log.dump())
+    with pytest.raises(RunError, match=r"line 1 names the strata .*another corpus"):
+        WeightLog.load(tmp_path / "weights.jsonl", sampler.names[::-1])  # draws go by their order
     sampler.remix(9, EQUAL, "test")
     with pytest.raises(RunError, match="rewrite the past"):
         sampler.remix(3, EQUAL, "test")

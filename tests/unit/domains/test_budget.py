@@ -122,6 +122,18 @@ def test_kept_shares_by_hand():
     torch.testing.assert_close(keep_shares(weight_B, source_B), expected_B)
 
 
+def test_bounds_are_taken_in_their_order():
+    """Directions first, then the sources' shares, and the cap after both."""
+    weight_B, source_B = torch.tensor([0.4, 0.1, 0.3, 0.2]), torch.tensor([0, 0, 0, 1])
+    norm_B = torch.tensor([4.0, 1.0, 1.0, 2.0])
+    inside_B = torch.tensor([0.1, 0.1, 0.3]) / 0.5 * 0.75  # 0.4 / 4, 0.1 / 1 and 0.3 / 1
+    kept_B = torch.cat((inside_B, torch.tensor([0.25])))
+    torch.testing.assert_close(Budget().hold(weight_B, norm_B, source_B), kept_B)
+    held_B = Budget(cap=1.2).hold(weight_B, norm_B, source_B)
+    # 0.15 is cut off, and a third of it would lift the last one to its cap: two share the rest.
+    torch.testing.assert_close(held_B, torch.tensor([0.2, 0.2, 0.3, 0.3]))
+
+
 def test_impossible_bounds_are_refused():
     for rho in (0.0, 1.1, torch.nan):
         with pytest.raises(ConfigError, match=r"\(0, 1\]"):

@@ -190,6 +190,14 @@ def test_small_domains_dissolve_into_the_nearest():
     assert cluster(near_BK, 4, min_size=100).label_B.tolist() == [0] * 9
 
 
+def test_rows_that_are_not_finite_make_no_domain_large():
+    """Two samples in the middle, where rows that are not finite lie as well."""
+    point_BK = torch.tensor([-10.0, -10, -10, -10, -1, 1, 10, 10, 10, 10, torch.nan, torch.nan])
+    assert cluster(point_BK[:, None], 3).label_B.tolist() == [0] * 4 + [2] * 2 + [1] * 4 + [0] * 2
+    merged = cluster(point_BK[:, None], 3, min_size=3)
+    assert merged.label_B.tolist() == [0] * 5 + [1] * 5 + [0] * 2
+
+
 def test_empty_domains_take_different_farthest_samples():
     point_BK = torch.tensor([[0.0], [1.0], [2.0], [9.0], [5.0]], dtype=torch.float64)
     one_B = torch.ones(5, dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from dograph.domains.scope import KMeans
-from dograph.domains.stream import StreamScope
+from dograph.domains.stream import FIT_BATCHES, StreamScope
 
 SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 
@@ -37,6 +37,14 @@ def test_the_centre_is_the_decayed_mean_of_directions():
     torch.testing.assert_close(got_K, total_K / total)
     row_K = batches[0][0] / batches[0][0].norm() - total_K / total
     torch.testing.assert_close(scope._directions(batches[0])[0], row_K / row_K.norm())
+
+
+def test_domains_are_found_over_the_last_batches_and_no_others():
+    scope, batches = stream(2), [normal(6, 5, seed=step) for step in range(23)]
+    for step, sketch_BK in enumerate(batches):
+        scope.assign(sketch_BK, step, 0)
+        scope.observe(sketch_BK, step)
+    assert torch.equal(torch.cat(scope.pool), torch.cat(batches[-FIT_BATCHES:]))
 
 
 def known(scope, count_M, direction_MK):
@@ -94,6 +102,33 @@ def test_a_refit_is_taken_where_it_fits_better_and_keeps_the_numbers(monkeypatch
         expected = new[name][order] if better else before[name]
         assert torch.equal(scope.sums[name], expected), name
     assert torch.equal(scope.sums["direction_MK"].argmax(dim=1), torch.arange(3))
+
+
+@pytest.mark.parametrize(("gains", "taken"), [([0.7, -0.3, -0.2, -0.1], False), ([0.03] * 4, True)])
+def test_a_gain_within_its_standard_error_is_none(monkeypatch, gains, taken):
+    scope = stream(1)
+    old_MK, new_MK = torch.eye(2, 3)[:1], torch.eye(2, 3)[1:]
+    before = known(scope, [3.0], old_MK)
+    monkeypatch.setattr(scope, "_fitted", lambda step: {**before, "direction_MK": new_MK})
+    near_B = torch.full((4,), 0.2) + torch.tensor([0.0, 0.3, 0.2, 0.1])
+    far_B = near_B + torch.tensor(gains)
+    rest_B = (1 - near_B.square() - far_B.square()).sqrt()
+    scope._refit(torch.stack((near_B, far_B, rest_B), dim=1), 0)
+    assert torch.equal(scope.sums["direction_MK"], new_MK if taken else old_MK)
+
+
+def test_a_refit_is_judged_by_a_batch_that_nobody_has_seen(monkeypatch):
+    scope, seen = stream(3, refit_every=1), []
+    before = known(scope, [3.0, 4.0, 5.0], torch.eye(3, 4))
+
+    def look(direction_BK, step):
+        seen.append(len(scope.pool))
+        assert all(torch.equal(scope.sums[name], before[name]) for name in SUMS)
+
+    monkeypatch.setattr(scope, "_refit", look)
+    scope.observe(normal(6, 4), 0)
+    assert seen == [0]
+    assert float(scope.sums["count_M"].sum()) == pytest.approx(12 * scope.decay + 6)
 
 
 def test_statistics_of_two_domains_are_those_of_their_samples():

@@ -66,6 +66,12 @@ def test_a_text_shorter_than_a_block_is_still_measured(corpus):
     assert set(run(model, blocks_of(corpus, 5000, 9))) == {"alpha", "beta"}
 
 
+def test_a_long_text_counts_by_its_predictions():
+    blocks = {"a": [np.arange(6), np.full(3, 9)], "b": [np.full(4, 2)]}
+    got = run(lambda token_bT: token_bT[:, -1].float(), blocks)  # losses of 5, 9 and 2 nats
+    assert got == pytest.approx({"a": (5 * 5 + 2 * 9) / 7, "b": 2.0})
+
+
 def in_ranks(model, blocks, world_size):
     """Losses of every block, computed by ranks one after another and added up."""
     parts = []

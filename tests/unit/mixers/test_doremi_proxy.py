@@ -107,6 +107,7 @@ def test_excess_of_the_means():
 def test_state_goes_on_where_it_stopped():
     rng = np.random.default_rng(1)
     steps = [signals(rng.random(5).tolist(), rng.integers(0, 4, 5).tolist(), n) for n in range(130)]
+    steps[77] = signals(rng.random(5).tolist(), [0, 0, 1, 1, 2], 77)  # d is as it was before
     whole = DoReMiProxy(sources=NAMES, eta=0.01)
     for n, seen in enumerate(steps):
         if n == 77:

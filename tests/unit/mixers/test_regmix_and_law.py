@@ -7,7 +7,7 @@ import pytest
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import ProxyResult
-from dograph.mixers.mixing_law import MixingLaw
+from dograph.mixers.mixing_law import MixingLaw, _curve
 from dograph.mixers.registry import build_mixer
 from dograph.mixers.regmix import RegMix
 
@@ -88,6 +88,14 @@ def test_regmix_comes_near_it_and_says_why():
     assert {row["top"] for row in mixer.findings["simulation"]["sensitivity"]} >= {1, 128}
 
 
+def test_regmix_averages_as_many_of_as_many_draws_as_it_is_told():
+    """All of them: the mean of the prior, which is the natural mixture."""
+    mixer = RegMix(num_proxies=16, surrogate="linear", max_epochs=None, draws=4000, top=4000)
+    natural = {"web": 0.6, "code": 0.3, "books": 0.1}
+    assert dict(mixer.plan(Lab()).weights) == pytest.approx(natural, abs=0.02)
+    assert mixer.findings["simulation"]["top"] == 4000
+
+
 def test_all_proxies_start_alike_and_draw_what_the_generator_says():
     lab = Lab()
     RegMix(num_proxies=16, seed=5, draws=1000).plan(lab)
@@ -106,9 +114,10 @@ def test_no_source_is_read_through_more_often_than_allowed():
         weights = mixer.plan(Lab()).weights
         for name, cap in caps.items():
             assert weights[name] <= cap + 1e-6
-    assert MixingLaw(num_proxies=24, max_epochs=0.5).plan(Lab()).weights == pytest.approx(
-        best(EQUAL, caps), abs=0.02
-    )
+    for target, shares in (("mean", EQUAL), ("books", {"books": 1.0})):
+        weights = MixingLaw(num_proxies=24, target=target, max_epochs=0.5).plan(Lab()).weights
+        assert weights == pytest.approx(best(shares, caps), abs=0.02)
+    assert weights["books"] == pytest.approx(caps["books"])  # which would take all
 
 
 @pytest.mark.parametrize(
@@ -152,6 +161,14 @@ def test_nested_laws_reach_the_tokens_and_the_size_of_the_run():
     # Step and size laws add up here, so nesting is right only in c; held to a hundredth.
     assert mixer.table.loss_NV[0] == pytest.approx(expected, abs=0.02)
     assert mixer.findings["nested"]["step_held_out"] < 0.01
+
+
+def test_a_step_law_leaves_the_first_third_of_a_curve_alone():
+    curve = [(n, {"web": 9.0 - n / 100}) for n in range(10, 100, 10)]
+    result = ProxyResult({"web": 8.1}, curve, {}, "", 1, 9000)
+    tokens_X, loss_X = _curve(result, "web")
+    assert tokens_X == pytest.approx([3000, 4000, 5000, 6000, 7000, 8000, 9000])
+    assert loss_X == pytest.approx([8.7, 8.6, 8.5, 8.4, 8.3, 8.2, 8.1])
 
 
 def test_nested_steps_alone():

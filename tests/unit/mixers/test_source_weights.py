@@ -86,6 +86,14 @@ def test_a_path_is_thinned_out_as_it_grows(steps, counts_first):
     assert len(set(gaps.tolist())) <= 1
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_never_taken(bad):
+    learnt = follow(1)
+    learnt.update(torch.tensor([bad, 0.5], dtype=torch.float64), YES)
+    assert learnt.weight_S.tolist() == [0.5, 0.5]
+    assert learnt.average_S.tolist() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("steps", [2, 30, 1000])
 def test_drift_is_how_far_the_average_moved_in_the_last_tenth(steps):
     learnt = follow(steps)

@@ -120,6 +120,11 @@ def test_every_source_of_two_texts_has_both_sides(tmp_path, tokenizer, fraction)
         assert not set(train) & set(held_out)
     moved = "validation" if fraction < 0.5 else "train"
     assert len(found[moved, "many"]) == 1
+    nearer = 0.1 if fraction < 0.5 else 0.9  # moves it as one of the first
+    prepare(tmp_path / "nearer", paths[0], tokenizer=tokenizer, validation_fraction=nearer)
+    others = read_back(tmp_path / "nearer")[moved, "many"]
+    assert 1 < len(others) < 15
+    assert found[moved, "many"][0] in others
     records = origins(tmp_path / "out", moved)["many"]
     assert [texts["many"][record] for _, record in records] == found[moved, "many"]
 

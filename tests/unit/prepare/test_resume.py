@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from disk_calls import DiskCalls
 from dograph.errors import CorpusError
 from dograph.prepare import finish, outputs, preparation, publish
 from dograph.prepare.inputs import archives, chunks
@@ -120,6 +121,40 @@ def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
         prepare_corpus(PrepareOptions(out=out, **options))
     prepare_corpus(PrepareOptions(out=out, **options))
     assert files_of(out) == truth
+
+
+def test_a_finished_corpus_keeps_files_that_a_replaced_one_had_too(tmp_path, job):
+    _, truth = job
+    staging, out = tmp_path / "staging", tmp_path / "true"
+    staging.mkdir()
+    (staging / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
+    publish.remove_replaced(staging, out)
+    assert files_of(out) == truth
+
+
+def test_a_corpus_is_on_disk_before_its_manifest(tmp_path, job, monkeypatch):
+    options, truth = job
+    disk = DiskCalls(monkeypatch)
+    prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
+    paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(paths) == len(truth)
+    for path in paths:
+        disk.assert_outlasts_a_crash(path)
+    last = max(paths, key=lambda path: disk.places("renamed", path)[-1])
+    assert last.name == "manifest.json"
+
+
+def test_what_a_journal_speaks_of_is_on_disk_before_it(tmp_path, job, monkeypatch):
+    disk = DiskCalls(monkeypatch)
+    prepare_until(job[0], tmp_path / "out", 15, monkeypatch, commit=True)
+    journal = tmp_path / "out" / ".preparing" / "journal.json"
+    disk.assert_outlasts_a_crash(journal)
+    written = disk.places("renamed", journal)[-1]
+    own = [path for path in journal.parent.rglob("*") if path.is_file()]
+    spoken_of = [p for p in own if p.suffix in (".tokens", ".documents") or p.stem == "repairs"]
+    assert len(spoken_of) > 6
+    for path in spoken_of:
+        assert min(disk.places("forced", path), default=written) < written, path
 
 
 def test_other_options_are_refused_and_named(tmp_path, job, monkeypatch):

@@ -88,6 +88,21 @@ def test_equal_weights_are_the_plain_step(tiny, token_BT, model, half_nll, place
         assert off < 2 * ROUNDING, name
 
 
+def test_a_gradient_that_was_not_rounded_is_not_by_its_weights(tiny, token_BT, model):
+    """Autocast around the weighted backward alone."""
+    token_BT, weight_B = token_BT[:4], torch.tensor([0.1, 0.2, 0.3, 0.4])
+    found = []
+    for around in (nullcontext(), autocast()):
+        sketcher = Sketcher(model, mode="full", dim=80)
+        with sketcher.record(token_BT):
+            sketch = sketcher.sketch(tiny.nll(model, token_BT))
+            with around:
+                sketch.pending.backward(weight_B)
+        found.append(tiny.gradients(model))
+    expected, got = found
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize("first", ["half", "single"])
 def test_a_sketcher_goes_from_one_precision_to_another(tiny, token_BT, model, first):
     """What it keeps between batches is of their precision: the second is as if it came first."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from corpora import write_corpus
+from disk_calls import DiskCalls
 from dograph.corpus.corpus import Corpus
 from dograph.errors import RunError
 from dograph.mixers.base import Mixer
@@ -94,6 +95,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(parts, monkeypatch):
     monkeypatch.undo()
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"]
     read_checkpoint(run, 1, make())
+
+
+def test_a_checkpoint_is_on_disk_before_it_has_its_name(parts, monkeypatch):
+    make, run = parts
+    disk = DiskCalls(monkeypatch)
+    write_checkpoint(run, 1, make(), None)
+    disk.assert_outlasts_a_crash(run.checkpoint(1))
 
 
 def test_another_corpus_is_refused(parts):

@@ -1,6 +1,7 @@
 """Another mixture on the way: the run is that of a schedule which knew of it."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -12,7 +13,8 @@ from dograph.errors import ConfigError, RunError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.training.assembly import open_sampler
-from dograph.training.edit_record import edits_of, read_edits
+from dograph.training.edit_record import edits_of, in_force, parse_edits, read_edits
+from dograph.training.offers import Offer
 from dograph.training.run_dir import RunDirectory
 from dograph.types import Mixture
 from edited_runs import (
@@ -22,6 +24,7 @@ from edited_runs import (
     assert_same,
     begin,
     configured,
+    edit_of,
     finish,
     go_on,
     go_on_on_ranks,
@@ -165,15 +168,39 @@ def test_samples_are_those_of_the_new_log(corpus, tmp_path, mixer):
         assert np.array_equal(ids.block_B, expected.block_B)
 
 
-def test_a_schedule_takes_over_again_at_its_next_stage(corpus, tmp_path):
+@pytest.mark.parametrize("first", [{0: FIRST}, {0: FIRST, 7: THIRD}], ids=["later", "here too"])
+def test_a_schedule_takes_over_again_at_its_next_stage(corpus, tmp_path, first):
+    """Of a stage that begins where the edit is made, nothing is seen."""
     directory = tmp_path / "run"
-    stages = f"mixer.stages={json.dumps({0: FIRST, 9: THIRD})}"
+    stages = f"mixer.stages={json.dumps({**first, 9: THIRD})}"
     stop_after(begin(corpus, directory, stages, mixer="scheduled"), 7)
     trainer = go_on(directory, write(tmp_path / "m.yaml", SECOND))
     assert trainer.edits.due[7].line.endswith("; the schedule's next stage: after 9")
     finish(trainer)
     whole = scheduled(corpus, tmp_path / "whole", {0: FIRST, 7: SECOND, 9: THIRD})
     assert_same(directory, whole)
+
+
+def test_an_edit_that_cannot_be_written_down_is_not_made(stopped, monkeypatch):
+    trainer = go_on(stopped)
+    before = trainer.state.sampler.log.dump()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    offer = Offer("by hand", Mixture(SECOND), None, [])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="mixture stays as it was"):
+        trainer.edits.make(7, offer, "mix")
+    assert trainer.state.sampler.log.dump() == before
+    assert trainer.edits.due == {}
+    trainer.run.unlock()
+
+
+def test_an_edit_holds_unless_a_later_line_is_of_its_step_or_an_earlier_one():
+    lines = [(3, SECOND), (7, FIRST), (9, SECOND), (7, THIRD)]
+    edits = in_force(parse_edits("".join(edit_of(step, weights) for step, weights in lines)))
+    assert [(edit.step, edit.weights) for edit in edits] == [(3, SECOND), (7, THIRD)]
 
 
 class Restless(Mixer):

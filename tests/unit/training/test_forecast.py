@@ -11,6 +11,7 @@ from dograph.training.assembly import open_model, open_sampler
 from dograph.training.forecast import activation_bytes, forecast, planned_epochs, repeat_warnings
 from dograph.training.lab import open_lab
 from dograph.training.presets import resolve_config
+from dograph.types import Mixture
 
 
 @pytest.fixture
@@ -53,6 +54,10 @@ def test_a_schedule_is_followed_through_all_its_stages(corpus):
     sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
     epochs = planned_epochs(config, sampler, mixer)
     assert epochs == pytest.approx({"alpha": 100 / 187, "beta": 0.0, "gamma": 200 / 31})
+    sampler.remix(10, Mixture({"beta": 1.0}), "edited")  # in place of the stage that begins there
+    edited = planned_epochs(config, sampler, mixer)
+    assert edited["gamma"] == 0
+    assert edited["beta"] == pytest.approx(200 / int(sampler.blocks_S[1]))
 
 
 def test_a_pretrained_model_is_forecast_from_its_shape(corpus, tmp_path):

@@ -1,5 +1,7 @@
 """Another mixture asked for while a run trains: taken at one step, by all ranks, for good."""
 
+import os
+
 import pytest
 
 from corpora import write_corpus
@@ -127,3 +129,30 @@ def test_one_side_wins_a_request(tmp_path):
     assert requests.withdraw("two")
     assert requests.claim() is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_that_comes_while_a_request_is_taken_back_stays(tmp_path, monkeypatch):
+    """Between the look at the request and the rename."""
+    requests = Requests(tmp_path)
+    requests.place(request_of("one", FIRST))
+    read = requests.read
+
+    def too_early():
+        found = read()
+        requests.reply({"identity": "one", "step": 3})
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "read", too_early)
+        assert not requests.withdraw("one")
+    assert requests.read() == {"identity": "one", "step": 3}
+    assert [path.name for path in tmp_path.iterdir()] == [requests.file.name]
+
+
+def test_the_request_of_somebody_else_is_not_even_moved(tmp_path, monkeypatch):
+    """Where it lay away for a moment, a newer one would be lost when it came back."""
+    requests = Requests(tmp_path)
+    requests.place(request_of("one", FIRST))
+    monkeypatch.delattr(os, "rename")
+    assert not requests.withdraw("another")
+    assert requests.read()["identity"] == "one"

@@ -3,6 +3,7 @@
 import torch
 
 from corpora import write_corpus
+from disk_calls import DiskCalls
 from dograph.training.metrics import sample_rows, step_rows
 from dograph.training.presets import resolve_config
 from dograph.training.run_dir import RunDirectory
@@ -88,3 +89,17 @@ def test_rows_can_be_asked_for_without_a_word_being_written(tmp_path):
     assert [file.read_text().count("\n") for file in written] == [2, 2]
     trainer.files.close()
     loader.close()
+
+
+def test_what_is_written_of_a_step_is_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
+    corpus, path = write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    trainer = start_run(
+        resolve_config(None, [f"data.corpus={corpus}", f"run={path}", *SETTINGS]), ALONE
+    )
+    trainer.files.open(0)
+    disk = DiskCalls(monkeypatch)
+    trainer.save()
+    saved = disk.places("renamed", trainer.run.checkpoint(0))[-1]
+    for file in (trainer.run.metrics_file, trainer.run.samples_file, trainer.run.graph_file):
+        assert min(disk.places("forced", file), default=saved) < saved, file
+    trainer.files.close()

@@ -126,14 +126,16 @@ def test_dropout_depends_on_seed_and_step_alone(corpus):
     assert torch.equal(*runs)
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
+@pytest.mark.parametrize("where", ["both", "loss", "gradient"])
 def test_a_non_finite_step_updates_nothing_from_then_on(corpus, where):
     step, loader, model = make(corpus, Mixer())
     step(loader.load(0), 0)
     before = [p.clone() for p in model.parameters()]
     embedding = model.model.get_input_embeddings().weight
-    if where == "loss":
+    if where == "both":
         handle = model.register_forward_hook(lambda *args: args[2] * torch.nan)
+    elif where == "loss":  # of a token that had no odds at all
+        handle = model.register_forward_hook(lambda *args: args[2] + torch.inf)
     else:
         handle = embedding.register_hook(lambda grad: grad * torch.inf)
     assert step(loader.load(1), 1).halted.item() == 1
