@@ -1,5 +1,6 @@
 """Durable files: a reader sees the old content or the new one, never a half-written one."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(
+            OSError
+        ):  # of a read-only disk: the first error is the one to tell
+            temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
