@@ -67,6 +67,7 @@ def test_what_cannot_be_attached_is_refused_by_name(tmp_path, make_trainer, mixe
         ({"auto_find_batch_size": True}, dograph(), {}, "auto_find_batch_size"),
         ({"gradient_accumulation_steps": 2}, DoGraph("paper"), {}, "scope=stream or epoch"),
         ({"gradient_accumulation_steps": 2}, Softest(), {}, "Softest would have to weigh"),
+        ({}, DoGraph("paper", keep_shares=True), {}, "needs the source of every sample"),
         ({"remove_unused_columns": True}, dograph(), {"sources": "s"}, "remove_unused_columns"),
     ],
 )
