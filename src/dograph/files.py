@@ -18,7 +18,9 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # what was asked for, not the temporary name
         with contextlib.suppress(
             OSError
         ):  # of a read-only disk: the first error is the one to tell

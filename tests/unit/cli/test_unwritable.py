@@ -36,8 +36,9 @@ def test_the_first_error_of_a_write_is_the_one_told(monkeypatch, tmp_path):
         raise OSError(errno.EROFS, "second")
 
     monkeypatch.setattr("pathlib.Path.unlink", unlink)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as found:
         write_text(tmp_path / "none" / "file", "")
+    assert found.value.filename == str(tmp_path / "none" / "file")
 
 
 def test_a_result_that_cannot_be_written_is_refused_first(tmp_path):
