@@ -76,7 +76,7 @@ def bench_of(path: Path) -> Bench:
         arms = [_arm(name, arm) for name, arm in found["arms"].items() if "ms" in arm]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--bench {path} is no file of `dograph bench`; make one: dograph bench --out bench.json"
+            f"--bench {path} is no file of `dograph bench`; make one with: dograph bench"
         ) from error
     return Bench(f"{options['model']}, {shape}, {device}", arms)
 
