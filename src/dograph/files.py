@@ -1,5 +1,6 @@
 """Durable files: a reader sees the old content or the new one, never a half-written one."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,8 +18,13 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # what was asked for, not the temporary name
+        with contextlib.suppress(
+            OSError
+        ):  # of a read-only disk: the first error is the one to tell
+            temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 

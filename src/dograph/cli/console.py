@@ -1,7 +1,10 @@
-"""How commands print: tables, and how long something takes."""
+"""How commands print: tables, and how long something takes; where they may write."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +20,21 @@ def open_console(width: int = PIPE_WIDTH) -> "Console":
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else width)
+
+
+def require_writable(out: Path) -> None:
+    """Refuse a file that cannot be written before the work, not after it; folders are made."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file in it")
+    trial = out.with_name(f".{out.name}.trial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror}; name another place with --out"
+        ) from error
 
 
 def duration(seconds: float) -> str:

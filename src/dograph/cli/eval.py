@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dograph.cli.console import open_console
+from dograph.cli.console import open_console, require_writable
 from dograph.cli.stages import shown
 from dograph.errors import CorpusError
 
@@ -100,11 +100,12 @@ def evaluate(
         dtype=dtype,
         max_length=max_length,
     )
-    with shown("texts", live=using == "builtin") as report:
-        found = evaluated(subject, request, corpus, report)
     file = out or subject.result_file
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(file)
+    with shown("texts", live=using == "builtin") as report:
+        found = evaluated(subject, request, corpus, report)
+    if file is not None:
         write_json(file, found.record)
     _print(found)
     print("the result was not kept; give --out FILE" if file is None else f"result: {file}")

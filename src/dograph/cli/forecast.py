@@ -34,12 +34,13 @@ def print_forecast(config: RunConfig) -> None:
     console.print(table)
 
     sources = Table(title=f"what {config.mixer.name} would draw")
-    for column in ("source", "weight", "times read through", ""):
+    many = any(epochs > config.data.warn_epochs for epochs in costs.epochs.values())
+    for column in ("source", "weight", "times read through", *([""] if many else [])):
         sources.add_column(column, justify="left" if column in ("source", "") else "right")
     for source, weight in costs.weights.items():
         epochs = costs.epochs[source]
         note = f"more than {config.data.warn_epochs:g}" if epochs > config.data.warn_epochs else ""
-        sources.add_row(source, f"{weight:.4f}", f"{epochs:.2f}", note)
+        sources.add_row(source, f"{weight:.4f}", f"{epochs:.2f}", *([note] if many else []))
     console.print(sources)
 
 

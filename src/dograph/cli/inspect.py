@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.console import open_console
+from dograph.cli.console import open_console, require_writable
 from dograph.cli.stages import shown
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def inspect(
         device=device,
         exclude=tuple(exclude or ()),
     )
+    require_writable(out / "inspection.json")
     with shown("rows") as report:
         found = inspect_model(request, report)
         found.save(out)

@@ -1,7 +1,9 @@
 """The `dograph` command."""
 
+import errno
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -26,6 +28,9 @@ from dograph.cli import (
 )
 from dograph.cli import eval as benchmarks
 from dograph.errors import DographError
+
+# What a disk answers to somebody who wants to write; a file that is not there is another thing.
+DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 
 app = typer.Typer(
     help="Mix pre-training data by what the model itself perceives.",
@@ -58,6 +63,14 @@ def main() -> None:
     try:
         app()
     except DographError as error:
-        rank = int(os.environ.get("RANK", "0"))
-        print(f"rank {rank}: error: {error}" if rank else f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in DISK or error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}; make room there, or name another place")
+
+
+def _fail(message: str) -> NoReturn:
+    rank = int(os.environ.get("RANK", "0"))
+    print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -116,9 +116,12 @@ def plan(
     Ctrl-C, a kill or a crash the same command goes on. docs/plan.md tells more.
     """  # noqa: D301
     from dograph.cli.plan_table import TableOptions, plan_from_table
+    from dograph.mixers.registry import require_method
 
     settings = settings or []
     table_plan = from_table is not None
+    if not table_plan:
+        require_method(method)  # first of all, and before torch is imported: that takes seconds
     _check_out(out, [] if table_plan else table_files(out), force=force or dry_run)
     options = TableOptions(target or [], test_table, surrogate, prior, cap or [], max_epochs, top)
     if from_table is not None:
@@ -163,10 +166,8 @@ def _refuse(*given: bool) -> None:
 
 def _resolved(method: str, settings: list[str]) -> "RunConfig":
     """The run to plan for, its mixer being the method."""
-    from dograph.mixers.registry import require_method
     from dograph.training.presets import resolve_config
 
-    require_method(method)  # before torch is imported: that takes seconds
     name, own = split_settings(settings)
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")

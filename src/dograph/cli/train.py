@@ -1,5 +1,6 @@
 """dograph train: from a corpus to a model and a run directory."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -80,12 +81,21 @@ def train(
 
         print_forecast(config)
         return
+    _announce(config, resumes=resume is not None)
     from dograph.training.world import open_world
 
     with open_world(config.train.device) as world:
         asked = _run(config, world, resume=resume is not None, mixture=mixture)
     if asked:
         sys.exit(128 + asked)
+
+
+def _announce(config: "RunConfig", *, resumes: bool) -> None:
+    """What is about to begin: torch, the corpus and the model take seconds to load."""
+    if os.environ.get("RANK", "0") == "0":
+        begins = "goes on" if resumes else f"{config.train.steps} steps"
+        what = f"on {config.data.corpus}, mixer {config.mixer.name}"
+        print(f"{config.run}: {begins} {what}; loading", file=sys.stderr)
 
 
 def _check_mixture(mixture: str | None, resume: Path | None, *, looks: bool) -> None:

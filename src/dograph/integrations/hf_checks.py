@@ -89,8 +89,8 @@ def check_mixer(mixer: Mixer, accumulation: int) -> None:
 
 def check_sources(mixer: Mixer, sources: str | None, args: Any) -> None:
     """Refuse sources that would not arrive."""
-    only_reports = isinstance(mixer, DoGraph) and not mixer.options.keep_shares
-    if sources is None and "source" in mixer.needs and not only_reports:
+    needed = mixer.options.keep_shares if isinstance(mixer, DoGraph) else "source" in mixer.needs
+    if sources is None and needed:
         raise ConfigError(
             f"{type(mixer).__name__} needs the source of every sample; name the input that holds "
             "it: sources=..."

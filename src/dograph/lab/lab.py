@@ -26,6 +26,7 @@ from dograph.training.presets import merge
 from dograph.training.start import settled
 
 INDEX = "proxies.jsonl"
+SMALL = "proxy-1m"  # the smallest proxy that the literature plans with
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +188,18 @@ class ProxyLab:
         spent = sum(result.seconds for result in batch.kept.values())
         before = f", {len(batch.kept)} more made before ({clock(spent)})" if batch.kept else ""
         share = batch.flops / self.target_flops
-        smaller = "; cheaper: --proxy model.preset=proxy-1m" if share > 1 else ""
+        smaller = self._smaller(todo[0]) if share > 1 else ""
         return (
             f"{_counted(len(todo))} to train ({', '.join(models)}; "
             f"{' or '.join(map(str, steps))} steps){before}: {batch.tokens:,} tokens, "
             f"{batch.flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{smaller}"
         )
+
+    def _smaller(self, proxy: RunConfig) -> str:
+        """Another proxy to name where a plan costs more than its run, if that one costs less."""
+        model = proxy.model.model_copy(update={"preset": SMALL, "path": None})
+        is_smaller = self.flops(proxy.model_copy(update={"model": model})) < self.flops(proxy)
+        return f"; cheaper: --proxy model.preset={SMALL}" if is_smaller else ""
 
     def _label(self, batch: Batch) -> None:
         """Tell in INDEX which folder is what, once for each name that a folder was asked by."""

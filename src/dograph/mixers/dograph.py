@@ -109,7 +109,8 @@ class DoGraph(Mixer):
             return None
         if signals.source_B is None:
             raise ConfigError(
-                "mixer.keep_shares=true needs the source of every sample; pass source_B"
+                "mixer.keep_shares=true needs the source of every sample: pass source_B to "
+                "Sketcher.backward or Sketcher.signals"
             )
         return signals.source_B
 

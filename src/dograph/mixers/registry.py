@@ -39,8 +39,8 @@ def require_mixer(name: str) -> None:
     """Refuse a name that no mixer has; whether module:Class is there shows when it is built."""
     if ":" not in name and name not in MIXERS:
         raise ConfigError(
-            f'mixer.name="{name}" is not known; {did_you_mean(name, MIXERS)} '
-            "Your own mixer is named module:Class."
+            f'mixer.name="{name}" is not known (a mixer of your own is named module:Class); '
+            f"{did_you_mean(name, MIXERS)}"
         )
 
 

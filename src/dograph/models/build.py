@@ -5,6 +5,7 @@ are cut off before the softmax, so they receive no gradient and stay zero; savin
 a checkpoint loads anywhere. `transformers` enters the models here and in files.py alone.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +27,26 @@ def build_model(
     return _padded(_from_config(config, seed, attn_implementation=_plain_causal_attention()))
 
 
+def require_folder(name: str) -> None:
+    """Refuse a folder that is not there, before the hub is asked for it, several times.
+
+    A name of the hub has one slash at most; where its first part is a folder here, it is a path.
+    """
+    path = Path(name)
+    local = name.startswith(("/", ".")) or len(path.parts) > 2
+    local = local or (len(path.parts) == 2 and Path(path.parts[0]).is_dir())
+    if local and not path.is_dir():
+        raise ConfigError(
+            f"there is no folder {name}; give a run, a folder saved by save_pretrained, or a "
+            "Hugging Face name"
+        )
+
+
 def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> PerSampleLoss:
     """Any causal LM by Hugging Face name or path: its weights, or only its shape."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    require_folder(name)
     try:
         config = AutoConfig.from_pretrained(name)
         if config.vocab_size < vocab_size:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dograph.errors import ConfigError
 from dograph.page.content import Arm, Bench, Benchmarks
 from dograph.page.intervals import Estimate, over_seeds
 from dograph.page.reading import EVALUATION, read_json
@@ -68,10 +69,15 @@ def _score(record: Mapping[str, Any], task: str) -> Estimate | None:
 
 def bench_of(path: Path) -> Bench:
     """The arms of one bench.json that were measured."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    options, device = found["options"], found["device"]["name"]
-    shape = f"{options['batch']} x {options['seq_len']}, {options['dtype']}"
-    arms = [_arm(name, arm) for name, arm in found["arms"].items() if "ms" in arm]
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        options, device = found["options"], found["device"]["name"]
+        shape = f"{options['batch']} x {options['seq_len']}, {options['dtype']}"
+        arms = [_arm(name, arm) for name, arm in found["arms"].items() if "ms" in arm]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--bench {path} is no file of `dograph bench`; make one with: dograph bench"
+        ) from error
     return Bench(f"{options['model']}, {shape}, {device}", arms)
 
 

@@ -27,6 +27,7 @@ from dograph.evaluation.benchmarks.subject import Precision, open_scorer
 from dograph.evaluation.benchmarks.tasks import TASKS, pick_tasks
 from dograph.evaluation.source_loss import validate, validation_blocks
 from dograph.files import sha256_of
+from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
 from dograph.training.config import RunConfig
 from dograph.training.environment import describe_environment
@@ -89,12 +90,13 @@ def find_subject(name: str) -> Subject:
                 f"{name}/checkpoints/step-.../model"
             )
     elif not folder.is_dir():
-        if name.startswith(("/", ".")) or len(folder.parts) > 2:  # the hub has one slash at most
-            raise ConfigError(
-                f"there is no folder {name}; give a run, a folder saved by save_pretrained, or a "
-                "Hugging Face name"
-            )
+        require_folder(name)
         return Subject(name, None, None)
+    elif not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{name} has neither config.yaml nor config.json: it is no run and no model. Give a "
+            "run, a folder saved by save_pretrained, or a Hugging Face name"
+        )
     checkpoint = folder.resolve().parent
     run = RunDirectory(checkpoint.parent.parent)
     step = checkpoint.name.removeprefix("step-")

@@ -129,6 +129,8 @@ def _bounds(mixer: DoGraph, config: RunConfig, row: Row) -> list[str]:
         steps = ["a sample counts its domain's weight over its domain's share"]
     if options.within == "unit":
         steps.append("divided by its own gradient norm (within: unit)")
+    if options.keep_shares:
+        steps.append("scaled so that each source keeps the share it was drawn with (keep_shares)")
     if options.cap is not None:
         steps.append(f"at most {options.cap:g} equal weights (cap)")
     if options.effective_floor is not None:

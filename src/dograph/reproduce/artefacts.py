@@ -185,7 +185,7 @@ ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ARTEF
 def find_artefact(name: str) -> Artefact:
     if name not in ARTEFACTS:
         raise ConfigError(
-            f'there is no table or figure "{name}"; {did_you_mean(name, ARTEFACTS)} '
-            "`dograph reproduce` lists them"
+            f'there is no table or figure "{name}" (`dograph reproduce` lists them); '
+            f"{did_you_mean(name, ARTEFACTS)}"
         )
     return ARTEFACTS[name]

@@ -172,7 +172,8 @@ class RunConfig(Part):
         if self.optim.warmup_steps > self.train.steps:
             raise ValueError(
                 f"optim.warmup_steps={self.optim.warmup_steps} exceeds "
-                f"train.steps={self.train.steps}; lower it or train longer"
+                f"train.steps={self.train.steps}; lower it, as in "
+                f"optim.warmup_steps={self.train.steps // 10}, or train longer"
             )
         return self
 

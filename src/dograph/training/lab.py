@@ -18,6 +18,7 @@ class CorpusLab:
     strata: Mapping[str, int]
     budget: int
     steps: int
+    method: str  # the mixer's name
     size: Callable[[], int]  # a model's shape takes a moment to make, and few ask for it
 
     @property
@@ -31,8 +32,9 @@ class CorpusLab:
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """A run that has begun makes no proxies: its plan is made before, by `dograph plan`."""
         raise ConfigError(
-            f"this mixer's plan needs {len(proxies)} proxy runs; make it first with `dograph plan "
-            "METHOD --out mixture.yaml`, then train with mixer.name=static mixer.file=mixture.yaml"
+            f"mixer.name={self.method} needs a plan of {len(proxies)} proxy runs; make it first "
+            f"with `dograph plan {self.method} --out mixture.yaml`, then train with "
+            "mixer.name=static mixer.file=mixture.yaml"
         )
 
 
@@ -43,5 +45,6 @@ def open_lab(config: RunConfig, corpus: Corpus) -> CorpusLab:
         strata=strata,
         budget=config.tokens,
         steps=config.train.steps,
+        method=config.mixer.name,
         size=lambda: planned_parameters(config, corpus),
     )

@@ -76,7 +76,8 @@ class RunDirectory:
         run = cls(path)
         if not run.config_file.is_file():
             raise RunError(
-                f"{path} is not a run: it has no config.yaml. Runs: dograph train run=DIR"
+                f"{path} is not a run: it has no config.yaml. {_instead(path)}Runs are made by: "
+                "dograph train run=DIR"
             )
         return run
 
@@ -170,3 +171,10 @@ class RunDirectory:
         temporary.symlink_to(self.checkpoint(step).relative_to(self.path) / "model")
         os.replace(temporary, link)
         sync_directory(self.path)
+
+
+def _instead(path: Path) -> str:
+    """What a folder is that was taken for a run."""
+    if (path / "compare.json").is_file():
+        return f"It is a comparison; its runs are the folders in {path / 'cells'}. "
+    return "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""

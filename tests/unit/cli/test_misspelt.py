@@ -47,6 +47,14 @@ def test_a_misspelt_method_is_refused_before_torch_is_imported(tmp_path, argumen
     assert list(tmp_path.iterdir()) == []  # no corpus was prepared for it either
 
 
+def test_a_misspelt_method_is_told_before_a_file_that_is_there(tmp_path):
+    (tmp_path / "mixture.yaml").write_text("weights: {a: 1}")
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, "plan", "regmx"], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert 'did you mean "regmix"?' in json.loads(done.stdout)[0]
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_planners_are_listed_as_planners(name):
     mixer = build_mixer(name, OPTIONS.get(name, {}))

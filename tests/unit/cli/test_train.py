@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from corpora import write_corpus
 from dograph.cli.forecast import mixer_line
 from dograph.cli.main import app
+from dograph.cli.train import _announce
 from dograph.training.presets import resolve_config
 
 
@@ -62,3 +63,12 @@ def test_presets_name_their_recipe():
 def test_other_mixers_are_named_with_their_options():
     assert line("mixer.name=uniform") == "mixer: uniform"
     assert line("mixer.name=unimax", "mixer.max_epochs=2") == "mixer: unimax with max_epochs=2"
+
+
+def test_a_run_says_what_it_is_while_it_loads(monkeypatch, capsys):
+    config = resolve_config(None, ["run=runs/mine", "train.steps=40", "mixer.name=natural"])
+    _announce(config, resumes=False)
+    assert capsys.readouterr().err == "runs/mine: 40 steps on demo, mixer natural; loading\n"
+    monkeypatch.setenv("RANK", "1")
+    _announce(config, resumes=True)
+    assert capsys.readouterr().err == ""

@@ -116,5 +116,12 @@ def test_cost_is_told_beside_the_targets(corpus, tmp_path):
     # the target makes 100 steps of the same, the proxies 10
     assert lab.describe(batch).endswith("0.1 x those of the run that the plan is for")
     many = lab.survey([Proxy(f"{seed}", ALPHA, seed) for seed in range(21)])
-    assert "x those of the run that the plan is for; cheaper: --proxy" in lab.describe(many)
+    # proxy-1m is larger than these, so it is not named; than gpt2-proxy it is smaller
+    assert lab.describe(many).endswith("1.1 x those of the run that the plan is for")
+    large = config_of(corpus.directory, steps=5, model={"preset": "gpt2-proxy"})
+    lab = ProxyLab(lab.target, large, corpus=corpus, folder=tmp_path, pool=Here())
+    told = lab.describe(lab.survey([Proxy("a", ALPHA, 0)]))
+    assert told.endswith(
+        "x those of the run that the plan is for; cheaper: --proxy model.preset=proxy-1m"
+    )
     assert not tmp_path.joinpath("proxies.jsonl").exists()

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dograph.errors import ConfigError
-from dograph.models.build import build_model, load_model, preset_config
+from dograph.models.build import build_model, load_model, preset_config, require_folder
 from dograph.models.files import restore_model, save_model
 from dograph.models.presets import PRESETS
 
@@ -93,8 +93,18 @@ def test_any_causal_lm_by_path(tmp_path):
     assert not torch.allclose(fresh(token_BT), made(token_BT))
     with pytest.raises(ConfigError, match="vocabulary of 300, smaller than the corpus' 301"):
         load_model(str(tmp_path), vocab_size=301, seed=0, pretrained=True)
-    with pytest.raises(ConfigError, match="could not be loaded"):
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere; give a run"):
         load_model(str(tmp_path / "nowhere"), vocab_size=300, seed=0, pretrained=True)
+
+
+def test_a_folder_that_is_not_there_is_no_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/nowhere", "./nowhere", "a/b/c", "/nowhere"):
+        with pytest.raises(ConfigError, match=f"there is no folder {name}"):
+            require_folder(name)
+    for name in ("gpt2", "openai-community/gpt2", "runs"):
+        require_folder(name)
 
 
 def test_unknown_preset_names_the_nearest():

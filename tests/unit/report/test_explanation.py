@@ -67,6 +67,7 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
         ("mixer.effective_floor=0.7", "until 70% of the samples are effective"),
         ("mixer.cap=2.5", "at most 2.5 equal weights"),
         ("mixer.within=unit", "divided by its own gradient norm"),
+        ("mixer.keep_shares=true", "each source keeps the share it was drawn with"),
         ("mixer.realise=sampling", "change what is drawn"),
         ("mixer.recipe=paper", "the domains are those of this batch alone"),
         ("mixer.warmup=0.5", "warm-up until step 50: all 4 samples counted alike"),

@@ -52,3 +52,10 @@ def test_a_run_without_validation_says_so(tmp_path):
         losses_table([path])
     with pytest.raises(RunError, match=r"is not a run"):
         losses_table([tmp_path])
+    for file, words in (
+        ("manifest.json", "a prepared corpus"),
+        ("compare.json", r"runs are .*cells"),
+    ):
+        (tmp_path / file).touch()
+        with pytest.raises(RunError, match=words):
+            losses_table([tmp_path])

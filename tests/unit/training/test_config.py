@@ -46,7 +46,7 @@ def test_file_over_preset_and_override_over_file(tmp_path):
         ("train.steps=0", "train.steps: input should be greater than or equal to 1"),
         ("train.steps=many", "train.steps: input should be a valid integer.*'many'"),
         ("train.dtype=float64", "train.dtype: input should be 'float32' or 'bfloat16'"),
-        ("optim.warmup_steps=999", "exceeds train.steps=200; lower it or train longer"),
+        ("optim.warmup_steps=999", "lower it, as in optim.warmup_steps=20, or train longer"),
         ("optim.betas=[0.9,1.0]", "optim.betas.1: input should be less than 1"),
         ("run=2024-13-45", "the value is not YAML"),
         ("model={preset: null, path: x, dropout: 0.1}", "model.dropout is for presets"),
