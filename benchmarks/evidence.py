@@ -24,8 +24,8 @@ from benchmarks import measure
 from benchmarks.evidence_arms import PARTS, REPORTED, Cell
 from dograph.compare.statistics import summaries
 from dograph.corpus.corpus import Corpus
+from dograph.examine.benchmarks import Request, evaluate, find_subject
 from dograph.files import write_text
-from dograph.report.benchmarks import Request, evaluate, find_subject
 from dograph.training.config import RunConfig
 from dograph.training.metrics import read_metrics
 from dograph.training.presets import resolve_config

@@ -4,9 +4,9 @@ import json
 
 from rich.console import Console
 
+from dograph.examine.benchmarks import Request
 from dograph.models.build import build_model
 from dograph.models.files import save_model
-from dograph.report.benchmarks import Request
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import Wanted, build_asks

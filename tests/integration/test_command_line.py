@@ -14,7 +14,7 @@ from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.loader import Loader
 from dograph.corpus.weight_log import WeightLog
-from dograph.report.samples import samples_of_step
+from dograph.examine.samples import samples_of_step
 from dograph.training.assembly import open_sampler
 from dograph.training.run_dir import RunDirectory
 

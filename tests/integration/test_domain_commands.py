@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from corpora import write_corpus
 from dograph.cli.main import main
 from dograph.corpus.manifest import Manifest
-from dograph.report.samples import samples_of_step
+from dograph.examine.samples import samples_of_step
 
 SETTINGS = (
     "data.seq_len=32",

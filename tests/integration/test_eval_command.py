@@ -17,8 +17,8 @@ from dograph.cli.eval import evaluate
 from dograph.cli.main import app as dograph
 from dograph.errors import ConfigError, CorpusError
 from dograph.evaluation.benchmarks.subject import open_scorer
+from dograph.examine.losses import last_validation
 from dograph.files import sha256_of
-from dograph.report.losses import last_validation
 from dograph.training.run_dir import RunDirectory
 from text_inputs import text
 

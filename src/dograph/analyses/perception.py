@@ -30,7 +30,7 @@ from dograph.compare.statistics import CONFIDENCE, Interval
 from dograph.domains.agreement import agreement, agreement_of_counts
 from dograph.domains.scope import KMeans
 from dograph.errors import require
-from dograph.report.inspection import perceived
+from dograph.examine.inspection import perceived
 from dograph.rng import stream
 
 RELABELLINGS = 200  # for agreement by chance

@@ -12,7 +12,7 @@ from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
     from dograph.corpus.corpus import Corpus
-    from dograph.report.benchmarks import Evaluation, Subject
+    from dograph.examine.benchmarks import Evaluation, Subject
 
 
 Subjects = Annotated[
@@ -84,9 +84,9 @@ def evaluate(
     dograph eval runs/mine --tasks piqa,sciq --with lm-eval  the same numbers from the harness
     dograph eval gpt2 --device cuda --dtype bfloat16 --batch-size 128 --out gpt2.json
     """  # noqa: D301
+    from dograph.examine.benchmarks import Request, find_subject
+    from dograph.examine.benchmarks import evaluate as evaluated
     from dograph.files import write_json
-    from dograph.report.benchmarks import Request, find_subject
-    from dograph.report.benchmarks import evaluate as evaluated
 
     subject = find_subject(run)
     corpus = _corpus(subject)
@@ -126,7 +126,7 @@ def _corpus(subject: "Subject") -> "Corpus | None":
 
 
 def _print(found: "Evaluation") -> None:
-    from dograph.report.benchmark_tables import source_table, task_table
+    from dograph.examine.benchmark_tables import source_table, task_table
 
     console = open_console()
     console.print(task_table(found))

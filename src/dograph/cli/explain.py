@@ -12,7 +12,7 @@ from dograph.cli.console import open_console
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dograph.report.explanation import Explanation
+    from dograph.examine.explanation import Explanation
 
 PREVIEW = 48  # characters of text shown
 
@@ -30,8 +30,8 @@ def explain(
     dograph explain runs/mine --step 500
     dograph explain runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
     """  # noqa: D301
-    from dograph.report.explanation import explain_step
-    from dograph.report.samples import samples_of_step
+    from dograph.examine.explanation import explain_step
+    from dograph.examine.samples import samples_of_step
 
     samples = samples_of_step(run, step)
     found = explain_step(run, step)

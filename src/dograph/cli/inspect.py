@@ -11,7 +11,7 @@ from dograph.cli.stages import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dograph.report.inspection import Inspection
+    from dograph.examine.inspection import Inspection
 
 LEVEL = 0.05  # corrected p-value at which two sources count as told apart
 MOST_PAIRS = 30  # shown; the file has them all
@@ -47,8 +47,8 @@ def inspect(
     dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
     """  # noqa: D301
     from dograph.cli.preparing import ensured
-    from dograph.report.inspection import inspect_model
-    from dograph.report.subject import Request
+    from dograph.examine.inspection import inspect_model
+    from dograph.examine.subject import Request
 
     request = Request(
         model=model,
@@ -71,7 +71,7 @@ def inspect(
 
 
 def _print(found: "Inspection") -> None:
-    from dograph.report.graphs import edge_table, node_table
+    from dograph.examine.graphs import edge_table, node_table
 
     console = open_console()
     console.print(_source_table(found))

@@ -21,7 +21,7 @@ def losses(
 
 
 def print_losses(runs: list[Path]) -> None:
-    from dograph.report.losses import losses_table
+    from dograph.examine.losses import losses_table
 
     width = max(PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
     open_console(width).print(losses_table(runs))

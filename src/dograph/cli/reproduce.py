@@ -14,7 +14,7 @@ from dograph.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dograph.report.benchmarks import Request
+    from dograph.examine.benchmarks import Request
     from dograph.reproduce.artefacts import Artefact
     from dograph.reproduce.asks import Wanted
 
@@ -192,7 +192,7 @@ def _request(
     using: str,
     batch_size: int,
 ) -> "Request":
-    from dograph.report.benchmarks import Request
+    from dograph.examine.benchmarks import Request
 
     given = benchmarks is not None or tasks or limit or using != "builtin"
     if given and artefact.kind != "downstream":

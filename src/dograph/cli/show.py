@@ -25,7 +25,7 @@ def show(
     dograph data show runs/mine --step 100           a table of the samples
     dograph data show runs/mine --step 100 --json    whole texts, an object a line
     """  # noqa: D301
-    from dograph.report.samples import samples_of_step
+    from dograph.examine.samples import samples_of_step
 
     rows = samples_of_step(run, step)
     if as_json:

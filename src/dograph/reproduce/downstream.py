@@ -15,8 +15,8 @@ from dograph.compare.findings import Findings
 from dograph.corpus.corpus import Corpus
 from dograph.evaluation.benchmarks.evaluate import Report
 from dograph.evaluation.benchmarks.tasks import pick_tasks
+from dograph.examine.benchmarks import Request, evaluate, find_subject
 from dograph.files import sha256_of, write_json
-from dograph.report.benchmarks import Request, evaluate, find_subject
 from dograph.reproduce import paper
 from dograph.reproduce.figures import Figure, Values, less, level, present, values_of
 from dograph.reproduce.methods import BASELINE, displayed

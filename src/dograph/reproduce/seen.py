@@ -20,8 +20,8 @@ from dograph.analyses.perception import Estimate
 from dograph.analyses.probe import read_probe
 from dograph.compare.findings import Findings
 from dograph.errors import DographError
+from dograph.examine.inspection import perceived
 from dograph.files import write_json
-from dograph.report.inspection import perceived
 from dograph.reproduce.figures import bounds, less
 from dograph.reproduce.study import Outcome, Sheet, Study
 from dograph.reproduce.verdicts import Verdict, judge, untested

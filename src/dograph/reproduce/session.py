@@ -22,9 +22,9 @@ from dograph.corpus.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.evaluation.benchmarks.evaluate import Report, check_with
 from dograph.evaluation.benchmarks.tasks import pick_tasks
+from dograph.examine.benchmarks import Request, read_documents
 from dograph.files import write_text
 from dograph.lab.pool import Pool
-from dograph.report.benchmarks import Request, read_documents
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import Kind
 from dograph.reproduce.asks import Wanted

@@ -18,7 +18,7 @@ from dograph.analyses.perception import (
 )
 from dograph.analyses.probe import Probe
 from dograph.domains.agreement import agreement
-from dograph.report.inspection import perceived
+from dograph.examine.inspection import perceived
 
 
 def drawn(generator, apart, sizes=(12, 12, 12), width=20):

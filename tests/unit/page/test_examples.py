@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dograph.corpus.corpus import Corpus
+from dograph.examine.samples import samples_of_step
 from dograph.page.collect import collect, open_subjects
 from dograph.page.examples import TEXT
-from dograph.report.samples import samples_of_step
 from dograph.training.assembly import open_sampler
 from dograph.training.run_dir import RunDirectory
 from dograph.types import Mixture

@@ -4,10 +4,10 @@ import json
 
 from dograph.compare.ask import ASK
 from dograph.compare.files import REPORT
+from dograph.examine.benchmarks import Subject
 from dograph.lab import jobs
 from dograph.page import reading
 from dograph.page.collect import collect, open_subjects
-from dograph.report.benchmarks import Subject
 from dograph.training.presets import resolve_config
 from dograph.training.run_dir import RunDirectory
 from page_runs import write_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from dograph.report.benchmarks import Request
+from dograph.examine.benchmarks import Request
 from dograph.reproduce import paper
 from dograph.reproduce.downstream import downstream, kept
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from dograph.report.benchmarks import Request
+from dograph.examine.benchmarks import Request
 from dograph.reproduce import session
 
 

@@ -14,7 +14,7 @@ from corpora import write_corpus
 from dograph.analyses.probe import read_probe
 from dograph.compare.statistics import paired_difference
 from dograph.errors import ConfigError, CorpusError
-from dograph.report.benchmarks import Request
+from dograph.examine.benchmarks import Request
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import build_asks

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dograph.errors import RunError
-from dograph.report.losses import losses_table
+from dograph.examine.losses import losses_table
 from dograph.training.metrics import validation_row
 from dograph.training.presets import resolve_config
 from dograph.training.run_dir import RunDirectory

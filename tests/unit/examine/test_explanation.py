@@ -5,9 +5,9 @@ import json
 import pytest
 
 from dograph.errors import RunError
+from dograph.examine.explanation import RULES, explain_step
+from dograph.examine.graphs import read_graph
 from dograph.objectives import OBJECTIVES
-from dograph.report.explanation import RULES, explain_step
-from dograph.report.graphs import read_graph
 from dograph.training.presets import resolve_config
 from dograph.training.run_dir import RunDirectory
 

@@ -8,10 +8,10 @@ from sklearn.metrics import normalized_mutual_info_score
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
 from dograph.corpus.manifest import Manifest
+from dograph.examine.inspection import inspect_model, part_sketches, perceived
+from dograph.examine.model_parts import part_names
+from dograph.examine.subject import Request, choose_rows, open_subject
 from dograph.models.build import build_model
-from dograph.report.inspection import inspect_model, part_sketches, perceived
-from dograph.report.model_parts import part_names
-from dograph.report.subject import Request, choose_rows, open_subject
 from dograph.sketch.coverage import cover
 from dograph.sketch.sketcher import Sketcher
 from dograph.theory.mmd import mmd_squared

@@ -26,10 +26,10 @@ from dograph.domains.agreement import agreement
 from dograph.domains.graph_export import DomainGraph, build_graph, write_graph
 from dograph.domains.partition import partition
 from dograph.domains.scope import KMeans, closeness, domain_means
+from dograph.examine.model_parts import part_names
+from dograph.examine.subject import Request, choose_rows, open_subject
 from dograph.files import write_json
 from dograph.models.loss import PerSampleLoss
-from dograph.report.model_parts import part_names
-from dograph.report.subject import Request, choose_rows, open_subject
 from dograph.sketch.rows import sketch_rows
 from dograph.sketch.sketcher import Sketcher
 from dograph.theory.mmd import PairwiseMMD, pairwise_mmd

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from dograph.report.graphs import agreement_table
+from dograph.examine.graphs import agreement_table
 from dograph.training.presets import resolve_config
 from dograph.training.run_dir import RunDirectory
 

@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dograph.evaluation.benchmarks.scores import Estimate
-from dograph.report.benchmarks import Evaluation
+from dograph.examine.benchmarks import Evaluation
 from dograph.training.metrics import SUMMARIES
 
 

@@ -1,0 +1,1 @@
+"""Runs and models looked at: what the commands losses, graph, explain, inspect and eval show."""
