@@ -95,7 +95,9 @@ class OptimConfig(Part):
     lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
     lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
     lr_start: float = Field(1e-7, ge=0, description="learning rate of the first step")
-    warmup_steps: int = Field(20, ge=0, description="steps to reach the highest rate")
+    warmup_steps: int = Field(
+        20, ge=0, description="steps to reach the highest rate; not set: at most a tenth of all"
+    )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="of AdamW")
     eps: float = Field(1e-8, gt=0, description="of AdamW")
     weight_decay: float = Field(0.01, ge=0, description="on matrices; not on biases and norms")

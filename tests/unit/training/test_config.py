@@ -136,6 +136,30 @@ def test_warmup_keeps_its_share_to_the_nearest_step(steps, warmup):
     assert config.warmup_over(steps) == warmup
 
 
+@pytest.mark.parametrize(
+    ("steps", "warmup"), [(1, 0), (10, 1), (50, 5), (199, 20), (200, 20), (5000, 20)]
+)
+def test_a_warmup_that_nobody_set_shrinks_with_the_steps(tmp_path, steps, warmup):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"train: {{steps: {steps}}}\noptim: {{lr: 1e-3}}\n")
+    for config in (resolve_config(None, [f"train.steps={steps}"]), resolve_config(str(file), [])):
+        assert config.optim.warmup_steps == warmup
+        assert yaml.safe_load(config.dump())["optim"]["warmup_steps"] == warmup
+
+
+def test_a_warmup_that_was_set_stays_as_it_is(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("optim: {warmup_steps: 20}\n")
+    assert resolve_config(str(file), ["train.steps=20"]).optim.warmup_steps == 20
+    for name, settings in [
+        (str(file), []),
+        ("paper-gpt2-small", []),
+        (None, ["optim.warmup_steps=20"]),
+    ]:
+        with pytest.raises(ConfigError, match="exceeds train.steps=10"):
+            resolve_config(name, ["train.steps=10", *settings])
+
+
 def test_a_configuration_is_read_without_torch():
     code = "import sys, dograph.training.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
