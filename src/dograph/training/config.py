@@ -4,6 +4,7 @@ A value that is wrong is refused with its dotted name, what is allowed and what 
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -197,24 +198,56 @@ class RunConfig(Part):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def parse_config(values: dict[str, Any], where: str) -> RunConfig:
-    """Check nested values and build the configuration; all problems are told at once."""
+def parse_config(
+    values: dict[str, Any], where: str, typed: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Check nested values and build the configuration; all problems are told at once.
+
+    `typed`: those of the values that come from the command line, and not from `where`.
+    """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors()]
-        raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in problems)) from None
+        told: dict[str, list[str]] = {}
+        for problem in error.errors():
+            told.setdefault(_origin(problem, where, typed or {}), []).append(_explain(problem))
+        raise ConfigError(
+            "\n".join(f"{place}:\n  " + "\n  ".join(lines) for place, lines in told.items())
+        ) from None
+
+
+def _origin(problem: Any, where: str, typed: Mapping[str, Any]) -> str:
+    """Where a wrong value comes from; values that do not fit together may come from two places."""
+    paths, together = [problem["loc"]], problem["type"] == "value_error"
+    if not problem["loc"]:  # of the whole configuration: the message names the settings
+        named = [name for name in setting_names() if f"{name}=" in problem["msg"]]
+        paths = [name.split(".") for name in named]
+    if not any(_holds(typed, path) for path in paths):
+        return where
+    return f"on the command line, over {where}" if together else "on the command line"
+
+
+def _holds(values: Any, path: Sequence[Any]) -> bool:
+    """Whether nested values set this one, itself or as a part of a larger one."""
+    for part in path:
+        if not isinstance(values, Mapping):
+            return True
+        if part not in values:
+            return False
+        values = values[part]
+    return True
 
 
 def _explain(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
-    name = ".".join(path) or "configuration"
+    name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
         return f"{name} is not a setting; {did_you_mean(name, known)}"
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if problem["type"] == "value_error" else f" (got {problem['input']!r})"
-    return f"{name}: {message[0].lower()}{message[1:]}{given}"
+    told = f"{message[0].lower()}{message[1:]}{given}"
+    return f"{name}: {told}" if name else told
 
 
 def setting_names(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:

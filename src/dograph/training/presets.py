@@ -95,7 +95,7 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
         values = _preset(name)
     changes = merge({}, *(parse_override(override) for override in overrides))
     merged = _with_mixer(merge(values, changes), values, changes)
-    return parse_config(_with_warmup(merged), name)
+    return parse_config(_with_warmup(merged), name, changes)
 
 
 def _with_warmup(values: dict[str, Any]) -> dict[str, Any]:

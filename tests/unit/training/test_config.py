@@ -78,6 +78,46 @@ def test_all_problems_are_told_at_once():
     assert all(name in str(caught.value) for name in ("train.steps", "optim.lr", "nonsense"))
 
 
+@pytest.mark.parametrize(
+    ("content", "overrides", "told"),
+    [
+        ("train: {steps: 0}", [], "{file}:\n  train.steps: "),
+        ("train: {steps: 5}", ["train.steps=0"], "on the command line:\n  train.steps: "),
+        ("", ["optim.betas=[0.9,1.0]"], "on the command line:\n  optim.betas.1: "),
+        ("", ["seed.x=1"], "on the command line:\n  seed: "),
+        ("trian: {steps: 5}", ["train.steps=5"], "{file}:\n  trian is not a setting"),
+        (
+            "optim: {warmup_steps: 20}",
+            ["train.steps=10"],
+            "on the command line, over {file}:\n  optim.warmup_steps=20 exceeds train.steps=10; ",
+        ),
+        (
+            "optim: {warmup_steps: 999}",
+            ["train.batch_size=2"],
+            "{file}:\n  optim.warmup_steps=999 exceeds ",
+        ),
+        ("", ["model.path=x"], "on the command line, over {file}:\n  model: give model.preset"),
+    ],
+)
+def test_errors_say_where_the_value_comes_from(tmp_path, content, overrides, told):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(str(file), overrides)
+    assert str(caught.value).startswith(told.format(file=file))
+
+
+def test_problems_of_the_file_and_of_the_command_line_are_told_apart(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("train: {steps: 0}")
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(str(file), ["seed=-1"])
+    assert [line for line in str(caught.value).splitlines() if line.endswith(":")] == [
+        "on the command line:",
+        f"{file}:",
+    ]
+
+
 def test_unknown_name_lists_presets():
     with pytest.raises(ConfigError, match='did you mean "paper-gpt2-small"'):
         resolve_config("paper-gpt2-smal", [])
@@ -156,7 +196,7 @@ def test_a_warmup_that_was_set_stays_as_it_is(tmp_path):
         ("paper-gpt2-small", []),
         (None, ["optim.warmup_steps=20"]),
     ]:
-        with pytest.raises(ConfigError, match="exceeds train.steps=10"):
+        with pytest.raises(ConfigError, match=r"exceeds train\.steps=10"):
             resolve_config(name, ["train.steps=10", *settings])
 
 
