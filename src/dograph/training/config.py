@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, did_you_mean, either
 from dograph.sketch.modes import DEFAULT_DIM, GRAPH_HOLDING, Kind, Mode, Refresh
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -243,7 +243,9 @@ def _explain(problem: Any) -> str:
     name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
-        return f"{name} is not a setting; {did_you_mean(name, known)}"
+        called = settings_called(path[-1])
+        instead = f"did you mean {either(called)}?" if called else did_you_mean(name, known)
+        return f"{name} is not a setting; {instead}"
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if problem["type"] == "value_error" else f" (got {problem['input']!r})"
     told = f"{message[0].lower()}{message[1:]}{given}"
@@ -260,6 +262,11 @@ def setting_names(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[s
         else:
             names.append(prefix + name)
     return names
+
+
+def settings_called(name: str) -> list[str]:
+    """Dotted names of the settings that are called so, in whatever section."""
+    return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
 
 
 class _Loader(yaml.SafeLoader):

@@ -42,6 +42,9 @@ def test_file_over_preset_and_override_over_file(tmp_path):
     ("override", "message"),
     [
         ("train.step=5", 'train.step is not a setting; did you mean "train.steps"'),
+        ("steps=5", r'steps is not a setting; did you mean "train\.steps"\?'),
+        ("every=5", r'did you mean "eval\.every", "checkpoint\.every" or "log\.every"\?'),
+        ("train.lr=1", r'train\.lr is not a setting; did you mean "optim\.lr"\?'),
         ("trian.steps=5", 'trian is not a setting; did you mean "train"'),
         ("train.steps=0", "train.steps: input should be greater than or equal to 1"),
         ("train.steps=many", "train.steps: input should be a valid integer.*'many'"),
