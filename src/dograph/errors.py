@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 
@@ -35,6 +35,12 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     allowed = sorted(set(allowed))
     near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else f"allowed: {', '.join(allowed)}"
+
+
+def either(words: Sequence[str]) -> str:
+    """Words to choose from: "a", "b" or "c"."""
+    *others, last = [f'"{word}"' for word in words]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def require(module: str, extra: str) -> ModuleType:

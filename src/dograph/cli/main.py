@@ -27,6 +27,7 @@ from dograph.cli import (
     watch,
 )
 from dograph.cli import eval as benchmarks
+from dograph.cli.settings_command import SettingsCommand
 from dograph.errors import DographError
 
 # What a disk answers to somebody who wants to write; a file that is not there is another thing.
@@ -38,11 +39,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("train")(train.train)
+app.command("train", cls=SettingsCommand)(train.train)
 app.command("mix")(mix.mix)
-app.command("plan")(plan.plan)
-app.command("compare")(compare.compare)
-app.command("reproduce")(reproduce.reproduce)
+app.command("plan", cls=SettingsCommand)(plan.plan)
+app.command("compare", cls=SettingsCommand)(compare.compare)
+app.command("reproduce", cls=SettingsCommand)(reproduce.reproduce)
 app.command("export")(export.export)
 app.command("eval")(benchmarks.evaluate)
 app.command("report")(report.report)

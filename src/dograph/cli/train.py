@@ -126,8 +126,8 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
                 f'"{setting}" cannot change when a run is resumed: its numbers would no longer be '
                 f"those of one run. Allowed: {', '.join(RESUMABLE)}. For another run, start anew."
             )
-        values = merge(values, parse_override(setting))
-    return parse_config(values | {"run": str(run)}, str(run))
+    changes = merge({}, *(parse_override(setting) for setting in settings))
+    return parse_config(merge(values, changes, {"run": str(run)}), str(run), changes)
 
 
 def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | None) -> int:

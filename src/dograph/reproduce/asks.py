@@ -157,7 +157,7 @@ def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     if isinstance(asked, int) and asked > 0:  # warm-up keeps its share of the run
         own["optim"] = {"warmup_steps": round(values["optim"]["warmup_steps"] * asked / steps)}
     merged = merge(values, own, dict(changes)) | {"mixer": {"name": "uniform"}}
-    return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}")
+    return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}", changes)
 
 
 def _ask(wanted: Wanted, config: RunConfig, out: Path) -> Ask:

@@ -4,13 +4,14 @@ A value that is wrong is refused with its dotted name, what is allowed and what 
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, did_you_mean, either
 from dograph.sketch.modes import DEFAULT_DIM, GRAPH_HOLDING, Kind, Mode, Refresh
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -95,7 +96,9 @@ class OptimConfig(Part):
     lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
     lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
     lr_start: float = Field(1e-7, ge=0, description="learning rate of the first step")
-    warmup_steps: int = Field(20, ge=0, description="steps to reach the highest rate")
+    warmup_steps: int = Field(
+        20, ge=0, description="steps to reach the highest rate; not set: at most a tenth of all"
+    )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="of AdamW")
     eps: float = Field(1e-8, gt=0, description="of AdamW")
     weight_decay: float = Field(0.01, ge=0, description="on matrices; not on biases and norms")
@@ -195,24 +198,58 @@ class RunConfig(Part):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def parse_config(values: dict[str, Any], where: str) -> RunConfig:
-    """Check nested values and build the configuration; all problems are told at once."""
+def parse_config(
+    values: dict[str, Any], where: str, typed: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Check nested values and build the configuration; all problems are told at once.
+
+    `typed`: those of the values that come from the command line, and not from `where`.
+    """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors()]
-        raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in problems)) from None
+        told: dict[str, list[str]] = {}
+        for problem in error.errors():
+            told.setdefault(_origin(problem, where, typed or {}), []).append(_explain(problem))
+        raise ConfigError(
+            "\n".join(f"{place}:\n  " + "\n  ".join(lines) for place, lines in told.items())
+        ) from None
+
+
+def _origin(problem: Any, where: str, typed: Mapping[str, Any]) -> str:
+    """Where a wrong value comes from; values that do not fit together may come from two places."""
+    paths, together = [problem["loc"]], problem["type"] == "value_error"
+    if not problem["loc"]:  # of the whole configuration: the message names the settings
+        named = [name for name in setting_names() if f"{name}=" in problem["msg"]]
+        paths = [name.split(".") for name in named]
+    if not any(_holds(typed, path) for path in paths):
+        return where
+    return f"on the command line, over {where}" if together else "on the command line"
+
+
+def _holds(values: Any, path: Sequence[Any]) -> bool:
+    """Whether nested values set this one, itself or as a part of a larger one."""
+    for part in path:
+        if not isinstance(values, Mapping):
+            return True
+        if part not in values:
+            return False
+        values = values[part]
+    return True
 
 
 def _explain(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
-    name = ".".join(path) or "configuration"
+    name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
-        return f"{name} is not a setting; {did_you_mean(name, known)}"
+        called = settings_called(path[-1])
+        instead = f"did you mean {either(called)}?" if called else did_you_mean(name, known)
+        return f"{name} is not a setting; {instead}"
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if problem["type"] == "value_error" else f" (got {problem['input']!r})"
-    return f"{name}: {message[0].lower()}{message[1:]}{given}"
+    told = f"{message[0].lower()}{message[1:]}{given}"
+    return f"{name}: {told}" if name else told
 
 
 def setting_names(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
@@ -225,6 +262,11 @@ def setting_names(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[s
         else:
             names.append(prefix + name)
     return names
+
+
+def settings_called(name: str) -> list[str]:
+    """Dotted names of the settings that are called so, in whatever section."""
+    return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
 
 
 class _Loader(yaml.SafeLoader):

@@ -94,7 +94,19 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
     else:
         values = _preset(name)
     changes = merge({}, *(parse_override(override) for override in overrides))
-    return parse_config(_with_mixer(merge(values, changes), values, changes), name)
+    merged = _with_mixer(merge(values, changes), values, changes)
+    return parse_config(_with_warmup(merged), name, changes)
+
+
+def _with_warmup(values: dict[str, Any]) -> dict[str, Any]:
+    """A warm-up that nobody set takes no larger part of a short run than of the default one."""
+    train, optim, default = values.get("train"), values.get("optim", {}), RunConfig()
+    steps = train.get("steps") if isinstance(train, dict) else None
+    if not isinstance(optim, dict) or "warmup_steps" in optim or not isinstance(steps, int):
+        return values  # what is wrong with them is told by parse_config
+    if not 0 < steps < default.train.steps:
+        return values
+    return merge(values, {"optim": {"warmup_steps": default.warmup_over(steps)}})
 
 
 def _with_mixer(

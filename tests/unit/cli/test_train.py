@@ -8,6 +8,7 @@ from dograph.cli.forecast import mixer_line
 from dograph.cli.main import app
 from dograph.cli.train import _announce
 from dograph.training.presets import resolve_config
+from dograph.training.run_dir import RunDirectory
 
 
 def line(*settings, name=None):
@@ -72,3 +73,9 @@ def test_a_run_says_what_it_is_while_it_loads(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     _announce(config, resumes=True)
     assert capsys.readouterr().err == ""
+
+
+def test_a_wrong_setting_of_a_resumed_run_is_not_blamed_on_the_run(tmp_path):
+    RunDirectory(tmp_path / "run").create(resolve_config(None, []), {})
+    found = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run"), "log.every=0"])
+    assert str(found.exception).startswith("on the command line:\n  log.every: ")

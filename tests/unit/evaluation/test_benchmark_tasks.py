@@ -189,8 +189,11 @@ def test_limits_are_for_all_tasks_or_for_one():
     assert parse_limits(None, tasks) == {"piqa": None, "copa": None, "sciq": None}
     assert parse_limits("copa=7,20", tasks) == {"piqa": 20, "copa": 7, "sciq": 20}
     assert parse_limits("copa=7", tasks) == {"piqa": None, "copa": 7, "sciq": None}
-    for wrong in ("0", "x", "copa=", "hellaswag=3", "-1"):
+    for wrong in ("x", "copa=", "hellaswag=3", "-"):
         with pytest.raises(ConfigError, match="neither a number of items nor task=number"):
+            parse_limits(wrong, tasks)
+    for wrong in ("0", "-1", "copa=0"):
+        with pytest.raises(ConfigError, match=f'--limit "{wrong}" must be at least 1'):
             parse_limits(wrong, tasks)
 
 

@@ -96,7 +96,9 @@ def test_what_is_not_the_users_is_refused(name):
         default_proxy(resolve_config(None, []), {name: 1})
 
 
-@pytest.mark.parametrize("changes", [{"train": {"steps": 0}}, {"train": {"steps": "many"}}])
+@pytest.mark.parametrize(
+    "changes", [{"train": {"steps": 0}}, {"train": {"steps": "many"}}, {"steps": 20}]
+)
 def test_wrong_settings_are_told_by_name(changes):
     with pytest.raises(ConfigError, match=r"train\.steps"):
         default_proxy(resolve_config(None, []), changes)

@@ -42,6 +42,9 @@ def test_file_over_preset_and_override_over_file(tmp_path):
     ("override", "message"),
     [
         ("train.step=5", 'train.step is not a setting; did you mean "train.steps"'),
+        ("steps=5", r'steps is not a setting; did you mean "train\.steps"\?'),
+        ("every=5", r'did you mean "eval\.every", "checkpoint\.every" or "log\.every"\?'),
+        ("train.lr=1", r'train\.lr is not a setting; did you mean "optim\.lr"\?'),
         ("trian.steps=5", 'trian is not a setting; did you mean "train"'),
         ("train.steps=0", "train.steps: input should be greater than or equal to 1"),
         ("train.steps=many", "train.steps: input should be a valid integer.*'many'"),
@@ -76,6 +79,46 @@ def test_all_problems_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         resolve_config(None, ["train.steps=0", "optim.lr=-1", "nonsense=1"])
     assert all(name in str(caught.value) for name in ("train.steps", "optim.lr", "nonsense"))
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "told"),
+    [
+        ("train: {steps: 0}", [], "{file}:\n  train.steps: "),
+        ("train: {steps: 5}", ["train.steps=0"], "on the command line:\n  train.steps: "),
+        ("", ["optim.betas=[0.9,1.0]"], "on the command line:\n  optim.betas.1: "),
+        ("", ["seed.x=1"], "on the command line:\n  seed: "),
+        ("trian: {steps: 5}", ["train.steps=5"], "{file}:\n  trian is not a setting"),
+        (
+            "optim: {warmup_steps: 20}",
+            ["train.steps=10"],
+            "on the command line, over {file}:\n  optim.warmup_steps=20 exceeds train.steps=10; ",
+        ),
+        (
+            "optim: {warmup_steps: 999}",
+            ["train.batch_size=2"],
+            "{file}:\n  optim.warmup_steps=999 exceeds ",
+        ),
+        ("", ["model.path=x"], "on the command line, over {file}:\n  model: give model.preset"),
+    ],
+)
+def test_errors_say_where_the_value_comes_from(tmp_path, content, overrides, told):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(str(file), overrides)
+    assert str(caught.value).startswith(told.format(file=file))
+
+
+def test_problems_of_the_file_and_of_the_command_line_are_told_apart(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("train: {steps: 0}")
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(str(file), ["seed=-1"])
+    assert [line for line in str(caught.value).splitlines() if line.endswith(":")] == [
+        "on the command line:",
+        f"{file}:",
+    ]
 
 
 def test_unknown_name_lists_presets():
@@ -134,6 +177,30 @@ def test_warmup_keeps_its_share_to_the_nearest_step(steps, warmup):
     """11 of 100: 5.5 of 50 (halves go to the even number), 2.75 of 25, 2.2 of 20."""
     config = resolve_config(None, ["train.steps=100", "optim.warmup_steps=11"])
     assert config.warmup_over(steps) == warmup
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup"), [(1, 0), (10, 1), (50, 5), (199, 20), (200, 20), (5000, 20)]
+)
+def test_a_warmup_that_nobody_set_shrinks_with_the_steps(tmp_path, steps, warmup):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"train: {{steps: {steps}}}\noptim: {{lr: 1e-3}}\n")
+    for config in (resolve_config(None, [f"train.steps={steps}"]), resolve_config(str(file), [])):
+        assert config.optim.warmup_steps == warmup
+        assert yaml.safe_load(config.dump())["optim"]["warmup_steps"] == warmup
+
+
+def test_a_warmup_that_was_set_stays_as_it_is(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("optim: {warmup_steps: 20}\n")
+    assert resolve_config(str(file), ["train.steps=20"]).optim.warmup_steps == 20
+    for name, settings in [
+        (str(file), []),
+        ("paper-gpt2-small", []),
+        (None, ["optim.warmup_steps=20"]),
+    ]:
+        with pytest.raises(ConfigError, match=r"exceeds train\.steps=10"):
+            resolve_config(name, ["train.steps=10", *settings])
 
 
 def test_a_configuration_is_read_without_torch():

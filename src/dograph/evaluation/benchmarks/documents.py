@@ -90,11 +90,13 @@ def parse_limits(text: str | None, tasks: list[Task]) -> dict[str, int | None]:
     own: dict[str, int | None] = {}
     for part in (text or "").split(",") if text else []:
         name, _, number = part.strip().rpartition("=")
-        if not number.isdecimal() or int(number) < 1 or (name and name not in limits):
+        if not number.removeprefix("-").isdecimal() or (name and name not in limits):
             raise ConfigError(
                 f'--limit "{part}" is neither a number of items nor task=number; '
                 f"the tasks of this call: {', '.join(limits)}"
             )
+        if int(number) < 1:
+            raise ConfigError(f'--limit "{part}" must be at least 1; leave it out for every item')
         if name:
             own[name] = int(number)
         else:
