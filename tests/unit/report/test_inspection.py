@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import normalized_mutual_info_score
+from transformers.utils.logging import enable_progress_bar
 
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
@@ -147,6 +148,16 @@ def test_rows_are_as_long_as_those_of_the_run(directory, tmp_path, given, asked,
     run.link_model(3)
     request = Request(model=str(tmp_path / given), corpus=directory, seq_len=asked)
     assert open_subject(request, corpus)[1] == expected
+
+
+def test_a_model_is_loaded_in_silence(directory, tmp_path, capfd):
+    corpus = Corpus(directory)
+    model = build_model("tiny", vocab_size=corpus.vocab_size, seq_len=64, dropout=0.0, seed=0)
+    save_model(model, tmp_path / "model", None)
+    capfd.readouterr()
+    enable_progress_bar()  # as at the start; saving turned it off
+    open_subject(Request(model=str(tmp_path / "model"), corpus=directory), corpus)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_rows_of_a_model_that_no_run_made_are_256(directory, tmp_path):
