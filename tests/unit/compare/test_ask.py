@@ -76,8 +76,8 @@ def test_the_baseline_of_the_folder_stays(ask, corpus):
     [
         ("uniform", {"steps": 90}, "train.steps: 60 there, 90 asked"),
         ("plan=doge", {}, "methods.plan.mixer.name: regmix there, doge asked"),
-        ("plan=regmix[num_proxies=9]", {}, "num_proxies: None there, 9 asked"),
-        ("uniform", {"replan": True}, "replan: False there, True asked"),
+        ("plan=regmix[num_proxies=9]", {}, "num_proxies: none there, 9 asked"),
+        ("uniform", {"replan": True}, "replan: false there, true asked"),
     ],
 )
 def test_what_contradicts_the_folder_is_refused_and_changes_nothing(
@@ -89,6 +89,19 @@ def test_what_contradicts_the_folder_is_refused_and_changes_nothing(
     with pytest.raises(RunError, match=told):
         ask(mixers, (0,), **changes).join_folder(corpus)
     assert stored(first) == before
+
+
+def test_a_method_that_is_missing_is_told_as_it_would_be_typed(ask, corpus):
+    ask("uniform,plan=regmix[num_proxies=9,max_epochs=null]", (0, 1)).take_folder(corpus)
+    with pytest.raises(RunError) as refused:
+        ask("uniform", (0,)).take_folder(corpus)
+    told = str(refused.value).splitlines()
+    named = "mixer.name=regmix mixer.num_proxies=9 mixer.max_epochs=null"
+    assert f"  methods.plan: {named} there, none asked" in told
+    assert "  seeds: [0, 1] there, [0] asked" in told
+    (proxy,) = [line for line in told if line.startswith("  proxy: ")]
+    assert proxy.endswith(" more there, none asked")
+    assert "{" not in str(refused.value)
 
 
 def test_other_proxies_are_refused_where_both_have_some(ask, corpus):
