@@ -7,8 +7,9 @@ import pytest
 
 from comparisons import ask_of
 from corpora import write_corpus
+from dograph.compare.dry_run import forecast_lines
 from dograph.corpus.corpus import Corpus
-from dograph.errors import RunError
+from dograph.errors import ConfigError, RunError
 from dograph.training.config import parse_config
 
 
@@ -121,3 +122,10 @@ def test_a_folder_with_something_else_is_refused(ask, corpus, tmp_path):
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="is not empty and holds no comparison"):
         ask("uniform", (0,)).join_folder(corpus)
+
+
+def test_a_plan_that_is_refused_can_be_left_out(ask, corpus):
+    with pytest.raises(
+        ConfigError, match=r"plan: mixer.max_epochs=4.*\nOr leave plan out of --mixe"
+    ):
+        next(forecast_lines(ask("uniform,plan=regmix", (0,), steps=50_000), corpus))
