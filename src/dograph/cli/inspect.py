@@ -29,7 +29,7 @@ def inspect(
     domains: Annotated[int, typer.Option(help="domains to divide them into")] = 11,
     out: Annotated[Path, typer.Option(help="folder for the findings")] = Path("inspect"),
     seq_len: Annotated[
-        int | None, typer.Option(min=2, help="tokens of a row; 256 if the model has as many")
+        int | None, typer.Option(min=2, help="tokens of a row; those of the run, else 256 or fewer")
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="a parameter to leave out; may be repeated")

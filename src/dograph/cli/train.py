@@ -76,12 +76,12 @@ def train(
     from dograph.mixers.registry import require_mixer
 
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
+    _announce(config, resumes=resume is not None, forecast=dry_run)
     if dry_run:
         from dograph.cli.forecast import print_forecast
 
         print_forecast(config)
         return
-    _announce(config, resumes=resume is not None)
     from dograph.training.world import open_world
 
     with open_world(config.train.device) as world:
@@ -90,12 +90,13 @@ def train(
         sys.exit(128 + asked)
 
 
-def _announce(config: "RunConfig", *, resumes: bool) -> None:
+def _announce(config: "RunConfig", *, resumes: bool, forecast: bool = False) -> None:
     """What is about to begin: torch, the corpus and the model take seconds to load."""
     if os.environ.get("RANK", "0") == "0":
         begins = "goes on" if resumes else f"{config.train.steps} steps"
         what = f"on {config.data.corpus}, mixer {config.mixer.name}"
-        print(f"{config.run}: {begins} {what}; loading", file=sys.stderr)
+        begun = f"forecast of {config.run}" if forecast else config.run
+        print(f"{begun}: {begins} {what}; loading", file=sys.stderr)
 
 
 def _check_mixture(mixture: str | None, resume: Path | None, *, looks: bool) -> None:

@@ -1,5 +1,6 @@
 """dograph watch: the page of a run while it goes on."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -22,12 +23,13 @@ def watch(
     The server listens on 127.0.0.1 alone, and only reads. From another machine:
     ssh -L 8787:127.0.0.1:8787 HOST, then open the address here.
     """  # noqa: D301
+    names = ", ".join(map(str, runs))
+    print(f"{names}: loading", file=sys.stderr)  # torch takes seconds
+
     from dograph.page.serving import Live, Server
 
     with Server(Live(runs, bench or []), port) as server:
-        print(
-            f"watching {', '.join(map(str, runs))}: {server.address} (Ctrl-C ends it)", flush=True
-        )
+        print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from dograph.training.config import RunConfig
 Budget = Literal["tokens", "compute"]
 Name = TypeVar("Name")
 ASK = "ask.json"
+MOST_SETTINGS = 8  # told of what only one side has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,4 +151,23 @@ def _differences(there: Any, asked: Any, name: str = "") -> Iterator[str]:
             inner = f"{name}.{key}" if name else str(key)
             yield from _differences(there.get(key), asked.get(key), inner)
     elif there != asked:
-        yield f"{name.removeprefix('settings.')}: {there} there, {asked} asked"
+        yield f"{name.removeprefix('settings.')}: {_typed(there)} there, {_typed(asked)} asked"
+
+
+def _typed(value: Any) -> str:
+    """As a user would type it: `mixer.name=regmix mixer.num_proxies=9`, `0.002`, `true`."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping) and (settings := list(_settings(value))):
+        more = len(settings) - MOST_SETTINGS
+        return " ".join(settings[:MOST_SETTINGS]) + (f" and {more} more" if more > 0 else "")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _settings(values: Mapping[str, Any], under: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{under}{key}.")
+        else:
+            typed = "null" if value is None else _typed(value)
+            yield f"{under}{key}={typed}"

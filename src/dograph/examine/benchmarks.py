@@ -32,7 +32,7 @@ from dograph.models.loss import PerSampleLoss
 from dograph.training.config import RunConfig
 from dograph.training.environment import describe_environment
 from dograph.training.metrics import Row, validation_row
-from dograph.training.run_dir import RunDirectory
+from dograph.training.run_dir import RunDirectory, run_of_model
 from dograph.training.world import pick_device
 
 
@@ -97,12 +97,8 @@ def find_subject(name: str) -> Subject:
             f"{name} has neither config.yaml nor config.json: it is no run and no model. Give a "
             "run, a folder saved by save_pretrained, or a Hugging Face name"
         )
-    checkpoint = folder.resolve().parent
-    run = RunDirectory(checkpoint.parent.parent)
-    step = checkpoint.name.removeprefix("step-")
-    if not (run.config_file.is_file() and step.isdecimal()):
-        return Subject(str(folder), None, None)
-    return Subject(str(folder), run, int(step))
+    run, step = run_of_model(folder) or (None, None)
+    return Subject(str(folder), run, step)
 
 
 def evaluate(

@@ -10,9 +10,10 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
+from dograph.training.run_dir import run_of_model
 from dograph.training.world import pick_device
 
-SEQ_LEN = 256  # where none is asked for and the model has as many positions
+SEQ_LEN = 256  # where none is asked for, no run tells, and the model has as many positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,9 @@ def open_subject(request: Request, corpus: Corpus) -> tuple[PerSampleLoss, int, 
         str(folder), vocab_size=corpus.vocab_size, seed=request.seed, pretrained=True
     )
     positions = getattr(model.model.config, "max_position_embeddings", SEQ_LEN)
-    seq_len = request.seq_len or min(SEQ_LEN, positions)
+    made = run_of_model(folder)  # positions beyond its rows were never trained
+    usual = SEQ_LEN if made is None else made[0].config().data.seq_len
+    seq_len = request.seq_len or min(usual, positions)
     if seq_len > positions:
         raise ConfigError(
             f"seq-len {seq_len}, but {request.model} has {positions} positions; give at most that"
@@ -78,7 +81,7 @@ def open_subject(request: Request, corpus: Corpus) -> tuple[PerSampleLoss, int, 
 def choose_rows(
     corpus: Corpus, seq_len: int, request: Request
 ) -> tuple[Split, list[Block], list[str]]:
-    """Rows of one split, two or more from each source that has them; and which sources have not."""
+    """Rows of one split, two or more from each source that has them; and what to know of them."""
     split: Split = "validation"
     for split in ("validation", "train"):
         have = blocks_by_source(corpus, split, seq_len)
@@ -101,7 +104,13 @@ def choose_rows(
             f"--domains {request.domains}, but there are {len(blocks)} rows to divide; give 1 to "
             f"{len(blocks)}, or more --rows"
         )
-    notes = [
+    notes = []
+    if split == "train":
+        notes.append(
+            "rows are of training text, which the model may have seen: too little is held out for "
+            f"rows of {seq_len} tokens"
+        )
+    notes += [
         f"{source} is left out: {count} rows of {seq_len} tokens ({split} text)"
         for source, count in have.items()
         if source not in usable

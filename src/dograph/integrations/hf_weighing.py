@@ -236,15 +236,15 @@ class Weighing:
 
 
 def _numbers(report: Report) -> dict[str, float]:
-    """One number a name: domains are counted through, single samples are left out."""
-    numbers: dict[str, float] = {}
-    for name, value in report.items():
-        if isinstance(value, Tensor) and value.dim() == 1:
-            parts = [] if name.startswith("samples/") else value.tolist()
-            numbers |= {f"{name}/{i}": float(part) for i, part in enumerate(parts)}
-        else:
-            numbers[name] = float(value)
-    return numbers
+    """Summaries alone: vectors, by domain or sample, would be dozens of names in every line."""
+    values = dict(report.items())
+    if (count_M := values.get("domains/samples")) is not None:
+        values["domains/number"] = (torch.as_tensor(count_M) > 0).sum()
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if not (isinstance(value, Tensor) and value.dim())
+    }
 
 
 def _input(inputs: Mapping[str, Any], name: str) -> Tensor:

@@ -45,7 +45,9 @@ def require_folder(name: str) -> None:
 def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> PerSampleLoss:
     """Any causal LM by Hugging Face name or path: its weights, or only its shape."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # it would tear our own progress line
     require_folder(name)
     try:
         config = AutoConfig.from_pretrained(name)

@@ -6,8 +6,9 @@ OUT/reproduce.json                           every artefact that was made of the
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,13 @@ def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
     for size, ask in asks.items():
         name = f"{size}: " if size else ""
         yield f"{name}{ask.out}: {ask.config.tokens:,} tokens a run on {corpus.directory}"
-        yield from forecast_lines(ask, corpus)
+        labels = [method.label for method in ask.methods]
+        yield from forecast_lines(ask, corpus, partial(_without, labels))
+
+
+def _without(labels: Sequence[str], refused: Sequence[str]) -> str:
+    others = ",".join(label for label in labels if label not in refused)
+    return f"leave {', '.join(refused)} out: --methods {others}"
 
 
 def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Study:

@@ -173,6 +173,14 @@ class RunDirectory:
         sync_directory(self.path)
 
 
+def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:
+    """The run and the step that a checkpoint's model is of; None where no run made it."""
+    checkpoint = folder.resolve().parent
+    run = RunDirectory(checkpoint.parent.parent)
+    step = checkpoint.name.removeprefix("step-")
+    return (run, int(step)) if run.config_file.is_file() and step.isdecimal() else None
+
+
 def _instead(path: Path) -> str:
     """What a folder is that was taken for a run."""
     if (path / "compare.json").is_file():

@@ -50,6 +50,12 @@ def test_figures_need_a_folder(run, tmp_path):
     assert isinstance(invoke("figures", run, "--out", tmp_path / "file").exception, ConfigError)
 
 
+def test_watch_says_at_once_that_it_loads(tmp_path):
+    found = invoke("watch", tmp_path / "none")
+    assert isinstance(found.exception, RunError)
+    assert found.stderr == f"{tmp_path / 'none'}: loading\n"
+
+
 @pytest.mark.slow
 def test_watch_serves_until_ctrl_c(run):
     """As a process: it says where it is, answers, and ends without a traceback."""
@@ -67,6 +73,6 @@ def test_watch_serves_until_ctrl_c(run):
             assert b"dograph" in answer.read()
         started.send_signal(signal.SIGINT)
         _, told = started.communicate(timeout=20)
-        assert (started.returncode, told) == (0, "")
+        assert (started.returncode, told) == (0, f"{run}: loading\n")
     finally:
         started.kill()

@@ -1,6 +1,7 @@
 """The reproduce command in this process: its list, what it refuses, forecasts, makes."""
 
 import json
+import re
 
 import pytest
 import typer
@@ -77,6 +78,18 @@ def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
         assert words in out.output
     assert pool.asked == []
     assert not (tmp_path / "reproduce").exists()
+
+
+def test_a_dry_run_says_how_to_do_without_plans_that_are_refused(pool, corpus):
+    """The corpus is too small for two methods, not for the rest of the table."""
+    settings = ("validation-loss", *TINY, "train.steps=5000", "--corpus", corpus, "--dry-run")
+    with pytest.raises(ConfigError) as refused:
+        invoke(*settings)
+    *reasons, told = str(refused.value).splitlines()
+    for label, reason in zip(("regmix", "mixing-law"), reasons, strict=True):
+        assert reason.startswith(f"{label}: mixer.max_epochs=4: the run draws 480,000 tokens")
+    found = re.fullmatch(r"Or leave regmix, mixing-law out: --methods (\S+)", told)
+    assert "8 methods" in invoke(*settings, "--methods", found[1]).output
 
 
 def test_a_table_is_made_and_the_same_command_goes_on(pool, corpus, tmp_path):

@@ -20,7 +20,9 @@ def test_a_dry_run_names_what_the_mixer_comes_to(tmp_path):
     settings += ["data.seq_len=16", "model.preset=tiny", "mixer.recipe=safe", "mixer.num_domains=4"]
     found = CliRunner().invoke(app, ["train", *settings, "--dry-run"])
     assert found.exit_code == 0
-    assert found.output.splitlines()[0] == (
+    assert found.stderr.startswith(f"forecast of {tmp_path / 'run'}: 200 steps on ")
+    assert found.stderr.endswith(", mixer dograph; loading\n")
+    assert found.stdout.splitlines()[0] == (
         "mixer: dograph, recipe safe with num_domains=4: 4 domains, objective precision, "
         "scope stream"
     )

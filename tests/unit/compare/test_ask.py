@@ -7,8 +7,9 @@ import pytest
 
 from comparisons import ask_of
 from corpora import write_corpus
+from dograph.compare.dry_run import forecast_lines
 from dograph.corpus.corpus import Corpus
-from dograph.errors import RunError
+from dograph.errors import ConfigError, RunError
 from dograph.training.config import parse_config
 
 
@@ -76,8 +77,8 @@ def test_the_baseline_of_the_folder_stays(ask, corpus):
     [
         ("uniform", {"steps": 90}, "train.steps: 60 there, 90 asked"),
         ("plan=doge", {}, "methods.plan.mixer.name: regmix there, doge asked"),
-        ("plan=regmix[num_proxies=9]", {}, "num_proxies: None there, 9 asked"),
-        ("uniform", {"replan": True}, "replan: False there, True asked"),
+        ("plan=regmix[num_proxies=9]", {}, "num_proxies: none there, 9 asked"),
+        ("uniform", {"replan": True}, "replan: false there, true asked"),
     ],
 )
 def test_what_contradicts_the_folder_is_refused_and_changes_nothing(
@@ -89,6 +90,19 @@ def test_what_contradicts_the_folder_is_refused_and_changes_nothing(
     with pytest.raises(RunError, match=told):
         ask(mixers, (0,), **changes).join_folder(corpus)
     assert stored(first) == before
+
+
+def test_a_method_that_is_missing_is_told_as_it_would_be_typed(ask, corpus):
+    ask("uniform,plan=regmix[num_proxies=9,max_epochs=null]", (0, 1)).take_folder(corpus)
+    with pytest.raises(RunError) as refused:
+        ask("uniform", (0,)).take_folder(corpus)
+    told = str(refused.value).splitlines()
+    named = "mixer.name=regmix mixer.num_proxies=9 mixer.max_epochs=null"
+    assert f"  methods.plan: {named} there, none asked" in told
+    assert "  seeds: [0, 1] there, [0] asked" in told
+    (proxy,) = [line for line in told if line.startswith("  proxy: ")]
+    assert proxy.endswith(" more there, none asked")
+    assert "{" not in str(refused.value)
 
 
 def test_other_proxies_are_refused_where_both_have_some(ask, corpus):
@@ -108,3 +122,10 @@ def test_a_folder_with_something_else_is_refused(ask, corpus, tmp_path):
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="is not empty and holds no comparison"):
         ask("uniform", (0,)).join_folder(corpus)
+
+
+def test_a_plan_that_is_refused_can_be_left_out(ask, corpus):
+    with pytest.raises(
+        ConfigError, match=r"plan: mixer.max_epochs=4.*\nOr leave plan out of --mixe"
+    ):
+        next(forecast_lines(ask("uniform,plan=regmix", (0,), steps=50_000), corpus))

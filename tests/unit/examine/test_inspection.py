@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import normalized_mutual_info_score
+from transformers.utils.logging import enable_progress_bar
 
 from corpora import write_corpus
 from dograph.corpus.corpus import Corpus
@@ -12,9 +13,12 @@ from dograph.examine.inspection import inspect_model, part_sketches, perceived
 from dograph.examine.model_parts import part_names
 from dograph.examine.subject import Request, choose_rows, open_subject
 from dograph.models.build import build_model
+from dograph.models.files import save_model
 from dograph.sketch.coverage import cover
 from dograph.sketch.sketcher import Sketcher
 from dograph.theory.mmd import mmd_squared
+from dograph.training.config import parse_config
+from dograph.training.run_dir import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +132,40 @@ def test_a_corpus_without_validation_text_shows_what_was_trained_on(directory, t
     split, blocks, notes = choose_rows(Corpus(tmp_path), 16, request_)
     assert split == "train"
     assert len(blocks) == 60
-    assert notes == []
+    (note,) = notes
+    assert "training text, which the model may have seen" in note
+
+
+@pytest.mark.parametrize("given", ["run", "run/model", "run/checkpoints/step-00000003/model"])
+@pytest.mark.parametrize(("asked", "expected"), [(None, 24), (16, 16)])
+def test_rows_are_as_long_as_those_of_the_run(directory, tmp_path, given, asked, expected):
+    """Positions beyond were never trained, though the model has them."""
+    run = RunDirectory(tmp_path / "run")
+    run.create(parse_config({"data": {"seq_len": 24, "corpus": str(directory)}}, "test"), {})
+    corpus = Corpus(directory)
+    sizes = {"vocab_size": corpus.vocab_size, "seq_len": 64, "dropout": 0.0, "seed": 0}
+    save_model(build_model("tiny", **sizes), run.checkpoint(3) / "model", None)
+    run.link_model(3)
+    request = Request(model=str(tmp_path / given), corpus=directory, seq_len=asked)
+    assert open_subject(request, corpus)[1] == expected
+
+
+def test_a_model_is_loaded_in_silence(directory, tmp_path, capfd):
+    corpus = Corpus(directory)
+    model = build_model("tiny", vocab_size=corpus.vocab_size, seq_len=64, dropout=0.0, seed=0)
+    save_model(model, tmp_path / "model", None)
+    capfd.readouterr()
+    enable_progress_bar()  # as at the start; saving turned it off
+    open_subject(Request(model=str(tmp_path / "model"), corpus=directory), corpus)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_rows_of_a_model_that_no_run_made_are_256(directory, tmp_path):
+    corpus = Corpus(directory)
+    model = build_model("tiny", vocab_size=corpus.vocab_size, seq_len=512, dropout=0.0, seed=0)
+    save_model(model, tmp_path / "model", None)
+    request = Request(model=str(tmp_path / "model"), corpus=directory)
+    assert open_subject(request, corpus)[1] == 256
 
 
 @pytest.mark.parametrize(
