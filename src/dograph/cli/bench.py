@@ -30,7 +30,7 @@ Modes = Annotated[str, _option(help="of the sketch, by commas; none: only plain"
 TopBlocks = Annotated[
     int | None, _option(help="blocks that topdown sketches; 4, or all there are", at_least=1)
 ]
-Recipe = Annotated[str, _option(help="of DoGraph: recommended, paper or safe")]
+Recipe = Annotated[str, _option(help="of DoGraph: recommended, safe, paper or inverse-norm")]
 Dim = Annotated[int | None, _option(help="numbers in a sketch; that of sketch.dim", at_least=1)]
 Steps = Annotated[int, _option(help="turns with plain; fewer: a wider interval", at_least=10)]
 Corpus = Annotated[str | None, _option(help="a prepared corpus, in place of random tokens")]
