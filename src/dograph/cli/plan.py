@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.console import require_writable
 from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
 from dograph.errors import ConfigError
 
@@ -146,15 +147,7 @@ def _check_out(out: Path, beside: Sequence[Path], *, force: bool) -> None:
     for file in (out, *beside):
         if file.exists() and not force:
             raise ConfigError(f"{file} already exists; name another with --out, or add --force")
-    if out.is_dir():
-        raise ConfigError(f"--out={out} is a folder; name a file, as in {out / 'mixture.yaml'}")
-    trial = out.with_name(f".{out.name}.trial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise ConfigError(f"--out={out} cannot be written: {error.strerror}") from error
+    require_writable(out)
 
 
 def _refuse(*given: bool) -> None:

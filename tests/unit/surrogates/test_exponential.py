@@ -11,7 +11,7 @@ from dograph.rng import stream
 from dograph.surrogates.exponential import Exponential, ExponentialLaw
 from dograph.surrogates.exponential_fit import Fit, design_of
 from dograph.surrogates.two_source import two_source_law
-from law_oracles import gradient, shifted
+from law_oracles import check_derivatives, gradient, shifted
 
 
 def mixtures(draws, runs, sources, strength=0.7):
@@ -137,24 +137,7 @@ def test_the_fits_own_derivatives_against_finite_differences(runs):
     fit = Fit(design_of(weight_NS)[0], loss_N, 0.05)
     fit.design.ridge_K[:] *= 1e3  # so that its part is seen
     point_P = fit.starts(stream(0, "test"))[5]
-    local = fit.at(point_P[None], np.arange(1))
-
-    def value(point):
-        return float(fit.at(point[None], np.arange(1)).value_B[0])
-
-    def slope(point):
-        return fit.at(point[None], np.arange(1)).slope_BP[0]
-
-    by_steps = approx_fprime(point_P, value, 1e-7)
-    np.testing.assert_allclose(local.slope_BP[0], by_steps, rtol=1e-4, atol=1e-5)
-    step = 1e-6
-    hessian_PP = np.stack(
-        [
-            (slope(point_P + step * unit_P) - slope(point_P - step * unit_P)) / (2 * step)
-            for unit_P in np.eye(len(point_P))
-        ]
-    )
-    np.testing.assert_allclose(local.hessian_BPP[0], hessian_PP, rtol=1e-4, atol=1e-4)
+    check_derivatives(fit, point_P, atol=1e-4)
     assert (fit.design.ridge_K > 0).all() == (runs == 6)
 
 

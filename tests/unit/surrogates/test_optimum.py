@@ -5,7 +5,6 @@ import time
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
 from dograph.surrogates.exponential import ExponentialLaw
@@ -15,7 +14,7 @@ from dograph.surrogates.optimum import (
     grid_mixtures,
     grid_optimum,
 )
-from law_oracles import gradient, shifted
+from law_oracles import kkt_residual, long_run, shifted, weighted_value
 
 REDPAJAMA_CAPS = np.array([1, 1, 0.5857, 0.2588, 0.2254, 0.1779, 0.1727])
 PUBLISHED = [0.125, 0.25, 0.140625, 0.25, 0.09375, 0.125, 0.015625]
@@ -32,40 +31,6 @@ def some_laws(seed, number, sources):
 
 def minimise_laws(laws, share_V, cap_S=None):
     return find_optimum(laws, share_V, cap_S).weight_S
-
-
-def value(laws, share_V, weight_S):
-    return sum(s * law.predict(weight_S[None])[0] for s, law in zip(share_V, laws, strict=True))
-
-
-def slope(laws, share_V, weight_S):
-    return sum(s * gradient(law, weight_S) for s, law in zip(share_V, laws, strict=True))
-
-
-def long_run(laws, share_V, cap_S):
-    """scipy's SLSQP with the tightest tolerances."""
-    return minimize(
-        lambda r: value(laws, share_V, r),
-        cap_S / cap_S.sum(),
-        jac=lambda r: slope(laws, share_V, r),
-        method="SLSQP",
-        bounds=[(0, cap) for cap in cap_S],
-        constraints={"type": "eq", "fun": lambda r: r.sum() - 1, "jac": np.ones_like},
-        options={"maxiter": 5000, "ftol": 1e-16},
-    ).x
-
-
-def kkt_residual(laws, share_V, weight_S, cap_S):
-    """How much steeper the worst source to lower is than the best to raise, relative to the laws'.
-
-    Exact bounds: a weight is at one only if it is equal to it.
-    """
-    slope_S = slope(laws, share_V, weight_S)
-    up_S, down_S = weight_S < cap_S, weight_S > 0
-    best_to_raise = slope_S[up_S].min() if up_S.any() else np.inf
-    worst_to_lower = slope_S[down_S].max()
-    each_V = [s * np.ptp(gradient(law, weight_S)) for s, law in zip(share_V, laws, strict=True)]
-    return max(worst_to_lower - best_to_raise, 0) / max(each_V)
 
 
 @pytest.mark.parametrize("capped", [False, True])
@@ -85,7 +50,7 @@ def test_agrees_with_a_long_scipy_run_and_is_optimal(seed, capped):
     assert (found.weight_S <= cap_S).all()
     assert found.unique
     assert found.gap < 1e-12
-    assert found.loss == pytest.approx(value(laws, share_V, found.weight_S), rel=1e-14)
+    assert found.loss == pytest.approx(weighted_value(laws, share_V, found.weight_S), rel=1e-14)
 
 
 def test_64_sources_are_fast_and_optimal():
@@ -155,7 +120,7 @@ def test_what_the_laws_leave_open_is_reported():
     assert found.weight_S[0] == pytest.approx(found.weight_S[1], abs=1e-6)
     np.testing.assert_allclose(np.abs(found.flat_FS), [[0.5**0.5, 0.5**0.5, 0]], atol=1e-9)
     moved_S = found.weight_S + 0.1 * found.flat_FS[0]
-    assert value(twins, [0.5, 0.5], moved_S) == pytest.approx(found.loss, abs=1e-12)
+    assert weighted_value(twins, [0.5, 0.5], moved_S) == pytest.approx(found.loss, abs=1e-12)
     assert find_optimum(twins, [0.5, 0.5], [0.1, 1.0, 1.0]).flat_FS.shape == (1, 3)
     assert find_optimum(twins, [0.5, 0.5], [0.1, 0.0, 1.0]).unique
 
@@ -175,7 +140,9 @@ def test_the_loss_is_the_mean_by_shares_whatever_they_sum_to():
     laws, _, _ = some_laws(2, 3, 4)
     found, scaled = find_optimum(laws, [0.5, 0.25, 0.25]), find_optimum(laws, [6.0, 3.0, 3.0])
     assert scaled.loss == pytest.approx(found.loss, rel=1e-12)
-    assert found.loss == pytest.approx(value(laws, [0.5, 0.25, 0.25], found.weight_S), rel=1e-12)
+    assert found.loss == pytest.approx(
+        weighted_value(laws, [0.5, 0.25, 0.25], found.weight_S), rel=1e-12
+    )
 
 
 def test_a_direction_is_flat_by_what_a_unit_of_weight_changes():
@@ -244,10 +211,10 @@ def test_the_grid_against_a_plain_enumeration():
     ]
     assert [tuple(row) for row in grid_mixtures(cap_S)] == expected
     laws, share_V, _ = some_laws(1, 8, 3)
-    by_hand = min(expected, key=lambda row: value(laws, share_V, np.array(row)))
+    by_hand = min(expected, key=lambda row: weighted_value(laws, share_V, np.array(row)))
     np.testing.assert_array_equal(grid_optimum(laws, share_V, cap_S), by_hand)
     exact = find_optimum(laws, share_V, cap_S)
-    assert exact.loss < value(laws, share_V, np.array(by_hand)) - 1e-4
+    assert exact.loss < weighted_value(laws, share_V, np.array(by_hand)) - 1e-4
 
 
 def test_the_grid_has_limits():

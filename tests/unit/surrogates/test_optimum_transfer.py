@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
 from dograph.surrogates.exponential import ExponentialLaw
@@ -13,7 +12,7 @@ from dograph.surrogates.optimum import (
     grid_optimum,
 )
 from dograph.surrogates.transfer import TransferLaw
-from law_oracles import gradient
+from law_oracles import kkt_residual, long_run, weighted_value
 
 
 def some_laws(seed, number, sources):
@@ -33,36 +32,6 @@ def minimise_laws(laws, share_V, cap_S=None):
     return find_optimum(laws, share_V, cap_S).weight_S
 
 
-def value(laws, share_V, weight_S):
-    return sum(s * law.predict(weight_S[None])[0] for s, law in zip(share_V, laws, strict=True))
-
-
-def slope(laws, share_V, weight_S):
-    return sum(s * gradient(law, weight_S) for s, law in zip(share_V, laws, strict=True))
-
-
-def long_run(laws, share_V, cap_S):
-    """scipy's SLSQP with the tightest tolerances."""
-    return minimize(
-        lambda r: value(laws, share_V, np.maximum(r, 0)),
-        cap_S / cap_S.sum(),
-        jac=lambda r: slope(laws, share_V, np.maximum(r, 0)),
-        method="SLSQP",
-        bounds=[(0, cap) for cap in cap_S],
-        constraints={"type": "eq", "fun": lambda r: r.sum() - 1, "jac": np.ones_like},
-        options={"maxiter": 5000, "ftol": 1e-16},
-    ).x
-
-
-def kkt_residual(laws, share_V, weight_S, cap_S):
-    """How much steeper the worst source to lower is than the best to raise, by the laws' own."""
-    slope_S = slope(laws, share_V, weight_S)
-    up_S, down_S = weight_S < cap_S, weight_S > 0
-    best_to_raise = slope_S[up_S].min() if up_S.any() else np.inf
-    each_V = [s * np.ptp(gradient(law, weight_S)) for s, law in zip(share_V, laws, strict=True)]
-    return max(slope_S[down_S].max() - best_to_raise, 0) / max(each_V)
-
-
 @pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_agrees_with_a_long_scipy_run_and_is_optimal(seed, capped):
@@ -80,7 +49,7 @@ def test_agrees_with_a_long_scipy_run_and_is_optimal(seed, capped):
     assert (found.weight_S <= cap_S).all()
     assert found.unique
     assert found.gap < 1e-12
-    assert found.loss == pytest.approx(value(laws, share_V, found.weight_S), rel=1e-14)
+    assert found.loss == pytest.approx(weighted_value(laws, share_V, found.weight_S), rel=1e-14)
 
 
 def test_two_sources_by_hand():
@@ -120,7 +89,7 @@ def test_what_the_laws_leave_open_is_reported():
     assert found.weight_S[0] == pytest.approx(found.weight_S[1], abs=1e-6)
     np.testing.assert_allclose(np.abs(found.flat_FS), [[0.5**0.5, 0.5**0.5, 0]], atol=1e-9)
     moved_S = found.weight_S + 0.1 * found.flat_FS[0]
-    assert value(twins, [0.5, 0.5], moved_S) == pytest.approx(found.loss, abs=1e-12)
+    assert weighted_value(twins, [0.5, 0.5], moved_S) == pytest.approx(found.loss, abs=1e-12)
     assert find_optimum(twins, [0.5, 0.5], [0.1, 0.0, 1.0]).unique
 
 
@@ -146,6 +115,6 @@ def test_the_grid_leaves_infinite_losses_out():
     laws = [TransferLaw(1.0, 0.5, np.array([1.0, 0.0])), TransferLaw(1.0, 0.5, np.array([0, 2.0]))]
     best_S = grid_optimum(laws, np.array([0.5, 0.5]))
     rows = [row for row in grid_mixtures(np.ones(2)) if (row > 0).all()]
-    by_hand = min(rows, key=lambda row: value(laws, [0.5, 0.5], row))
+    by_hand = min(rows, key=lambda row: weighted_value(laws, [0.5, 0.5], row))
     np.testing.assert_array_equal(best_S, by_hand)
     np.testing.assert_array_equal(grid_optimum(laws, np.array([1.0, 0.0])), [1, 0])

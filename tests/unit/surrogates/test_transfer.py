@@ -9,7 +9,7 @@ from scipy.optimize import approx_fprime, minimize
 from dograph.errors import ConfigError
 from dograph.surrogates.transfer import Transfer, TransferLaw
 from dograph.surrogates.transfer_fit import ALPHA_RANGE, Fit
-from law_oracles import gradient
+from law_oracles import check_derivatives, gradient
 
 KINDS = ["noise", "worthless", "linear", "concave", "exponential", "beyond delta", "steep"]
 
@@ -150,24 +150,7 @@ def test_the_fits_own_derivatives_against_finite_differences(few):
     fit = Fit(weight_NS, loss_N, 0.05, few)
     fit.ridge *= 1e3  # so that its part is seen
     point_P = fit.starts()[5] * np.array([1.1, 0.8, 0.7, 1.4, 1.2, 0.9])
-    local = fit.at(point_P[None], np.arange(1))
-
-    def value(point):
-        return float(fit.at(point[None], np.arange(1)).value_B[0])
-
-    def slope(point):
-        return fit.at(point[None], np.arange(1)).slope_BP[0]
-
-    by_steps = approx_fprime(point_P, value, 1e-7)
-    np.testing.assert_allclose(local.slope_BP[0], by_steps, rtol=1e-4, atol=1e-5)
-    step = 1e-6
-    hessian_PP = np.stack(
-        [
-            (slope(point_P + step * unit_P) - slope(point_P - step * unit_P)) / (2 * step)
-            for unit_P in np.eye(len(point_P))
-        ]
-    )
-    np.testing.assert_allclose(local.hessian_BPP[0], hessian_PP, rtol=1e-4, atol=1e-5)
+    check_derivatives(fit, point_P, atol=1e-5)
 
 
 def test_permuting_sources_permutes_the_law():
