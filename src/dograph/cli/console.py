@@ -23,12 +23,12 @@ def open_console(width: int = PIPE_WIDTH) -> "Console":
 
 
 def require_writable(out: Path) -> None:
-    """Refuse a file that cannot be written before the work, not after it; folders are made."""
+    """Refuse a file that cannot be written before the work, not after it; nothing is left there."""
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file in it")
-    trial = out.with_name(f".{out.name}.trial")
+    place = next(folder for folder in out.absolute().parents if folder.exists())
+    trial = place / f".{out.name}.trial"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         trial.touch()
         trial.unlink()
     except OSError as error:

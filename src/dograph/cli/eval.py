@@ -106,6 +106,7 @@ def evaluate(
     with shown("texts", live=using == "builtin") as report:
         found = evaluated(subject, request, corpus, report)
     if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, found.record)
     _print(found)
     print("the result was not kept; give --out FILE" if file is None else f"result: {file}")
