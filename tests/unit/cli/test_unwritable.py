@@ -47,5 +47,5 @@ def test_a_result_that_cannot_be_written_is_refused_first(tmp_path):
         require_writable(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be written: .*--out"):
         require_writable(tmp_path / "file" / "eval.json")
-    require_writable(tmp_path / "new" / "eval.json")
-    assert list((tmp_path / "new").iterdir()) == []
+    require_writable(tmp_path / "new" / "deep" / "eval.json")
+    assert [left.name for left in tmp_path.iterdir()] == ["file"]  # a mistake may still be found
