@@ -22,16 +22,16 @@ import torch
 
 from benchmarks import measure
 from benchmarks.evidence_arms import PARTS, REPORTED, Cell
-from dograph.compare.statistics import summaries
-from dograph.corpus.corpus import Corpus
-from dograph.examine.benchmarks import Request, evaluate, find_subject
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
+from dograph.eval.evaluate import Request, evaluate, find_subject
 from dograph.files import write_text
-from dograph.training.config import RunConfig
-from dograph.training.metrics import read_metrics
-from dograph.training.presets import resolve_config
-from dograph.training.start import start_run
-from dograph.training.trainer import Trainer
-from dograph.training.world import open_world
+from dograph.presets import resolve_config
+from dograph.stats import summaries
+from dograph.train.distributed import open_world
+from dograph.train.metrics import read_metrics
+from dograph.train.start import start_run
+from dograph.train.trainer import Trainer
 
 CURVE_POINTS, HEALTH_POINTS = 35, 8
 

@@ -35,11 +35,11 @@ from benchmarks import measure
 from benchmarks.fidelity_run import fresh_batches, open_trainer, say, train_to
 from benchmarks.fidelity_table import print_table
 from benchmarks.fidelity_weights import BEST_OF, RECIPES, REFERENCE_SEEDS, Metrics, judge_batch
+from dograph.modes import DEFAULT_DIM
 from dograph.sketch.coverage import blocks_of
-from dograph.sketch.modes import DEFAULT_DIM
 from dograph.sketch.sketcher import Mode, Sketcher
-from dograph.training.trainer import Clock, Trainer
-from dograph.training.world import open_world
+from dograph.train.distributed import open_world
+from dograph.train.trainer import Clock, Trainer
 
 WIDE_ROWS = 16  # samples sketched at once in float32, whose activations are twice as large
 LOOKED_AT = 4  # samples of a batch whose gradient matrices' ranks are looked at

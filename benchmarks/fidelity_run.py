@@ -6,14 +6,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dograph.corpus.loader import Loader
-from dograph.prepare.embedded.ensure import ensure_corpus
-from dograph.training.assembly import open_sampler
-from dograph.training.presets import resolve_config
-from dograph.training.progress import Silent
-from dograph.training.start import start_run
-from dograph.training.trainer import Clock, Trainer
-from dograph.training.world import World
+from dograph.data.ensure import ensure_corpus
+from dograph.data.loader import Loader
+from dograph.presets import resolve_config
+from dograph.train.assembly import open_sampler
+from dograph.train.distributed import World
+from dograph.train.progress import Silent
+from dograph.train.start import start_run
+from dograph.train.trainer import Clock, Trainer
 from dograph.types import Mixture
 
 BEGUN = time.perf_counter()

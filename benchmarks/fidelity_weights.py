@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks import fidelity_measures as measures
 from dograph.domains.kmeans import kmeans
-from dograph.domains.scope import BatchScope, KMeans
+from dograph.domains.scopes import BatchScope, KMeans
 from dograph.mixers.dograph import DoGraph
 from dograph.rng import key64
 from dograph.types import Signals

@@ -6,10 +6,10 @@ import os
 import torch
 
 from benchmarks import measure
-from dograph.corpus.corpus import Corpus
-from dograph.corpus.loader import Loader
-from dograph.corpus.sampler import Sampler
-from dograph.prepare.embedded.ensure import ensure_corpus
+from dograph.data.corpus import Corpus
+from dograph.data.ensure import ensure_corpus
+from dograph.data.loader import Loader
+from dograph.data.sampler import Sampler
 from dograph.types import Mixture
 
 STEPS = 10

@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import measure
-from dograph.prepare.embedded.demo import documents
+from dograph.data.embedded import documents
 
 PREPARE = """
 import json, resource, sys
 from pathlib import Path
-from dograph.prepare.options import PrepareOptions
-from dograph.prepare.pipeline import prepare
+from dograph.data.options import PrepareOptions
+from dograph.data.pipeline import prepare
 options = dict(inputs=(sys.argv[1],), out=Path(sys.argv[2]), source_field="source", workers=2)
 prepare(PrepareOptions(**options))
 peak = lambda who: resource.getrusage(who).ru_maxrss / 1024
@@ -26,9 +26,9 @@ print(json.dumps([peak(resource.RUSAGE_SELF), peak(resource.RUSAGE_CHILDREN)]))
 """
 SAMPLE = """
 import json, resource, sys
-from dograph.corpus.corpus import Corpus
-from dograph.corpus.loader import Loader
-from dograph.corpus.sampler import Sampler
+from dograph.data.corpus import Corpus
+from dograph.data.loader import Loader
+from dograph.data.sampler import Sampler
 from dograph.types import Mixture
 import torch
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from dograph.training.metrics import read_metrics
-from dograph.training.presets import resolve_config
-from dograph.training.start import start_run
-from dograph.training.world import open_world
+from dograph.presets import resolve_config
+from dograph.train.distributed import open_world
+from dograph.train.metrics import read_metrics
+from dograph.train.start import start_run
 
 PAPER = ["mixer.name=dograph", "mixer.recipe=paper"]
 ARMS = {

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import measure
-from dograph.page.collect import collect, open_subjects
-from dograph.page.render import render
-from dograph.training.config import RunConfig
+from dograph.config import RunConfig
+from dograph.report.collect import collect, open_subjects
+from dograph.report.render import render
 
 METHODS = ("natural", "uniform", "dograph", "paper")
 SOURCES = [f"source-{k}" for k in range(7)]

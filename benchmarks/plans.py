@@ -18,10 +18,10 @@ import numpy as np
 import yaml
 
 from benchmarks import measure
-from dograph.plans.choice import choose_surrogate
-from dograph.plans.generate import generate_mixtures
-from dograph.plans.objective import fit_objective
-from dograph.surrogates.registry import SURROGATES
+from dograph.mixtures.choice import choose_surrogate
+from dograph.mixtures.generate import generate_mixtures
+from dograph.mixtures.objective import fit_objective
+from dograph.mixtures.surrogates_registry import SURROGATES
 
 SOURCES, TARGETS, RUNS = 17, 13, 512
 
@@ -58,7 +58,7 @@ def workers_of(parent: int) -> list[int]:
             line = (stat.parent / "cmdline").read_bytes()
         except OSError:  # it has just ended
             continue
-        if int(fields[1]) == parent and b"dograph.lab.worker" in line:
+        if int(fields[1]) == parent and b"dograph.plan.worker" in line:
             found.append(int(stat.parent.name))
     return found
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks import measure
-from dograph.prepare.options import PrepareOptions
-from dograph.prepare.pipeline import prepare
+from dograph.data.options import PrepareOptions
+from dograph.data.pipeline import prepare
 
 
 def read(paths: list[Path], limit: int) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.evidence_arms import CANDIDATES
 from benchmarks.results_pictures import ByArm
 from benchmarks.results_tables import Cells, markdown, tuning_table, verdicts
-from dograph.compare.statistics import paired_difference
+from dograph.stats import paired_difference
 
 OBJECTIVES = ("paper", "variance", "robust", "alignment", "precision")
 NUM_DOMAINS = ("m=7", "m=9", "paper", "m=13", "m=15")

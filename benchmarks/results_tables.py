@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
 from dograph.compare.contrasts import Runs, contrasts
-from dograph.compare.statistics import METRICS, claim, holm, paired_difference
+from dograph.stats import METRICS, claim, holm, paired_difference
 
 Cells = Sequence[Mapping[str, Any]]
 PRESET = "gpt2-mini"

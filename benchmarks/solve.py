@@ -24,10 +24,10 @@ from torch import Tensor
 from benchmarks import measure
 from dograph import kernels
 from dograph.domains import kmeans as twin
+from dograph.domains.objectives import OBJECTIVES
 from dograph.domains.partition import Domains
+from dograph.domains.simplex import solve_qp
 from dograph.mixers.dograph import DoGraph
-from dograph.objectives import OBJECTIVES
-from dograph.simplex import solve_qp
 from dograph.types import Signals
 
 SIZES = (48, 64, 128)
@@ -125,10 +125,10 @@ def costs(args: argparse.Namespace) -> dict[str, Any]:
 
 def parts(device: str, repeats: int) -> dict[str, Any]:
     """What each kernel costs the device: 48 samples, 11 domains, 16 restarts."""
-    from dograph.domains.gram_kernel import sorted_space
-    from dograph.domains.kmeans_kernel import restarts_by_kernel
-    from dograph.domains.partition_kernel import domains_by_kernel
     from dograph.domains.sharing import share_out
+    from dograph.kernels.gram import sorted_space
+    from dograph.kernels.kmeans import restarts_by_kernel
+    from dograph.kernels.partition import domains_by_kernel
 
     sketch_BK = signals(0, 48, device).sketch_BK
     assert sketch_BK is not None

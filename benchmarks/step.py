@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from benchmarks import measure
+from dograph.data.ensure import ensure_corpus
 from dograph.models import presets
-from dograph.prepare.embedded.ensure import ensure_corpus
-from dograph.training.presets import resolve_config
-from dograph.training.progress import Silent
-from dograph.training.start import start_run
-from dograph.training.trainer import Clock, Trainer
-from dograph.training.world import open_world
+from dograph.presets import resolve_config
+from dograph.train.distributed import open_world
+from dograph.train.progress import Silent
+from dograph.train.start import start_run
+from dograph.train.trainer import Clock, Trainer
 
 STEPS = 10
 presets.PRESETS["bench"] = presets._gpt2(layers=4, heads=4, width=256)

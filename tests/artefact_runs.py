@@ -4,7 +4,7 @@ import json
 
 from rich.console import Console
 
-from dograph.examine.benchmarks import Request
+from dograph.eval.evaluate import Request
 from dograph.models.build import build_model
 from dograph.models.files import save_model
 from dograph.reproduce import session

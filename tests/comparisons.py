@@ -2,13 +2,13 @@
 
 from rich.console import Console
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.methods import parse_methods
 from dograph.compare.session import run_compare
 from dograph.compare.table import tables
-from dograph.lab.planning import default_proxy
-from dograph.training.config import parse_config
-from dograph.training.run_dir import RunDirectory
+from dograph.config import parse_config
+from dograph.plan.planning import default_proxy
+from dograph.train.run_dir import RunDirectory
 from lab_runs import Here
 
 STEPS = 6

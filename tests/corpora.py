@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dograph.corpus.manifest import Manifest, StratumEntry, TokenizerEntry
-from dograph.corpus.tokens import DOCUMENT_DTYPE
+from dograph.data.manifest import Manifest, StratumEntry, TokenizerEntry
+from dograph.data.tokens import DOCUMENT_DTYPE
 
 SIZES = {"alpha": 6000, "beta": 3000, "gamma": 1000}
 

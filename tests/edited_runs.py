@@ -2,8 +2,8 @@
 
 import json
 
-from dograph.training.presets import resolve_config
-from dograph.training.start import resume_run, start_run
+from dograph.presets import resolve_config
+from dograph.train.start import resume_run, start_run
 from tiny_steps import ALONE
 
 FIRST = {"alpha": 0.6, "beta": 0.3, "gamma": 0.1}

@@ -5,12 +5,12 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
+from dograph.config import parse_config
 from dograph.errors import DographError
-from dograph.lab.jobs import Job, Stopped, run_job
-from dograph.lab.pool import job_failed
 from dograph.mixers.base import Planner, Proxy
 from dograph.models.build import build_model
-from dograph.training.config import parse_config
+from dograph.plan.jobs import Job, Stopped, run_job
+from dograph.plan.pool import job_failed
 from dograph.types import Mixture
 
 STEPS = 12

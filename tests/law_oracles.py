@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import approx_fprime, minimize
 
-from dograph.surrogates.exponential import ExponentialLaw
+from dograph.mixtures.exponential import ExponentialLaw
 
 
 def gradient(law, weight_S):

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from corpora import write_corpus
-from dograph.corpus.blocks import even_blocks
-from dograph.corpus.corpus import Corpus
-from dograph.corpus.manifest import Manifest
-from dograph.training.config import RunConfig
+from dograph.config import RunConfig
+from dograph.data.blocks import even_blocks
+from dograph.data.corpus import Corpus
+from dograph.data.manifest import Manifest
 
 SOURCES = ("alpha", "beta", "gamma")
 SEQ_LEN = 16

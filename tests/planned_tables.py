@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dograph.plans.table import MixtureTable
+from dograph.mixtures.tables import MixtureTable
 
 PILE = [
     *("arxiv", "freelaw", "nih_exporter", "pubmed_central", "wikipedia_en", "dm_mathematics"),

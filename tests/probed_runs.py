@@ -5,8 +5,8 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from dograph.training.presets import resolve_config
-from dograph.training.run_dir import RunDirectory
+from dograph.presets import resolve_config
+from dograph.train.run_dir import RunDirectory
 
 SOURCES = ["alpha", "beta", "gamma"]
 

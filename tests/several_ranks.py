@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dograph.training.world import World
+from dograph.train.distributed import World
 
 SECONDS = 200
 # One process imports these and forks the ranks: importing takes longer than their work.
@@ -22,7 +22,7 @@ def on_ranks(size, work, *arguments):
     `work` must be found by name in a module on the path, so it cannot live in a test file.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*IMPORTS, "dograph.training.step"])
+    context.set_forkserver_preload([*IMPORTS, "dograph.train.step"])
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             context.Process(target=_rank, args=(rank, size, folder, work, arguments))

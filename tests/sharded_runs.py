@@ -7,10 +7,10 @@ import torch
 from dograph.errors import NonFiniteError
 from dograph.mixers.base import Mixer
 from dograph.models.files import model_tensors
-from dograph.training.optim import MOMENTS
-from dograph.training.presets import resolve_config
-from dograph.training.run_dir import RunDirectory
-from dograph.training.start import resume_run, start_run
+from dograph.presets import resolve_config
+from dograph.train.optim import MOMENTS
+from dograph.train.run_dir import RunDirectory
+from dograph.train.start import resume_run, start_run
 
 STEPS, STOP = 6, 4
 SETTINGS = (

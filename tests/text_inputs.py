@@ -10,9 +10,9 @@ import numpy as np
 import zstandard
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dograph.prepare.options import PrepareOptions
-from dograph.prepare.pipeline import Prepared
-from dograph.prepare.pipeline import prepare as prepare_corpus
+from dograph.data.options import PrepareOptions
+from dograph.data.pipeline import Prepared
+from dograph.data.pipeline import prepare as prepare_corpus
 
 COMPRESS = {
     "": lambda content: content,

@@ -11,16 +11,16 @@ from unittest.mock import patch
 
 import torch
 
-from dograph.corpus.corpus import Corpus
-from dograph.corpus.loader import Loader
+from dograph.data.corpus import Corpus
+from dograph.data.loader import Loader
 from dograph.mixers.registry import build_mixer
+from dograph.presets import resolve_config
 from dograph.sketch.recording import unwrapped
-from dograph.training.assembly import open_model, open_sampler
-from dograph.training.lab import open_lab
-from dograph.training.optim import build_optimizer
-from dograph.training.presets import resolve_config
-from dograph.training.step import TrainStep
-from dograph.training.world import World
+from dograph.train.assembly import open_model, open_sampler
+from dograph.train.distributed import World
+from dograph.train.lab import open_lab
+from dograph.train.optim import build_optimizer
+from dograph.train.step import TrainStep
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 SETTINGS = (

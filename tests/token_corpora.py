@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from dograph.corpus.manifest import Manifest, StratumEntry, TokenizerEntry
-from dograph.corpus.tokens import DOCUMENT_DTYPE, StratumTokens
+from dograph.data.manifest import Manifest, StratumEntry, TokenizerEntry
+from dograph.data.tokens import DOCUMENT_DTYPE, StratumTokens
 from dograph.rng import stream
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from dograph.corpus.loader import rank_slice
+from dograph.data.loader import rank_slice
 from dograph.sketch.ranks import average_gradients
 
 

@@ -4,8 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dograph.corpus.corpus import Corpus as Corpus
-    from dograph.corpus.sampler import Sampler as Sampler
+    from dograph.data.corpus import Corpus as Corpus
+    from dograph.data.sampler import Sampler as Sampler
     from dograph.mixers.base import Mixer as Mixer
     from dograph.mixers.dograph import DoGraph as DoGraph
     from dograph.sketch.head import sketched_cross_entropy as sketched_cross_entropy
@@ -17,11 +17,11 @@ __version__ = "0.1.0"
 
 # Names are imported when first used: `import dograph` stays as cheap as an empty module.
 _HOMES = {
-    "Corpus": "dograph.corpus.corpus",
+    "Corpus": "dograph.data.corpus",
     "DoGraph": "dograph.mixers.dograph",
     "Mixer": "dograph.mixers.base",
     "Mixture": "dograph.types",
-    "Sampler": "dograph.corpus.sampler",
+    "Sampler": "dograph.data.sampler",
     "Signals": "dograph.types",
     "Sketcher": "dograph.sketch.sketcher",
     "sketched_cross_entropy": "dograph.sketch.head",

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dograph.domains.objectives import Objective
 from dograph.domains.partition import Domains, partition
 from dograph.mixers.base import SIGNALS, Lab, Mixer, Proxy, ProxyResult
 from dograph.mixers.registry import build_mixer
-from dograph.objectives import Objective
 from dograph.types import Mixture, Signals
 
 STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many after

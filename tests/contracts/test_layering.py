@@ -12,87 +12,38 @@ import dograph
 SOURCE = Path(__file__).parents[2] / "src" / "dograph"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# What each part may import; everything may import the foundation.
-FOUNDATION = {"types", "rng", "errors", "option_checks", "files", "dograph"}
-ALLOWED = {
-    "corpus": {"corpus"},
-    "prepare": {"prepare", "corpus"},
-    "kernels": set(),
-    "simplex": {"kernels", "simplex_kernel"},
-    "simplex_kernel": {"kernels"},
-    "domains": {"domains", "simplex", "kernels"},
-    "alignment_kernel": {"kernels"},
-    "objectives": {"domains", "simplex", "kernels", "alignment_kernel"},
-    "sketch": {"sketch", "kernels"},
-    "theory": {"theory"},
-    "models": {"models", "sketch"},
-    "mixtures": {"mixtures"},
-    "surrogates": {"surrogates"},
-    "plans": {"plans", "surrogates"},
-    "mixers": {"mixers", "domains", "objectives", "mixtures", "plans", "surrogates"},
-    "evaluation": {"evaluation", "corpus", "models"},
-    "training": {
-        "training",
-        "corpus",
-        "models",
-        "mixers",
-        "mixtures",
-        "evaluation",
-        "sketch",
-        "domains",
-    },
-    "lab": {"lab", "training", "corpus", "models", "mixers", "mixtures", "plans"},
-    "compare": {"compare", "lab", "training", "corpus", "models", "mixers", "mixtures", "plans"},
-    "examine": {
-        "examine",
-        "training",
-        "corpus",
-        "evaluation",
-        "mixers",
-        "models",
-        "sketch",
-        "domains",
-        "theory",
-    },
-    "reproduce": {
-        "reproduce",
-        "analyses",
-        "compare",
-        "lab",
-        "examine",
-        "evaluation",
-        "bench",
-        "training",
-        "models",
-        "corpus",
-        "objectives",
-        "domains",
-    },
-    "analyses": {"analyses", "compare", "training", "examine", "domains"},
-    "page": {"page", "analyses", "training", "corpus", "mixers"},
-    "integrations": {"integrations", "sketch", "mixers"},
-    "testing": {"mixers", "domains", "objectives"},
-    "bench": {"bench", "training", "corpus", "models", "mixers", "sketch"},
-    "doctor": set(),
-    "cli": {
-        "cli",
-        "corpus",
-        "prepare",
-        "training",
-        "mixers",
-        "mixtures",
-        "plans",
-        "lab",
-        "compare",
-        "examine",
-        "reproduce",
-        "page",
-        "doctor",
-        "bench",
-    },
-    "__main__": {"cli"},
-    "__init__": {"corpus", "mixers", "sketch"},
-}
+# A part imports from itself and from parts above it in this list, never from below.
+LAYERS = [
+    "errors",
+    "types",
+    "rng",
+    "files",
+    "option_checks",
+    "stats",
+    "modes",
+    "config",
+    "presets",
+    "kernels",
+    "data",
+    "sketch",
+    "models",
+    "domains",
+    "mixtures",
+    "mixers",
+    "train",
+    "integrations",
+    "theory",
+    "testing",
+    "eval",
+    "plan",
+    "compare",
+    "bench",
+    "reproduce",
+    "report",
+    "doctor",
+    "cli",
+    "__main__",
+]
 EXTRAS = {
     "datasets",
     "zstandard",
@@ -127,16 +78,17 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_point_one_way(path):
     part = part_of(path)
-    allowed = FOUNDATION if part in FOUNDATION else FOUNDATION | ALLOWED[part]
+    if part == "__init__":  # it names the public classes, wherever they live
+        return
     ours = {name.split(".")[1] for name in imported(path) if name.startswith("dograph.")}
-    public = {"__version__", *dograph.__all__}
-    assert ours - public <= allowed, f"{path} imports {ours - public - allowed}"
+    above = {"__version__", *dograph.__all__, *LAYERS[: LAYERS.index(part) + 1]}
+    assert ours <= above, f"{path} imports {ours - above}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_and_functions_are_short(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 300
+    assert len(text.splitlines()) <= 500
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
@@ -158,7 +110,7 @@ def test_every_module_imports_with_the_core_dependencies_alone():
             ".__init__"
         )
         for path in FILES
-        if path.stem != "__main__" and not path.stem.endswith("_kernel")  # those are Triton's
+        if path.stem != "__main__" and (path.stem == "__init__" or path.parent.name != "kernels")
     ]
     code = (
         "import sys, importlib, importlib.abc\n"

@@ -24,7 +24,7 @@ from benchmarks.results_tables import (
 from scipy import stats
 
 from dograph.mixers.registry import build_mixer
-from dograph.training.presets import resolve_config
+from dograph.presets import resolve_config
 from results_cells import SHARES, cell, row_of
 
 

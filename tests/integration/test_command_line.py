@@ -11,12 +11,12 @@ import pytest
 from processes import SETTINGS, command, rows, run
 
 from corpora import write_corpus
-from dograph.corpus.corpus import Corpus
-from dograph.corpus.loader import Loader
-from dograph.corpus.weight_log import WeightLog
-from dograph.examine.samples import samples_of_step
-from dograph.training.assembly import open_sampler
-from dograph.training.run_dir import RunDirectory
+from dograph.data.corpus import Corpus
+from dograph.data.loader import Loader
+from dograph.data.weight_log import WeightLog
+from dograph.eval.samples import samples_of_step
+from dograph.train.assembly import open_sampler
+from dograph.train.run_dir import RunDirectory
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from corpora import write_corpus
-from dograph.training.presets import resolve_config
-from dograph.training.start import resume_run, start_run
-from dograph.training.world import open_world
+from dograph.presets import resolve_config
+from dograph.train.distributed import open_world
+from dograph.train.start import resume_run, start_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -161,8 +161,8 @@ def sketched(model, token_BT, mode, *, half, weight_B=None):
 
 @pytest.mark.parametrize("mode", ["full", "topdown", "head"])
 def test_half_precision_sketches_are_within_a_hundredth(small_gpt2, mode):
+    from dograph.domains.objectives import Uncertainty
     from dograph.domains.partition import partition, sample_weights
-    from dograph.objectives import Uncertainty
 
     model, token_BT = small_gpt2
     wide_BK, half_BK = (sketched(model, token_BT, mode, half=h)[0].double() for h in (False, True))

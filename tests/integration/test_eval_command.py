@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from dograph.cli.eval import evaluate
 from dograph.cli.main import app as dograph
 from dograph.errors import ConfigError, CorpusError
-from dograph.evaluation.benchmarks.subject import open_scorer
-from dograph.examine.losses import last_validation
+from dograph.eval.losses import last_validation
+from dograph.eval.subject import open_scorer
 from dograph.files import sha256_of
-from dograph.training.run_dir import RunDirectory
+from dograph.train.run_dir import RunDirectory
 from text_inputs import text
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"

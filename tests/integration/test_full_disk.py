@@ -6,8 +6,8 @@ import pytest
 from processes import SETTINGS, rows, run
 
 from corpora import write_corpus
-from dograph.training.checkpoint import check_checkpoint
-from dograph.training.run_dir import RunDirectory
+from dograph.train.checkpoint import check_checkpoint
+from dograph.train.run_dir import RunDirectory
 
 
 @pytest.fixture

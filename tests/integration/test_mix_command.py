@@ -8,8 +8,8 @@ import pytest
 from processes import SETTINGS, rows, run, start, steps_logged, wait_until
 
 from corpora import write_corpus
-from dograph.training.edit_record import edits_of
-from dograph.training.run_dir import RunDirectory
+from dograph.train.edit_record import edits_of
+from dograph.train.run_dir import RunDirectory
 from edited_runs import FIRST, SECOND, THIRD, log_of, write
 
 LONG = ("train.steps=400", "checkpoint.every=100", "eval.every=0", "eval.max_blocks=2")

@@ -8,7 +8,7 @@ from processes import SETTINGS, run
 from safetensors.torch import load_file, save_file
 
 from corpora import write_corpus
-from dograph.training.run_dir import RunDirectory
+from dograph.train.run_dir import RunDirectory
 
 
 def test_the_run_stops_and_names_step_sources_and_samples(tmp_path, monkeypatch):

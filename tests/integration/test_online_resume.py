@@ -8,8 +8,8 @@ from processes import rows
 
 from corpora import SIZES
 from dograph.mixers.outcome import Outcome
-from dograph.training.presets import resolve_config
-from dograph.training.start import resume_run, start_run
+from dograph.presets import resolve_config
+from dograph.train.start import resume_run, start_run
 from online_runs import make_inputs, options_of
 from tiny_steps import ALONE
 

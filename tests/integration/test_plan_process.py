@@ -12,9 +12,9 @@ import yaml
 from processes import wait_until
 
 from corpora import write_corpus
-from dograph.lab.jobs import run_job
-from dograph.lab.local import LocalPool
-from dograph.training.run_dir import RunDirectory
+from dograph.plan.jobs import run_job
+from dograph.plan.local import LocalPool
+from dograph.train.run_dir import RunDirectory
 from lab_runs import children_of, is_running, job_of, without_torchrun
 
 TESTS = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ PROXY = ("--proxy", "train.steps=120", "--proxy", "checkpoint.every=20")
 
 HELD = """
 import sys
-from dograph.lab.local import LocalPool
+from dograph.plan.local import LocalPool
 from lab_runs import job_of
 corpus, run = sys.argv[1:]
 if __name__ == "__main__":
@@ -169,8 +169,8 @@ def test_ray_gives_the_same_mixture_bit_for_bit(corpus, whole, tmp_path):
 @pytest.mark.timeout(600)
 def test_ray_tells_of_failures_and_of_folders_that_nodes_do_not_share(corpus, tmp_path):
     pytest.importorskip("ray")
-    from dograph.lab import ray_pool
-    from dograph.lab.pool import JobError
+    from dograph.plan import ray_pool
+    from dograph.plan.pool import JobError
 
     wrong = job_of(corpus, tmp_path / "wrong", label="the wrong one", weights={"delta": 1.0})
     with ray_pool.RayPool(workers=1) as pool:

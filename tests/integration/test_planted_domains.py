@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from dograph.prepare.options import PrepareOptions
-from dograph.prepare.pipeline import prepare
-from dograph.training.presets import resolve_config
-from dograph.training.start import start_run
-from dograph.training.world import open_world
+from dograph.data.options import PrepareOptions
+from dograph.data.pipeline import prepare
+from dograph.presets import resolve_config
+from dograph.train.distributed import open_world
+from dograph.train.start import start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -18,9 +18,9 @@ from text_inputs import files_of, lines, read_back, text, write_jsonl, write_tok
 # Many small chunks and a commit after each, so that a kill falls between any two of them.
 PREPARE = """
 import os, sys, time
-from dograph.prepare.inputs import archives
-from dograph.prepare.inputs import chunks
-from dograph.prepare import preparation
+from dograph.data import archives
+from dograph.data import chunks
+from dograph.data import preparation
 chunks.CHUNK_BYTES, archives.READ_BYTES, preparation.COMMIT_SECONDS = 20_000, 5_000, 0.0
 pause, commit = float(os.environ.get("PAUSE", "0")), preparation.Preparation.commit
 preparation.Preparation.commit = lambda self: (commit(self), time.sleep(pause))
@@ -145,7 +145,7 @@ def test_a_worker_that_dies_is_told_in_words(tmp_path, inputs, truth):
     workers = [
         child
         for child in children_of(process.pid)
-        if "dograph.prepare.worker" in Path(f"/proc/{child}/cmdline").read_text()
+        if "dograph.data.worker" in Path(f"/proc/{child}/cmdline").read_text()
     ]
     os.kill(workers[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)

@@ -11,7 +11,7 @@ from processes import SETTINGS, last_step, rows, run, start, steps_logged, wait_
 from transformers import AutoModelForCausalLM
 
 from corpora import write_corpus
-from dograph.training.run_dir import RunDirectory
+from dograph.train.run_dir import RunDirectory
 
 
 @pytest.fixture(scope="module")

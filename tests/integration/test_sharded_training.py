@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from corpora import write_corpus
 from dograph.models.build import build_model
-from dograph.training.run_dir import RunDirectory
+from dograph.train.run_dir import RunDirectory
 from several_ranks import on_ranks
 from sharded_runs import RESUMED, RUNS, STEPS, STOP, go_on, train_all, train_sharded, train_whole
 from tiny_steps import ALONE

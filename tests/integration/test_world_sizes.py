@@ -6,7 +6,7 @@ import pytest
 from processes import SETTINGS, rows, run, start, steps_logged, wait_until
 
 from corpora import write_corpus
-from dograph.training.run_dir import RunDirectory
+from dograph.train.run_dir import RunDirectory
 
 
 @pytest.fixture(scope="module")

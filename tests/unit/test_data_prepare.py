@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dograph.cli import preparing
+from dograph.cli import console as preparing
 from dograph.cli.main import app
+from dograph.data.pipeline import Progress
 from dograph.errors import ConfigError
-from dograph.prepare.pipeline import Progress
 from text_inputs import lines, text, write_jsonl, write_tokenizer
 
 

@@ -8,8 +8,8 @@ from benchmarks import fidelity_weights
 from torch import nn
 
 from dograph.domains.kmeans import kmeans
+from dograph.domains.objectives import Uncertainty
 from dograph.domains.partition import partition, sample_weights
-from dograph.objectives import Uncertainty
 
 SAMPLES = 24
 

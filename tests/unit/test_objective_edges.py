@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from dograph.domains.objectives import Alignment
 from dograph.domains.partition import partition
-from dograph.objectives import Alignment
 from dograph.testing import random_domains
 
 

@@ -3,10 +3,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from dograph.domains.graph import adjacency, laplacian
-from dograph.domains.partition import partition, sample_weights
-from dograph.errors import ConfigError
-from dograph.objectives import (
+from dograph.domains.domains_graph import adjacency, laplacian
+from dograph.domains.objectives import (
     OBJECTIVES,
     Alignment,
     Precision,
@@ -15,6 +13,8 @@ from dograph.objectives import (
     Variance,
     build_objective,
 )
+from dograph.domains.partition import partition, sample_weights
+from dograph.errors import ConfigError
 from dograph.testing import check_objective, random_domains
 
 READINGS = [

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from dograph.simplex import relative_gap, running_sum, solve_qp
+from dograph.domains.simplex import relative_gap, running_sum, solve_qp
 
 
 def problem(rng, size, *, rank=None, spread=0.0, slope=1.0):

@@ -12,10 +12,10 @@ from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.regions import compile_regions
-from dograph.training.optim import build_optimizer
-from dograph.training.step import TrainStep
-from dograph.training.stopwatch import Lap
-from dograph.training.world import World
+from dograph.train.distributed import World
+from dograph.train.optim import build_optimizer
+from dograph.train.step import TrainStep
+from dograph.train.stopwatch import Lap
 
 _GRAPHS = 64  # of one region: all arms share its code
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from dograph.bench.options import BenchOptions
-from dograph.corpus.corpus import Corpus
-from dograph.corpus.loader import Loader
-from dograph.corpus.sampler import Sampler
+from dograph.data.corpus import Corpus
+from dograph.data.loader import Loader
+from dograph.data.sampler import Sampler
 from dograph.errors import ConfigError
 from dograph.rng import stream
 from dograph.types import Batch, Mixture, SampleIds

@@ -7,7 +7,7 @@ cost nothing. A mode whose extra time is near its floor has nothing left to gain
 
 from collections.abc import Iterable
 
-from dograph.training.step_work import Work
+from dograph.train.step_work import Work
 
 
 def floor_ms(

@@ -18,8 +18,8 @@ from dograph.bench.batches import Batches
 from dograph.bench.options import BenchOptions, HandCompile
 from dograph.models.build import PAD_TO
 from dograph.models.presets import PRESETS, Shape
-from dograph.training.optim import build_optimizer
-from dograph.training.stopwatch import Lap, Stopwatch
+from dograph.train.optim import build_optimizer
+from dograph.train.stopwatch import Lap, Stopwatch
 
 
 class Gpt2Block(nn.Module):

@@ -6,12 +6,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from dograph.config import Accumulation, RunConfig
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph_options import RECIPES
 from dograph.models.presets import PRESETS
-from dograph.sketch.modes import DEFAULT_DIM, MODES, Mode
-from dograph.training.config import Accumulation, RunConfig
-from dograph.training.presets import resolve_config
+from dograph.modes import DEFAULT_DIM, MODES, Mode
+from dograph.presets import resolve_config
 
 Dtype = Literal["float32", "bfloat16"]
 HandCompile = Literal["blocks", "whole"]

@@ -28,7 +28,7 @@ from dograph.sketch.assembly import Assembly
 from dograph.sketch.coverage import cover
 from dograph.sketch.explicit import sketch_gradients
 from dograph.sketch.projection import Projection
-from dograph.training.optim import build_optimizer
+from dograph.train.optim import build_optimizer
 from dograph.types import Signals
 
 STEPS = 2

@@ -24,9 +24,9 @@ from dograph.bench.rival_vmap import open_vmap
 from dograph.bench.rivals import Opener, measure_rival, open_loop
 from dograph.bench.timing import Row, Timer, in_a_row, median_parts, take_turns, warm_up
 from dograph.models.presets import PRESETS
-from dograph.training.environment import describe_environment
-from dograph.training.step_work import Setting, count_flops, extra_work
-from dograph.training.stopwatch import Lap
+from dograph.train.environment import describe_environment
+from dograph.train.step_work import Setting, count_flops, extra_work
+from dograph.train.stopwatch import Lap
 
 Findings = dict[str, Any]
 Say = Callable[[str], None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dograph.bench.arms import Arm
-from dograph.training.stopwatch import Lap, Mark, milliseconds
+from dograph.train.stopwatch import Lap, Mark, milliseconds
 
 IN_A_ROW = 4  # steps
 UNTIMED = 2  # turns before those that are timed

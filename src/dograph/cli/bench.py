@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dograph.cli.console import open_console
+from dograph.cli.cli_console import open_console
 from dograph.errors import ConfigError
 
 
@@ -113,9 +113,9 @@ def bench(
 def _measure(given: dict[str, Any], modes: str, device: str, out: Path) -> None:
     from dograph.bench.options import resolve_options
     from dograph.bench.session import run_bench
-    from dograph.cli.preparing import ensured
+    from dograph.cli.console import ensured
     from dograph.files import write_json
-    from dograph.training.world import pick_device
+    from dograph.train.distributed import pick_device
 
     place = pick_device(device)
     if given["corpus"] is not None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dograph.cli.console import open_console
+from dograph.cli.cli_console import open_console
 from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dograph.compare.ask import Ask
-    from dograph.lab.pool import Pool
+    from dograph.compare.arms import Ask
+    from dograph.plan.pool import Pool
 
 Settings = Annotated[
     list[str] | None,
@@ -109,7 +109,7 @@ def _ask(
     lab: Path,
 ) -> "Ask":
     from dograph.compare.methods import parse_methods, parse_seeds
-    from dograph.training.presets import merge, parse_override, resolve_config
+    from dograph.presets import merge, parse_override, resolve_config
 
     if budget not in ("tokens", "compute"):
         raise ConfigError(f'--budget={budget}: allowed are "tokens" and "compute"')
@@ -120,9 +120,9 @@ def _ask(
     if not planned and (replan or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
     # Not before names and seeds are known to be right: torch takes seconds to import.
-    from dograph.cli.preparing import ensured
-    from dograph.compare.ask import Ask
-    from dograph.lab.planning import default_proxy
+    from dograph.cli.console import ensured
+    from dograph.compare.arms import Ask
+    from dograph.plan.planning import default_proxy
 
     folder = ensured(config.data.corpus).resolve()
     data = config.data.model_copy(update={"corpus": str(folder)})
@@ -143,7 +143,7 @@ def _ask(
 
 def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
     from dograph.compare.session import run_compare
-    from dograph.lab.jobs import Stopped
+    from dograph.plan.jobs import Stopped
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -158,7 +158,7 @@ def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
 
 def _show(findings: dict[str, Any], out: Path) -> None:
     from dograph.compare.table import tables
-    from dograph.page.writing import page_at_end
+    from dograph.report.writing import page_at_end
 
     console = open_console()
     for table in tables(findings):

@@ -120,9 +120,9 @@ def prepare(
     restart: _Restart = False,
 ) -> None:
     """Turn text into a corpus: memory-mapped tokens per source, and a manifest."""
-    from dograph.cli.preparing import print_composition, shown
-    from dograph.prepare import pipeline as preparing
-    from dograph.prepare.options import PrepareOptions
+    from dograph.cli.console import print_composition, shown
+    from dograph.data import pipeline as preparing
+    from dograph.data.options import PrepareOptions
 
     options = PrepareOptions(
         inputs=tuple(inputs),

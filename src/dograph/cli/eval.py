@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dograph.cli.console import open_console, require_writable
+from dograph.cli.cli_console import open_console, require_writable
 from dograph.cli.stages import shown
 from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
-    from dograph.corpus.corpus import Corpus
-    from dograph.examine.benchmarks import Evaluation, Subject
+    from dograph.data.corpus import Corpus
+    from dograph.eval.evaluate import Evaluation, Subject
 
 
 Subjects = Annotated[
@@ -84,8 +84,8 @@ def evaluate(
     dograph eval runs/mine --tasks piqa,sciq --with lm-eval  the same numbers from the harness
     dograph eval gpt2 --device cuda --dtype bfloat16 --batch-size 128 --out gpt2.json
     """  # noqa: D301
-    from dograph.examine.benchmarks import Request, find_subject
-    from dograph.examine.benchmarks import evaluate as evaluated
+    from dograph.eval.evaluate import Request, find_subject
+    from dograph.eval.evaluate import evaluate as evaluated
     from dograph.files import write_json
 
     subject = find_subject(run)
@@ -114,8 +114,8 @@ def evaluate(
 
 def _corpus(subject: "Subject") -> "Corpus | None":
     """The corpus of a run; without it there are tasks but no sources."""
-    from dograph.cli.preparing import ensured
-    from dograph.corpus.corpus import Corpus
+    from dograph.cli.console import ensured
+    from dograph.data.corpus import Corpus
 
     if subject.run is None:
         return None
@@ -127,7 +127,7 @@ def _corpus(subject: "Subject") -> "Corpus | None":
 
 
 def _print(found: "Evaluation") -> None:
-    from dograph.examine.benchmark_tables import source_table, task_table
+    from dograph.eval.benchmark_tables import source_table, task_table
 
     console = open_console()
     console.print(task_table(found))

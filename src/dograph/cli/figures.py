@@ -21,7 +21,7 @@ def figures(
 
     Needs matplotlib: pip install 'dograph\\[figures]'.
     """  # noqa: D301
-    from dograph.page.figures import write_figures
+    from dograph.report.page_figures import write_figures
 
     written = write_figures(runs, out, bench or [])
     print(f"{out}: {', '.join(written)} (.pdf, .svg, .png)" if written else "nothing to draw")

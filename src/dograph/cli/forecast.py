@@ -5,12 +5,12 @@ from typing import Any
 
 from rich.table import Table
 
-from dograph.cli.console import duration, open_console
-from dograph.cli.preparing import ensured
-from dograph.corpus.corpus import Corpus
+from dograph.cli.cli_console import duration, open_console
+from dograph.cli.console import ensured
+from dograph.config import MixerConfig, RunConfig
+from dograph.data.corpus import Corpus
 from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
-from dograph.training.config import MixerConfig, RunConfig
-from dograph.training.forecast import EFFICIENCY, forecast
+from dograph.train.forecast import EFFICIENCY, forecast
 
 
 def print_forecast(config: RunConfig) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dograph.cli.console import open_console
+from dograph.cli.cli_console import open_console
 
 
 def graph(
@@ -24,7 +24,7 @@ def graph(
     dograph graph runs/mine --step 500 --out graph.graphml for Gephi, Cytoscape, networkx
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """  # noqa: D301
-    from dograph.examine.graphs import export_graph, numbering
+    from dograph.eval.graphs import export_graph, numbering
 
     if out is None:
         _print(run, step)
@@ -37,7 +37,7 @@ def graph(
 
 
 def _print(run: Path, step: int | None) -> None:
-    from dograph.examine.graphs import agreement_table, edge_table, node_table, read_graph
+    from dograph.eval.graphs import agreement_table, edge_table, node_table, read_graph
 
     found, console = read_graph(run, step), open_console()
     console.print(node_table(found, f"domains after step {found.step}"))

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.console import open_console, require_writable
+from dograph.cli.cli_console import open_console, require_writable
 from dograph.cli.stages import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dograph.examine.inspection import Inspection
+    from dograph.eval.inspect import Inspection
 
 LEVEL = 0.05  # corrected p-value at which two sources count as told apart
 MOST_PAIRS = 30  # shown; the file has them all
@@ -46,9 +46,9 @@ def inspect(
     dograph inspect runs/mine --corpus data/mine
     dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
     """  # noqa: D301
-    from dograph.cli.preparing import ensured
-    from dograph.examine.inspection import inspect_model
-    from dograph.examine.subject import Request
+    from dograph.cli.console import ensured
+    from dograph.eval.examine_subject import Request
+    from dograph.eval.inspect import inspect_model
 
     request = Request(
         model=model,
@@ -71,7 +71,7 @@ def inspect(
 
 
 def _print(found: "Inspection") -> None:
-    from dograph.examine.graphs import edge_table, node_table
+    from dograph.eval.graphs import edge_table, node_table
 
     console = open_console()
     console.print(_source_table(found))

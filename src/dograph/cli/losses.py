@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dograph.cli.console import PIPE_WIDTH, open_console
+from dograph.cli.cli_console import PIPE_WIDTH, open_console
 
 
 def losses(
@@ -21,7 +21,7 @@ def losses(
 
 
 def print_losses(runs: list[Path]) -> None:
-    from dograph.examine.losses import losses_table
+    from dograph.eval.losses import losses_table
 
     width = max(PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
     open_console(width).print(losses_table(runs))

@@ -12,7 +12,6 @@ from dograph.cli import (
     compare,
     data,
     doctor,
-    explain,
     export,
     figures,
     graph,
@@ -22,11 +21,12 @@ from dograph.cli import (
     plan,
     report,
     reproduce,
-    show,
     train,
     watch,
 )
+from dograph.cli import cli_show as show
 from dograph.cli import eval as benchmarks
+from dograph.cli import show as explain
 from dograph.cli.settings_command import SettingsCommand
 from dograph.errors import DographError
 

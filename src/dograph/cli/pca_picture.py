@@ -14,7 +14,7 @@ from typing import Any
 
 from dograph.errors import MissingExtraError, require
 from dograph.files import write_text
-from dograph.page.drawing import STYLE, WIDE, colour, mark, sheet
+from dograph.report.drawing import STYLE, WIDE, colour, mark, sheet
 
 ACROSS = 6  # panels beside each other
 MARGIN = 0.05  # around the points, of their width

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.console import require_writable
+from dograph.cli.cli_console import require_writable
 from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dograph.lab.planning import Plan
-    from dograph.lab.pool import Pool
-    from dograph.training.config import RunConfig
+    from dograph.config import RunConfig
+    from dograph.plan.planning import Plan
+    from dograph.plan.pool import Pool
 
 Method = Annotated[str, typer.Argument(metavar="METHOD", help="doremi, doge, regmix or mixing-law")]
 Settings = Annotated[
@@ -133,7 +133,7 @@ def plan(
     run = _resolved(method, settings)
     smaller = _proxies(run, proxy or [])
     if dry_run:
-        from dograph.lab.planning import forecast_plan
+        from dograph.plan.planning import forecast_plan
 
         print(forecast_plan(run, smaller, lab=lab))
         print("later proxies may depend on what these show; they are told when they come")
@@ -159,14 +159,14 @@ def _refuse(*given: bool) -> None:
 
 def _resolved(method: str, settings: list[str]) -> "RunConfig":
     """The run to plan for, its mixer being the method."""
-    from dograph.training.presets import resolve_config
+    from dograph.presets import resolve_config
 
     name, own = split_settings(settings)
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
-    from dograph.cli.preparing import ensured
-    from dograph.lab.planning import require_planner
+    from dograph.cli.console import ensured
+    from dograph.plan.planning import require_planner
 
     require_planner(config)
     data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
@@ -174,15 +174,15 @@ def _resolved(method: str, settings: list[str]) -> "RunConfig":
 
 
 def _proxies(run: "RunConfig", settings: list[str]) -> "RunConfig":
-    from dograph.lab.planning import default_proxy
-    from dograph.training.presets import merge, parse_override
+    from dograph.plan.planning import default_proxy
+    from dograph.presets import merge, parse_override
 
     return default_proxy(run, merge({}, *(parse_override(setting) for setting in settings)))
 
 
 def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Plan":
-    from dograph.lab.jobs import Stopped
-    from dograph.lab.planning import make_plan
+    from dograph.plan.jobs import Stopped
+    from dograph.plan.planning import make_plan
 
     try:
         with pool:
@@ -194,9 +194,9 @@ def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Pla
 
 def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> None:
     from dograph.cli.plan_report import print_cost, print_fit, print_notes, print_shares, print_use
-    from dograph.corpus.corpus import Corpus
+    from dograph.data.corpus import Corpus
     from dograph.mixtures.file import MixtureFile, write_mixture
-    from dograph.plans.writer import write_table
+    from dograph.mixtures.writer import write_table
 
     weights = dict(made.mixture.weights)
     write_mixture(

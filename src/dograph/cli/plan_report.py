@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
-from dograph.cli.console import duration, open_console
-from dograph.corpus.corpus import Corpus
-from dograph.lab.planning import PlanCost
+from dograph.cli.cli_console import duration, open_console
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
 from dograph.mixers.base import Mixer
-from dograph.training.assembly import open_sampler
-from dograph.training.config import RunConfig
-from dograph.training.forecast import planned_epochs, repeat_warnings
+from dograph.plan.planning import PlanCost
+from dograph.train.assembly import open_sampler
+from dograph.train.forecast import planned_epochs, repeat_warnings
 from dograph.types import Mixture
 
 

@@ -10,10 +10,10 @@ from dograph.cli.pools import split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dograph.corpus.corpus import Corpus
-    from dograph.plans.from_table import Method
-    from dograph.plans.table import MixtureTable
-    from dograph.training.config import RunConfig
+    from dograph.config import RunConfig
+    from dograph.data.corpus import Corpus
+    from dograph.mixtures.from_table import Method
+    from dograph.mixtures.tables import MixtureTable
 
 METHODS: tuple["Method", ...] = ("regmix", "mixing-law")
 AS_SETTINGS = ("target", "surrogate", "max_epochs", "top")  # of methods that train proxies
@@ -74,9 +74,9 @@ def plan_from_table(
     _check_pair("--test-table", options.test_table)
     from dograph.cli.plan_report import print_fit, print_notes, print_shares, print_use
     from dograph.mixtures.file import MixtureFile, write_mixture
-    from dograph.plans.from_table import propose_from_table
-    from dograph.plans.propose import TOP
-    from dograph.plans.table import read_table
+    from dograph.mixtures.from_table import propose_from_table
+    from dograph.mixtures.proposals import TOP
+    from dograph.mixtures.tables import read_table
 
     table = read_table(*files)
     test = read_table(*options.test_table) if options.test_table else None
@@ -143,9 +143,9 @@ def _described(settings: list[str], table: "MixtureTable") -> _Run | None:
     """A run is not needed; one that is described says what is there, and how much is read."""
     if not settings:
         return None
-    from dograph.cli.preparing import ensured
-    from dograph.corpus.corpus import Corpus
-    from dograph.training.presets import resolve_config
+    from dograph.cli.console import ensured
+    from dograph.data.corpus import Corpus
+    from dograph.presets import resolve_config
 
     config = resolve_config(*split_settings(settings))
     run = _Run(config, Corpus(ensured(config.data.corpus)))
@@ -162,7 +162,7 @@ def _prior(
     given: str | None, run: _Run | None, table: "MixtureTable"
 ) -> Mapping[str, float] | None:
     from dograph.mixtures.file import read_mixture_file
-    from dograph.mixtures.published import PRESETS, find_preset
+    from dograph.mixtures.mixtures_published import PRESETS, find_preset
 
     if given is not None and given in PRESETS:
         mixture, notes = find_preset(given).fit(table.sources)

@@ -9,7 +9,7 @@ import typer
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dograph.lab.pool import Pool
+    from dograph.plan.pool import Pool
 
 Workers = Annotated[
     int | None,
@@ -26,12 +26,12 @@ def open_pool(device: str, on: str, workers: int | None, address: str | None) ->
     if on not in ("local", "ray"):
         raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
     if on == "ray":
-        from dograph.lab.ray_pool import RayPool
+        from dograph.plan.ray_pool import RayPool
 
         return RayPool(address, workers=workers)
     if address is not None:
         raise ConfigError(f"--ray-address={address} needs --on ray")
-    from dograph.lab.local import LocalPool, default_workers
+    from dograph.plan.local import LocalPool, default_workers
 
     return LocalPool(default_workers(device) if workers is None else workers)
 

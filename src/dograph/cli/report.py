@@ -31,7 +31,7 @@ def report(
     A run and a comparison write RUN/page.html themselves when they end. docs/report.md says
     what is on it.
     """  # noqa: D301
-    from dograph.page.writing import write_page
+    from dograph.report.writing import write_page
 
     number = write_page(runs, out, bench or [])
     size = out.stat().st_size / 1e6

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dograph.cli.console import open_console
+from dograph.cli.cli_console import open_console
 from dograph.cli.pools import On, RayAddress, Workers, command, open_pool
 from dograph.cli.stages import shown
 from dograph.errors import ConfigError
@@ -14,7 +14,7 @@ from dograph.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dograph.examine.benchmarks import Request
+    from dograph.eval.evaluate import Request
     from dograph.reproduce.artefacts import Artefact
     from dograph.reproduce.asks import Wanted
 
@@ -161,7 +161,7 @@ def _wanted(
 ) -> "Wanted":
     from dataclasses import replace
 
-    from dograph.cli.preparing import ensured
+    from dograph.cli.console import ensured
     from dograph.reproduce.asks import Wanted, build_asks, require_corpus
 
     wanted = Wanted(
@@ -192,7 +192,7 @@ def _request(
     using: str,
     batch_size: int,
 ) -> "Request":
-    from dograph.examine.benchmarks import Request
+    from dograph.eval.evaluate import Request
 
     given = benchmarks is not None or tasks or limit or using != "builtin"
     if given and artefact.kind != "downstream":
@@ -217,7 +217,7 @@ def _run(
     *,
     dry_run: bool,
 ) -> None:
-    from dograph.lab.jobs import Stopped
+    from dograph.plan.jobs import Stopped
     from dograph.reproduce import session
     from dograph.reproduce.asks import build_asks
     from dograph.reproduce.printing import print_outcome

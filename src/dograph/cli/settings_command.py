@@ -36,7 +36,7 @@ def _told(command: str, typed: list[str], error: Any) -> str:
 
 
 def _meant(option: str) -> list[str]:
-    from dograph.training.config import setting_names, settings_called
+    from dograph.config import setting_names, settings_called
 
     name = option.lstrip("-").replace("-", "_")
     return [name] if name in setting_names() else settings_called(name)

@@ -12,8 +12,8 @@ from dograph.cli.pools import split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dograph.training.config import RunConfig
-    from dograph.training.world import World
+    from dograph.config import RunConfig
+    from dograph.train.distributed import World
 
 # What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
@@ -65,7 +65,7 @@ def train(
 
     Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
     """  # noqa: D301
-    from dograph.training.presets import resolve_config
+    from dograph.presets import resolve_config
 
     settings = settings or []
     _check_mixture(mixture, resume, looks=print_config or dry_run)
@@ -82,7 +82,7 @@ def train(
 
         print_forecast(config)
         return
-    from dograph.training.world import open_world
+    from dograph.train.distributed import open_world
 
     with open_world(config.train.device) as world:
         asked = _run(config, world, resume=resume is not None, mixture=mixture)
@@ -115,9 +115,9 @@ def _check_mixture(mixture: str | None, resume: Path | None, *, looks: bool) -> 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     """The run's own configuration, with such overrides as leave its numbers alone."""
-    from dograph.training.config import parse_config
-    from dograph.training.presets import merge, parse_override
-    from dograph.training.run_dir import RunDirectory
+    from dograph.config import parse_config
+    from dograph.presets import merge, parse_override
+    from dograph.train.run_dir import RunDirectory
 
     values = RunDirectory.open(run).config().model_dump(mode="json")
     for setting in settings:
@@ -132,10 +132,10 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
 
 
 def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | None) -> int:
+    from dograph.cli.console import ensured
     from dograph.cli.losses import print_losses
-    from dograph.cli.preparing import ensured
-    from dograph.training.forecast import repeat_warnings
-    from dograph.training.start import mixture_warnings, resume_run, start_run
+    from dograph.train.forecast import repeat_warnings
+    from dograph.train.start import mixture_warnings, resume_run, start_run
 
     if world.is_main:
         ensured(config.data.corpus)
@@ -180,7 +180,7 @@ def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | No
 
 
 def _print_page(run: Path) -> None:
-    from dograph.page.writing import page_at_end
+    from dograph.report.writing import page_at_end
 
     page = page_at_end(run)
     if page is not None:

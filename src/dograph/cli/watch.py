@@ -26,7 +26,7 @@ def watch(
     names = ", ".join(map(str, runs))
     print(f"{names}: loading", file=sys.stderr)  # torch takes seconds
 
-    from dograph.page.serving import Live, Server
+    from dograph.report.server import Live, Server
 
     with Server(Live(runs, bench or []), port) as server:
         print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)

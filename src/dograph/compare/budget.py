@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dograph.training.config import RunConfig
+from dograph.config import RunConfig
 
 Key = TypeVar("Key")
 

@@ -8,15 +8,15 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.budget import Price, equal_compute, stretched
 from dograph.compare.methods import Method
 from dograph.compare.planning import Plans
-from dograph.corpus.corpus import Corpus
-from dograph.lab.jobs import Job
-from dograph.training.config import RunConfig
-from dograph.training.flops import step_flops
-from dograph.training.world import pick_device
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
+from dograph.plan.jobs import Job
+from dograph.train.distributed import pick_device
+from dograph.train.flops import step_flops
 
 
 @dataclass(frozen=True, slots=True)

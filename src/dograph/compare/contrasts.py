@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dograph.compare.statistics import (
+from dograph.stats import (
     METRICS,
     Blocks,
     Difference,

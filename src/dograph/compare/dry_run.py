@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.cells import lay_out
 from dograph.compare.planning import Plans
-from dograph.corpus.corpus import Corpus
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.lab.planning import forecast_plan
-from dograph.training.forecast import EFFICIENCY, measure_matmul
+from dograph.plan.planning import forecast_plan
+from dograph.train.forecast import EFFICIENCY, measure_matmul
 
 Without = Callable[[Sequence[str]], str]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dograph.compare.findings import Findings, as_json
-from dograph.compare.statistics import METRICS
 from dograph.files import write_text
+from dograph.stats import METRICS
 
 REPORT, METHODS, CELLS = "compare.json", "methods.csv", "cells.csv"
 

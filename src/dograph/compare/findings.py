@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell
 from dograph.compare.contrasts import Runs, contrasts
 from dograph.compare.notes import notes_of
 from dograph.compare.planning import Planned, Plans
-from dograph.compare.statistics import METRICS, summaries
-from dograph.corpus.corpus import Corpus
-from dograph.lab.jobs import Result
-from dograph.training.environment import describe_environment
-from dograph.training.metrics import read_metrics
-from dograph.training.run_dir import RunDirectory
+from dograph.data.corpus import Corpus
+from dograph.plan.jobs import Result
+from dograph.stats import METRICS, summaries
+from dograph.train.environment import describe_environment
+from dograph.train.metrics import read_metrics
+from dograph.train.run_dir import RunDirectory
 
 Findings = dict[str, Any]
 FORMAT, VERSION = "dograph-compare", 1

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer, Planner
 from dograph.mixers.registry import build_mixer, require_mixer
-from dograph.training.config import RunConfig, parse_config, read_yaml
-from dograph.training.presets import merge, parse_override
+from dograph.presets import merge, parse_override
 
 ALL = ("uniform", "dynamic-loss", "doremi", "doge", "regmix", "mixing-law", "dograph")
 OWN = ("mixer", "sketch")  # settings that a method may have of its own; pairing needs the rest

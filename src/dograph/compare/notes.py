@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dograph.compare.statistics import LEAST_SEEDS
+from dograph.stats import LEAST_SEEDS
 
 
 def notes_of(findings: Mapping[str, Any]) -> list[str]:

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.methods import Method
 from dograph.errors import DographError
 from dograph.files import write_json
-from dograph.lab.jobs import Stopped
-from dograph.lab.planning import make_plan
-from dograph.lab.pool import Pool
 from dograph.mixtures.file import MixtureFile, read_mixture_file, write_mixture
+from dograph.plan.jobs import Stopped
+from dograph.plan.planning import make_plan
+from dograph.plan.pool import Pool
 
 Say = Callable[[str], None]
 PlanKey = tuple[str, int | None]  # method, and seed where each has its own plan

@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, lay_out
 from dograph.compare.files import write_findings
 from dograph.compare.findings import Outcome, find
 from dograph.compare.methods import Method
 from dograph.compare.planning import Say, make_plans
-from dograph.corpus.corpus import Corpus
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
-from dograph.lab.jobs import DamagedResultError, Job, Result, read_result
-from dograph.lab.pool import JobError, Pool
-from dograph.lab.progress import Progress, Tally, open_progress
 from dograph.mixers.registry import build_mixer
-from dograph.training.assembly import open_sampler
-from dograph.training.config import RunConfig
-from dograph.training.forecast import planned_epochs
-from dograph.training.lab import open_lab
+from dograph.plan.jobs import DamagedResultError, Job, Result, read_result
+from dograph.plan.pool import JobError, Pool
+from dograph.plan.progress import Progress, Tally, open_progress
+from dograph.train.assembly import open_sampler
+from dograph.train.forecast import planned_epochs
+from dograph.train.lab import open_lab
 
 
 def run_compare(ask: Ask, pool: Pool, say: Say) -> dict[str, Any]:

@@ -1,37 +1,210 @@
-"""The domain graph: nodes are domains, edges join those whose mean gradients agree.
+"""The domain graph as a value: nodes and edges, and the files that hold it.
 
-Shapes: M domains. Everything is a function of the Gram of the domains' mean gradients. The paper
-calls its method graph-constrained without defining an edge; this definition is ours.
+    .json      what graph.jsonl has on a line
+    .graphml   for Gephi, yEd, Cytoscape, networkx
+    .dot       for Graphviz; edges between domains that do not agree (cosine <= 0) are not drawn
+
+Shapes: M domains, N samples whose domain and source are known.
 """
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
 import torch
 from torch import Tensor
 
+from dograph.domains.domains_graph import cosine, mmd_squared
+from dograph.domains.partition import Domains
+from dograph.errors import ConfigError
+from dograph.files import write_text
 
-def cosine(gram_MM: Tensor) -> Tensor:
-    """Cosines between domain means: G_jl / sqrt(G_jj G_ll), 0 where a mean is zero."""
-    norm_M = gram_MM.diagonal().clamp_min(0).sqrt()
-    norm_MM = norm_M[:, None] * norm_M
-    cosine_MM = gram_MM / torch.where(norm_MM == 0, 1.0, norm_MM)
-    return torch.where(norm_MM == 0, 0.0, cosine_MM.clamp(-1, 1))
-
-
-def adjacency(gram_MM: Tensor) -> Tensor:
-    """Edge weights A_jl = max(cos(mean_j, mean_l), 0), none from a domain to itself."""
-    cosine_MM = cosine(gram_MM).clamp_min(0)
-    return cosine_MM - torch.diag(cosine_MM.diagonal())
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_FIGURES = ("share", "weight", "norm", "gradient_norm", "spread")
 
 
-def laplacian(adjacency_MM: Tensor) -> Tensor:
-    """L = diag(A 1) - A, so that w'Lw is the sum over edges of A_jl (w_j - w_l)^2."""
-    return torch.diag(adjacency_MM.sum(dim=1)) - adjacency_MM
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A domain."""
+
+    domain: int
+    share: float  # of the samples
+    weight: float | None  # what the objective gave it; None where nothing was weighed
+    norm: float  # of its mean gradient
+    gradient_norm: float  # root of the mean squared gradient norm of its samples
+    spread: float  # mean squared distance of its samples to their mean
+    samples: int  # that `sources` is counted over
+    sources: dict[str, int]
 
 
-def mmd_squared(gram_MM: Tensor) -> Tensor:
-    """Squared distances between domain means, G_jj + G_ll - 2 G_jl.
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Two domains: the cosine of their mean gradients, and the squared distance (Theorem 1)."""
 
-    The squared maximum mean discrepancy of two domains under the linear kernel on gradients, the
-    distance of Theorem 1.
+    first: int
+    second: int
+    cosine: float
+    mmd_squared: float
+
+
+@dataclass(frozen=True, slots=True)
+class DomainGraph:
+    """Domains that have samples, and every pair of them."""
+
+    step: int
+    nodes: list[Node]
+    edges: list[Edge]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "DomainGraph":
+        nodes = [Node(**node) for node in value["nodes"]]
+        return cls(value["step"], nodes, [Edge(**edge) for edge in value["edges"]])
+
+
+def build_graph(
+    domains: Domains,
+    weight_M: Tensor | None,
+    label_N: Tensor,
+    source_N: Tensor,
+    sources: Sequence[str],
+    *,
+    step: int,
+    order_M: Tensor | None = None,
+) -> DomainGraph:
+    """The graph of `domains`; `order_M` says which of them is number 0, 1 and so on.
+
+    Sources are counted over the N samples. All comes to the host in one transfer.
     """
-    square_M = gram_MM.diagonal()
-    return (square_M[:, None] + square_M - 2 * gram_MM).clamp_min(0)
+    num, device = len(domains.share_M), domains.share_M.device
+    order_M = torch.arange(num, device=device) if order_M is None else order_M
+    origin_S = torch.arange(len(sources), device=device)
+    member_MN = order_M[:, None] == label_N.to(device)
+    count_MS = member_MN.double() @ (source_N.to(device)[:, None] == origin_S).double()
+    gram_MM = domains.gram_MM.double()[order_M][:, order_M]
+    given_M = torch.zeros_like(domains.share_M) if weight_M is None else weight_M
+    own = (domains.share_M, given_M, domains.square_M, domains.spread_M)
+    figure_MX = torch.stack([value_M.double()[order_M] for value_M in own], dim=1)
+    parts = (figure_MX, gram_MM.diagonal()[:, None], count_MS, cosine(gram_MM))
+    rows = torch.cat([*parts, mmd_squared(gram_MM)], dim=1).tolist()
+    first, last = 5 + len(sources), 5 + len(sources) + num
+    present = [j for j in range(num) if rows[j][0] > 0]
+    nodes = [
+        _node(j, rows[j][:5], rows[j][5:first], sources, weighed=weight_M is not None)
+        for j in present
+    ]
+    edges = [
+        Edge(j, k, rows[j][first + k], rows[j][last + k]) for j in present for k in present if j < k
+    ]
+    return DomainGraph(step, nodes, edges)
+
+
+def _node(
+    domain: int, figures: list[float], counts: list[float], sources: Sequence[str], *, weighed: bool
+) -> Node:
+    share, weight, gradient_square, spread, square = figures
+    made = {source: int(n) for source, n in zip(sources, counts, strict=True) if n}
+    return Node(
+        domain=domain,
+        share=share,
+        weight=weight if weighed else None,
+        norm=max(square, 0.0) ** 0.5,
+        gradient_norm=max(gradient_square, 0.0) ** 0.5,
+        spread=spread,
+        samples=sum(made.values()),
+        sources=made,
+    )
+
+
+def write_graph(graph: DomainGraph, path: Path) -> None:
+    """Write the graph in the format that the file's ending names."""
+    formats = {".json": to_json_text, ".graphml": to_graphml, ".dot": to_dot}
+    if path.suffix not in formats:
+        raise ConfigError(
+            f"{path}: a graph is written as one of {', '.join(formats)}; give the file such an "
+            "ending"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: the folder {path.parent} does not exist; make it first")
+    write_text(path, formats[path.suffix](graph))
+
+
+def to_json_text(graph: DomainGraph) -> str:
+    return json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def to_graphml(graph: DomainGraph) -> str:
+    """GraphML with every figure as an attribute, and one attribute `source: NAME` a source."""
+    names = sorted({name for node in graph.nodes for name in node.sources})
+    keys = [("label", "node", "string"), ("samples", "node", "int")]
+    keys += [(name, "node", "double") for name in _FIGURES]
+    keys += [(f"source: {name}", "node", "int") for name in names]
+    keys += [("cosine", "edge", "double"), ("mmd_squared", "edge", "double")]
+    identity = {key[:2]: f"d{i}" for i, key in enumerate(keys)}
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
+    ]
+    for name, kind, form in keys:
+        lines.append(
+            f'  <key id="{identity[name, kind]}" for="{kind}" attr.name={quoteattr(_xml(name))} '
+            f'attr.type="{form}"/>'
+        )
+    lines.append(f'  <graph id="step-{graph.step}" edgedefault="undirected">')
+
+    def data(kind: str, values: dict[str, Any]) -> list[str]:
+        return [
+            f'      <data key="{identity[name, kind]}">{escape(_xml(str(value)))}</data>'
+            for name, value in values.items()
+            if value is not None
+        ]
+
+    for node in graph.nodes:
+        values = {"label": _title(node), "samples": node.samples}
+        values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
+        values |= {f"source: {name}": count for name, count in node.sources.items()}
+        lines += [f'    <node id="n{node.domain}">', *data("node", values), "    </node>"]
+    for edge in graph.edges:
+        values = {"cosine": edge.cosine, "mmd_squared": edge.mmd_squared}
+        lines.append(f'    <edge source="n{edge.first}" target="n{edge.second}">')
+        lines += [*data("edge", values), "    </edge>"]
+    return "\n".join([*lines, "  </graph>", "</graphml>", ""])
+
+
+def to_dot(graph: DomainGraph) -> str:
+    """Graphviz: the area of a node is its share, the width of an edge its cosine."""
+    lines = [f"graph {_quoted(f'step {graph.step}')} {{", "  node [shape=circle, fixedsize=true];"]
+    for node in graph.nodes:
+        width = 3 * node.share**0.5
+        lines.append(f"  {node.domain} [label={_quoted(_title(node))}, width={width:.4f}];")
+    lines += [
+        f"  {edge.first} -- {edge.second} [weight={edge.cosine:.6f}, "
+        f"penwidth={5 * edge.cosine:.4f}];"
+        for edge in graph.edges
+        if edge.cosine > 0
+    ]
+    return "\n".join([*lines, "}", ""])
+
+
+def _title(node: Node) -> str:
+    """The domain's number and its commonest sources."""
+    common = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
+    made = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in common)
+    return f"domain {node.domain}" + (f": {made}" if made else "")
+
+
+def _xml(text: str) -> str:
+    """Characters that XML cannot hold at all, escaped or not, are replaced."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _quoted(text: str) -> str:
+    """A string of DOT: backslashes, quotes and line breaks escaped."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -135,7 +135,7 @@ def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> _Space:
 def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Labels (R, B) and inertia (R,) of every restart."""
     if fits_kernel(space.gram_BB, len(race_MRLB)):
-        from dograph.domains.kmeans_kernel import restarts_by_kernel
+        from dograph.kernels.kmeans import restarts_by_kernel
 
         return restarts_by_kernel(
             *(space.gram_BB, space.weight_B, space.rounding_B, race_MRLB),

@@ -6,8 +6,8 @@ Shapes: B samples, M domains.
 import torch
 from torch import Tensor
 
-from dograph.domains.budget import effective_floor
 from dograph.domains.partition import Domains, sample_weights
+from dograph.domains.sample_weights import effective_floor
 from dograph.kernels import usable
 
 MOST_SAMPLES = 4096  # of the kernel, which is one program
@@ -28,7 +28,7 @@ def share_out(
     one kernel (sharing_kernel.py).
     """
     if len(domains.label_B) <= MOST_SAMPLES and usable(weight_M):
-        from dograph.domains.sharing_kernel import share_out_by_kernel
+        from dograph.kernels.sample_weights import share_out_by_kernel
 
         return share_out_by_kernel(domains, weight_M, finite, floor)
     weight_B = sample_weights(domains, weight_M)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dograph.domains.kmeans import first_argmax, first_argmin
 from dograph.domains.partition import Domains
-from dograph.domains.scope import KMeans, matched, require_lasting
+from dograph.domains.scopes import KMeans, matched, require_lasting
 from dograph.errors import ConfigError
 
 FIT_BATCHES = 10  # K-means is over this many batches

@@ -18,7 +18,7 @@ from dograph.integrations.hf_weighing import MODES, Mode, Weighing
 from dograph.integrations.mixer_state import store_mixer
 from dograph.mixers.base import Mixer
 from dograph.mixers.dograph import DoGraph
-from dograph.sketch.modes import DEFAULT_DIM
+from dograph.modes import DEFAULT_DIM
 from dograph.sketch.projection import Projection
 
 if TYPE_CHECKING:  # it needs accelerate, which nothing else here does

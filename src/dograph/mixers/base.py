@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from dograph.plans.table import MixtureTable
+from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture, Signals
 
 if TYPE_CHECKING:  # torch takes seconds to import; to refuse a misspelt name does not need it

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dograph.domains import budget
+from dograph.domains import sample_weights as budget
 from dograph.domains.partition import Domains, sample_weights
 from dograph.domains.recent import Recent
-from dograph.domains.scope import Scope
+from dograph.domains.scopes import Scope
 from dograph.domains.sharing import all_finite, share_out
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report

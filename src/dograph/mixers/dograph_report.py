@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dograph.domains.graph_export import DomainGraph, build_graph
+from dograph.domains.graph import DomainGraph, build_graph
+from dograph.domains.objectives import Objective
 from dograph.domains.partition import Domains
 from dograph.domains.recent import agreement_of
 from dograph.mixers.base import Report
-from dograph.objectives import Objective
 
 if TYPE_CHECKING:
     from dograph.mixers.dograph import DoGraph

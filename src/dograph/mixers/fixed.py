@@ -8,8 +8,8 @@ from typing import Any
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer
 from dograph.mixtures.file import Provenance, as_mixture, as_provenance, read_mixture_file
+from dograph.mixtures.mixtures_published import find_preset
 from dograph.mixtures.preset import Preset
-from dograph.mixtures.published import find_preset
 from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
 

@@ -14,12 +14,12 @@ import numpy as np
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, ProxyResult
 from dograph.mixers.sweep import Sweep, table_of
+from dograph.mixtures.from_table import propose_from_table
+from dograph.mixtures.laws import Curve
+from dograph.mixtures.nested import Nested, Place, nest
+from dograph.mixtures.surrogates_registry import LAWS
+from dograph.mixtures.targets import Target
 from dograph.option_checks import require_one_of
-from dograph.plans.from_table import propose_from_table
-from dograph.plans.targets import Target
-from dograph.surrogates.nested import Nested, Place, nest
-from dograph.surrogates.power import Curve
-from dograph.surrogates.registry import LAWS
 from dograph.types import Mixture
 
 Nest = Literal["no", "steps", "sizes"]

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from dograph.mixers.base import Lab, Planner
 from dograph.mixers.sweep import Sweep, table_of
+from dograph.mixtures.from_table import propose_from_table
+from dograph.mixtures.proposals import DRAWS, TOP
+from dograph.mixtures.surrogates_registry import SURROGATES
+from dograph.mixtures.targets import Target
 from dograph.option_checks import require_one_of, require_whole
-from dograph.plans.from_table import propose_from_table
-from dograph.plans.propose import DRAWS, TOP
-from dograph.plans.targets import Target
-from dograph.surrogates.registry import SURROGATES
 from dograph.types import Mixture
 
 

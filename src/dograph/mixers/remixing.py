@@ -21,7 +21,7 @@ from dograph.domains.partition import Domains
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab
 from dograph.mixers.dograph_options import DoGraphOptions
-from dograph.plans.capping import capped
+from dograph.mixtures.capping import capped
 from dograph.types import Mixture
 
 NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody asks for it

@@ -11,10 +11,10 @@ import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Proxy
+from dograph.mixtures.generate import generate_mixtures
+from dograph.mixtures.tables import MixtureTable
+from dograph.mixtures.targets import MEAN, Target
 from dograph.option_checks import require_number, require_whole
-from dograph.plans.generate import generate_mixtures
-from dograph.plans.table import MixtureTable
-from dograph.plans.targets import MEAN, Target
 from dograph.types import Mixture
 
 NATURAL = "natural"  # as a target: every source by its training tokens

@@ -1,20 +1,163 @@
-"""Published mixtures by name. A preset never changes: a corrected one gets another name.
+"""Published mixtures of the Pile, as their authors printed them."""
 
-Weights are keyed by source name (see `names` for the order trap of the literature), written as
-their authors printed them, and divided by their sum when used.
-"""
-
-from collections.abc import Mapping
-
-from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures.pile import PILE
+from dograph.mixtures.file import Provenance
 from dograph.mixtures.preset import Preset
-from dograph.mixtures.slimpajama import SLIMPAJAMA
-
-PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (*SLIMPAJAMA, *PILE)}
 
 
-def find_preset(name: str) -> Preset:
-    if name not in PRESETS:
-        raise ConfigError(f'no preset "{name}"; {did_you_mean(name, PRESETS)}')
-    return PRESETS[name]
+def _doremi(tokenizer: str, proxy: dict[str, object], file: str) -> Provenance:
+    return Provenance(
+        method="doremi",
+        made_by="Xie et al.: DoReMi, NeurIPS 2023",
+        tokenizer_name=tokenizer,
+        seq_len=1024,
+        proxy=dict(proxy),
+        published=f"github.com/sangmichaelxie/doremi, configs/{file} (a6bacfd)",
+        licence="MIT",
+    )
+
+
+PILE = [
+    Preset(
+        "regmix-pile",
+        "pile",
+        {
+            "ArXiv": 0.0012046169821426883,
+            "FreeLaw": 0.001454510048554701,
+            "NIH ExPorter": 0.001231640306882902,
+            "PubMed Central": 0.003108561825532002,
+            "Wikipedia (en)": 0.01593264140324679,
+            "DM Mathematics": 0.00031106907908634156,
+            "Github": 0.00022861228152440253,
+            "PhilPapers": 1.329107360676338e-05,
+            "StackExchange": 0.00029547405933203174,
+            "Enron Emails": 0.0016691646199353991,
+            "Gutenberg (PG-19)": 0.001612531300038395,
+            "Pile-CC": 0.8701291419934237,
+            "Ubuntu IRC": 0.06417728505869834,
+            "EuroParl": 2.9166170357771267e-06,
+            "HackerNews": 0.011925517591888925,
+            "PubMed Abstracts": 0.02424425081714838,
+            "USPTO Backgrounds": 0.0024587749419225434,
+        },
+        Provenance(
+            method="regmix",
+            made_by="Liu et al.: RegMix, ICLR 2025",
+            tokenizer_name="EleutherAI/gpt-neox-20b",
+            seq_len=2048,
+            proxy={
+                "model": "2 layers, width 256",
+                "parameters": 1_300_000,  # without embeddings
+                "number": 512,
+                "steps": 1000,
+                "batch_size": 512,
+                "tokens": 1_048_576_000,
+            },
+            target_tokens=25_000_000_000,
+            published="github.com/sail-sg/regmix, mixture_config/config_1b/regmix.yaml (476a7b0)",
+            licence="MIT",
+            note="for the loss on Pile-CC",
+        ),
+    ),
+    Preset(
+        "pile-natural",
+        "pile",
+        {
+            "ArXiv": 0.113285273,
+            "FreeLaw": 0.079608651,
+            "NIH ExPorter": 0.003913491,
+            "PubMed Central": 0.185375901,
+            "Wikipedia (en)": 0.051081359,
+            "DM Mathematics": 0.015962925,
+            "Github": 0.101750772,
+            "PhilPapers": 0.003707518,
+            "StackExchange": 0.066529351,
+            "Enron Emails": 0.001750772,
+            "Gutenberg (PG-19)": 0.027085479,
+            "Pile-CC": 0.236869207,
+            "Ubuntu IRC": 0.01184346,
+            "EuroParl": 0.007929969,
+            "HackerNews": 0.008032956,
+            "PubMed Abstracts": 0.038825953,
+            "USPTO Backgrounds": 0.046446962,
+        },
+        Provenance(
+            method="natural",
+            made_by="Liu et al.: RegMix, ICLR 2025",
+            tokenizer_name="EleutherAI/gpt-neox-20b",
+            published="github.com/sail-sg/regmix, mixture_config/synthesize_mixture.py (0928f16)",
+            licence="MIT",
+            note="shares of tokens of the 17 sets that are still available",
+        ),
+    ),
+    Preset(
+        "doremi-pile",
+        "pile",
+        {
+            "ArXiv": 0.053539443761110306,
+            "BookCorpus2": 0.003705330193042755,
+            "Books3": 0.07566335052251816,
+            "DM Mathematics": 0.0018699447391554713,
+            "Enron Emails": 0.00395314721390605,
+            "EuroParl": 0.01197313703596592,
+            "FreeLaw": 0.03801446408033371,
+            "Github": 0.0324750579893589,
+            "Gutenberg (PG-19)": 0.029194029048085213,
+            "HackerNews": 0.008439486846327782,
+            "NIH ExPorter": 0.008403019979596138,
+            "OpenSubtitles": 0.00321995560079813,
+            "OpenWebText2": 0.19049641489982605,
+            "PhilPapers": 0.009265206754207611,
+            "Pile-CC": 0.13788709044456482,
+            "PubMed Abstracts": 0.0969872921705246,
+            "PubMed Central": 0.06081143394112587,
+            "StackExchange": 0.0746409222483635,
+            "USPTO Backgrounds": 0.032686419785022736,
+            "Ubuntu IRC": 0.008286269381642342,
+            "Wikipedia (en)": 0.10682988911867142,
+            "YoutubeSubtitles": 0.011665397323668003,
+        },
+        _doremi(
+            "togethercomputer/RedPajama-INCITE-Base-7B-v0.1",
+            {
+                "model": "12 layers, width 768",
+                "parameters": 120_000_000,
+                "steps": 200_000,
+                "batch_size": 512,
+            },
+            "pile_doremi_r1_120M_ref:pile_baseline_50kvocab_nopack_120M.json",
+        ),
+    ),
+    Preset(
+        "doremi-pile-paper",
+        "pile",
+        {
+            "Pile-CC": 0.6057,
+            "PubMed Central": 0.0046,
+            "Books3": 0.0224,
+            "OpenWebText2": 0.1019,
+            "ArXiv": 0.0036,
+            "Github": 0.0179,
+            "FreeLaw": 0.0043,
+            "StackExchange": 0.0153,
+            "USPTO Backgrounds": 0.0036,
+            "PubMed Abstracts": 0.0113,
+            "Gutenberg (PG-19)": 0.0072,
+            "OpenSubtitles": 0.0047,
+            "Wikipedia (en)": 0.0699,
+            "DM Mathematics": 0.0018,
+            "Ubuntu IRC": 0.0093,
+            "BookCorpus2": 0.0061,
+            "EuroParl": 0.0062,
+            "HackerNews": 0.0134,
+            "YoutubeSubtitles": 0.0502,
+            "PhilPapers": 0.0274,
+            "NIH ExPorter": 0.0063,
+            "Enron Emails": 0.007,
+        },
+        _doremi(
+            "the authors' own, of 256,000 tokens",
+            {"model": "280M", "parameters": 280_000_000, "steps": 200_000, "batch_size": 512},
+            "pile_doremi_280M_256kvocab_paper.json",
+        ),
+    ),
+]

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.methods import Method, parse_methods, parse_seeds
-from dograph.corpus.manifest import MANIFEST
+from dograph.config import RunConfig, parse_config
+from dograph.data.manifest import MANIFEST
 from dograph.errors import ConfigError, CorpusError
-from dograph.lab.planning import default_proxy
 from dograph.models.presets import PRESETS
+from dograph.plan.planning import default_proxy
+from dograph.presets import RUN_PRESETS, merge, parse_override
 from dograph.reproduce.artefacts import Artefact
 from dograph.reproduce.methods import BASELINE, SPECS, spelled_out
 from dograph.reproduce.scales import SEEDS, Scale, mini
-from dograph.training.config import RunConfig, parse_config
-from dograph.training.presets import RUN_PRESETS, merge, parse_override
-from dograph.training.world import pick_device
+from dograph.train.distributed import pick_device
 
 WHOLE = ""  # the one comparison of an artefact that does not go through model sizes
 _OWN = {  # settings that have options of their own

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dograph.analyses.bounded import PER_CENT, PER_CENT_CHANGE
 from dograph.compare.findings import Findings
-from dograph.corpus.corpus import Corpus
-from dograph.evaluation.benchmarks.evaluate import Report
-from dograph.evaluation.benchmarks.tasks import pick_tasks
-from dograph.examine.benchmarks import Request, evaluate, find_subject
+from dograph.data.corpus import Corpus
+from dograph.eval.benchmarks_evaluate import Report
+from dograph.eval.bounded import PER_CENT, PER_CENT_CHANGE
+from dograph.eval.evaluate import Request, evaluate, find_subject
+from dograph.eval.tasks import pick_tasks
 from dograph.files import sha256_of, write_json
 from dograph.reproduce import paper
 from dograph.reproduce.figures import Figure, Values, less, level, present, values_of

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dograph.analyses.bounded import ABOVE_ZERO, ANY, Range, cut
 from dograph.compare.findings import Findings
-from dograph.compare.statistics import Difference, Interval, paired_difference
+from dograph.eval.bounded import ABOVE_ZERO, ANY, Range, cut
+from dograph.stats import Difference, Interval, paired_difference
 
 Values = Mapping[str, Mapping[int, float]]  # of each method, by seed
 

@@ -8,7 +8,7 @@
 
 from typing import Any, Literal
 
-from dograph.training.presets import merge
+from dograph.presets import merge
 
 Scale = Literal["mini", "paper"]
 

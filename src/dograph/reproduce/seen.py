@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from dograph.analyses.bounded import ANY, SHARE_CHANGE
-from dograph.analyses.merging import Merging, merging
-from dograph.analyses.pca import probe_pca
-from dograph.analyses.perception import Estimate
-from dograph.analyses.probe import read_probe
 from dograph.compare.findings import Findings
 from dograph.errors import DographError
-from dograph.examine.inspection import perceived
+from dograph.eval.bounded import ANY, SHARE_CHANGE
+from dograph.eval.inspect import perceived
+from dograph.eval.merging import Merging, merging
+from dograph.eval.pca import probe_pca
+from dograph.eval.perception import Estimate
+from dograph.eval.probe import read_probe
 from dograph.files import write_json
 from dograph.reproduce.figures import bounds, less
 from dograph.reproduce.study import Outcome, Sheet, Study

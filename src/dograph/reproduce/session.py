@@ -12,20 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dograph.analyses.separation import LEAST_ROWS
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.dry_run import forecast_lines
 from dograph.compare.findings import as_json
 from dograph.compare.planning import Say
 from dograph.compare.session import open_corpus
-from dograph.corpus.blocks import blocks_by_source, equal_shares
-from dograph.corpus.corpus import Corpus
+from dograph.config import RunConfig
+from dograph.data.blocks import blocks_by_source, equal_shares
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.evaluation.benchmarks.evaluate import Report, check_with
-from dograph.evaluation.benchmarks.tasks import pick_tasks
-from dograph.examine.benchmarks import Request, read_documents
+from dograph.eval.benchmarks_evaluate import Report, check_with
+from dograph.eval.evaluate import Request, read_documents
+from dograph.eval.gradients import LEAST_ROWS
+from dograph.eval.tasks import pick_tasks
 from dograph.files import write_text
-from dograph.lab.pool import Pool
+from dograph.plan.pool import Pool
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import Kind
 from dograph.reproduce.asks import Wanted
@@ -37,9 +38,8 @@ from dograph.reproduce.seen import clusters, gradient_pca
 from dograph.reproduce.setup import differences
 from dograph.reproduce.sharing import run_asked
 from dograph.reproduce.study import Outcome, Study
-from dograph.training.config import RunConfig
-from dograph.training.environment import describe_environment
-from dograph.training.world import pick_device
+from dograph.train.distributed import pick_device
+from dograph.train.environment import describe_environment
 
 FORMAT, VERSION = "dograph-reproduce", 1
 RESULT = "reproduce.json"

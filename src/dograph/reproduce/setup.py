@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dograph.config import RunConfig
 from dograph.models.presets import PRESETS
+from dograph.presets import resolve_config
 from dograph.reproduce.study import Study
-from dograph.training.config import RunConfig
-from dograph.training.presets import resolve_config
 
 # Settings that change numbers, beside those that have a line of their own.
 _PARTS = ("data", "model", "sketch", "optim", "train", "eval")

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, lay_out
 from dograph.compare.files import REPORT, write_findings
 from dograph.compare.findings import Findings, Outcome, find
 from dograph.compare.methods import Method
 from dograph.compare.planning import Plans, Say, make_plans
 from dograph.compare.session import open_corpus, train_cells
-from dograph.corpus.corpus import Corpus
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.lab.jobs import DamagedResultError, Result, read_result
-from dograph.lab.pool import Pool
+from dograph.plan.jobs import DamagedResultError, Result, read_result
+from dograph.plan.pool import Pool
 
 
 def run_asked(ask: Ask, pool: Pool, say: Say) -> Findings:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from dograph.bench.intervals import median_interval
+from dograph.domains.objectives import build_objective
 from dograph.domains.partition import Domains, partition
-from dograph.objectives import build_objective
 from dograph.reproduce.paper import OBJECTIVES
 from dograph.rng import stream
-from dograph.training.world import pick_device
+from dograph.train.distributed import pick_device
 
 SAMPLES, WIDTH, NUM_DOMAINS = 48, 5120, 11
 UNTIMED, TIMED = 5, 60

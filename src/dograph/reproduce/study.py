@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dograph.compare.ask import Ask
+from dograph.compare.arms import Ask
 from dograph.compare.findings import Findings
 from dograph.reproduce.artefacts import Artefact
 from dograph.reproduce.scales import Scale

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dograph.compare.statistics import LEAST_SEEDS, Interval
 from dograph.reproduce.figures import Figure, bounds
 from dograph.reproduce.paper import OURS
+from dograph.stats import LEAST_SEEDS, Interval
 
 Word = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
 _AGAINST: tuple[Word, ...] = ("confirmed", "unclear", "no verdict", "opposite")  # ever more

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dograph.modes import TWO_SIDED
 from dograph.sketch.bank import Bank
-from dograph.sketch.modes import TWO_SIDED
 from dograph.sketch.pending import Pending
 from dograph.sketch.projection import Projection
-from dograph.sketch.rule import Rule
+from dograph.sketch.rules import Rule
 from dograph.sketch.tap import make_slot
 
 Slot = tuple[str, str | None]  # the group, and the parameter where that is hashed by itself

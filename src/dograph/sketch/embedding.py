@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.sketch.gradients import Gradients, Grads
-from dograph.sketch.rule import Rule, summed_products
+from dograph.sketch.rules import Rule, summed_products
 from dograph.sketch.scaling import scaled
 
 

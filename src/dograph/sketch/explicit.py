@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from dograph.modes import TWO_SIDED
 from dograph.sketch.assembly import VECTORS
 from dograph.sketch.bank import Bank
 from dograph.sketch.gradients import Gradients
-from dograph.sketch.modes import TWO_SIDED
 from dograph.sketch.pending import Half
-from dograph.sketch.rule import Rule
+from dograph.sketch.rules import Rule
 
 
 def sketch_gradients(

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
+from dograph.modes import EXPLICIT, SPARING, TWO_SIDED
 from dograph.sketch.coverage import blocks_of
-from dograph.sketch.modes import EXPLICIT, SPARING, TWO_SIDED
 
 if TYPE_CHECKING:
     from dograph.sketch.sketcher import Sketcher

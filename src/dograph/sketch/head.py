@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dograph.errors import ConfigError
+from dograph.modes import DEFAULT_DIM
 from dograph.sketch.bank import matrix_of
-from dograph.sketch.modes import DEFAULT_DIM
 from dograph.sketch.projection import MatrixProjection, Projection
 
 IGNORED = -100

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.sketch.gradients import Gradients, Grads
-from dograph.sketch.rule import Rule, over_tokens, summed_products
+from dograph.sketch.rules import Rule, over_tokens, summed_products
 from dograph.sketch.scaling import scaled
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dograph.sketch.rule import RMS_NORM_OFFSETS, Rule, known_by_name, over_tokens, widened
+from dograph.sketch.rules import RMS_NORM_OFFSETS, Rule, known_by_name, over_tokens, widened
 
 
 class NormRule(Rule):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dograph.sketch.gradients import Gradients, Grads
-from dograph.sketch.rule import Rule
+from dograph.sketch.rules import Rule
 from dograph.sketch.scaling import scaled
 
 Half = tuple[Rule, Tensor, Tensor]  # a layer, its input and the gradient of its output

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dograph.errors import ConfigError
+from dograph.modes import DEFAULT_DIM, KINDS, TWO_SIDED, Kind, Refresh
 from dograph.rng import key64
-from dograph.sketch.modes import DEFAULT_DIM, KINDS, TWO_SIDED, Kind, Refresh
 
 _BLOCK = 1 << 16  # rows of a dense Gaussian matrix made at once
 

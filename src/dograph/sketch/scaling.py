@@ -15,7 +15,7 @@ def scaled(value: Tensor, times_B: Tensor) -> Tensor:
     """Scale sample by sample: value * times in float32 or better, rounded as value is."""
     narrow = value.dtype in (torch.bfloat16, torch.float16, torch.float32)
     if narrow and value.is_contiguous() and usable(value):
-        from dograph.sketch.scaling_kernel import scaled_by_kernel
+        from dograph.kernels.gradients import scaled_by_kernel
 
         return scaled_by_kernel(value, times_B)
     return scaled_plainly(value, times_B)

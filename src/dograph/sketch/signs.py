@@ -53,7 +53,7 @@ def mixed(value: Tensor) -> Tensor:
 def signs(start_W: Tensor, seed: int, epoch: int, scale: float, dtype: torch.dtype) -> Tensor:
     """64 entries of +-scale for each counter, one for each bit of its word: (64 W,)."""
     if usable(start_W):
-        from dograph.sketch.signs_kernel import signs_by_kernel
+        from dograph.kernels.projection import signs_by_kernel
 
         return signs_by_kernel(start_W, epoch_key(seed, epoch), scale, dtype)
     return signs_plainly(words(start_W, seed, epoch), scale, dtype)

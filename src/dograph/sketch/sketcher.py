@@ -27,17 +27,17 @@ from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph.errors import ConfigError, did_you_mean
+from dograph.modes import CUTTING, DEFAULT_DIM, DETACHING, MODES, Kind, Mode, Refresh
 from dograph.sketch.assembly import Assembly, Sketch
 from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.explicit import materialised, one_backward_per_sample, sketch_gradients
 from dograph.sketch.fitting import require_fitting, require_no_strays
 from dograph.sketch.gradients import Gradients
-from dograph.sketch.modes import CUTTING, DEFAULT_DIM, DETACHING, MODES, Kind, Mode, Refresh
 from dograph.sketch.pending import Deferred, Half, Materialised, RetainedGraph, TopDown
 from dograph.sketch.projection import Projection
 from dograph.sketch.ranks import WorldRows, average_gradients, is_sharded
 from dograph.sketch.recording import replaced_forward, unwrapped
-from dograph.sketch.rule import Rule
+from dograph.sketch.rules import Rule
 from dograph.types import Signals
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from dograph.sketch.rule import Rule
+    from dograph.sketch.rules import Rule
 
 
 class Slots(NamedTuple):

@@ -3,7 +3,7 @@
 import pytest
 
 from dograph.bench.floor import floor_ms
-from dograph.training.step_work import Work
+from dograph.train.step_work import Work
 
 
 def test_time_is_that_of_the_scarcer_resource():

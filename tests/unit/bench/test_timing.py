@@ -5,7 +5,7 @@ import torch
 
 from dograph.bench.arms import Arm
 from dograph.bench.timing import UNTIMED, Timer, in_a_row, median_parts, take_turns, warm_up
-from dograph.training.stopwatch import Stopwatch
+from dograph.train.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")
 

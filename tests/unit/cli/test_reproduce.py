@@ -12,8 +12,8 @@ from corpora import write_corpus
 from dograph.cli import reproduce as command
 from dograph.cli.main import app as dograph
 from dograph.errors import ConfigError, CorpusError
-from dograph.lab.jobs import Stopped
-from dograph.lab.pool import job_failed
+from dograph.plan.jobs import Stopped
+from dograph.plan.pool import job_failed
 from dograph.reproduce.artefacts import ARTEFACTS
 from lab_runs import Here
 

@@ -7,8 +7,8 @@ from corpora import write_corpus
 from dograph.cli.forecast import mixer_line
 from dograph.cli.main import app
 from dograph.cli.train import _announce
-from dograph.training.presets import resolve_config
-from dograph.training.run_dir import RunDirectory
+from dograph.presets import resolve_config
+from dograph.train.run_dir import RunDirectory
 
 
 def line(*settings, name=None):

@@ -8,9 +8,9 @@ import pytest
 from comparisons import ask_of
 from corpora import write_corpus
 from dograph.compare.dry_run import forecast_lines
-from dograph.corpus.corpus import Corpus
+from dograph.config import parse_config
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
-from dograph.training.config import parse_config
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Equal compute, worked out by hand."""
 
 from dograph.compare.budget import Price, equal_compute, stretched
-from dograph.training.config import parse_config
+from dograph.config import parse_config
 
 
 def test_natural_gets_the_steps_that_others_spend_on_proxies():

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from dograph.compare.contrasts import Runs, contrasts
-from dograph.compare.statistics import summaries
+from dograph.stats import summaries
 
 TOKENS = {"a": 600, "b": 200}
 

@@ -3,8 +3,8 @@
 import pytest
 
 from dograph.compare.methods import ALL, parse_methods, parse_seeds
+from dograph.config import parse_config
 from dograph.errors import ConfigError
-from dograph.training.config import parse_config
 
 
 def base(**mixer):

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from comparisons import STEPS, ask, made, printed, run_of
-from dograph.corpus.corpus import Corpus
-from dograph.training.config import parse_config
-from dograph.training.flops import run_flops, step_flops
-from dograph.training.metrics import read_metrics
+from dograph.config import parse_config
+from dograph.data.corpus import Corpus
+from dograph.train.flops import run_flops, step_flops
+from dograph.train.metrics import read_metrics
 from lab_runs import Here
 
 

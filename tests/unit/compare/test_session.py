@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from comparisons import STEPS, ask, made, printed, run_of
-from dograph.corpus.corpus import Corpus
+from dograph.data.corpus import Corpus
 from dograph.errors import RunError
-from dograph.lab.jobs import Stopped
-from dograph.training.assembly import open_sampler
-from dograph.training.flops import run_flops
-from dograph.training.metrics import read_metrics
+from dograph.plan.jobs import Stopped
+from dograph.train.assembly import open_sampler
+from dograph.train.flops import run_flops
+from dograph.train.metrics import read_metrics
 from dograph.types import Mixture
 from lab_runs import Here
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.compare.statistics import (
+from dograph.stats import (
     Blocks,
     Difference,
     Interval,

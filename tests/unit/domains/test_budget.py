@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from dograph.domains.budget import (
+from dograph.domains.sample_weights import (
     Budget,
     cap,
     effective_floor,

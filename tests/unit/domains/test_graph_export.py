@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dograph.domains.graph_export import (
+from dograph.domains.graph import (
     DomainGraph,
     Edge,
     Node,

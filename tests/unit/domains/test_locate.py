@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dograph.domains.scope import BatchScope, EpochScope, KMeans, closeness, nearest
+from dograph.domains.scopes import BatchScope, EpochScope, KMeans, closeness, nearest
 from dograph.domains.stream import FIT_BATCHES, StreamScope
 
 M, K = 4, 12

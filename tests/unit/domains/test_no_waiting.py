@@ -5,10 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dograph.domains.agreement import agreement
-from dograph.domains.budget import Budget, floor_weights
 from dograph.domains.kmeans import kmeans
+from dograph.domains.objectives import OBJECTIVES
 from dograph.domains.partition import partition, sample_weights
-from dograph.objectives import OBJECTIVES
+from dograph.domains.sample_weights import Budget, floor_weights
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
 REPEATS_NOT = ("cumsum", "scatter", "index_add", "bincount", "histc", "median", "index_put", "topk")

@@ -6,7 +6,7 @@ Shapes: B samples, K sketch, M domains, P pooled samples.
 import pytest
 import torch
 
-from dograph.domains.scope import EpochScope, KMeans, nearest
+from dograph.domains.scopes import EpochScope, KMeans, nearest
 from dograph.domains.stream import FIT_BATCHES, StreamScope
 from dograph.errors import ConfigError
 

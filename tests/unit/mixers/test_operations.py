@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dograph import kernels
+from dograph.domains.objectives import OBJECTIVES
 from dograph.mixers.dograph import DoGraph
-from dograph.objectives import OBJECTIVES
 from dograph.types import Signals
 
 KERNELS = (

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
+from dograph.data.recipes import RECIPES
 from dograph.errors import ConfigError
+from dograph.mixtures.mixtures_published import PRESETS, find_preset
 from dograph.mixtures.names import SPELLINGS, by_canonical, canonical
-from dograph.mixtures.published import PRESETS, find_preset
-from dograph.prepare.recipes import RECIPES
 
 SLIMPAJAMA = list(RECIPES["slimpajama-6b"].table)
 PILE = list(RECIPES["pile"].table)

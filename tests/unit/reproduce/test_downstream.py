@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from dograph.examine.benchmarks import Request
+from dograph.eval.evaluate import Request
 from dograph.reproduce import paper
 from dograph.reproduce.downstream import downstream, kept
 

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from dograph.compare.methods import parse_methods
-from dograph.evaluation.benchmarks.tasks import TASKS
+from dograph.eval.tasks import TASKS
 from dograph.mixers.registry import build_mixer
+from dograph.presets import resolve_config
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import ARTEFACTS
 from dograph.reproduce.methods import ALL, SPECS
-from dograph.training.presets import resolve_config
 
 ROWS = [(table, method) for table in paper.DOWNSTREAM for method in paper.NAMES]
 

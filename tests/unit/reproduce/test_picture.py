@@ -11,10 +11,10 @@ from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from corpora import write_corpus
-from dograph.analyses.pca import probe_pca
 from dograph.cli import reproduce as command
 from dograph.cli.pca_picture import draw, picture_notes
-from dograph.page.drawing import COLOURS
+from dograph.eval.pca import probe_pca
+from dograph.report.drawing import COLOURS
 from dograph.reproduce.seen import gradient_pca
 from lab_runs import Here
 from probed_runs import SOURCES, write_run

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from dograph.examine.benchmarks import Request
+from dograph.eval.evaluate import Request
 from dograph.reproduce import session
 
 

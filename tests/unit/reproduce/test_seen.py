@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from dograph.analyses.merging import merging
-from dograph.analyses.pca import probe_pca
+from dograph.eval.merging import merging
+from dograph.eval.pca import probe_pca
 from dograph.reproduce.seen import clusters, composition, gradient_pca
 from dograph.reproduce.setup import differences
 from probed_runs import SOURCES, write_run

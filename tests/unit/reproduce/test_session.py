@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from artefact_runs import LONGER, made, silent, wanted, write_place
 from corpora import write_corpus
-from dograph.analyses.probe import read_probe
-from dograph.compare.statistics import paired_difference
 from dograph.errors import ConfigError, CorpusError
-from dograph.examine.benchmarks import Request
+from dograph.eval.evaluate import Request
+from dograph.eval.probe import read_probe
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import build_asks
 from dograph.reproduce.downstream import kept
 from dograph.reproduce.seen import composition
+from dograph.stats import paired_difference
 from lab_runs import imports_frozen
 
 THREE = {"methods": "natural,dograph-paper", "seeds": "2"}

@@ -9,7 +9,7 @@ import pytest
 from artefact_runs import TINY
 from corpora import write_corpus
 from dograph.errors import ConfigError, RunError
-from dograph.examine.benchmarks import Request
+from dograph.eval.evaluate import Request
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import Wanted, build_asks

@@ -5,9 +5,9 @@ import math
 import pytest
 from scipy import stats
 
-from dograph.compare.statistics import Interval
 from dograph.reproduce.figures import Figure, less, level, more_per_cent
 from dograph.reproduce.verdicts import judge, judge_all, untested
+from dograph.stats import Interval
 
 
 def figure(mean, low=None, high=None, seeds=5):

@@ -10,7 +10,7 @@ from contextlib import ExitStack, nullcontext
 import pytest
 import torch
 
-from dograph.sketch.rule import over_tokens, summed_products
+from dograph.sketch.rules import over_tokens, summed_products
 from dograph.sketch.sketcher import Sketcher
 
 ROUNDING = 2**-8

@@ -11,7 +11,7 @@ import transformers
 
 from dograph.errors import ConfigError
 from dograph.sketch.norm import NormRule
-from dograph.sketch.rule import RMS_NORM_OFFSETS
+from dograph.sketch.rules import RMS_NORM_OFFSETS
 from dograph.sketch.sketcher import Sketcher
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dograph.domains.kmeans import kmeans
+from dograph.domains.objectives import Uncertainty
 from dograph.domains.partition import partition, sample_weights
-from dograph.objectives import Uncertainty
 from dograph.sketch.sketcher import Sketcher
 
 SAMPLES, TOKENS, SOURCES = 24, 16, 4

@@ -1,0 +1,297 @@
+"""The configuration of a run: typed, checked, printed, stored, replayed.
+
+A value that is wrong is refused with its dotted name, what is allowed and what to do.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dograph.errors import ConfigError, did_you_mean, either
+from dograph.modes import DEFAULT_DIM, GRAPH_HOLDING, Kind, Mode, Refresh
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Accumulation = Literal["two_sweeps", "keep", "lagged"]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Part):
+    corpus: str = Field("demo", description="a prepared corpus, or demo, unigram, bigram")
+    seq_len: int = Field(128, ge=2, description="tokens of a sample")
+    warn_epochs: float = Field(
+        4.0, gt=0, description="warn if a source would be read through more often"
+    )
+
+
+class ModelConfig(Part):
+    preset: str | None = Field("demo", description="a shape by name, trained from scratch")
+    path: str | None = Field(None, description="any causal LM by Hugging Face name or folder")
+    pretrained: bool = Field(True, description="with path: keep its weights, not only its shape")
+    dropout: float = Field(0.0, ge=0, lt=1, description="GPT-2 presets only; the paper has 0.1")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.preset is None) == (self.path is None):
+            raise ValueError(
+                f"give model.preset or model.path, and not both (set the other to null); "
+                f"got preset={self.preset!r}, path={self.path!r}"
+            )
+        if self.path is not None and self.dropout:
+            raise ValueError("model.dropout is for presets; a model by path has its own")
+        return self
+
+
+class MixerConfig(BaseModel):
+    """The mixer's name; every other key is an argument of that mixer."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field(
+        "dograph", description="dograph, natural, uniform, static, ... or module:Class"
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class SketchConfig(Part):
+    """How every sample's gradient is sketched, for mixers that need it."""
+
+    mode: Mode = Field("full", description="how sketches and the weighted gradient are computed")
+    dim: int = Field(DEFAULT_DIM, ge=1, description="numbers in a sketch")
+    projection: Kind = Field(
+        "rademacher", description="random matrices; gaussian (dense) and none need mode exact"
+    )
+    refresh: Refresh | None = Field(
+        None, description="when matrices are redrawn; null: as the mixer's scope needs"
+    )
+    top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
+    exclude: list[str] = Field(
+        default_factory=list, description="parameters left out of the sketch (mode twopass)"
+    )
+    accumulation: Accumulation = Field(
+        "two_sweeps", description="how weights meet the gradients of several micro-batches"
+    )
+
+    @model_validator(mode="after")
+    def _keepable(self) -> Self:
+        if self.accumulation == "keep" and self.mode in GRAPH_HOLDING:
+            raise ValueError(
+                f"sketch.accumulation=keep would hold every micro-batch's graph in mode "
+                f"{self.mode}; use two_sweeps, lagged, or mode full"
+            )
+        return self
+
+
+class OptimConfig(Part):
+    lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
+    lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
+    lr_start: float = Field(1e-7, ge=0, description="learning rate of the first step")
+    warmup_steps: int = Field(
+        20, ge=0, description="steps to reach the highest rate; not set: at most a tenth of all"
+    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="of AdamW")
+    eps: float = Field(1e-8, gt=0, description="of AdamW")
+    weight_decay: float = Field(0.01, ge=0, description="on matrices; not on biases and norms")
+    clip_norm: float = Field(1.0, gt=0, description="gradient norm above which it is scaled down")
+
+
+class TrainConfig(Part):
+    steps: int = Field(200, ge=1, description="optimizer steps")
+    batch_size: int = Field(16, ge=1, description="samples of one step, over all ranks")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="samples a rank computes at once; null: all of its share"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the forward pass; weights stay float32"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    shard: bool = Field(
+        False, description="torchrun: FSDP2, each rank holds a part of weights, gradients, moments"
+    )
+    compile: bool = Field(False, description="torch.compile blocks, last norm and loss")
+    activation_checkpointing: bool = Field(False, description="less memory, one more forward")
+    deterministic: bool = Field(False, description="CUDA: bitwise repeatable, slower")
+
+    @property
+    def half(self) -> bool:
+        """Whether the forward pass runs in half precision."""
+        return self.dtype == "bfloat16"
+
+
+class EvalConfig(Part):
+    every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
+    max_blocks: int = Field(32, ge=1, description="validation samples per source")
+
+
+class ProbeConfig(Part):
+    """Sketches of the same held-out rows as the model changes, for mixers that need sketches."""
+
+    rows: int = Field(512, ge=0, description="held-out samples, alike from every source; 0: none")
+    at: list[Fraction] = Field(
+        default=[0.0, 0.01, 0.03, 0.1, 0.3, 1.0], description="fractions of the run's steps"
+    )
+
+
+class CheckpointConfig(Part):
+    every: int = Field(50, ge=0, description="steps between checkpoints; 0: only when it stops")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class LogConfig(Part):
+    every: int = Field(10, ge=1, description="steps between writes of the metrics")
+    sinks: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default_factory=list, description="where else metrics go"
+    )
+
+
+class RunConfig(Part):
+    """Everything that decides a run."""
+
+    seed: int = Field(0, ge=0, description="of the weights, the data order and the mixer")
+    run: str = Field("runs/demo", description="directory of the run")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    mixer: MixerConfig = MixerConfig()
+    sketch: SketchConfig = SketchConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    probe: ProbeConfig = ProbeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.optim.warmup_steps > self.train.steps:
+            raise ValueError(
+                f"optim.warmup_steps={self.optim.warmup_steps} exceeds "
+                f"train.steps={self.train.steps}; lower it, as in "
+                f"optim.warmup_steps={self.train.steps // 10}, or train longer"
+            )
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.data.seq_len
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the run draws."""
+        return self.train.steps * self.tokens_per_step
+
+    def warmup_over(self, steps: int) -> int:
+        """Warm-up of the same run over another number of steps: as large a part of them."""
+        return round(self.optim.warmup_steps * steps / self.train.steps)
+
+    def dump(self) -> str:
+        """YAML that gives this configuration back."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def parse_config(
+    values: dict[str, Any], where: str, typed: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Check nested values and build the configuration; all problems are told at once.
+
+    `typed`: those of the values that come from the command line, and not from `where`.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        told: dict[str, list[str]] = {}
+        for problem in error.errors():
+            told.setdefault(_origin(problem, where, typed or {}), []).append(_explain(problem))
+        raise ConfigError(
+            "\n".join(f"{place}:\n  " + "\n  ".join(lines) for place, lines in told.items())
+        ) from None
+
+
+def _origin(problem: Any, where: str, typed: Mapping[str, Any]) -> str:
+    """Where a wrong value comes from; values that do not fit together may come from two places."""
+    paths, together = [problem["loc"]], problem["type"] == "value_error"
+    if not problem["loc"]:  # of the whole configuration: the message names the settings
+        named = [name for name in setting_names() if f"{name}=" in problem["msg"]]
+        paths = [name.split(".") for name in named]
+    if not any(_holds(typed, path) for path in paths):
+        return where
+    return f"on the command line, over {where}" if together else "on the command line"
+
+
+def _holds(values: Any, path: Sequence[Any]) -> bool:
+    """Whether nested values set this one, itself or as a part of a larger one."""
+    for part in path:
+        if not isinstance(values, Mapping):
+            return True
+        if part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def _explain(problem: Any) -> str:
+    path = [str(part) for part in problem["loc"]]
+    name = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
+        called = settings_called(path[-1])
+        instead = f"did you mean {either(called)}?" if called else did_you_mean(name, known)
+        return f"{name} is not a setting; {instead}"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if problem["type"] == "value_error" else f" (got {problem['input']!r})"
+    told = f"{message[0].lower()}{message[1:]}{given}"
+    return f"{name}: {told}" if name else told
+
+
+def setting_names(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted name that a configuration may set."""
+    names = []
+    for name, field in part.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += setting_names(kind, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def settings_called(name: str) -> list[str]:
+    """Dotted names of the settings that are called so, in whatever section."""
+    return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but 1e-3 is a number, as everybody means it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
+)
+
+
+def load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A configuration file as nested values."""
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold settings (name: value), got {type(content).__name__}")
+    return content

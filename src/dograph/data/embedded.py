@@ -1,0 +1,292 @@
+"""The embedded demo corpus: real text that every Python installation carries, each kind a source.
+
+It needs no download. `docstrings`, `bytecode`, `topics`, `unicode` and `tables` are there on every
+CPython, `code` wherever the standard library has its source files, and `tests`, `mail` and
+`numbers` wherever it has its test suite.
+"""
+
+import ast
+import builtins
+import dis
+import locale
+import math
+import re
+import sys
+import sysconfig
+import unicodedata
+from collections.abc import Iterable, Iterator
+from encodings import aliases
+from html.entities import html5
+from http import HTTPStatus
+from importlib.abc import InspectLoader
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import CodeType
+from typing import Any
+from zipimport import zipimporter
+
+from dograph.data.documents import Document
+from dograph.rng import key64
+
+# Upper bounds in characters. Sources of a real corpus are unequal, and so are these.
+MAX_CHARS = {
+    "code": 3_500_000,
+    "tests": 1_300_000,
+    "docstrings": 1_000_000,
+    "bytecode": 700_000,
+    "topics": 500_000,
+    "unicode": 250_000,
+    "numbers": 200_000,
+    "tables": 150_000,
+    "mail": 120_000,
+}
+MIN_SOURCE_CHARS = 50_000  # a smaller source would leave nothing to validate on
+SPLIT_CHARS = 8_000  # a longer text becomes several documents of whole lines
+MIN_CHARS = 200  # a shorter text is no document
+PACK_CHARS = 2_000  # short pieces are joined until they are this long
+
+# Parts of the standard library without prose or code: tables, generated text, and the test
+# suites, which are a source of their own.
+NOT_CODE = {"encodings", "entities", "idle_test", "pydoc_data", "test", "tests"}
+HEADER_LINE = re.compile(r"^[ \t]*[A-Z][A-Za-z0-9-]*:[ \t]\S", re.MULTILINE)
+
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Documented = ast.Module | _Definition
+
+
+def documents() -> Iterator[Document]:
+    """The demo corpus, source by source: the same on every run of one Python installation."""
+    makers = {
+        "code": _code,
+        "tests": _tests,
+        "docstrings": _docstrings,
+        "bytecode": _bytecode,
+        "topics": _topics,
+        "unicode": _unicode,
+        "numbers": _numbers,
+        "tables": _tables,
+        "mail": _mail,
+    }
+    for source, make in makers.items():
+        texts = _bounded(make(), MAX_CHARS[source])
+        if sum(map(len, texts)) >= MIN_SOURCE_CHARS:
+            yield from (Document(source, text) for text in texts)
+
+
+def without_docstrings(source: str, tree: ast.Module) -> str:
+    """Python source with its docstrings taken out and everything else as it was."""
+    lines: list[str | None] = list(source.split("\n"))
+    for node in ast.walk(tree):
+        if not isinstance(node, _Documented) or ast.get_docstring(node, clean=False) is None:
+            continue
+        docstring = node.body[0]
+        first, last = docstring.lineno - 1, (docstring.end_lineno or docstring.lineno) - 1
+        head = (lines[first] or "").encode()[: docstring.col_offset].decode()
+        tail = (lines[last] or "").encode()[docstring.end_col_offset :].decode()
+        if head.strip() or tail.strip():
+            continue  # it shares its line with other code, which would go with it
+        lines[first : last + 1] = [None] * (last + 1 - first)
+        if len(node.body) == 1 and not isinstance(node, ast.Module):
+            lines[first] = f"{head}pass"
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _code() -> Iterator[str]:
+    return (without_docstrings(source, tree) for _, source, tree in _modules())
+
+
+def _tests() -> Iterator[str]:
+    return map(_read, _mixed_files(_standard_library().glob("test/**/test_*.py")))
+
+
+def _docstrings() -> Iterator[str]:
+    # Those of the built-in types are compiled in, so they need no source file.
+    for name, value in sorted(vars(builtins).items()):
+        if isinstance(value, type):
+            yield from _packed(f"{key}\n\n{text}" for key, text in _live_docstrings(name, value))
+    for module, _, tree in _modules():
+        found = _docstrings_of(tree, module)
+        yield from _packed(f"{name}\n\n{text}" for name, text in found)
+
+
+def _live_docstrings(name: str, value: type) -> Iterator[tuple[str, str]]:
+    members: list[tuple[str, Any]] = [(name, value)]
+    members += [(f"{name}.{key}", member) for key, member in sorted(vars(value).items())]
+    for key, member in members:
+        if isinstance(member.__doc__, str):
+            yield key, member.__doc__
+
+
+def _docstrings_of(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, _Documented) and (text := ast.get_docstring(node)):
+        yield name, text
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            inner = f"{name}.{child.name}" if isinstance(child, _Definition) else name
+            yield from _docstrings_of(child, inner)
+
+
+def _bytecode() -> Iterator[str]:
+    # Looked for in these places alone: an import hook may put another module behind a name.
+    places = [str(_standard_library()), *(path for path in sys.path if path.endswith(".zip"))]
+    for name in _mixed(sys.stdlib_module_names):
+        spec = PathFinder.find_spec(name, places)
+        if spec is None or not isinstance(spec.loader, InspectLoader | zipimporter):
+            continue
+        source = spec.loader.get_source(name)
+        # Compiled anew where that is possible: the cached code depends on -O and -OO.
+        code = compile(source, name, "exec", optimize=0) if source else spec.loader.get_code(name)
+        if isinstance(code, CodeType):
+            yield from _packed(_disassembled(code, name))
+
+
+def _disassembled(code: CodeType, name: str) -> Iterator[str]:
+    lines = [f"{name}:"]
+    for instruction in dis.get_instructions(code):
+        argument = instruction.argrepr
+        if isinstance(instruction.argval, CodeType):
+            argument = instruction.argval.co_name  # its repr holds an address
+        elif isinstance(instruction.argval, frozenset):
+            argument = ", ".join(sorted(map(repr, instruction.argval)))  # the set's order varies
+        lines.append(f"    {instruction.opname} {argument[:80]}".rstrip())
+    yield "\n".join(lines)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _disassembled(constant, f"{name}.{constant.co_name}")
+
+
+def _topics() -> Iterator[str]:
+    try:
+        from pydoc_data.topics import topics  # here, for it is half a megabyte
+    except ModuleNotFoundError:  # a minimal installation
+        return iter(())
+    return (text for _, text in sorted(topics.items()))
+
+
+def _unicode() -> Iterator[str]:
+    lines: list[str] = []
+    for char in map(chr, range(0x20, 0x20000)):
+        name = unicodedata.name(char, "")
+        if name and not name.startswith(("CJK", "HANGUL", "TANGUT", "EGYPTIAN")):
+            facts = [f"category {unicodedata.category(char)}"]
+            if char.upper() != char:
+                facts.append(f"upper case {char.upper()}")
+            if char.lower() != char:
+                facts.append(f"lower case {char.lower()}")
+            if parts := unicodedata.decomposition(char):
+                facts.append(f"made of {parts}")
+            lines.append(f"{char} U+{ord(char):04X} is {name.lower()}: {', '.join(facts)}.")
+    return iter(_mixed(_packed(lines, "\n")))
+
+
+def _numbers() -> Iterator[str]:
+    texts = map(_read, sorted(_standard_library().glob("test/**/*.decTest")))
+    return iter(_mixed(part for text in texts for part in _packed(text.splitlines(), "\n")))
+
+
+def _tables() -> Iterator[str]:
+    yield from _packed((f"&{k}\t{v}\t{_names(v)}" for k, v in sorted(html5.items())), "\n")
+    yield from _packed((f"{k}\t{v}" for k, v in sorted(locale.locale_alias.items())), "\n")
+    yield from _packed((f"{k}\t{v}" for k, v in sorted(aliases.aliases.items())), "\n")
+    yield from _packed((f"{s.value}\t{s.phrase}\t{s.description}" for s in HTTPStatus), "\n")
+
+
+def _names(text: str) -> str:
+    return ", ".join(unicodedata.name(char, "CONTROL") for char in text)
+
+
+def _mail() -> Iterator[str]:
+    folder = _standard_library() / "test" / "test_email"
+    yield from map(_read, sorted((folder / "data").glob("*.txt")))
+    for path in sorted(folder.glob("*.py")):
+        nodes = ast.walk(ast.parse(_read(path)))
+        constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+        yield from _packed(c for c in constants if isinstance(c, str) and HEADER_LINE.search(c))
+
+
+def _standard_library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _modules() -> Iterator[tuple[str, str, ast.Module]]:
+    """Name, source and syntax tree of the standard library's modules that hold code."""
+    library = _standard_library()
+    # From the list of names, so that neither site-packages nor a local file is ever looked at.
+    paths = [library / f"{name}.py" for name in sys.stdlib_module_names]
+    paths += [path for name in sys.stdlib_module_names for path in (library / name).rglob("*.py")]
+    for path in _mixed_files(path for path in paths if path.is_file()):
+        parts = path.relative_to(library).with_suffix("").parts
+        if NOT_CODE.intersection(parts):
+            continue
+        source = _read(path)
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:  # some modules carry broken files on purpose, to test with
+            continue
+        yield ".".join(parts).removesuffix(".__init__"), source, tree
+
+
+def _mixed(texts: Iterable[str]) -> list[str]:
+    """The texts in an order that has nothing to do with their content, but is always the same."""
+    return sorted(texts, key=lambda text: key64(0, "demo", text))
+
+
+def _mixed_files(paths: Iterable[Path]) -> list[Path]:
+    """Files in an order that depends only on their places inside the standard library."""
+    library = _standard_library()
+    return sorted(paths, key=lambda path: key64(0, "demo", path.relative_to(library).as_posix()))
+
+
+def _read(path: Path) -> str:
+    """The text of a file; nothing where it is not UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def _packed(pieces: Iterable[str], separator: str = "\n\n") -> Iterator[str]:
+    """Join short pieces to texts of about PACK_CHARS."""
+    packed, length = [], 0
+    for piece in pieces:
+        packed.append(piece)
+        length += len(piece)
+        if length >= PACK_CHARS:
+            yield separator.join(packed)
+            packed, length = [], 0
+    yield separator.join(packed)
+
+
+def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:
+    """Split long texts, leave out what is too short or is not UTF-8, stop at `max_chars`."""
+    kept: list[str] = []
+    length = 0
+    for text in texts:
+        for part in _split(text):
+            if length >= max_chars:
+                return kept
+            if len(part) >= MIN_CHARS and _is_utf8(part):
+                kept.append(part)
+                length += len(part)
+    return kept
+
+
+def _split(text: str) -> Iterator[str]:
+    """Parts of whole lines and about equal length, none much longer than SPLIT_CHARS."""
+    num_parts = math.ceil(len(text) / SPLIT_CHARS)
+    part, length = [], 0
+    for line in text.splitlines(keepends=True):
+        part.append(line)
+        length += len(line)
+        if length * num_parts >= len(text):
+            yield "".join(part)
+            part, length = [], 0
+    yield "".join(part)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True

@@ -1,0 +1,270 @@
+"""What the user names on the command line, resolved into things that can be read one by one."""
+
+import glob
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from dograph.data.archives import ARCHIVES
+from dograph.data.hub import disk_splits, hub_splits
+from dograph.data.input import Input, Kind, Resolved, joined
+from dograph.data.manifest import Split
+from dograph.data.recipes import RECIPES, Recipe
+from dograph.data.splits import SPLIT_WORDS, choose_validation, source_of, split_word
+from dograph.data.walk import walk
+from dograph.errors import CorpusError
+
+EMBEDDED = ("demo", "unigram", "bigram")
+_LINES = (".jsonl", ".json", ".ndjson")
+_RECORDS = (*_LINES, *(line + archive for line in _LINES for archive in ARCHIVES), ".parquet")
+_TOKENS = (".bin", ".idx")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB = re.compile(r"(?P<name>[^:@]+)(:(?P<config>[^@]+))?(@(?P<part>.+))?")
+_ALLOWED = (
+    "allowed: demo, unigram, bigram, a recipe name, .jsonl/.json (also .gz, .xz, .zst), .parquet, "
+    "a folder of such files or of text, a saved dataset, hf:NAME, Megatron .bin/.idx, nanoGPT .bin"
+)
+
+
+class _Wanted(NamedTuple):
+    """What is asked of an argument."""
+
+    split: Split
+    labelled: bool  # records name their own source
+    preferred: str | None  # split to validate on, where it is there
+
+
+def resolve_all(
+    specs: Sequence[str],
+    validation: Sequence[str],
+    *,
+    labelled: bool,
+    recipe: Recipe | None = None,
+) -> Resolved:
+    """Everything to read, in order; an explicit validation replaces one that an input brings."""
+    inputs, left_out = joined(
+        resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs
+    )
+    if validation:
+        given, unused = joined(
+            resolve(spec, "validation", labelled=labelled, recipe=recipe) for spec in validation
+        )
+        replaced = [entry.name for entry in inputs if entry.split == "validation"]
+        left_out = [*left_out, *replaced, *unused]
+        inputs = [entry for entry in inputs if entry.split == "train"]
+        inputs += [entry for entry in given if entry.split == "validation"]
+    seen: dict[tuple[object, ...], str] = {}
+    for entry in inputs:
+        key = (entry.path.resolve() if entry.path else entry.name, entry.part)
+        if key in seen:
+            also = "" if seen[key] == entry.name else f" (also as {seen[key]})"
+            raise CorpusError(f"{entry.name} is named twice among the inputs{also}; name it once")
+        seen[key] = entry.name
+    used = {entry.name for entry in inputs}
+    return Resolved(inputs, [name for name in dict.fromkeys(left_out) if name not in used])
+
+
+def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = None) -> Resolved:
+    """The inputs behind one argument; `labelled` records name their own source."""
+    name, separator, rest = spec.partition("=")
+    if separator and "/" not in name and not Path(spec).exists():
+        found = resolve(rest, split, labelled=False, recipe=recipe)
+        return found._replace(inputs=[replace(entry, source=name) for entry in found.inputs])
+    if spec in EMBEDDED:
+        return Resolved([Input("embedded", spec, split, None)], [])
+    if spec in RECIPES:
+        hub, splits = RECIPES[spec].hub, RECIPES[spec].splits
+        parts = splits.items()
+        inputs = [
+            Input("hub", f"hf:{hub}@{p}", to, None, hub=(hub, None), part=p) for p, to in parts
+        ]
+        return Resolved(inputs, [])
+    wanted = _Wanted(split, labelled, recipe.validation_split if recipe else None)
+    if spec.startswith("hf:"):
+        return _from_hub(spec.removeprefix("hf:"), wanted)
+    path = Path(spec)
+    if path.exists():
+        return _from_path(path, wanted)
+    if Path(f"{spec}.idx").is_file():
+        return _from_path(Path(f"{spec}.idx"), wanted)
+    if glob.has_magic(spec):
+        return _from_glob(spec, wanted)
+    # a name such as user/dataset; where user/ is a folder here, a path was meant
+    is_file_name = spec.endswith((*_RECORDS, *_TOKENS))
+    if _HUB_NAME.fullmatch(spec) and not is_file_name and not path.parent.exists():
+        return _from_hub(spec, wanted)
+    raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
+
+
+def _from_glob(spec: str, wanted: _Wanted) -> Resolved:
+    paths = [Path(path) for path in sorted(glob.glob(spec, recursive=True))]
+    if not paths:
+        raise CorpusError(f"no file matches {spec!r}; {_ALLOWED}")
+    fixed = Path(spec)
+    while glob.has_magic(str(fixed)):
+        fixed = fixed.parent
+    return _from_paths(_token_pairs(paths), fixed, wanted)
+
+
+def _from_hub(spec: str, wanted: _Wanted) -> Resolved:
+    match = _HUB.fullmatch(spec)
+    if match is None:
+        raise CorpusError(f"cannot read the dataset name {spec!r}; write hf:NAME[:CONFIG][@SPLIT]")
+    name, config, part = match["name"], match["config"], match["part"]
+    parts: dict[str, Split | None] = {part: wanted.split} if part else {}
+    if not part:
+        parts = _assign(hub_splits(name, config), wanted, f"hf:{spec}")
+    source = None if wanted.labelled else Path(name).name
+    label = f"hf:{name}:{config}" if config else f"hf:{name}"
+    return Resolved(
+        [
+            Input("hub", f"{label}@{part}", into, source, hub=(name, config), part=part)
+            for part, into in parts.items()
+            if into is not None
+        ],
+        [f"{label}@{part}" for part, into in parts.items() if into is None],
+    )
+
+
+def _assign(parts: Iterable[str], wanted: _Wanted, name: str) -> dict[str, Split | None]:
+    """Where each split of an input goes; None: it is left out."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return {parts[0]: wanted.split}
+    if "train" not in parts:
+        raise CorpusError(f"{name} has the splits {', '.join(parts)}; pick one as {name}@SPLIT")
+    chosen = choose_validation(parts, wanted.preferred)
+    into: dict[str, Split | None] = {}
+    if chosen is None or wanted.split == "train":
+        into["train"] = wanted.split
+    if chosen is not None:
+        into[chosen] = "validation"
+    return {**into, **{part: None for part in parts if part not in into}}
+
+
+def _from_path(path: Path, wanted: _Wanted) -> Resolved:
+    if path.is_dir():
+        return _from_folder(path, wanted)
+    return Resolved([_from_file(path, wanted.split, wanted.labelled)], [])
+
+
+def _from_file(path: Path, split: Split, labelled: bool) -> Input:
+    if path.suffix in _TOKENS:
+        paired = path.with_suffix(".idx").is_file()
+        kind: Kind = "megatron" if paired else "nanogpt"
+        file = path.with_suffix(".bin")
+        if not file.is_file():
+            raise CorpusError(f"{path} has no tokens beside it: {file} is missing")
+        return Input(kind, str(file), split, source_of(file), file)
+    if path.name.endswith(_RECORDS):
+        kind = "parquet" if path.suffix == ".parquet" else "lines"
+        return Input(kind, str(path), split, None if labelled else source_of(path), path)
+    if path.suffix in (".txt", ".md"):
+        return Input("text", str(path), split, source_of(path), path)
+    raise CorpusError(f"cannot tell what {path} is by its name; {_ALLOWED}")
+
+
+def _from_folder(folder: Path, wanted: _Wanted) -> Resolved:
+    if _is_saved(folder):
+        return _from_disk(folder, wanted)
+    everything = list(walk(folder))
+    files = _token_pairs(p for p in everything if p.name.endswith((*_RECORDS, *_TOKENS)))
+    folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    has_train = (folder / "train").is_dir()
+    if has_train and not any(walk(folder / "train")):
+        raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
+    if has_train and (not files or _is_saved(folder / "train")):
+        return _from_split_folders(folder, folders, wanted)
+    if files:
+        _refuse_text_folders(folder, folders, files, everything)
+        loose = [str(p) for p in everything if p.suffix == ".txt"]
+        found = _from_paths(files, folder, wanted, only_named=has_train)
+        return found._replace(left_out=found.left_out + loose)
+    if any(p.parent == folder for p in everything) and folders:
+        raise CorpusError(
+            f"{folder} holds both text files and folders; to take each folder as a source and "
+            f"leave the loose files out, write '{folder}/*/'"
+        )
+    if not everything:
+        raise CorpusError(f"{folder} is empty; {_ALLOWED}")
+    texts = folders or [folder]
+    return Resolved([Input("text", str(p), wanted.split, p.absolute().name, p) for p in texts], [])
+
+
+def _from_split_folders(folder: Path, folders: list[Path], wanted: _Wanted) -> Resolved:
+    """A folder of train/ and the like, each with text or a saved dataset in it."""
+    splits = _assign([p.name for p in folders if p.name in SPLIT_WORDS], wanted, str(folder))
+    read = {folder / name: into for name, into in splits.items() if into is not None}
+    found = joined(_from_folder(p, wanted._replace(split=into)) for p, into in read.items())
+    beside = [str(p) for p in sorted(folder.iterdir()) if p not in read and p.name[0] != "."]
+    return found._replace(left_out=found.left_out + beside)
+
+
+def _refuse_text_folders(
+    folder: Path, folders: list[Path], files: list[Path], everything: list[Path]
+) -> None:
+    with_records = {p for file in files for p in file.parents}
+    with_files = {p for file in everything for p in file.parents}
+    for text in folders:
+        if text in with_files and text not in with_records:
+            raise CorpusError(
+                f"{folder} holds both files of records ({files[0]}) and folders of text ({text}); "
+                "name each as an input of its own"
+            )
+
+
+def _token_pairs(paths: Iterable[Path]) -> list[Path]:
+    """One path for each pair of .bin and .idx."""
+    return [p for p in paths if p.suffix != ".idx" or not p.with_suffix(".bin").is_file()]
+
+
+def _from_paths(
+    paths: list[Path], folder: Path, wanted: _Wanted, *, only_named: bool = False
+) -> Resolved:
+    """Paths below a folder; those named after a validation split go there if others train.
+
+    `only_named` leaves out those that no split is named for.
+    """
+    words = [split_word(path, folder) for path in paths]
+    names = [word or ("" if only_named else "train") for word in words]
+    present = [name for name in dict.fromkeys(names) if name]
+    if wanted.split == "validation" and "train" not in words:
+        into: dict[str, Split | None] = dict.fromkeys(present, "validation")
+    elif "train" not in present and len(present) > 1:
+        raise CorpusError(
+            f"{folder} has the splits {', '.join(present)} and none to train on; name the files"
+        )
+    else:
+        into = _assign(present, wanted, str(folder))
+    found = []
+    left_out = []
+    for path, name in zip(paths, names, strict=True):
+        split = into.get(name)
+        if split is None:
+            left_out.append(str(path))
+        else:
+            found.append(_from_path(path, wanted._replace(split=split)))
+    inputs, below = joined(found)
+    return Resolved(sorted(inputs, key=lambda entry: entry.split), [*below, *left_out])
+
+
+def _is_saved(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _from_disk(folder: Path, wanted: _Wanted) -> Resolved:
+    source = None if wanted.labelled else folder.absolute().name
+    parts = disk_splits(folder)
+    if parts is None:
+        return Resolved([Input("disk", str(folder), wanted.split, source, folder)], [])
+    into = _assign(parts, wanted, str(folder))
+    return Resolved(
+        [
+            Input("disk", f"{folder}@{part}", split, source, folder, part=part)
+            for part, split in into.items()
+            if split is not None
+        ],
+        [f"{folder}@{part}" for part, split in into.items() if split is None],
+    )

@@ -1,0 +1,160 @@
+"""The journal of a preparation under way: enough to go on after a kill, exactly."""
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+
+from dograph.data.chunks import Position
+from dograph.data.manifest import MANIFEST, Manifest, TokenizerEntry
+from dograph.data.outputs import Output
+from dograph.errors import CorpusError
+from dograph.files import write_json
+
+STAGING = ".preparing"
+_JOURNAL = "journal.json"
+_INDECISIVE = ("bad_records", "left_out")
+Value = str | int | float | bool | None
+# Options that came later: a corpus from before has no record of them, and was made with these.
+_ADDED: dict[str, Value] = {"keep": 1.0}
+
+
+class Journal(BaseModel):
+    """State after a whole number of chunks. Files may hold more: that is cut off on resuming."""
+
+    version: Literal[1] = 1
+    options: dict[str, Value]  # everything that decides the outcome
+    stamps: dict[str, str]  # of every input, in order, and of the tokenizer
+    tokenizer: TokenizerEntry
+    position: Position = Position()
+    outputs: list[Output] = []
+    repairs: dict[str, int] = {}
+    repairs_bytes: int = 0  # length of repairs.jsonl
+    all_read: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.options, self.stamps)
+
+    def write(self, staging: Path) -> None:
+        write_json(staging / _JOURNAL, self.model_dump())
+
+
+def fingerprint(options: Mapping[str, Value], stamps: Mapping[str, str]) -> str:
+    """Equal for equal options and unchanged inputs in the same order."""
+    content = json.dumps([dict(sorted(_decisive(options).items())), dict(stamps)])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
+    # a policy for bad records matters only where there are some: the journal counts them;
+    # what was left out does not enter the corpus
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in _INDECISIVE and (name, value) not in _ADDED.items()
+    }
+
+
+def read_journal(staging: Path) -> Journal | None:
+    path = staging / _JOURNAL
+    if not path.is_file():
+        return None
+    try:
+        return Journal.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise CorpusError(f"{path} is damaged; begin anew with --restart ({error})") from error
+
+
+def require_same(journal: Journal, options: Mapping[str, Value], stamps: Mapping[str, str]) -> None:
+    """Refuse to go on with other options or inputs than the preparation began with."""
+    changes = option_changes(journal.options, options)
+    for name in sorted({*journal.stamps, *stamps}):
+        if name not in stamps or name not in journal.stamps:
+            changes.append(f"{name} was {'added' if name in stamps else 'left out'}")
+        elif journal.stamps[name] != stamps[name]:
+            changes.append(f"{name} has changed")
+    if not changes and list(journal.stamps) != list(stamps):
+        changes.append(f"the order was {', '.join(journal.stamps)}, now {', '.join(stamps)}")
+    if journal.repairs and (journal.options["bad_records"], options["bad_records"]) == (
+        "repair",
+        "refuse",
+    ):
+        changes.append("bad records were repaired, which is now refused")
+    if changes:
+        raise CorpusError(
+            "a preparation that began differently is unfinished here: "
+            f"{'; '.join(changes)}. Repeat the command it began with to go on, "
+            "or begin anew with --restart"
+        )
+
+
+def option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> list[str]:
+    """Which options differ, in words."""
+    old, new = _ADDED | _decisive(before), _ADDED | _decisive(now)
+    return [
+        f"--{name.replace('_', '-')} was {old.get(name)}, now {new.get(name)}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def finished_corpus(
+    out: Path, options: Mapping[str, Value], stamps: Mapping[str, str], *, overwrite: bool
+) -> Manifest | None:
+    """The corpus in `out` if it is what these options give; refuses to touch anything else."""
+    if not (out / MANIFEST).is_file():
+        strangers = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+        if strangers and STAGING not in strangers:
+            raise CorpusError(f"{out} is not empty and holds no corpus; choose another --out")
+        return None
+    try:
+        manifest = Manifest.read(out)
+    except CorpusError as error:
+        if overwrite:
+            return None
+        raise CorpusError(f"{error} Pass --overwrite to replace it") from error
+    if manifest.options.get("fingerprint") == fingerprint(options, stamps):
+        return manifest
+    if overwrite:
+        return None
+    before = {name: manifest.options[name] for name in options if name in manifest.options}
+    changes = "; ".join(option_changes(before, options)) or "the inputs are others or have changed"
+    raise CorpusError(
+        f"{out} already holds a corpus that was prepared differently: {changes}. "
+        "Choose another --out, or pass --overwrite to replace it"
+    )
+
+
+@contextmanager
+def lock(staging: Path) -> Iterator[None]:
+    """Keep a second preparation out of this folder; the system lifts it when we end, anyhow."""
+    staging.mkdir(parents=True, exist_ok=True)
+    with open(staging / "lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CorpusError(
+                f"{staging.parent} is being prepared by another process; wait for it, or choose "
+                "another --out"
+            ) from error
+        try:
+            yield
+        finally:  # once a corpus is published, and before anything is begun, nothing else is there
+            if [path.name for path in staging.iterdir()] == ["lock"]:
+                shutil.rmtree(staging)
+
+
+def clear(staging: Path) -> None:
+    """Remove everything but the lock."""
+    for path in staging.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()

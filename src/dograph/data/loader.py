@@ -1,0 +1,71 @@
+"""Samples to tensors: memory-mapped slices, the next step read ahead on one thread."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from dograph.data.corpus import Corpus
+from dograph.data.sampler import Sampler
+from dograph.types import Batch, SampleIds
+
+
+def rank_slice(num_samples: int, rank: int, world_size: int) -> slice:
+    """This rank's samples of the world batch; ranks differ by at most one sample."""
+    each, more = divmod(num_samples, world_size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
+
+
+class Loader:
+    """Reads the batch of any step, and the next one ahead of time."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        sampler: Sampler,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        pin: bool = False,
+    ) -> None:
+        self.sampler = sampler
+        self.pin = pin  # in page-locked memory, from which a GPU copies without waiting
+        self.local = rank_slice(sampler.batch_size, rank, world_size)
+        index = {source: i for i, source in enumerate(corpus.sources)}
+        self.source_S = np.array([index[s.entry.source] for s in sampler.strata])
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dograph-loader")
+        self._ahead: tuple[int, int, Future[Batch]] | None = None
+
+    def load(self, step: int, *, ahead: bool = True) -> Batch:
+        """The batch of `step`; with `ahead`, step + 1 is read while the caller computes."""
+        batch = self._take(step)
+        if ahead:
+            future = self._thread.submit(self._read, self.sampler.draw(step + 1))
+            self._ahead = (step + 1, self._mixture_step(step + 1), future)
+        return batch
+
+    def _take(self, step: int) -> Batch:
+        if self._ahead is not None:
+            at, mixture_step, future = self._ahead
+            self._ahead = None
+            # A mixture that changed since makes what was read ahead the wrong samples.
+            if at == step and mixture_step == self._mixture_step(step):
+                return future.result()
+        return self._read(self.sampler.draw(step))
+
+    def _mixture_step(self, step: int) -> int:
+        return self.sampler.log.find(step).base_step
+
+    def _read(self, ids: SampleIds) -> Batch:
+        stratum_b, block_b = ids.stratum_B[self.local], ids.block_B[self.local]
+        token_BT = np.empty((len(stratum_b), self.sampler.seq_len), dtype=np.int64)
+        for row, (s, block) in enumerate(zip(stratum_b.tolist(), block_b.tolist(), strict=True)):
+            token_BT[row] = self.sampler.strata[s].read_block(block, self.sampler.seq_len)
+        token, source = torch.from_numpy(token_BT), torch.from_numpy(self.source_S[ids.stratum_B])
+        if self.pin:
+            token, source = token.pin_memory(), source.pin_memory()
+        return Batch(token_BT=token, source_B=source, ids=ids)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)

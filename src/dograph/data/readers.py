@@ -1,0 +1,140 @@
+"""Readers: every kind of text input as chunks of records, in order, from any record on."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from dograph.data import chunks
+from dograph.data.chunks import Bad, Chunk, Fields, Lost, Position, Row
+from dograph.data.formats import count_rows, read_parquet
+from dograph.data.hub import read_disk, read_hub
+from dograph.data.input import Input
+from dograph.data.lines import read_lines, too_long
+from dograph.data.walk import walk
+from dograph.errors import CorpusError
+
+_CHUNK_ROWS = 4096
+BadRecords = Literal["refuse", "repair"]
+
+
+class Reading(NamedTuple):
+    """How records are read, the same for every input."""
+
+    fields: Fields
+    policy: BadRecords
+    seed: int = 0  # of the planted corpora
+    noise: bool = False
+
+
+def read_chunks(inputs: list[Input], start: Position, reading: Reading) -> Iterator[Chunk]:
+    """All records of all inputs, in order, from `start` on."""
+    for index in range(start.input, len(inputs)):
+        position = start if index == start.input else Position(input=index)
+        if inputs[index].kind == "lines":
+            yield from _read_lines(inputs[index], position, reading.policy)
+        else:
+            yield from _read_rows(inputs[index], position, reading)
+
+
+def where(entry: Input, bad: Bad) -> str:
+    """The place of a bad record, for people: lines and rows count from 1."""
+    if bad.file is not None:
+        return bad.file
+    if bad.record is None:
+        return entry.name
+    return f"{entry.name}:{bad.record + 1}"
+
+
+def refusal(place: str, bad: Bad) -> CorpusError:
+    return CorpusError(
+        f"{place}: {bad.what}. Mend it, or pass --bad-records repair, which {bad.repair} "
+        "and counts it in the manifest"
+    )
+
+
+def _rows(entry: Input, start: int, reading: Reading) -> Iterator[Row | Lost]:
+    if entry.hub is not None and entry.part is not None:
+        return read_hub(entry.hub, entry.part, start, reading.fields)
+    if entry.path is None:
+        return islice(_read_embedded(entry.name, reading), start, None)
+    if entry.kind == "disk":
+        return read_disk(entry.path, entry.part, start, reading.fields)
+    if entry.kind == "parquet":
+        return read_parquet(entry.path, start, reading.fields)
+    return islice(_read_texts(entry.path), start, None)
+
+
+def _read_texts(folder: Path) -> Iterator[Row | Lost]:
+    for path in walk(folder):
+        size = path.stat().st_size
+        if size > chunks.MAX_RECORD_BYTES:
+            yield Lost(1, too_long()._replace(file=str(path)))
+        else:
+            yield Row(path.read_bytes(), None, str(path))
+
+
+def _read_embedded(name: str, reading: Reading) -> Iterator[Row]:
+    if name == "demo":
+        from dograph.data import embedded as demo
+
+        documents = demo.documents()
+    else:
+        from dograph.data import planted
+
+        kind: Literal["unigram", "bigram"] = "unigram" if name == "unigram" else "bigram"
+        documents = planted.documents(kind, noise=reading.noise, seed=reading.seed)
+    return (Row(document.text, document.source) for document in documents)
+
+
+def _read_lines(entry: Input, start: Position, policy: BadRecords) -> Iterator[Chunk]:
+    assert entry.path is not None
+    record, offset = start.record, start.offset
+    for content, consumed, bad, skipped, last in read_lines(entry.path, offset):
+        first = record
+        record += content.count(b"\n")
+        if bad is not None:
+            bad = bad._replace(record=record)
+            if policy == "refuse":
+                raise refusal(where(entry, bad), bad)
+        record += bool(skipped) or (bool(content) and not content.endswith(b"\n"))
+        offset += len(content) + skipped
+        end = Position(start.input, record, offset, consumed)
+        if last:  # what is wrong at its end must not be met again on resuming
+            end = Position(start.input + 1)
+        yield Chunk(start.input, first, content, end, [bad] if bad else [])
+
+
+def _read_rows(entry: Input, start: Position, reading: Reading) -> Iterator[Chunk]:
+    """Rows gathered into chunks of about CHUNK_BYTES."""
+    rows: list[Row] = []
+    bad: list[Bad] = []
+    first = record = start.record
+    consumed, size = start.consumed, 0
+    row_bytes = _row_bytes(entry)
+
+    for piece in _rows(entry, start.record, reading):
+        if isinstance(piece, Lost):
+            if reading.policy == "refuse":
+                raise refusal(where(entry, piece.bad), piece.bad)
+            bad.append(piece.bad)
+            record += piece.records
+        else:
+            rows.append(piece)
+            record += 1
+            length = len(piece.text) if isinstance(piece.text, str | bytes) else 0
+            size, consumed = size + length, consumed + length
+        # rows of a chunk are numbered without a gap, so records that were lost end it
+        gap = isinstance(piece, Lost) and piece.records > 0
+        if gap or size >= chunks.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS:
+            read = int(record * row_bytes) if row_bytes else consumed
+            yield Chunk(start.input, first, rows, Position(start.input, record, 0, read), bad)
+            rows, bad, first, size = [], [], record, 0
+    yield Chunk(start.input, first, rows, Position(start.input + 1), bad)
+
+
+def _row_bytes(entry: Input) -> float | None:
+    """Bytes on disk behind a row of a compressed table; None where the rows are as stored."""
+    if entry.kind != "parquet" or entry.path is None:
+        return None
+    return entry.path.stat().st_size / max(count_rows(entry.path), 1)

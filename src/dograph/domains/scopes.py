@@ -1,0 +1,231 @@
+"""Over what the domains are found: one batch, a period of batches, or the stream of all.
+
+    batch    every world batch afresh, as the paper's appendix has it; no identity over time
+    epoch    the sketches of `every` steps pooled, clustered once, held for the next period
+    stream   persistent domains that follow the model (stream.py)
+
+Shapes: B samples, K sketch, M domains, P pooled samples.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dograph.domains.kmeans import first_argmax, fits_kernel, kmeans
+from dograph.domains.partition import Domains, partition
+from dograph.errors import ConfigError
+from dograph.rng import key64
+
+
+class Scope(Protocol):
+    """Domains as they are known when a batch comes."""
+
+    keeps_identity: bool
+
+    def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
+        """The domains of these samples; None while none are known."""
+
+    def observe(self, sketch_BK: Tensor, step: int) -> None:
+        """Take the batch in; it counts from the next step on."""
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        """Where samples fall, changing nothing: label_B, and closeness_BM to each centroid.
+
+        Greater is nearer, -inf for domains without samples. None while no domains are known.
+        """
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class KMeans:
+    """The clustering of one mixer: its number of domains, options and seed."""
+
+    def __init__(
+        self, num_domains: int, *, normalise: bool, restarts: int, min_size: int, seed: int
+    ) -> None:
+        self.num_domains, self.normalise, self.restarts = num_domains, normalise, restarts
+        self.min_size, self.seed = min_size, seed
+
+    def __call__(self, point_BK: Tensor, step: int) -> Tensor:
+        """The domain of each point."""
+        return kmeans(
+            point_BK,
+            self.num_domains,
+            generator=self._generator(step, point_BK.device),
+            restarts=self.restarts,
+            normalise=self.normalise,
+            min_size=self.min_size,
+        ).label_B
+
+    def domains(self, sketch_BK: Tensor, step: int) -> Domains:
+        """The domains of these samples: `partition` by the labels of `__call__`."""
+        if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
+            return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
+        from dograph.kernels.batch import domains_of_batch
+
+        return domains_of_batch(
+            sketch_BK.detach(),
+            self.num_domains,
+            generator=self._generator(step, sketch_BK.device),
+            restarts=self.restarts,
+            normalise=self.normalise,
+        )
+
+    def centroids(self, point_BK: Tensor, label_B: Tensor) -> Tensor:
+        """Means of the domains in the space that was clustered: of directions if `normalise`."""
+        if self.normalise:
+            point_BK = torch.nn.functional.normalize(point_BK)
+        return domain_means(point_BK, label_B, self.num_domains)
+
+    def _generator(self, step: int, device: torch.device) -> torch.Generator:
+        key = key64(self.seed, "kmeans", step) >> 1
+        return torch.Generator(device).manual_seed(key)
+
+
+class BatchScope:
+    """Every batch has its own domains."""
+
+    keeps_identity = False
+
+    def __init__(self, cluster: KMeans) -> None:
+        self.cluster = cluster
+
+    def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
+        return self.cluster.domains(sketch_BK, step)
+
+    def observe(self, sketch_BK: Tensor, step: int) -> None:
+        pass
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        """These samples are clustered among themselves: no others are remembered."""
+        label_B = self.cluster(sketch_BK, step)
+        centroid_MK = self.cluster.centroids(sketch_BK, label_B)
+        return label_B, closeness(sketch_BK, centroid_MK, self.cluster.normalise)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class EpochScope:
+    """Domains found once a period, from all its sketches, and held for the next."""
+
+    keeps_identity = True
+
+    def __init__(self, cluster: KMeans, every: int) -> None:
+        if every < 1:
+            raise ConfigError(f"every={every}: a period has at least 1 step")
+        self.cluster, self.every = cluster, every
+        self.pool: list[Tensor] = []
+        self.centroid_MK: Tensor | None = None
+        self.domains: Domains | None = None
+        self.projection: int | None = None
+
+    def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
+        if self.projection != projection:
+            require_lasting("epoch", self.projection, projection, self.every)
+            self.projection, self.pool = projection, []
+            self.centroid_MK = self.domains = None
+        if self.domains is None or self.centroid_MK is None:
+            return None
+        self.centroid_MK = self.centroid_MK.to(sketch_BK.device)
+        label_B = nearest(sketch_BK, self.centroid_MK, self.cluster.normalise)
+        return replace(self.domains.to(sketch_BK.device), label_B=label_B)
+
+    def observe(self, sketch_BK: Tensor, step: int) -> None:
+        self.pool.append(sketch_BK)
+        if len(self.pool) < self.every:
+            return
+        pool_PK, self.pool = torch.cat([s.to(sketch_BK.device) for s in self.pool]), []
+        label_P = self.cluster(pool_PK, step)
+        centroid_MK = self.cluster.centroids(pool_PK, label_P)
+        if self.centroid_MK is not None:
+            order_M = matched(self.centroid_MK, centroid_MK)
+            label_P, centroid_MK = order_M.argsort()[label_P], centroid_MK[order_M]
+        self.centroid_MK = centroid_MK
+        self.domains = partition(pool_PK, label_P, self.cluster.num_domains)
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        if self.centroid_MK is None:
+            return None
+        near_BM = closeness(sketch_BK, self.centroid_MK.to(sketch_BK), self.cluster.normalise)
+        return first_argmax(near_BM), near_BM
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"projection": self.projection}
+        state |= {f"pool/{i}": sketch_BK for i, sketch_BK in enumerate(self.pool)}
+        if self.domains is not None:
+            state["centroid_MK"] = self.centroid_MK
+            state |= {f"domains/{n}": getattr(self.domains, n) for n in Domains.__slots__}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.projection = state["projection"]
+        names = [name for name in state if name.startswith("pool/")]
+        self.pool = [state[name] for name in sorted(names, key=lambda n: int(n.split("/")[1]))]
+        if "centroid_MK" in state:
+            self.centroid_MK = state["centroid_MK"]
+            self.domains = Domains(**{n: state[f"domains/{n}"] for n in Domains.__slots__})
+
+
+def require_lasting(scope: str, old: int | None, new: int, needed: int) -> None:
+    """Refuse projections, known by their first steps, under which no domains could be used."""
+    if old is None or not 0 < new - old <= needed:
+        return
+    raise ConfigError(
+        f"scope={scope} needs sketches under one projection: domains are found from {needed} "
+        f"steps, and this projection changed after {new - old}; set refresh to never, or to some "
+        "hundreds of steps, or scope to batch"
+    )
+
+
+def nearest(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
+    """The domain whose centroid is nearest, by angle or by distance; ties by index."""
+    return first_argmax(closeness(point_BK, centroid_MK, normalise))
+
+
+def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
+    """Cosine to each centroid, or minus the squared distance; -inf to that of an empty domain."""
+    known_M = torch.isfinite(centroid_MK).all(dim=1)
+    centroid_MK = torch.where(known_M[:, None], centroid_MK, 0.0)
+    cross_BM = point_BK @ centroid_MK.T
+    square_B1, square_M = point_BK.square().sum(dim=1)[:, None], centroid_MK.square().sum(dim=1)
+    if normalise:
+        near_BM = cross_BM / (square_B1.sqrt() * square_M.sqrt()).clamp_min(1e-30)
+    else:
+        near_BM = 2 * cross_BM - square_B1 - square_M
+    return torch.where(known_M, near_BM, -torch.inf)
+
+
+def domain_means(point_BK: Tensor, label_B: Tensor, num_domains: int) -> Tensor:
+    """The mean of each domain's points; infinite for an empty one, so that nobody is near it."""
+    member_BM = (label_B[:, None] == torch.arange(num_domains, device=label_B.device)).to(point_BK)
+    count_M = member_BM.sum(dim=0)
+    mean_MK = member_BM.T @ point_BK / count_M.clamp_min(1)[:, None]
+    return torch.where(count_M[:, None] > 0, mean_MK, torch.inf)
+
+
+def matched(old_MK: Tensor, new_MK: Tensor) -> Tensor:
+    """Which new centroid continues each old one: pairs by falling cosine, ties by index."""
+    old_MK, new_MK = (
+        torch.nn.functional.normalize(torch.where(torch.isfinite(c), c, 0.0))
+        for c in (old_MK, new_MK)
+    )
+    cosine_MM = old_MK @ new_MK.T
+    num = len(cosine_MM)
+    order_M = torch.zeros(num, dtype=torch.int64, device=cosine_MM.device)
+    index_M = torch.arange(num, device=cosine_MM.device)
+    for _ in range(num):
+        best = first_argmax(cosine_MM.flatten())
+        row, col = best // num, best % num
+        order_M = torch.where(index_M == row, col, order_M)
+        taken_MM = (index_M[:, None] == row) | (index_M == col)
+        cosine_MM = cosine_MM.masked_fill(taken_MM, -torch.inf)
+    return order_M

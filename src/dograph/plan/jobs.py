@@ -1,0 +1,239 @@
+"""A job: one run made, or gone on with, in this process; what it came to stays beside it.
+
+On a CPU a job computes with one thread, so that its numbers depend neither on where it runs nor
+on what runs beside it.
+"""
+
+import dataclasses
+import gc
+import json
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
+from dograph.errors import DographError, RunError
+from dograph.files import write_json
+from dograph.models.files import WEIGHTS
+from dograph.plan.conditions import claimed, logged, one_thread, wait_until_free
+from dograph.plan.keys import corpus_digest, numbers_of
+from dograph.train.assembly import inner_parameters
+from dograph.train.checkpoint import OPTIMIZER
+from dograph.train.distributed import World, pick_device
+from dograph.train.memory import peak_bytes, reset_peak
+from dograph.train.metrics import SUMMARIES, Row, read_metrics
+from dograph.train.run_dir import RunDirectory
+from dograph.train.start import resume_run, settled, start_run
+from dograph.train.trainer import Trainer
+
+RESULT = "result.json"
+FORMAT = 1  # of result.json
+STATE_NUMBERS = 100_000  # a larger tensor of a mixer's state stays in the checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run to make; `config.run` is its directory."""
+
+    label: str  # what users see of it
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    losses: Mapping[str, float]  # last validation loss of each source, nats
+    curve: Sequence[tuple[int, Mapping[str, float]]]  # (steps made, losses) at every validation
+    state: Mapping[str, Any]  # of its mixer, when it ended; tensors as lists
+    model: str  # folder of its model
+    parameters: int  # of its model, embeddings and output layer apart
+    tokens: int  # it was trained on
+    steps: int
+    seconds: float  # of training over all resumes; what a kill undid is not counted
+    peak_bytes: int  # most memory held, in the process that ended it
+    epochs: Mapping[str, float]  # how often each source was read through
+
+
+class Stopped(DographError):
+    """A signal asked to stop before all was done."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.number).name
+        return f"stopped by {name}; nothing is lost: the same command goes on"
+
+
+class DamagedResultError(DographError):
+    """A result that is there, and cannot be read or has lost its model."""
+
+
+def log_of(config: RunConfig) -> Path:
+    """What a job prints: beside its run, because it may end before there is a directory."""
+    run = Path(config.run)
+    return run.with_name(f"{run.name}.log")
+
+
+def run_job(job: Job) -> Result:
+    """Make the run, or go on with it, and keep what it came to; at once where that is there.
+
+    A run that a kill cut short goes on from its last checkpoint. One whose result is damaged is
+    made anew. One that another job makes is waited for.
+    """
+    path = Path(job.config.run)
+    found = _kept(job)
+    if found is not None:
+        return found
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with logged(log_of(job.config)), claimed(path):
+        wait_until_free(path)
+        found = _kept(job)  # the other process may have made it
+        if found is not None:
+            return found
+        if (path / RESULT).exists():
+            _remove(path)
+        try:
+            return _trained(job.config)
+        finally:
+            gc.collect()  # the model lies in cycles, and this process may go on to other jobs
+
+
+def read_result(run: Path, corpus: Corpus) -> Result | None:
+    """The result of a finished run; None where it has none yet."""
+    file = run / RESULT
+    if not file.is_file():
+        return None
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if values.pop("version") != FORMAT:
+            raise ValueError(f"it is not of version {FORMAT}")
+        trained_on = values.pop("corpus")
+        found = TypeAdapter(Result).validate_python(values | {"model": str(run / values["model"])})
+        if not (Path(found.model) / WEIGHTS).is_file():
+            raise ValueError(f"its model is not there: {found.model}")
+    except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
+        raise DamagedResultError(f"{file} is damaged ({error})") from error
+    if trained_on != corpus_digest(corpus):
+        raise RunError(f"{run} was trained on another corpus. Remove it, or name another folder")
+    return found
+
+
+def _kept(job: Job) -> Result | None:
+    path = Path(job.config.run)
+    if (path / "config.yaml").is_file():
+        _require_same(RunDirectory.open(path), job.config)
+    try:
+        found = read_result(path, Corpus(job.config.data.corpus))
+    except DamagedResultError:
+        return None
+    if found is not None:
+        _drop_moments(RunDirectory(path))  # a kill may have come between
+    return found
+
+
+def _require_same(run: RunDirectory, config: RunConfig) -> None:
+    """A directory that holds another run must not pass for this one."""
+    there, asked = numbers_of(run.config()), numbers_of(settled(config))
+    differing = sorted(name for name in there if there[name] != asked[name])
+    if run.edits_file.exists():
+        differing.append("mixtures (edits.jsonl)")
+    if differing:
+        raise RunError(
+            f"{run.path} holds another run: its {', '.join(differing)} differ from what is asked. "
+            "Remove it, or name another folder"
+        )
+
+
+def _trained(config: RunConfig) -> Result:
+    device = pick_device(config.train.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    run, world = RunDirectory(Path(config.run)), World(rank=0, size=1, device=device)
+    reset_peak(device)
+    with one_thread(device):
+        begun = run.config_file.is_file()
+        trainer = resume_run(config, world) if begun else start_run(config, world)
+        try:
+            asked = trainer.train()
+            if asked:
+                raise Stopped(asked)
+            found = _summary(trainer)
+            inside = str(Path(found.model).relative_to(trainer.run.path))
+            own = {"model": inside, "version": FORMAT, "corpus": corpus_digest(trainer.corpus)}
+            write_json(trainer.run.path / RESULT, dataclasses.asdict(found) | own)
+            _drop_moments(trainer.run)
+        finally:
+            trainer.run.unlock()
+    return found
+
+
+def _summary(trainer: Trainer) -> Result:
+    config, run = trainer.config, trainer.run
+    rows = read_metrics(run.metrics_file)
+    curve = [(int(row["step"]), _losses(row)) for row in rows if "valid/mean/loss_nats" in row]
+    return Result(
+        losses=curve[-1][1] if curve else {},
+        curve=curve,
+        state=_listed(trainer.state.mixer.state_dict()),
+        model=str(run.checkpoint(trainer.done) / "model"),
+        parameters=inner_parameters(trainer.state.model.model),
+        tokens=trainer.done * config.tokens_per_step,
+        steps=trainer.done,
+        seconds=_training_seconds(rows),
+        peak_bytes=peak_bytes(trainer.world.device),
+        epochs=trainer.state.sampler.epochs(trainer.done),
+    )
+
+
+def _losses(row: Row) -> dict[str, float]:
+    named = {
+        name.removeprefix("valid/").removesuffix("/loss_nats"): value
+        for name, value in row.items()
+        if name.startswith("valid/") and name.endswith("/loss_nats")
+    }
+    return {name: value for name, value in named.items() if name not in SUMMARIES}
+
+
+def _training_seconds(rows: Sequence[Row]) -> float:
+    """Every lap of the clock: its time per step, over the steps since the lap before."""
+    total, last = 0.0, 0.0
+    for row in rows:
+        if "time/step_seconds" in row:
+            total += row["time/step_seconds"] * (row["step"] - last)
+            last = row["step"]
+    return total
+
+
+def _listed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A mixer's state as JSON values."""
+    return {
+        name: value.detach().cpu().tolist() if isinstance(value, Tensor) else value
+        for name, value in state.items()
+        if not isinstance(value, Tensor) or value.numel() <= STATE_NUMBERS
+    }
+
+
+def _drop_moments(run: RunDirectory) -> None:
+    """A finished run keeps its last model; the optimizer's moments are twice its size."""
+    run.rotate(1)
+    for step in run.checkpoint_steps():
+        (run.checkpoint(step) / OPTIMIZER).unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
+    os.rename(path, doomed)  # a kill while it is being removed leaves no half of a run
+    shutil.rmtree(doomed)

@@ -1,1 +1,0 @@
-"""The layouts in which people keep mixtures and losses of their runs, one file each."""

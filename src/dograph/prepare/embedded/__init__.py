@@ -1,1 +1,0 @@
-"""Corpora that need no download."""

@@ -1,1 +1,0 @@
-"""Tokens made elsewhere, used where they are."""

@@ -1,1 +1,0 @@
-"""What a user names, read in order as records of text."""

@@ -1,0 +1,220 @@
+"""What a page shows of a run's domains: probes, graphs, weights, drift, example texts.
+
+Shapes: N probe rows, M domains, K sketch.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
+from dograph.errors import RunError
+from dograph.eval.pca import probe_pca
+from dograph.eval.probe import Probe, probed_steps, read_probe
+from dograph.mixers.dograph import DoGraph
+from dograph.mixers.registry import build_mixer
+from dograph.report.content import Domains, Drift, Placed, ShownProbe
+from dograph.report.examples import Texts, probe_examples, step_examples
+from dograph.report.layout import pushed_apart, spread_out, turn_to
+from dograph.report.reading import read_json, read_rows
+from dograph.report.series import Columns
+from dograph.report.thinning import Curve, curve, rounded
+from dograph.train.run_dir import RunDirectory
+
+SAMPLED = 4  # graphs that have texts of their own, where domains do not last
+LASTING = "a number is one domain throughout"
+RANKED = "numbers are ranks by weight in each step, 0 the heaviest"
+BASE, REACH = 0.06, 0.34  # radius of a node: at least, and what a share of 1 adds
+
+
+def domains_of(
+    run: RunDirectory,
+    config: RunConfig,
+    columns: Columns,
+    corpus: Corpus | None,
+    buckets: int,
+    texts: Texts,
+) -> Domains | None:
+    """Everything on domains, None for a run that knows none."""
+    graphs, notes = read_rows(run.graph_file), []
+    try:
+        probes = read_probes(run)
+    except RunError as error:
+        probes = []
+        notes.append(str(error))
+    if not probes and not graphs and not columns.middles("domains/", "/weight"):
+        return None
+    has_identity = keeps_identity(config)
+    if not has_identity:
+        notes.append(
+            "Domains are found anew in every batch and have no identity over steps. "
+            f"Their {RANKED}: domain 0 of one step and domain 0 of another are not the same domain."
+        )
+    shown: list[ShownProbe] = []
+    if probes and min(probes[-1].sketch_NK.shape) > 1:  # one row lies nowhere
+        if corpus is None:
+            notes.append(f"the run's corpus is not at {config.data.corpus}: no texts are shown")
+        elif corpus.manifest.tokenizer.file is None:
+            notes.append("the corpus holds tokens alone, so no texts are shown")
+        shown = _shown(run, probes, corpus, config.data.seq_len, texts, lasting=has_identity)
+    drawn = placed(graphs)
+    if corpus is not None and not has_identity:
+        drawn = _with_samples(run, config, corpus, drawn, texts)
+    return Domains(
+        has_identity=has_identity,
+        numbering=LASTING if has_identity else RANKED,
+        sources=probes[-1].sources if probes else _named(graphs),
+        source_N=probes[-1].source_N.tolist() if probes else [],
+        probes=shown,
+        graphs=drawn,
+        weight=_by_domain(columns, "weight", buckets),
+        share=_by_domain(columns, "share", buckets),
+        drift=drift_of(probes) if has_identity else {},
+        notes=notes,
+    )
+
+
+def _with_samples(
+    run: RunDirectory, config: RunConfig, corpus: Corpus, graphs: list[Placed], texts: Texts
+) -> list[Placed]:
+    """Some of the graphs, the last one among them, with samples of their batch."""
+    chosen = {round(k * (len(graphs) - 1) / (SAMPLED - 1)) for k in range(SAMPLED)}
+    steps = [graphs[k].step for k in sorted(chosen) if graphs]
+    found = step_examples(run, config, corpus, steps, texts)
+    return [replace(graph, examples=found.get(graph.step)) for graph in graphs]
+
+
+def keeps_identity(config: RunConfig) -> bool:
+    """Somebody else's mixer answers for its own domains; its class need not be at hand here."""
+    if config.mixer.name != "dograph":
+        return True
+    mixer = build_mixer(config.mixer.name, config.mixer.options)
+    return isinstance(mixer, DoGraph) and mixer.scope.keeps_identity
+
+
+def _named(graphs: list[dict[str, Any]]) -> list[str]:
+    return sorted({name for graph in graphs for node in graph["nodes"] for name in node["sources"]})
+
+
+def _by_domain(columns: Columns, quantity: str, buckets: int) -> dict[str, Curve]:
+    return {
+        domain: curve(*columns.get(f"domains/{domain}/{quantity}"), buckets)
+        for domain in columns.middles("domains/", f"/{quantity}")
+    }
+
+
+def read_probes(run: RunDirectory) -> list[Probe]:
+    """The probes of a run, ascending."""
+    if not any(run.probes.glob("step-*.json")):
+        return []
+    return [read_probe(run.path, step) for step in probed_steps(run.path)]
+
+
+def _shown(
+    run: RunDirectory,
+    probes: list[Probe],
+    corpus: Corpus | None,
+    seq_len: int,
+    texts: Texts,
+    *,
+    lasting: bool,
+) -> list[ShownProbe]:
+    """Coordinates on the axes of the last probe, and on each one's own."""
+    on_last, on_own = probe_pca(run.path, basis="last").at, probe_pca(run.path, basis="own").at
+    shown = []
+    for probe in probes:
+        both = [on_last[probe.step], on_own[probe.step]]
+        told = read_json(run.probe(probe.step))
+        shown.append(
+            ShownProbe(
+                step=probe.step,
+                last=[rounded(column, 4) for column in both[0].coordinate_NC.T.numpy()],
+                own=[rounded(column, 4) for column in both[1].coordinate_NC.T.numpy()],
+                explained=[rounded(one.explained_C.numpy(), 4) for one in both],
+                label=probe.label_N.tolist(),
+                examples=probe_examples(told, corpus, seq_len, texts) if lasting else {},
+            )
+        )
+    return shown
+
+
+def drift_of(probes: list[Probe]) -> dict[str, list[Drift]]:
+    """By domain: how many rows it has, how many it kept, and its centroid beside the last one."""
+    known = [probe for probe in probes if bool((probe.label_N >= 0).any())]
+    found: dict[str, list[Drift]] = {}
+    if not known:
+        return found
+    for domain in sorted({j for probe in known for j in probe.label_N.tolist() if j >= 0}):
+        last_K = _centroid(known[-1], domain)
+        rows, before_N = [], None
+        for probe in known:
+            own_N = (probe.label_N == domain).numpy()
+            either = 0 if before_N is None else int((own_N | before_N).sum())
+            kept = float((own_N & before_N).sum() / either) if either else None
+            cosine = _cosine(_centroid(probe, domain), last_K)
+            rows.append(Drift(probe.step, int(own_N.sum()), kept, cosine))
+            before_N = own_N
+        found[str(domain)] = rows
+    return found
+
+
+def _centroid(probe: Probe, domain: int) -> np.ndarray | None:
+    """Mean direction of the domain's rows, that of all rows being the origin."""
+    own_N = probe.label_N == domain
+    if not bool(own_N.any()):
+        return None
+    direction_NK = F.normalize(probe.sketch_NK.double())
+    return np.asarray((direction_NK[own_N].mean(dim=0) - direction_NK.mean(dim=0)).numpy())
+
+
+def _cosine(first: np.ndarray | None, second: np.ndarray | None) -> float | None:
+    if first is None or second is None:
+        return None
+    norm = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return round(float(first @ second) / norm, 4) if norm else None
+
+
+def placed(graphs: list[dict[str, Any]]) -> list[Placed]:
+    """Graphs with places: distances are those between the domains' mean gradients.
+
+    Each picture is turned to lie nearest the one before, so that what moves has moved.
+    """
+    found: list[Placed] = []
+    before: dict[int, np.ndarray] = {}
+    for graph in graphs:
+        names = [node["domain"] for node in graph["nodes"]]
+        index = {name: i for i, name in enumerate(names)}
+        distance_MM = np.zeros((len(names), len(names)))
+        for edge in graph["edges"]:
+            i, j = index[edge["first"]], index[edge["second"]]
+            distance_MM[i, j] = distance_MM[j, i] = max(edge["mmd_squared"], 0.0) ** 0.5
+        place_M2 = spread_out(distance_MM)
+        both = [name for name in names if name in before]
+        if len(both) > 1:
+            own = np.array([place_M2[index[name]] for name in both])
+            like = np.array([before[name] for name in both])
+            place_M2 = place_M2 @ turn_to(own, like)
+        before = {name: place_M2[index[name]] for name in names}
+        radius_M = np.array([_radius(node) for node in graph["nodes"]])
+        apart_M2 = pushed_apart(place_M2, 1.15 * radius_M)
+        nodes = [
+            _shortened(node) | {"x": round(float(x), 3), "y": round(float(y), 3)}
+            for node, (x, y) in zip(graph["nodes"], apart_M2, strict=True)
+        ]
+        edges = [_shortened(edge) for edge in graph["edges"]]
+        found.append(Placed(graph["step"], nodes, edges))
+    return found
+
+
+def _radius(node: dict[str, Any]) -> float:
+    """Of the larger of both circles, that of the share and that of the weight."""
+    larger = max(float(node["share"]), float(node["weight"] or 0.0))
+    return BASE + REACH * math.sqrt(larger)
+
+
+def _shortened(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}

@@ -1,0 +1,279 @@
+"""From a run directory to what a page shows of it. Parts that are not there are left out."""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
+from dograph.errors import DographError
+from dograph.report.content import Cost, Curves, Measure, Part, RunData, SourceLoss
+from dograph.report.domains import domains_of, keeps_identity
+from dograph.report.examples import Texts
+from dograph.report.intervals import Estimate, block_losses, of_blocks, of_weighted
+from dograph.report.notices import warnings_of
+from dograph.report.reading import ENVIRONMENT, RESULT, read_json
+from dograph.report.series import Columns
+from dograph.report.thinning import Curve, curve
+from dograph.train.edit_record import edits_of
+from dograph.train.metrics import SUMMARIES
+from dograph.train.run_dir import RunDirectory
+
+SETTLED = 5  # steps before times are taken: compilation, first allocations
+PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred", "update")
+
+# name, title, what it means, whether on a logarithmic axis
+HEALTH = (
+    (
+        "weights/effective_samples",
+        "Effective samples",
+        "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
+        False,
+    ),
+    (
+        "weights/max_times_equal",
+        "Largest sample weight, n max c",
+        "what the heaviest sample counted; 1 is an equal weight",
+        False,
+    ),
+    (
+        "weights/entropy_nats",
+        "Entropy of the domains' weights",
+        "in nats; equal weights over M domains give ln M",
+        False,
+    ),
+    (
+        "domains/nmi",
+        "Agreement of domains with sources",
+        "normalised mutual information over ten batches; 1: the same grouping, 0: unrelated",
+        False,
+    ),
+    (
+        "domains/batch_nmi",
+        "Agreement of domains with sources, in each batch",
+        "normalised mutual information; 1: the same grouping; few samples in a domain agree by "
+        "chance, so read its course and not its height",
+        False,
+    ),
+    (
+        "weights/gradient_norm_ratio",
+        "Weighted over plain gradient norm",
+        "|sum c g| / |mean g| on the sketches; 1: weights leave the length alone",
+        False,
+    ),
+    (
+        "weights/solver_residual",
+        "Solver residual",
+        "how far the weights are from what the objective asks for",
+        True,
+    ),
+    ("optim/grad_norm", "Gradient norm", "of the update, before clipping", False),
+)
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run that is looked at, perhaps again and again while it grows."""
+
+    path: Path
+    label: str | None = None  # the method's name in a comparison
+    origin: str | None = None  # the comparison's folder
+    columns: Columns = field(init=False)
+    config: RunConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        run = RunDirectory.open(self.path)
+        self.columns = Columns(run.metrics_file)
+        self.config = run.config()
+
+    def as_trained(self) -> RunConfig:
+        """The settings with what edits made of the mixer, which is then another method."""
+        edits = edits_of(RunDirectory(self.path))
+        if not edits:
+            return self.config
+        told = "; ".join(f"after {edit.step}: {_mixture(edit.new)}" for edit in edits)
+        mixer = self.config.mixer.model_copy(update={"edited": told})
+        return self.config.model_copy(update={"mixer": mixer})
+
+    def forget(self) -> None:
+        """Let go of what was read; the next look reads from the start."""
+        self.columns = Columns(self.columns.path)
+
+    def corpus(self) -> Corpus | None:
+        """The corpus where it still is what it was, and None elsewhere: a page can do without."""
+        try:
+            corpus = Corpus(self.config.data.corpus)
+        except (DographError, OSError):
+            return None
+        states = sorted(RunDirectory(self.path).checkpoints.glob("step-*/state.json"))
+        is_other = bool(states) and read_json(states[-1]).get("corpus") != corpus.digest
+        return None if is_other else corpus
+
+
+def _mixture(shares: Mapping[str, float]) -> str:
+    return " ".join(f"{source} {share:.3g}" for source, share in shares.items())
+
+
+def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) -> RunData:
+    """All that is known of one run."""
+    columns, config = run.columns, run.config
+    columns.read()
+    directory, corpus = RunDirectory(run.path), run.corpus()
+    losses = last_losses(directory, columns, corpus)
+    environment = read_json(run.path / ENVIRONMENT)
+    return RunData(
+        name=name,
+        group=group,
+        seed=config.seed,
+        steps=columns.last_step,
+        total_steps=config.train.steps,
+        facts=_facts(run, environment),
+        command=f"dograph train {directory.config_file} run=ELSEWHERE",
+        losses=losses,
+        warnings=warnings_of(directory, config, columns),
+        curves=_curves(columns, buckets),
+        health=_health(columns, config, buckets),
+        cost=cost_of(run.path, columns),
+        domains=domains_of(directory, config, columns, corpus, buckets, texts),
+    )
+
+
+def last_losses(run: RunDirectory, columns: Columns, corpus: Corpus | None) -> list[SourceLoss]:
+    """Sources, then summaries; intervals over validation blocks once the run is complete."""
+    blocks = block_losses(run.validation_file)
+    found = []
+    names = columns.middles("valid/", "/loss_nats")
+    sources = [name for name in names if name not in SUMMARIES]
+    for name in sources:
+        nats = _last(columns, f"valid/{name}/loss_nats")
+        has_blocks = name in blocks and abs(blocks[name].mean - nats) < 1e-3
+        estimate = of_blocks(blocks[name]) if has_blocks else Estimate(nats)
+        found.append(SourceLoss(name, estimate, columns.last(f"data/{name}/epochs")))
+    whole = set(sources) <= set(blocks)
+    tokens = corpus.tokens_by_source() if corpus is not None else {}
+    for name in (name for name in SUMMARIES if name in names):
+        value = _last(columns, f"valid/{name}/loss_nats")
+        share = _shares(name, sources, {x.name: x.nats.value for x in found}, tokens)
+        parts = [(share[s], blocks[s]) for s in share] if whole else []
+        estimate = of_weighted(value, parts) if parts else Estimate(value)
+        found.append(SourceLoss(name, estimate, None, is_summary=True))
+    return found
+
+
+def _shares(
+    summary: str, sources: list[str], nats: Mapping[str, float], tokens: Mapping[str, int]
+) -> dict[str, float]:
+    """What each source counts in a summary; empty where that is not known."""
+    if summary == "mean":
+        return dict.fromkeys(sources, 1 / len(sources))
+    if summary == "worst":
+        return {max(sources, key=lambda name: nats[name]): 1.0}
+    total = sum(tokens.get(source, 0) for source in sources)
+    return {source: tokens.get(source, 0) / total for source in sources} if total else {}
+
+
+def _last(columns: Columns, name: str) -> float:
+    value = columns.last(name)
+    assert value is not None
+    return value
+
+
+def _curves(columns: Columns, buckets: int) -> Curves:
+    def made(name: str, *, smooth: bool = True) -> Curve:
+        return curve(*columns.get(name), buckets, smooth=smooth)
+
+    def maybe(name: str, *, smooth: bool = True) -> Curve | None:
+        return made(name, smooth=smooth) if name in columns else None
+
+    train = {"total": made("train/loss_nats")} if "train/loss_nats" in columns else {}
+    train |= {s: made(f"train/{s}/loss_nats") for s in columns.middles("train/", "/loss_nats")}
+    valid = {
+        name: made(f"valid/{name}/loss_nats", smooth=False)
+        for name in sorted(
+            columns.middles("valid/", "/loss_nats"), key=lambda name: name not in SUMMARIES
+        )
+    }
+    speed = maybe("time/tokens_per_second", smooth=False)
+    return Curves(train, valid, maybe("optim/lr", smooth=False), speed)
+
+
+def _health(columns: Columns, config: RunConfig, buckets: int) -> list[Measure]:
+    # Domains of one batch are not those of the next: taken over ten, they agree with nothing.
+    other = "domains/batch_nmi" if keeps_identity(config) else "domains/nmi"
+    found = []
+    for name, title, meaning, log in HEALTH:
+        if name not in columns or name == other:
+            continue
+        step_N, value_N = columns.get(name)
+        told = meaning.format(batch=config.train.batch_size)
+        logs = log and bool((value_N > 0).any())  # an exact solution has nothing to take logs of
+        found.append(Measure(name, title, told, curve(step_N, value_N, buckets), logs))
+    return found
+
+
+def cost_of(path: Path, columns: Columns) -> Cost:
+    """Mean milliseconds by part, and on the clock."""
+    parts = []
+    names = columns.middles("time/", "_ms")
+    for name in sorted(names, key=lambda n: PARTS.index(n) if n in PARTS else len(PARTS)):
+        step_N, value_N = columns.get(f"time/{name}_ms")
+        settled = value_N[step_N > SETTLED] if (step_N > SETTLED).any() else value_N
+        parts.append(Part(name, round(float(settled.mean()), 3)))
+    step_N, second_N = columns.get("time/step_seconds")
+    taken_N = np.diff(step_N, prepend=0)  # each covers the steps since the last one
+    known = len(step_N) > 0
+    spent = float((second_N * taken_N).sum()) if known else None
+    late = slice(1, None) if len(step_N) > 1 else slice(None)
+    steps = float(taken_N[late].sum())
+    usual = float((second_N * taken_N)[late].sum()) / steps if known and steps else None
+    speed = columns.get("time/tokens_per_second")[1]
+    held = columns.get("memory/peak_bytes")[1]
+    peak = read_json(path / RESULT).get("peak_bytes", held.max() if len(held) else None)
+    return Cost(
+        parts=parts,
+        step_ms=None if usual is None else 1e3 * usual,
+        tokens_per_second=float(np.median(speed)) if len(speed) else None,
+        peak_bytes=int(peak) if isinstance(peak, int | float) else None,
+        seconds=spent,
+    )
+
+
+def _facts(run: OpenRun, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    config, train = run.config, run.config.train
+    parameters = parameters_of(run.path)
+    size = f", {parameters:,} parameters" if parameters else ""
+    tokens = run.columns.last_step * config.tokens_per_step
+    options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
+    devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
+    libraries = environment.get("libraries", {})
+    return [
+        ("run", str(run.path)),
+        ("model", f"{config.model.preset or config.model.path}{size}"),
+        ("corpus", config.data.corpus),
+        ("mixer", config.mixer.name + (f" ({options})" if options else "")),
+        ("seed", str(config.seed)),
+        ("steps", f"{run.columns.last_step:,} of {train.steps:,}"),
+        ("batch", f"{train.batch_size} samples of {config.data.seq_len} tokens, {train.dtype}"),
+        ("tokens", f"{tokens:,}"),
+        ("device", ", ".join(dict.fromkeys(map(str, devices)))),
+        ("processes", str(environment.get("world_size", "?"))),
+        ("versions", ", ".join(f"{k} {v}" for k, v in list(libraries.items())[:2])),
+    ]
+
+
+def parameters_of(path: Path) -> int | None:
+    """How many numbers the run's model has, from the headers of its files."""
+    total = 0
+    for file in (path / "model").glob("*.safetensors"):
+        with open(file, "rb") as opened:
+            size = struct.unpack("<Q", opened.read(8))[0]
+            header = json.loads(opened.read(size))
+        shapes = (entry["shape"] for name, entry in header.items() if name != "__metadata__")
+        total += sum(math.prod(shape) for shape in shapes)
+    return total or None

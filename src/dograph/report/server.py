@@ -1,0 +1,147 @@
+"""The page while runs go on: a server for this machine alone, which can be read and not written.
+
+It listens on 127.0.0.1, answers GET for two addresses, and only under a name of this machine: a
+page from elsewhere that has its own name resolve to 127.0.0.1 (DNS rebinding) gets nothing.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from dograph.errors import ConfigError
+from dograph.report.collect import collect, open_subjects
+from dograph.report.content import PageData
+from dograph.report.reading import COMPARISON, EVALUATION
+from dograph.report.render import asset, policy, render, script
+from dograph.train.run_dir import RunDirectory
+
+HOST = "127.0.0.1"
+LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between looks: reading takes at most a twentieth of them
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The page's data at one time, and how long to wait before the next look."""
+
+    data: PageData
+    version: str
+    wait: float
+
+
+class Live:
+    """What the page shows now: read again only where files have changed."""
+
+    def __init__(self, paths: Sequence[Path], benches: Sequence[Path] = ()) -> None:
+        self._paths, self._benches, self._lock = paths, benches, Lock()
+        self._subjects = open_subjects(paths, benches)
+        self._signature: object = None
+        self._last: Look | None = None
+
+    def look(self) -> Look:
+        with self._lock:
+            # A comparison that goes on begins further runs.
+            self._subjects = open_subjects(self._paths, self._benches, self._subjects.runs)
+            signature = self._signature_now()
+            if self._last is None or signature != self._signature:
+                start = time.monotonic()
+                data = collect(self._subjects, keep=True)
+                wait = max(LEAST_WAIT, SHARE * (time.monotonic() - start))
+                self._last = Look(data, f"{time.time_ns():x}", round(wait, 1))
+                self._signature = signature
+            return self._last
+
+    def _signature_now(self) -> object:
+        files = [folder / COMPARISON for folder in self._subjects.comparisons]
+        for run in (RunDirectory(run.path) for run in self._subjects.runs):
+            files += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
+            files.append(run.path / EVALUATION)
+        return [(file, _state(file)) for file in files]
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one page."""
+
+    daemon_threads = True
+
+    def __init__(self, live: Live, port: int) -> None:
+        self.live = live
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"--port {port}: {error.strerror or error}; give another, or 0 for any free one"
+            ) from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes its window, or a file that is being replaced, ends one answer."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):
+            print(f"warning: {type(error).__name__}: {error}", file=sys.stderr)
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+    @property
+    def own_names(self) -> set[str]:
+        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET of the page and of its data; everything else is refused."""
+
+    server: Server
+    server_version, sys_version = "dograph", ""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host") not in self.server.own_names:
+            self._answer(403, "text/plain", b"this server answers to 127.0.0.1 and localhost alone")
+            return
+        where = urlsplit(self.path)
+        if where.path == "/":
+            page = render(self.server.live.look().data, live=True)
+            self._answer(200, "text/html; charset=utf-8", page.encode())
+        elif where.path == "/data.json":
+            self._data(parse_qs(where.query).get("since", [""])[0])
+        else:
+            self._answer(404, "text/plain", b"there is / and /data.json")
+
+    def _data(self, since: str) -> None:
+        now = self.server.live.look()
+        if since == now.version:
+            self._answer(204, None, b"")
+            return
+        head = json.dumps({"version": now.version, "wait": now.wait})
+        body = f'{head[:-1]}, "page": {now.data.to_json()}}}'
+        self._answer(200, "application/json", body.encode())
+
+    def _answer(self, status: int, kind: str | None, body: bytes) -> None:
+        self.send_response(status)
+        if kind is not None:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+        rules = policy(script(), asset("page.css"), live=True)
+        self.send_header("Content-Security-Policy", f"{rules}; frame-ancestors 'none'")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: a line every few seconds tells nobody anything."""

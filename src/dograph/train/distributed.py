@@ -1,0 +1,157 @@
+"""The processes of a run: one, or many under torchrun.
+
+Everything that differs between one process and many is here: gathering what each rank knows into
+the world batch, slicing weights back, agreeing to stop.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dograph.data.loader import rank_slice
+from dograph.errors import ConfigError
+from dograph.models.loss import PerSampleLoss
+from dograph.train.sharding import shard_model, split_alike
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among those of the run."""
+
+    rank: int
+    size: int
+    device: torch.device
+    shards: bool = False  # parameters lie in parts on the ranks (FSDP2), not whole on each (DDP)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, value_b: Tensor, num_samples: int) -> Tensor:
+        """Every rank's samples, in the global order of the world batch: (num_samples, ...)."""
+        if self.size == 1:
+            return value_b
+        sizes = [_length(rank_slice(num_samples, rank, self.size)) for rank in range(self.size)]
+        # the first ranks hold the most
+        padded = value_b.new_zeros(sizes[0], *value_b.shape[1:])
+        padded[: len(value_b)] = value_b
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def local(self, weight_B: Tensor) -> Tensor:
+        """This rank's weights, times the world size because wrappers average, not sum."""
+        return weight_B[rank_slice(len(weight_B), self.rank, self.size)] * self.size
+
+    def place(self, model: PerSampleLoss) -> None:
+        """Put the model, or this rank's part of it, on the device."""
+        if self.shards:
+            shard_model(model, self.device, self.size)
+        else:
+            model.to(self.device)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self.size == 1 or self.shards:
+            return model
+        on_gpu = self.device.type == "cuda"
+        return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
+
+    def split(self, token_bT: Tensor, at_once: int | None, num_samples: int) -> tuple[Tensor, ...]:
+        """This rank's micro-batches in a step of `num_samples`."""
+        if at_once is None:
+            return (token_bT,)
+        if self.shards:
+            return split_alike(token_bT, at_once, -(-num_samples // self.size))
+        return tuple(token_bT.split(at_once))
+
+    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        """Inside it, gradients stay on this rank until the last micro-batch.
+
+        Not those of shards: they would be held whole.
+        """
+        if isinstance(model, DistributedDataParallel) and not last:
+            return model.no_sync()
+        return nullcontext()
+
+    def agree(self, flag: int) -> int:
+        """The largest flag that any rank holds."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor(flag, device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return int(flags.item())
+
+    def share(self, text: str) -> str:
+        """The first rank's text, on every rank; as bytes, for objects would travel pickled."""
+        if self.size == 1:
+            return text
+        given = text.encode()
+        size = torch.tensor(len(given), device=self.device)
+        dist.broadcast(size, src=0)
+        letters = torch.zeros(int(size.item()), dtype=torch.uint8, device=self.device)
+        if self.is_main:
+            letters.copy_(torch.tensor(list(given), dtype=torch.uint8))
+        dist.broadcast(letters, src=0)
+        return bytes(letters.tolist()).decode()
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def open_world(device: str) -> Iterator[World]:
+    """This process' world: torchrun's, if it started us, else a world of one."""
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    place = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if size == 1:
+        yield World(rank=0, size=1, device=place)
+        return
+    # The others wait while the first rank writes a checkpoint, which may be large.
+    patience = timedelta(hours=2)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=patience)
+    try:
+        yield World(rank=rank, size=size, device=place)
+    finally:
+        dist.destroy_process_group()
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f'train.device="{name}": {str(error).splitlines()[0]}') from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f'train.device="{name}", but torch sees no GPU; set train.device=cpu, or see '
+            "`dograph doctor`"
+        )
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local_rank)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{device} was asked for, but torch sees {torch.cuda.device_count()} GPU(s); start "
+            "fewer processes or name another device"
+        )
+    return device
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)

@@ -1,0 +1,242 @@
+"""Merging from probes on disk: written by hand with a known answer, and those of a real run."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import stats
+
+from corpora import write_corpus
+from dograph.errors import ConfigError, RunError
+from dograph.eval.merging import merging, probed_steps, read_probe, verdict
+from dograph.plan.jobs import Job, run_job
+from dograph.presets import resolve_config
+from dograph.stats import Interval
+from dograph.theory.mmd import pairwise_mmd
+from probed_runs import SOURCES, write_run
+
+FADING = {0: 4.0, 10: 3.0, 100: 0.5}
+
+
+def test_one_run_whose_sources_merge(tmp_path):
+    run = write_run(tmp_path / "run", FADING)
+    found = merging([run], num_domains=3)
+    assert (found.over, found.steps, found.sources) == ("rows", [0, 10, 100], SOURCES)
+    assert found.left_out == []
+    for step, figures in zip(found.steps, found.figures, strict=True):
+        probe = read_probe(run, step)
+        pairs = pairwise_mmd(
+            *(probe.sketch_NK, probe.source_N, 3),
+            num_permutations=1,
+            seed=0,
+            estimator="unbiased",
+        ).separation_GG
+        assert figures.separation.value == pytest.approx(float(pairs.sum() / 6), rel=1e-9)
+        assert figures.separation.interval.low < figures.separation.value
+        assert figures.rows == 27
+    first, _, last = found.figures
+    assert found.merged.first == first.separation.value
+    assert found.merged.last == last.separation.value
+    assert found.merged.difference == last.separation.value - first.separation.value
+    ends = (found.merged_directions.first, found.merged_directions.last)
+    assert ends == (first.separation_directions.value, last.separation_directions.value)
+    assert found.merged.verdict == found.merged_directions.verdict == "sources merge"
+    assert first.nmi.value > 0.8 > last.nmi.value
+    assert first.nmi_by_chance == pytest.approx(last.nmi_by_chance, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("apart_of", "expected"),
+    [({0: 0.5, 100: 4.0}, "sources separate"), ({0: 1.0, 100: 1.0}, "no clear change")],
+)
+def test_the_verdict_is_that_of_the_interval(tmp_path, apart_of, expected):
+    found = merging([write_run(tmp_path / "run", apart_of)], num_domains=3)
+    assert found.merged.verdict == found.merged_directions.verdict == expected
+    assert found.merged.interval.low < found.merged.difference < found.merged.interval.high
+
+
+def test_nothing_is_claimed_without_an_interval_that_excludes_zero():
+    assert verdict(None) == "no clear change"
+    assert verdict(Interval(-1, 0)) == verdict(Interval(0, 1)) == "no clear change"
+    assert verdict(Interval(-2, -1)) == "sources merge"
+    assert verdict(Interval(1, 2)) == "sources separate"
+
+
+def test_several_runs_have_the_t_interval_of_their_differences(tmp_path):
+    runs = [write_run(tmp_path / f"run-{seed}", FADING, seed=seed) for seed in range(3)]
+    found = merging(runs, num_domains=3)
+    assert found.over == "runs"
+    alone = [merging([run], num_domains=3) for run in runs]
+    assert found.by_run == [one.figures for one in alone]
+    differences = [one.merged.difference for one in alone]
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    interval = found.merged.interval
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+    assert found.merged.difference == pytest.approx(sum(differences) / 3)
+    assert found.merged.verdict == "sources merge"
+    for name in ("separation", "separation_directions", "nmi", "purity"):
+        values = [getattr(one.figures[1], name).value for one in alone]
+        low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        if name in ("nmi", "purity"):
+            low, high = max(low, 0), min(high, 1)
+        mean = getattr(found.figures[1], name)
+        assert mean.value == pytest.approx(sum(values) / 3)
+        assert (mean.interval.low, mean.interval.high) == pytest.approx((low, high))
+    for name in ("nmi_by_chance", "purity_by_chance"):
+        values = [getattr(one.figures[1], name) for one in alone]
+        assert getattr(found.figures[1], name) == pytest.approx(sum(values) / 3)
+
+
+def test_intervals_over_runs_end_where_shares_do(tmp_path):
+    """Two runs far apart: t of one degree of freedom reaches out of [0, 1] on both sides."""
+    runs = [
+        write_run(tmp_path / f"run-{seed}", {0: apart, 10: 0.0}, seed=seed)
+        for seed, apart in enumerate((9.0, 0.5))
+    ]
+    found = merging(runs, num_domains=3)
+    for name in ("nmi", "purity"):
+        values = [getattr(own[0], name).value for own in found.by_run]
+        reach = stats.t.ppf(0.975, 1) * stats.sem(values)
+        mean = sum(values) / 2
+        assert mean - reach < 0
+        assert mean + reach > 1
+        figure = getattr(found.figures[0], name)
+        assert figure.value == pytest.approx(mean)
+        assert (figure.interval.low, figure.interval.high) == (0.0, 1.0)
+    separation = found.figures[0].separation
+    assert separation.interval.low < 0  # it has no such end
+
+
+def test_the_seed_decides_and_the_record_is_json(tmp_path):
+    run = write_run(tmp_path / "run", FADING)
+    one, again, other = (merging([run], num_domains=4, seed=seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one.figures[0].nmi_by_chance != other.figures[0].nmi_by_chance
+    record = json.loads(json.dumps(one.record(), allow_nan=False))
+    assert record["runs"] == [str(run)]
+    assert record["figures"][2]["separation"]["value"] == one.figures[2].separation.value
+    assert record["merged"]["interval"]["high"] == one.merged.interval.high
+    assert record["merged"]["verdict"] == "sources merge"
+
+
+def test_what_is_not_finite_is_null_and_claims_nothing(tmp_path):
+    """Every row of a source the same: no spread, no separation."""
+    run = write_run(tmp_path / "run", {0: 1.0, 10: 1.0})
+    file = run / "probes" / "step-00000010.safetensors"
+    tensors = load_file(file)
+    tensors["sketch"] = torch.eye(3, 30)[tensors["source"].long()].bfloat16()
+    save_file(tensors, file)
+    found = merging([run], num_domains=3)
+    assert found.record()["figures"][1]["separation"] == {"value": None, "interval": None}
+    assert found.merged.verdict == "no clear change"
+
+
+def test_small_sources_are_left_out(tmp_path):
+    found = merging([write_run(tmp_path / "run", FADING, rows=(9, 3, 10))], num_domains=3)
+    assert (found.sources, found.left_out) == (["alpha", "gamma"], ["beta"])
+    assert found.figures[0].rows == 19
+    four = merging([write_run(tmp_path / "four", FADING, rows=(9, 4, 10))], num_domains=3)
+    assert (four.sources, four.left_out) == (SOURCES, [])
+    alone = write_run(tmp_path / "alone", FADING, rows=(9, 3, 2))
+    with pytest.raises(RunError, match=r"'beta': 3, 'gamma': 2.*higher probe\.rows"):
+        merging([alone])
+
+
+def test_what_is_kept_of_a_probe_stays_together(tmp_path):
+    run = write_run(tmp_path / "run", {0: 1.0}, rows=(2, 3, 4))
+    file = run / "probes" / "step-00000000.safetensors"
+    tensors = load_file(file)
+    row_N = torch.arange(9)
+    save_file(tensors | {"label": row_N.int(), "loss": row_N / 10}, file)
+    whole = read_probe(run, 0)
+    kept, left_out = whole.keeping(3)
+    assert (kept.sources, left_out) == (["beta", "gamma"], ["alpha"])
+    assert kept.source_N.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert kept.label_N.tolist() == [row["row"] for row in kept.rows] == list(range(2, 9))
+    assert torch.equal(kept.loss_N, row_N[2:] / 10)
+    assert torch.equal(kept.sketch_NK, whole.sketch_NK[2:])
+
+
+def test_one_probe_is_no_change(tmp_path):
+    found = merging([write_run(tmp_path / "run", {0: 4.0})], num_domains=3)
+    assert (found.merged.interval, found.merged.verdict) == (None, "no clear change")
+
+
+def test_runs_that_cannot_be_compared_are_refused(tmp_path):
+    run = write_run(tmp_path / "run", FADING)
+    with pytest.raises(ConfigError, match="no run was given"):
+        merging([])
+    with pytest.raises(ConfigError, match="given twice"):
+        merging([run, tmp_path / "other" / ".." / "run"])
+    with pytest.raises(ConfigError, match="num_domains must be at least 1, got 0"):
+        merging([run], num_domains=0)
+    with pytest.raises(ConfigError, match=r"same steps.*\[0, 10, 100\].*\[0, 50\]"):
+        merging([run, write_run(tmp_path / "early", {0: 1.0, 50: 1.0})])
+    others = write_run(tmp_path / "others", FADING, sources=["alpha", "beta", "delta"], seed=1)
+    with pytest.raises(ConfigError, match=r"same sources.*'delta'"):
+        merging([run, others])
+    with pytest.raises(ConfigError, match="same probe of step 100"):
+        merging([run, write_run(tmp_path / "copy", FADING)])
+
+
+def test_a_run_without_probes_says_why(tmp_path):
+    with pytest.raises(RunError, match=r"is not a run: it has no config\.yaml"):
+        probed_steps(tmp_path)
+    config = resolve_config("planted", ["mixer.name=natural", "probe.rows=7"])
+    (tmp_path / "config.yaml").write_text(config.dump())
+    with pytest.raises(RunError, match=r"no probes \(mixer\.name=natural, probe\.rows=7"):
+        merging([tmp_path])
+
+
+def test_probes_that_cannot_be_read_are_named(tmp_path):
+    run = write_run(tmp_path / "run", FADING)
+    with pytest.raises(RunError, match=r"no probe of step 5; it has those of \[0, 10, 100\]"):
+        read_probe(run, 5)
+    file = run / "probes" / "step-00000010.safetensors"
+    tensors = load_file(file)
+    tensors["sketch"][3, 2] = float("nan")
+    save_file(tensors, file)
+    with pytest.raises(RunError, match=r"1 of 27 sketches in .*00000010.* not finite"):
+        merging([run])
+    file.write_bytes(b"torn")
+    with pytest.raises(RunError, match=r"00000010\.safetensors cannot be read"):
+        merging([run])
+    file.unlink()
+    with pytest.raises(RunError, match=r"00000010\.safetensors cannot be read"):
+        merging([run])
+    file.with_suffix(".json").unlink()
+    assert probed_steps(run) == [0, 100]
+
+
+def test_the_probes_of_a_real_run(tmp_path):
+    """Sources that prefer different words are told apart by an untrained model already."""
+    corpus = write_corpus(tmp_path / "corpus", {"alpha": 4000, "beta": 4000, "gamma": 4000})
+    config = resolve_config(
+        "planted",
+        [
+            f"data.corpus={corpus}",
+            "data.seq_len=32",
+            "train.steps=4",
+            "train.batch_size=6",
+            "train.device=cpu",
+            "eval.every=4",
+            "eval.max_blocks=2",
+            "mixer.restarts=2",
+            "sketch.dim=64",
+            "probe.rows=24",
+            "probe.at=[0, 1]",
+            f"run={tmp_path / 'run'}",
+        ],
+    )
+    run_job(Job("tiny", config))
+    run = tmp_path / "run"
+    probe = read_probe(run, 4)
+    assert (probe.sources, probe.sketch_NK.shape) == (SOURCES, (24, 64))
+    assert probe.source_N.tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    assert [row["source"] for row in probe.rows[::8]] == SOURCES
+    assert torch.isfinite(probe.loss_N).all()
+    found = merging([run], num_domains=3)
+    assert found.steps == [0, 4]
+    assert all(figures.separation_directions.interval.low > 0 for figures in found.figures)
+    assert all(figures.nmi.value > figures.nmi_by_chance for figures in found.figures)

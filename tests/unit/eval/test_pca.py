@@ -1,0 +1,104 @@
+"""Principal components against scikit-learn, alone and over the probes of a run."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import normalize
+
+from dograph.errors import ConfigError, RunError
+from dograph.eval.pca import principal, probe_pca
+from dograph.eval.probe import read_probe
+from probed_runs import SOURCES, write_run
+
+
+def signed(coordinate_NC):
+    """With our sign: the largest absolute coordinate of each axis is positive."""
+    largest_C = np.abs(coordinate_NC).argmax(axis=0)
+    return np.sign(coordinate_NC[largest_C, np.arange(coordinate_NC.shape[1])])
+
+
+def sketches(rows, width, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scale_K = torch.linspace(2, 0.2, width)
+    return torch.randn(rows, width, generator=generator) * scale_K + 0.5
+
+
+@pytest.mark.parametrize(("rows", "width"), [(30, 80), (80, 12), (12, 12)])
+def test_components_are_those_of_scikit_learn(rows, width):
+    sketch_NK = sketches(rows, width)
+    found = principal(sketch_NK, 3)
+    oracle = PCA(3, svd_solver="full")
+    expected_NC = oracle.fit_transform(normalize(sketch_NK.double().numpy()))
+    expected_NC = expected_NC * signed(expected_NC)
+    np.testing.assert_allclose(found.coordinate_NC.numpy(), expected_NC, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.explained_C, oracle.explained_variance_ratio_, rtol=1e-10)
+    assert found.coordinate_NC.dtype == torch.float64
+
+
+def test_rotation_and_lengths_change_nothing():
+    sketch_NK = sketches(20, 9).double()
+    generator = torch.Generator().manual_seed(1)
+    turn_KK, _ = torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=torch.float64))
+    length_N1 = torch.linspace(0.01, 50, 20).double()[:, None]
+    one, other = principal(sketch_NK), principal(length_N1 * sketch_NK @ turn_KK)
+    torch.testing.assert_close(one.coordinate_NC, other.coordinate_NC, rtol=0, atol=1e-10)
+
+
+def test_directions_that_rows_do_not_have_are_empty():
+    """Four rows on a line of directions: one component, and no more."""
+    angle_N = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    line_NK = torch.stack([1 - angle_N, angle_N, torch.zeros(4).double()], dim=1)
+    line_NK = line_NK / line_NK.norm(dim=1, keepdim=True)
+    found = principal(line_NK, 3)
+    assert found.explained_C[2] == 0
+    assert found.coordinate_NC[:, 2].tolist() == [0] * 4
+    assert float(found.explained_C.sum()) == pytest.approx(1)
+    same = principal(torch.ones(5, 4), 2)
+    assert same.explained_C.tolist() == [0, 0]
+    assert same.coordinate_NC.tolist() == [[0, 0]] * 5
+
+
+def test_probes_on_axes_of_their_own(tmp_path):
+    run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0, 20: 0.5})
+    found = probe_pca(run, basis="own")
+    assert list(found.at) == [0, 10, 20]
+    assert found.sources == SOURCES
+    assert found.source_N.tolist() == read_probe(run, 0).source_N.tolist()
+    for step, got in found.at.items():
+        alone = principal(read_probe(run, step).sketch_NK)
+        assert torch.equal(got.coordinate_NC, alone.coordinate_NC)
+
+
+def test_probes_on_the_axes_of_the_last(tmp_path):
+    run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0, 20: 0.5})
+    for steps in (None, [10, 0]):
+        found = probe_pca(run, steps, num=3)
+        last = max(found.at)
+        assert list(found.at) == ([0, 10, 20] if steps is None else [0, 10])
+        direction = {s: normalize(read_probe(run, s).sketch_NK.double().numpy()) for s in found.at}
+        oracle = PCA(3, svd_solver="full").fit(direction[last])
+        sign_C = signed(oracle.transform(direction[last]))
+        for step, got in found.at.items():
+            expected_NC = oracle.transform(direction[step]) * sign_C
+            np.testing.assert_allclose(got.coordinate_NC.numpy(), expected_NC, rtol=0, atol=1e-10)
+            share_C = expected_NC.var(axis=0) / direction[step].var(axis=0).sum()
+            np.testing.assert_allclose(got.explained_C, share_C, rtol=1e-9)
+
+
+def test_bad_requests_are_refused(tmp_path):
+    run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0})
+    with pytest.raises(ConfigError, match=r'basis="lost" is not known; did you mean "last"\?'):
+        probe_pca(run, basis="lost")
+    with pytest.raises(ConfigError, match=r"no step was given.*\[0, 10\]"):
+        probe_pca(run, [])
+    with pytest.raises(RunError, match="no probe of step 7"):
+        probe_pca(run, [0, 7])
+    with pytest.raises(ConfigError, match=r"num=28: .*\(27, 30\).* 1 to 27"):
+        probe_pca(run, num=28)
+    with pytest.raises(ConfigError, match="num=0"):
+        principal(torch.ones(3, 4), 0)
+    with pytest.raises(ConfigError, match="1 values that are not"):
+        principal(torch.tensor([[1.0, float("inf")], [1.0, 2.0]]))
+    with pytest.raises(ConfigError, match=r"\(rows, K\), got \(3,\)"):
+        principal(torch.ones(3))

@@ -1,0 +1,139 @@
+"""Validation loss per source, against a plain loop over the same tokens."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from corpora import write_corpus
+from dograph.data.corpus import Corpus
+from dograph.models.build import build_model
+from dograph.train.validation import BlockLosses, validate, validation_blocks
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return Corpus(write_corpus(tmp_path / "c", {"alpha": 6000, "beta": 3000}, strata=2))
+
+
+def blocks_of(corpus, seq_len, most):
+    return {s: validation_blocks(corpus, s, seq_len, most) for s in corpus.sources}
+
+
+def run(model, blocks, rank=0, world_size=1, total=lambda x: x):
+    with torch.no_grad():
+        return validate(
+            model, blocks, micro_batch_size=3, rank=rank, world_size=world_size, total=total
+        )
+
+
+def test_loss_is_the_mean_over_all_predictions(corpus):
+    model = build_model("tiny", vocab_size=100, seq_len=32, dropout=0.0, seed=0)
+    got = run(model, blocks_of(corpus, 32, 10**6))
+    for source, loss in got.items():
+        nll = []
+        for stratum in [s for s in corpus.validation if s.entry.source == source]:
+            for block in range(stratum.entry.tokens // 32):
+                ids = stratum.token_N[block * 32 : block * 32 + 32].astype(np.int64)
+                logits = model.model(torch.from_numpy(ids)[None]).logits[0, :-1, :100]
+                nll += F.cross_entropy(logits, torch.from_numpy(ids)[1:], reduction="none").tolist()
+        assert loss == pytest.approx(np.mean(nll), rel=1e-6)
+
+
+def test_ranks_add_up_to_one_process(corpus):
+    model = build_model("tiny", vocab_size=100, seq_len=32, dropout=0.0, seed=0)
+    blocks = blocks_of(corpus, 32, 7)
+    parts = []
+    for rank in range(3):
+        run(model, blocks, rank, 3, total=lambda x: parts.append(x) or torch.ones_like(x))
+    joined = sum(parts)
+    alone = run(model, blocks)
+    assert (joined[:, 0] / joined[:, 1]).tolist() == pytest.approx(list(alone.values()))
+
+
+def test_blocks_are_spread_over_the_source_and_bounded(corpus):
+    blocks = validation_blocks(corpus, "alpha", 32, 5)
+    strata = [s for s in corpus.validation if s.entry.source == "alpha"]
+    assert len(blocks) == 5
+    assert np.array_equal(blocks[0], strata[0].read_block(0, 32))
+    assert np.array_equal(blocks[-1], strata[1].read_block(strata[1].num_blocks(32) - 1, 32))
+
+
+def test_a_text_shorter_than_a_block_is_still_measured(corpus):
+    model = build_model("tiny", vocab_size=100, seq_len=5000, dropout=0.0, seed=0)
+    lengths = [len(block) for block in validation_blocks(corpus, "beta", 5000, 9)]
+    assert lengths == [750, 750]
+    assert set(run(model, blocks_of(corpus, 5000, 9))) == {"alpha", "beta"}
+
+
+def test_a_long_text_counts_by_its_predictions():
+    blocks = {"a": [np.arange(6), np.full(3, 9)], "b": [np.full(4, 2)]}
+    got = run(lambda token_bT: token_bT[:, -1].float(), blocks)  # losses of 5, 9 and 2 nats
+    assert got == pytest.approx({"a": (5 * 5 + 2 * 9) / 7, "b": 2.0})
+
+
+def in_ranks(model, blocks, world_size):
+    """Losses of every block, computed by ranks one after another and added up."""
+    parts = []
+    for rank in range(world_size):
+        each = BlockLosses(blocks)
+        validate(
+            model,
+            blocks,
+            micro_batch_size=3,
+            rank=rank,
+            world_size=world_size,
+            total=lambda x: x,
+            each=each,
+        )
+        each.gather(lambda x: parts.append(x) or x)
+    joined = BlockLosses(blocks)
+    joined.gather(lambda x: sum(parts))
+    return joined.rows(40)
+
+
+@pytest.mark.parametrize("seq_len", [32, 5000])
+def test_the_loss_of_every_block_is_that_of_the_block_alone(corpus, seq_len):
+    """Also where blocks are texts of different lengths, and where three ranks share seven."""
+    model = build_model("tiny", vocab_size=100, seq_len=seq_len, dropout=0.0, seed=0)
+    blocks = blocks_of(corpus, seq_len, 7)
+    rows = in_ranks(model, blocks, 1)
+    for row in rows:
+        for block, loss, predictions in zip(
+            blocks[row["source"]], row["loss_nats"], row["predictions"], strict=True
+        ):
+            token_bT = torch.from_numpy(block.astype(np.int64))[None]
+            assert loss == pytest.approx(model(token_bT).item(), rel=1e-6)
+            assert predictions == len(block) - 1
+    assert [row["source"] for row in rows] == corpus.sources
+    got = run(model, blocks)
+    for row in rows:
+        mean = np.average(row["loss_nats"], weights=row["predictions"])
+        assert mean == pytest.approx(got[row["source"]], rel=1e-12)
+    for row, shared in zip(rows, in_ranks(model, blocks, 3), strict=True):
+        assert shared["loss_nats"] == pytest.approx(row["loss_nats"], rel=1e-6)
+        assert len(set(shared["loss_nats"])) > 1
+
+
+@pytest.mark.parametrize("seq_len", [32, 5000])
+def test_together_ranks_make_equally_many_calls_and_the_same_losses(corpus, seq_len):
+    """Seven blocks of a source on three ranks, or two long texts that go one at a time."""
+    model = build_model("tiny", vocab_size=100, seq_len=seq_len, dropout=0.0, seed=0)
+    blocks = blocks_of(corpus, seq_len, 7) | {"none": []}
+    calls, sums = [], {False: [], True: []}
+    for rank in range(3):
+        for together, kept in sums.items():
+            seen = []
+            validate(
+                lambda token_bT, seen=seen: seen.append(len(token_bT)) or model(token_bT),
+                blocks,
+                micro_batch_size=2,
+                rank=rank,
+                world_size=3,
+                total=lambda x, kept=kept: kept.append(x) or x,
+                together=together,
+            )
+            calls.append((together, len(seen)))
+    assert all(torch.equal(a, b) for a, b in zip(sums[False], sums[True], strict=True))
+    assert len({number for together, number in calls if together}) == 1
+    assert len({number for together, number in calls if not together}) > 1

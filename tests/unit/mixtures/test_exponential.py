@@ -1,0 +1,283 @@
+"""The mixing law's fit: planted laws found, the optimum of long searches reached, limits named."""
+
+import time
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime, minimize
+
+from dograph.errors import ConfigError
+from dograph.mixtures.exponential import Exponential, ExponentialLaw
+from dograph.mixtures.exponential_fit import Fit, design_of
+from dograph.mixtures.two_source import two_source_law
+from dograph.rng import stream
+from law_oracles import check_derivatives, gradient, shifted
+
+
+def mixtures(draws, runs, sources, strength=0.7):
+    return draws.dirichlet(np.full(sources, strength), runs)
+
+
+def table(kind, runs, sources, seed):
+    draws = np.random.default_rng(seed)
+    weight_NS = mixtures(draws, runs, sources)
+    t_S = draws.normal(0, 1.5, sources)
+    noise_N = draws.normal(0, 0.02, runs)
+    if kind == "noise":
+        return weight_NS, 2 + np.exp(-0.3 + weight_NS @ t_S) + noise_N
+    if kind == "linear":  # no c is better than another, down to the bound of 0
+        return weight_NS, 3 + weight_NS @ (0.2 * t_S) + noise_N / 2
+    if kind == "concave":
+        return weight_NS, 4 - np.exp(0.3 * weight_NS @ t_S - 0.5) + noise_N / 4
+    if kind == "rising":
+        return weight_NS, 1.5 + np.exp(-1 + weight_NS @ np.linspace(-1, 3, sources)) + noise_N
+    assert kind == "beyond delta"
+    return weight_NS, 2 + np.exp(-0.3 + weight_NS @ t_S) + 5 * noise_N
+
+
+def long_search(weight_NS, loss_N, delta, starts=200):
+    """The lowest Huber loss of scipy's L-BFGS-B from random starts in the authors' ranges."""
+
+    def objective(point):
+        c, grown_N = np.exp(point[0]), np.exp(np.minimum(weight_NS @ point[1:], 50))
+        error_N = c + grown_N - loss_N
+        slope_N = np.clip(error_N, -delta, delta)
+        slope = np.concatenate([[slope_N.sum() * c], weight_NS.T @ (slope_N * grown_N)])
+        return slope_N @ (error_N - slope_N / 2), slope
+
+    draws = np.random.default_rng(1)
+    sources = weight_NS.shape[1]
+    best = np.inf
+    for _ in range(starts):
+        t_S = draws.uniform(-1, 0.1, sources)
+        start = np.concatenate([[draws.uniform(-2, 1.5)], draws.uniform(-10, 1) + t_S])
+        found = minimize(
+            objective,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-25, 5)] + [(-60, 60)] * sources,
+            options={"maxiter": 3000, "maxfun": 6000, "ftol": 1e-15, "gtol": 1e-11},
+        )
+        best = min(best, found.fun)
+    return best
+
+
+@pytest.mark.parametrize("kind", ["noise", "linear", "concave", "rising", "beyond delta"])
+def test_reaches_the_optimum_of_a_long_search(kind):
+    weight_NS, loss_N = table(kind, 40, 5, 3)
+    best = long_search(weight_NS, loss_N, 0.05, starts=6)
+    law = Exponential().fit(weight_NS, loss_N)
+    assert law.converged
+    assert law.huber <= best * (1 + 1e-8)
+    error_N = np.abs(law.predict(weight_NS) - loss_N)
+    by_hand = np.where(error_N <= 0.05, error_N**2 / 2, 0.05 * (error_N - 0.025)).sum()
+    assert law.huber == pytest.approx(by_hand, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["noise", "linear", "concave", "rising", "beyond delta"])
+@pytest.mark.parametrize(("runs", "sources", "seed"), [(64, 7, 0), (24, 4, 1), (30, 6, 2)])
+def test_reaches_the_optimum_of_200_starts(kind, runs, sources, seed):
+    weight_NS, loss_N = table(kind, runs, sources, seed)
+    best = long_search(weight_NS, loss_N, 0.05)
+    assert Exponential().fit(weight_NS, loss_N).huber <= best * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("sources", [2, 5, 17])
+def test_finds_a_planted_law(sources):
+    draws = np.random.default_rng(sources)
+    truth = ExponentialLaw(1.7, -0.8, draws.normal(0, 1.5, sources))
+    weight_NS = mixtures(draws, 4 * sources + 8, sources)
+    law = Exponential().fit(weight_NS, truth.predict(weight_NS))
+    assert law.c == pytest.approx(truth.c, abs=1e-4)
+    np.testing.assert_allclose(law.at_sources, truth.at_sources, atol=1e-4)
+    assert law.notes == ()
+
+
+def test_the_fit_is_in_the_gauge_of_mean_zero_and_gauges_predict_alike():
+    weight_NS, loss_N = table("noise", 40, 5, 0)
+    law = Exponential().fit(weight_NS, loss_N)
+    assert law.t_S.mean() == pytest.approx(0, abs=1e-12)
+    other = shifted(law, 2.5)
+    np.testing.assert_allclose(other.predict(weight_NS), law.predict(weight_NS), rtol=1e-12)
+    np.testing.assert_allclose(other.at_sources, law.at_sources, rtol=1e-12)
+    assert np.abs(other.t_S - law.t_S).min() > 2
+
+
+def test_permuting_sources_permutes_the_law():
+    weight_NS, loss_N = table("noise", 40, 5, 1)
+    order = np.array([3, 0, 4, 1, 2])
+    law, moved = (
+        Exponential().fit(weight_NS, loss_N),
+        Exponential().fit(weight_NS[:, order], loss_N),
+    )
+    np.testing.assert_allclose(moved.at_sources, law.at_sources[order], atol=1e-6)
+    assert moved.c == pytest.approx(law.c, abs=1e-6)
+
+
+def test_the_same_seed_gives_the_same_bits():
+    weight_NS, loss_N = table("noise", 40, 5, 2)
+    one, two = (Exponential().fit(weight_NS, loss_N, seed=7) for _ in range(2))
+    np.testing.assert_equal(vars(one), vars(two))
+
+
+def test_gradient_against_finite_differences():
+    law = ExponentialLaw(1.0, -0.5, np.array([1.0, -2.0, 0.3]))
+    at_S = np.array([0.2, 0.5, 0.3])
+    by_steps = approx_fprime(at_S, lambda r: float(law.predict(r[None])[0]), 1e-7)
+    np.testing.assert_allclose(gradient(law, at_S), by_steps, rtol=1e-5)
+    form_S, at = law.form()  # in another gauge, so that slopes differ by one number
+    np.testing.assert_allclose(np.diff(at(form_S @ at_S)[1] * form_S), np.diff(by_steps), rtol=1e-5)
+
+
+@pytest.mark.parametrize("runs", [30, 6])  # 6 runs of 5 sources: with the ridge
+def test_the_fits_own_derivatives_against_finite_differences(runs):
+    weight_NS, loss_N = table("beyond delta", runs, 5, 4)
+    fit = Fit(design_of(weight_NS)[0], loss_N, 0.05)
+    fit.design.ridge_K[:] *= 1e3  # so that its part is seen
+    point_P = fit.starts(stream(0, "test"))[5]
+    check_derivatives(fit, point_P, atol=1e-4)
+    assert (fit.design.ridge_K > 0).all() == (runs == 6)
+
+
+def test_rows_are_divided_by_their_sums():
+    weight_NS, loss_N = table("noise", 40, 5, 5)
+    scale_N1 = np.random.default_rng(0).uniform(0.996, 1.003, (40, 1))
+    law, rounded = (
+        Exponential().fit(weight_NS, loss_N),
+        Exponential().fit(weight_NS * scale_N1, loss_N),
+    )
+    np.testing.assert_allclose(rounded.at_sources, law.at_sources, atol=1e-6)
+
+
+def test_huber_ignores_a_run_that_went_wrong():
+    weight_NS, loss_N = table("noise", 60, 4, 6)
+    spoiled_N = loss_N.copy()
+    spoiled_N[0] += 3
+    clean, law = Exponential().fit(weight_NS, loss_N), Exponential().fit(weight_NS, spoiled_N)
+    squares = Exponential(delta=100.0).fit(weight_NS, spoiled_N)
+    drift = np.abs(law.predict(weight_NS) - clean.predict(weight_NS)).max()
+    assert drift < 0.02
+    assert np.abs(squares.predict(weight_NS) - clean.predict(weight_NS)).max() > 5 * drift
+
+
+def test_equal_losses_give_a_flat_law():
+    weight_NS = mixtures(np.random.default_rng(0), 10, 3)
+    law = Exponential().fit(weight_NS, np.full(10, 2.5))
+    np.testing.assert_allclose(law.predict(weight_NS), 2.5)
+    assert "equal" in law.notes[0]
+
+
+def test_a_source_never_used_counts_like_the_mean_of_the_others():
+    weight_NS, loss_N = table("noise", 40, 4, 7)
+    without = Exponential().fit(weight_NS, loss_N)
+    law = Exponential().fit(np.insert(weight_NS, 2, 0.0, axis=1), loss_N)
+    np.testing.assert_allclose(np.delete(law.at_sources, 2), without.at_sources, atol=1e-6)
+    assert law.t_S[2] == pytest.approx(np.delete(law.t_S, 2).mean(), abs=1e-9)
+    assert "3 of 4 directions" in law.notes[0]
+
+
+def test_sources_in_a_fixed_proportion_share_their_effect():
+    draws = np.random.default_rng(8)
+    two_NS = mixtures(draws, 30, 3)
+    weight_NS = np.stack([two_NS[:, 0], two_NS[:, 1] / 2, two_NS[:, 1] / 2, two_NS[:, 2]], axis=1)
+    loss_N = 2 + np.exp(two_NS @ np.array([-1.0, 0.5, 1.0]))
+    law = Exponential().fit(weight_NS, loss_N)
+    np.testing.assert_allclose(law.predict(weight_NS), loss_N, atol=1e-8)
+    assert law.t_S[1] == pytest.approx(law.t_S[2], abs=1e-9)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 6])
+def test_too_few_runs_still_give_a_tame_law_and_say_so(runs):
+    draws = np.random.default_rng(runs)
+    truth = ExponentialLaw(1.5, 0.0, draws.normal(0, 1, 5))
+    weight_NS = mixtures(draws, runs, 5)
+    law = Exponential().fit(weight_NS, truth.predict(weight_NS))
+    assert any("smallest slopes" in note for note in law.notes)
+    np.testing.assert_allclose(law.predict(weight_NS), truth.predict(weight_NS), atol=0.02)
+    # Ever smaller errors are not worth ever larger slopes.
+    assert np.abs(law.t_S).max() < 2 * np.abs(truth.t_S).max()
+
+
+def test_a_c_at_its_bound_is_told():
+    law = Exponential().fit(*table("concave", 20, 3, 0))
+    assert any("lower bound" in note for note in law.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w, y: (w, np.where(np.arange(len(y)) == 4, np.nan, y)), "first: row 4"),
+        (lambda w, y: (w * 1.5, y), "row 0 is not a mixture: it sums to 1.5"),
+        (lambda w, y: (w - [0.6, -0.6, 0], y), "not a mixture"),
+        (lambda w, y: (w, y - 3), "positive losses"),
+        (lambda w, y: (w, y[:-1]), r"shape \(20, 3\)"),
+        (lambda w, y: (w[:0], y[:0]), "at least one run"),
+    ],
+)
+def test_what_cannot_be_fitted_is_named(change, message):
+    with pytest.raises(ConfigError, match=message):
+        Exponential().fit(*change(*table("noise", 20, 3, 0)))
+
+
+def test_delta_must_be_positive():
+    with pytest.raises(ConfigError, match="delta is 0"):
+        Exponential(delta=0.0).fit(*table("noise", 20, 3, 0))
+
+
+def test_512_runs_of_17_sources_fit_fast():
+    weight_NS, loss_N = table("noise", 512, 17, 0)
+    start = time.process_time()
+    law = Exponential().fit(weight_NS, loss_N)
+    assert law.converged
+    assert time.process_time() - start < 1.0  # 0.1 s on one quiet core
+
+
+def two_sources(c, log_k, t, runs=9):
+    share_N = np.linspace(0.05, 0.95, runs)
+    weight_NS = np.stack([share_N, 1 - share_N], axis=1)
+    return weight_NS, ExponentialLaw(c, log_k, np.array([t, 0.0])).predict(weight_NS)
+
+
+@pytest.mark.parametrize("t", [-2.0, 1.5])
+def test_the_two_source_recipe_agrees_with_the_fit_up_to_its_grid(t):
+    weight_NS, loss_N = two_sources(1.3, -0.2, t)
+    law, exact = two_source_law(weight_NS, loss_N), Exponential(delta=0.02).fit(weight_NS, loss_N)
+    assert exact.c == pytest.approx(1.3, abs=1e-6)
+    assert law.c == pytest.approx(1.3, abs=loss_N.min() / 999)
+    np.testing.assert_allclose(law.at_sources, exact.at_sources, atol=0.02)
+    np.testing.assert_allclose(law.predict(weight_NS), loss_N, atol=1e-3)
+
+
+def test_the_two_source_recipe_scans_as_the_authors_do():
+    weight_NS, loss_N = two_sources(1.3, -0.2, -2.0)
+    loss_N = loss_N + np.random.default_rng(0).normal(0, 0.005, len(loss_N))
+    best, best_c = 0.0, None
+    for c in np.linspace(0, loss_N.min(), 1000)[:-1]:
+        fit = abs(np.corrcoef(weight_NS[:, 0], np.log(loss_N - c))[0, 1])
+        if fit > best:
+            best, best_c = fit, c
+    slope, intercept = np.polyfit(weight_NS[:, 0], np.log(loss_N - best_c), 1)
+    law = two_source_law(weight_NS, loss_N)
+    assert law.c == pytest.approx(best_c, abs=1e-12)
+    np.testing.assert_allclose(law.at_sources, [slope + intercept, intercept], rtol=1e-9)
+
+
+def test_the_two_source_recipe_reports_hubers_loss_at_the_authors_delta():
+    weight_NS, loss_N = two_sources(1.3, -0.2, -2.0)
+    loss_N = loss_N + np.random.default_rng(0).normal(0, 0.05, len(loss_N))
+    law = two_source_law(weight_NS, loss_N)
+    error_N = np.abs(law.predict(weight_NS) - loss_N)
+    by_hand = np.where(error_N <= 0.02, error_N**2 / 2, 0.02 * (error_N - 0.01)).sum()
+    assert law.huber == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_the_two_source_recipe_names_what_it_cannot_use():
+    with pytest.raises(ConfigError, match="3 sources"):
+        two_source_law(*table("noise", 20, 3, 0))
+    weight_NS, loss_N = two_sources(1.3, -0.2, 1.0)
+    with pytest.raises(ConfigError, match="2 runs"):
+        two_source_law(weight_NS[:2], loss_N[:2])
+    with pytest.raises(ConfigError, match="1 different losses"):
+        two_source_law(weight_NS, np.full(9, 2.0))

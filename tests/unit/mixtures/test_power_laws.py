@@ -1,0 +1,295 @@
+"""Step and size laws and their nesting: planted curves, scipy's optimum, and what is refused."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from dograph.errors import ConfigError
+from dograph.mixtures.laws import Curve, PowerLaw, _Problem, fit_power_laws
+from dograph.mixtures.nested import nest
+from dograph.mixtures.newton import huber
+from dograph.mixtures.size_law import fit_size_laws
+from dograph.mixtures.step_law import fit_step_laws
+
+
+def curves_of(seed, number, noise, alpha=0.5, points=10):
+    draws = np.random.default_rng(seed)
+    truth = [
+        PowerLaw(draws.uniform(1, 3), np.log(draws.uniform(1e5, 3e6)), alpha) for _ in range(number)
+    ]
+    curves = []
+    for law in truth:
+        x_X = np.sort(draws.uniform(2e5, 1e7, points))
+        curves.append(Curve(x_X, law.predict(x_X) + draws.normal(0, noise, points)))
+    return truth, curves
+
+
+def huber_loss(laws, curves, delta):
+    return sum(
+        huber((law.predict(curve.x_X) - curve.loss_X)[None], delta)[0][0]
+        for law, curve in zip(laws, curves, strict=True)
+    )
+
+
+def long_search(curves, delta, starts):
+    """The lowest loss that scipy's L-BFGS-B finds in log c, log B and log alpha."""
+    count = len(curves)
+    centre = np.mean(np.concatenate([np.log(curve.x_X) for curve in curves]))
+
+    def objective(point):
+        value, slope, alpha = 0.0, np.zeros_like(point), np.exp(point[-1])
+        for j, (x_X, loss_X) in enumerate(curves):
+            c, back_X = np.exp(point[j]), centre - np.log(x_X)
+            fall_X = np.exp(np.minimum(point[count + j] + alpha * back_X, 50))
+            error_X = c + fall_X - loss_X
+            clipped_X = np.clip(error_X, -delta, delta)
+            value += clipped_X @ (error_X - clipped_X / 2)
+            slope[j] = clipped_X.sum() * c
+            slope[count + j] = clipped_X @ fall_X
+            slope[-1] += alpha * clipped_X @ (fall_X * back_X)
+        return value, slope
+
+    draws, best = np.random.default_rng(0), np.inf
+    for _ in range(starts):
+        low = np.log([curve.loss_X.min() for curve in curves]) - draws.uniform(0, 2, count)
+        alpha = np.log(draws.uniform(0.1, 1.5))
+        found = minimize(
+            objective,
+            np.concatenate([low, draws.uniform(-2, 1, count), [alpha]]),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-25, 5)] * count + [(-60, 60)] * count + [(np.log(0.02), np.log(4))],
+            options={"maxiter": 5000, "maxfun": 20000, "ftol": 1e-16, "gtol": 1e-12},
+        )
+        best = min(best, found.fun)
+    return best
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_reaches_the_optimum_of_a_long_search(noise):
+    _, curves = curves_of(1, 3, noise)
+    laws = fit_power_laws(curves, delta=0.05).laws
+    assert len({law.alpha for law in laws}) == 1
+    assert huber_loss(laws, curves, 0.05) <= long_search(curves, 0.05, starts=8) * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.75])
+@pytest.mark.parametrize("unit", [1.0, 1e5])
+def test_finds_planted_curves_at_any_scale_of_tokens(alpha, unit):
+    truth, curves = curves_of(2, 4, 0.0, alpha)
+    laws = fit_power_laws([Curve(c.x_X * unit, c.loss_X) for c in curves], delta=0.05).laws
+    for law, known in zip(laws, truth, strict=True):
+        assert law.alpha == pytest.approx(alpha, abs=1e-8)
+        assert law.c == pytest.approx(known.c, abs=1e-7)
+        assert law.log_x0 == pytest.approx(known.log_x0 + np.log(unit), abs=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 2.5])
+def test_finds_steep_and_flat_curves(alpha):
+    draws = np.random.default_rng(9)
+    x_X = np.geomspace(1e5, 1e7, 20)
+    truth = [PowerLaw(draws.uniform(1, 3), np.log(3e5), alpha) for _ in range(3)]
+    laws = fit_power_laws([Curve(x_X, law.predict(x_X)) for law in truth], delta=0.05).laws
+    assert laws[0].alpha == pytest.approx(alpha, rel=1e-4)
+    for law, known in zip(laws, truth, strict=True):
+        np.testing.assert_allclose(law.predict(x_X), known.predict(x_X), atol=1e-7)
+
+
+def test_alpha_by_group():
+    _, three = curves_of(3, 3, 0.0, 0.3)
+    _, two = curves_of(4, 2, 0.0, 0.9)
+    mixed = [three[0], two[0], three[1], two[1], three[2]]
+    laws = fit_power_laws(mixed, delta=0.05, group_J=[7, 2, 7, 2, 7]).laws
+    np.testing.assert_allclose([law.alpha for law in laws], [0.3, 0.9, 0.3, 0.9, 0.3], atol=1e-8)
+
+
+def test_the_slope_in_alpha_against_finite_differences():
+    problem = _Problem(curves_of(5, 3, 0.1)[1], 0.05)
+    alpha_J, step = np.array([0.4, 0.6, 0.9]), 1e-6
+    by_steps = (problem.solve(alpha_J + step)[2] - problem.solve(alpha_J - step)[2]) / (2 * step)
+    np.testing.assert_allclose(problem.solve(alpha_J)[3], by_steps, rtol=1e-5)
+
+
+def test_bounds_hold_where_the_free_fit_would_cross_them():
+    x_X = np.geomspace(1e5, 1e7, 8)
+    rising = Curve(x_X, 2 + 0.01 * np.arange(8.0))
+    to_zero = Curve(x_X, np.maximum((1e5 / x_X) ** 0.2 * 3 - 0.8, 0.2))
+    laws = fit_power_laws([rising, to_zero], delta=0.05, alpha=0.2).laws
+    assert laws[0].c == pytest.approx(np.median(rising.loss_X), abs=0.01)
+    np.testing.assert_allclose(laws[0].predict(x_X), laws[0].c)
+    assert laws[1].c == 0
+
+    def free(b):
+        return huber_loss([PowerLaw(0.0, np.log(b) / 0.2, 0.2)], [to_zero], 0.05)
+
+    best = huber_loss(laws[1:], [to_zero], 0.05)
+    for b in np.exp(0.2 * laws[1].log_x0) * np.array([0.999, 1.001]):
+        assert best < free(b)
+
+
+def test_curves_that_cannot_fix_their_law_are_refused():
+    two = Curve(np.array([1e6, 2e6]), np.array([3.0, 2.8]))
+    three = Curve(np.array([1e6, 2e6, 4e6]), np.array([3.0, 2.8, 2.7]))
+    with pytest.raises(ConfigError, match=r"4 points on 2 curve\(s\) cannot fix 5 parameters"):
+        fit_power_laws([two, two], delta=0.05)
+    assert fit_power_laws([two, three], delta=0.05).error < 1e-9
+    fixed = fit_power_laws([two], delta=0.05, alpha=0.5)
+    assert fixed.error < 1e-12
+    assert fixed.laws[0].alpha == 0.5
+    with pytest.raises(ConfigError, match="1 different x"):
+        fit_power_laws([Curve(np.array([1e6, 1e6]), np.array([3.0, 2.8]))], delta=0.05, alpha=0.5)
+    with pytest.raises(ConfigError, match="not a positive number"):
+        fit_power_laws([Curve(np.array([0, 1e6]), np.array([3.0, 2.8]))], delta=0.05, alpha=0.5)
+    with pytest.raises(ConfigError, match="alpha is -1"):
+        fit_power_laws([two], delta=0.05, alpha=-1.0)
+
+
+def test_the_step_laws_held_out_points_are_not_seen():
+    _, (curve,) = curves_of(6, 1, 0.0)
+    bent = Curve(curve.x_X, curve.loss_X + np.where(np.arange(10) >= 8, 0.04, 0.0))
+    fit = fit_step_laws({"a": bent}, held_out=2)
+    assert fit.held_out == pytest.approx(0.04, abs=1e-7)
+    assert 0 < fit.in_sample < 0.04
+    shuffled = np.random.default_rng(0).permutation(10)
+    again = fit_step_laws({"a": Curve(bent.x_X[shuffled], bent.loss_X[shuffled])}, held_out=2)
+    assert again.held_out == pytest.approx(0.04, abs=1e-7)
+    assert fit_step_laws({"a": curve}).held_out < 1e-9
+    with pytest.raises(ConfigError, match="8 points held out of a curve of 10; at most 7"):
+        fit_step_laws({"a": curve}, held_out=8)
+    short = Curve(curve.x_X[:4], curve.loss_X[:4])
+    assert fit_step_laws({"a": short}).held_out is None
+
+
+def test_by_default_five_points_of_a_long_curve_are_held_out():
+    _, (long,) = curves_of(10, 1, 0.05, points=40)
+    found = fit_step_laws({"a": long})
+    assert found.held_out == fit_step_laws({"a": long}, held_out=5).held_out
+    assert found.held_out != fit_step_laws({"a": long}, held_out=4).held_out
+    short = Curve(long.x_X[:12], long.loss_X[:12])  # a fifth of them
+    assert fit_step_laws({"a": short}).held_out == fit_step_laws({"a": short}, held_out=2).held_out
+
+
+def test_hubers_deltas_are_the_authors():
+    """0.05 nats in the step law, 0.08 in the size law; noise beyond them, so that they matter."""
+    _, curves = curves_of(11, 2, 0.15)
+    named = dict(enumerate(curves))
+    for fit, delta in ((fit_step_laws, 0.05), (fit_size_laws, 0.08)):
+        laws = list(fit(named, alpha=0.5).laws.values())
+        assert laws == fit_power_laws(curves, delta=delta, alpha=0.5).laws
+        assert laws != fit_power_laws(curves, delta=1.5 * delta, alpha=0.5).laws
+
+
+def size_curves(sizes, count=3):
+    draws = np.random.default_rng(7)
+    x_X = np.array(sizes)
+    laws = [
+        PowerLaw(draws.uniform(1, 2), np.log(draws.uniform(1e4, 1e5)), 0.4) for _ in range(count)
+    ]
+    return {str(j): Curve(x_X, law.predict(x_X)) for j, law in enumerate(laws)}, laws
+
+
+def test_size_laws_hold_out_the_largest_size():
+    curves, truth = size_curves([2e5, 1e6, 5e6, 2e7])
+    fit = fit_size_laws(curves)
+    assert fit.held_out < 1e-9
+    assert fit.notes == ()
+    np.testing.assert_allclose(fit.laws["0"].predict(1e9), truth[0].predict(1e9), atol=1e-8)
+    lifted = {k: Curve(c.x_X, c.loss_X + np.array([0, 0, 0, 0.03])) for k, c in curves.items()}
+    assert fit_size_laws(lifted).held_out == pytest.approx(0.03, abs=1e-7)
+
+
+def test_size_laws_of_three_sizes_say_that_alpha_has_seen_the_largest():
+    fit = fit_size_laws(size_curves([2e5, 1e6, 5e6])[0])
+    assert fit.held_out < 1e-9
+    assert "alpha has seen" in fit.notes[0]
+
+
+def test_size_laws_of_two_sizes_need_alpha():
+    curves, truth = size_curves([2e5, 1e6])
+    with pytest.raises(ConfigError, match=r"2 size\(s\) \(200000, 1e\+06\) cannot fix"):
+        fit_size_laws(curves)
+    fit = fit_size_laws(curves, alpha=0.4)
+    np.testing.assert_allclose(fit.laws["1"].predict(1e8), truth[1].predict(1e8), atol=1e-9)
+    assert fit.held_out is None
+
+
+def nested_truth(noise=0.0):
+    """Losses that are exactly a step law at each size and a size law at the target tokens."""
+    draws, tokens, size = np.random.default_rng(8), 5e7, 1e8
+    tokens_X = np.linspace(1e6, 1e7, 12)
+    curves, loss_NV = {}, np.zeros((4, 2))
+    for n in range(4):
+        for v in range(2):
+            by_size = PowerLaw(draws.uniform(1, 2), np.log(draws.uniform(1e4, 1e5)), 0.4)
+            loss_NV[n, v] = by_size.predict(size)
+            for own in (2e5, 1e6, 5e6, 2e7):
+                fall = PowerLaw(0.0, np.log(draws.uniform(1e4, 1e5)), 0.6)
+                end = by_size.predict(own) - fall.predict(tokens)
+                loss_X = end + fall.predict(tokens_X) + draws.normal(0, noise, 12)
+                curves[own, f"mix{n}", f"set{v}"] = Curve(tokens_X, loss_X)
+    return curves, loss_NV, size, tokens
+
+
+@pytest.mark.parametrize("sharing", ["run", "all", "none"])
+def test_nesting_recovers_what_was_planted(sharing):
+    curves, loss_NV, size, tokens = nested_truth()
+    found = nest(curves, size=size, tokens=tokens, share_step_alpha=sharing)
+    assert found.mixtures == ["mix0", "mix1", "mix2", "mix3"]
+    assert found.targets == ["set0", "set1"]
+    np.testing.assert_allclose(found.loss_NV, loss_NV, atol=1e-6)
+    for error in (found.step_in_sample, found.step_held_out, found.size_held_out):
+        assert error < 1e-7
+
+
+def test_alpha_is_that_of_each_run_by_default():
+    """Runs of different steepness, each on two sets: one alpha for all would miss them."""
+    tokens_X, curves = np.linspace(1e6, 1e7, 12), {}
+    for n, alpha in enumerate((0.3, 0.6, 0.9)):
+        for v in range(2):
+            law = PowerLaw(1.5 + v, np.log(2e5 * (1 + v)), alpha)
+            curves[1e6, f"mix{n}", f"set{v}"] = Curve(tokens_X, law.predict(tokens_X))
+    truth = [
+        [1.5 + v + (2e5 * (1 + v) / 1e9) ** alpha for v in range(2)] for alpha in (0.3, 0.6, 0.9)
+    ]
+    found = nest(curves, size=1e6, tokens=1e9)
+    np.testing.assert_allclose(found.loss_NV, truth, atol=1e-6)
+    shared = nest(curves, size=1e6, tokens=1e9, share_step_alpha="all")
+    assert np.abs(shared.loss_NV - truth).max() > 0.01
+
+
+def test_nesting_reports_the_two_errors_apart():
+    curves, loss_NV, size, tokens = nested_truth(noise=0.003)
+    found = nest(curves, size=size, tokens=tokens, share_step_alpha="all")
+    assert 0.001 < found.step_in_sample < 0.004
+    assert found.step_held_out > found.step_in_sample
+    assert found.size_held_out > found.size_in_sample > 0
+    assert np.abs(found.loss_NV - loss_NV).max() < 0.2
+
+
+def test_nesting_at_the_size_that_was_run_needs_no_size_law():
+    curves, _, _, tokens = nested_truth()
+    one = {place: curve for place, curve in curves.items() if place[0] == 2e7}
+    found = nest(one, size=2e7, tokens=tokens)
+    last = found.loss_NV[0, 0]
+    assert last < one[2e7, "mix0", "set0"].loss_X.min()
+    assert found.size_in_sample is None
+    with pytest.raises(ConfigError, match=r"one size each \(2e\+07\), and the target is 1e\+09"):
+        nest(one, size=1e9, tokens=tokens)
+
+
+def test_places_the_runs_do_not_reach_are_missing_and_named():
+    curves, loss_NV, size, tokens = nested_truth()
+    for own in (1e6, 5e6, 2e7):
+        del curves[own, "mix2", "set1"]
+    found = nest(curves, size=size, tokens=tokens)
+    assert np.isnan(found.loss_NV[2, 1])
+    assert np.isfinite(found.loss_NV).sum() == 7
+    assert any("mix2 on set1" in note for note in found.notes)
+    np.testing.assert_allclose(found.loss_NV[0], loss_NV[0], atol=1e-6)
+
+
+def test_nesting_needs_curves_and_a_target():
+    with pytest.raises(ConfigError, match="no curves to nest"):
+        nest({}, size=1e8, tokens=1e9)
+    with pytest.raises(ConfigError, match="0 parameters"):
+        nest(nested_truth()[0], size=0, tokens=1e9)

@@ -1,0 +1,215 @@
+"""Exports to trainers that are not installed, against what their documentation and code accept.
+
+Each model below is the relevant part of the trainer's own configuration, written from it.
+"""
+
+import json
+import subprocess
+from typing import Annotated, Literal
+
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dograph.errors import ConfigError
+from dograph.mixtures.file import read_mixture_file
+from dograph.mixtures.registry import EXPORTS, FORMATS, export_mixture
+
+MIXTURE = {"C4": 0.61, "Pile-CC": 0.2999, 'it\'s: "#odd"': 0.0901, "none": 0.0}
+ODD = 'it\'s: "#odd"'
+PLACES = {"C4": "/data/c4", "Pile-CC": "/data/pile cc/x"}
+SIZES = {"C4": 4_000_000, "Pile-CC": 1_000_000, ODD: 5_000_000, "none": 7}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NanotronDataset(Strict):
+    dataset_folder: list[str]
+    dataset_weights: list[float]
+    tokenizer_name: str | None = None
+    vocab_size: int | None = None
+    token_size_in_bytes: int | None = None
+
+    @model_validator(mode="after")
+    def as_many(self):
+        assert len(self.dataset_weights) == len(self.dataset_folder)
+        return self
+
+
+class NanotronData(Strict):
+    dataset: NanotronDataset
+    seed: int | None
+    num_loading_workers: int | None = 1
+
+
+class NanotronStage(Strict):
+    name: str
+    start_training_step: Annotated[int, Field(ge=0)]
+    data: NanotronData
+
+
+class Nanotron(Strict):
+    data_stages: list[NanotronStage]
+
+    @model_validator(mode="after")
+    def from_the_first_step(self):
+        assert any(stage.start_training_step == 1 for stage in self.data_stages)
+        return self
+
+
+class OlmoSource(Strict):
+    source_name: str
+    target_ratio: Annotated[float, Field(gt=0, le=1)]
+    paths: Annotated[list[str], Field(min_length=1)]
+    max_repetition_ratio: Annotated[float, Field(ge=1)] = 1.0
+    max_source_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class OlmoList(Strict):
+    sources: Annotated[list[OlmoSource], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def ratios(self):
+        assert sum(source.target_ratio for source in self.sources) == pytest.approx(1, rel=1e-5)
+        return self
+
+
+class LevanterUrl(Strict):
+    type: Literal["url"]
+    train_urls: list[str]
+    validation_urls: list[str] = []
+
+
+class LevanterHub(Strict):
+    type: Literal["hf"]
+    id: str
+    name: str | None = None
+
+
+class LevanterComponent(Strict):
+    source: LevanterUrl | LevanterHub
+    cache_dir: str | None = None
+
+
+class LevanterData(Strict):
+    components: dict[str, LevanterComponent]
+    train_weights: dict[str, float]
+
+    @model_validator(mode="after")
+    def of_components(self):
+        assert set(self.train_weights) <= set(self.components)
+        return self
+
+
+class Levanter(Strict):
+    data: LevanterData
+
+
+class AxolotlDataset(Strict):
+    path: str
+    type: str
+    split: str | None = None
+    ds_type: Literal["json", "arrow", "text", "parquet", "csv"] | None = None
+    weight: Annotated[float, Field(gt=0, le=1)]
+
+
+class Axolotl(Strict):
+    datasets: list[AxolotlDataset]
+    shuffle_merged_datasets: bool
+
+
+def exported(name, mixture=MIXTURE, places=PLACES):
+    return export_mixture(name, mixture, places, SIZES)
+
+
+def test_nanotron():
+    (stage,) = Nanotron.model_validate(yaml.safe_load(exported("nanotron"))).data_stages
+    dataset = stage.data.dataset
+    assert dataset.dataset_folder == ["/data/c4", "/data/pile cc/x", "data/it_s____odd_"]
+    assert dataset.dataset_weights == [0.61, 0.2999, 0.0901]
+
+
+def test_olmo_core():
+    sources = OlmoList.model_validate(yaml.safe_load(exported("olmo-core"))).sources
+    assert {s.source_name: s.target_ratio for s in sources} == {
+        name: weight for name, weight in MIXTURE.items() if weight
+    }
+    assert [s.paths for s in sources] == [
+        ["/data/c4"],
+        ["/data/pile cc/x"],
+        ["data/it_s____odd_/*.npy"],
+    ]
+
+
+def test_levanter():
+    places = PLACES | {"C4": "hf:allenai/c4"}
+    data = Levanter.model_validate(yaml.safe_load(exported("levanter", places=places))).data
+    assert data.train_weights == {name: weight for name, weight in MIXTURE.items() if weight}
+    assert data.components["C4"].source.id == "allenai/c4"
+    assert data.components["Pile-CC"].source.train_urls == ["/data/pile cc/x"]
+
+
+def blend_of(arguments):
+    """How Megatron-LM reads --data-path: weight and prefix in turn, or prefixes alone."""
+    assert len(arguments) % 2 == 0
+    return {prefix.strip(): float(w) for w, prefix in zip(*[iter(arguments)] * 2, strict=True)}
+
+
+def test_megatron():
+    script = exported("megatron") + '\nprintf "%s\\0" "${DATA_ARGS[@]}"'
+    shown = subprocess.run(["bash", "-euc", script], capture_output=True, check=True, text=True)
+    option, *rest = shown.stdout.rstrip("\0").split("\0")
+    assert option == "--data-path"
+    assert blend_of(rest) == {
+        "/data/c4": 0.61,
+        "/data/pile cc/x": 0.2999,
+        "data/it_s____odd__text_document": 0.0901,
+    }
+
+
+def test_axolotl_keeps_what_gives_the_mixture():
+    places = PLACES | {"Pile-CC": "/data/cc.jsonl", "C4": "hf:allenai/c4"}
+    parsed = Axolotl.model_validate(yaml.safe_load(exported("axolotl", places=places)))
+    by_path = {dataset.path: dataset for dataset in parsed.datasets}
+    assert by_path["/data/cc.jsonl"].ds_type == "json"
+    assert by_path["allenai/c4"].ds_type is None
+    names = [name for name, weight in MIXTURE.items() if weight]
+    tokens = [d.weight * SIZES[name] for d, name in zip(parsed.datasets, names, strict=True)]
+    shares = dict(zip(names, (t / sum(tokens) for t in tokens), strict=True))
+    assert shares == pytest.approx({name: MIXTURE[name] for name in names}, rel=1e-6)
+    assert max(dataset.weight for dataset in parsed.datasets) == 1
+    thirds = {"a": 1 / 3, "b": 2 / 3}  # kept parts of 0.5 x 3 / 7: never more than there is
+    text = export_mixture("axolotl", thirds, {}, {"a": 7, "b": 6})
+    kept = [d["weight"] for d in yaml.safe_load(text)["datasets"]]
+    assert kept == [pytest.approx(3 / 7, abs=1e-5), 1.0]
+    assert kept[0] == int(0.333333 / 7 / (0.666667 / 6) * 1e9) / 1e9  # rounded down
+    with pytest.raises(ConfigError, match=r"missing: C4.*--size NAME=TOKENS"):
+        export_mixture("axolotl", MIXTURE, PLACES)
+
+
+def test_yaml_is_a_mixture_file_and_json_the_same(tmp_path):
+    path = tmp_path / "mixture.yaml"
+    path.write_text(exported("yaml"))
+    assert read_mixture_file(path).weights == pytest.approx(MIXTURE, abs=0)
+    assert json.loads(exported("json")) == {"weights": MIXTURE}
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("yaml", "json")])
+def test_each_says_what_its_weights_are_and_what_is_left_out(name):
+    text = exported(name)
+    comment = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    assert "tokens" in comment
+    assert "left out, weight 0: none" in comment
+    assert "put the real places here: it's" in comment
+
+
+def test_names_that_do_not_exist():
+    with pytest.raises(ConfigError, match='did you mean "nanotron"'):
+        exported("nanotrom")
+    with pytest.raises(ConfigError, match='"c4", which the mixture does not have'):
+        export_mixture("hf", MIXTURE, {"c4": "/x"})
+    for name in set(EXPORTS) & {"litdata", "litgpt", "nanotron", "olmo-core", "megatron"}:
+        with pytest.raises(ConfigError, match="hub; give the path"):
+            exported(name, places={"C4": "hf:allenai/c4"})

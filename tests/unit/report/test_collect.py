@@ -1,0 +1,213 @@
+"""What a page holds of whole runs, of runs with parts missing, and of several."""
+
+import json
+import math
+
+import pytest
+
+from corpora import write_corpus
+from dograph.errors import RunError
+from dograph.report.collect import collect, open_subjects
+from dograph.report.render import render
+from dograph.report.writing import page_at_end, write_page
+from page_runs import dograph_run, hostile_corpus, write_graphs, write_run
+
+
+def page_of(*paths, benches=()):
+    data = collect(open_subjects(paths, benches))
+    json.loads(data.to_json())
+    return data
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return hostile_corpus(tmp_path_factory.mktemp("corpus") / "c")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    return dograph_run(tmp_path_factory.mktemp("whole") / "run", corpus)
+
+
+def test_a_whole_run_has_every_part(whole):
+    data = page_of(whole)
+    (run,) = data.runs
+    assert (run.steps, run.total_steps, run.warnings) == (60, 60, [])
+    assert [loss.name for loss in run.losses][-3:] == ["mean", "natural", "worst"]
+    assert all(loss.nats.low < loss.nats.value < loss.nats.high for loss in run.losses)
+    assert [probe.step for probe in run.domains.probes] == [0, 30, 60]
+    assert set(run.domains.probes[0].label) == {-1}
+    assert [graph.step for graph in run.domains.graphs] == [20, 40, 60]
+    assert run.cost.step_ms == pytest.approx(50)
+    assert run.cost.seconds == pytest.approx(3.0)
+    assert {measure.name for measure in run.health} >= {"weights/effective_samples", "domains/nmi"}
+    assert run.command == f"dograph train {whole}/config.yaml run=ELSEWHERE"
+    assert "3.1167" in data.verdict
+    assert data.texts
+
+
+def test_drift_follows_rows_and_centres(whole):
+    """Between the probes every row moved to the next domain: nothing is kept."""
+    drift = page_of(whole).runs[0].domains.drift
+    assert set(drift) == {"0", "1", "2"}
+    for rows in drift.values():
+        assert [row.step for row in rows] == [30, 60]
+        assert [row.kept for row in rows] == [None, 0.0]
+        assert rows[-1].cosine == pytest.approx(1.0)
+        assert rows[0].cosine < 0.5
+
+
+def test_one_step_without_validation(tmp_path):
+    data = page_of(write_run(tmp_path / "run", steps=1, total=50, valid=False))
+    (run,) = data.runs
+    assert run.losses == []
+    assert run.curves.train["total"].raw.x == [1]
+    assert run.curves.valid == {}
+    assert run.domains is None
+    assert run.cost.step_ms is None
+    assert "1 of 50 steps" in data.verdict
+    assert any("go on: dograph train --resume" in text for text in run.warnings)
+    assert any("no validation" in text for text in run.warnings)
+    assert "data" in render(data)
+
+
+def test_a_run_that_has_not_begun(tmp_path):
+    run = write_run(tmp_path / "run", steps=0, total=50, valid=False)
+    (run / "metrics.jsonl").unlink()
+    data = page_of(run)
+    assert data.runs[0].steps == 0
+    assert render(data)
+
+
+def test_an_interrupted_run_has_losses_without_intervals(tmp_path):
+    data = page_of(write_run(tmp_path / "run", steps=30, total=50))
+    (run,) = data.runs
+    assert all(loss.nats.low is None for loss in run.losses)
+    assert "30 of 50 steps" in data.verdict
+
+
+def test_domains_without_probes(tmp_path):
+    run = write_run(tmp_path / "run", mixer="dograph", options={"num_domains": 3})
+    write_graphs(run)
+    domains = page_of(run).runs[0].domains
+    assert (domains.probes, domains.source_N, domains.drift) == ([], [], {})
+    assert domains.sources == ["alpha", "beta", "gamma"]
+    assert len(domains.graphs) == 3
+
+
+def test_texts_may_be_out_of_reach(tmp_path):
+    tokens_alone = write_corpus(tmp_path / "tokens")
+    run = dograph_run(tmp_path / "run", tokens_alone)
+    data = page_of(run)
+    assert data.texts == []
+    assert any("tokens alone" in note for note in data.runs[0].domains.notes)
+    tokens_alone.rename(tmp_path / "moved")
+    data = page_of(run)
+    assert any("corpus is not at" in note for note in data.runs[0].domains.notes)
+    (tmp_path / "moved").rename(tokens_alone)
+    (run / "checkpoints" / "step-00000060").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000060" / "state.json").write_text('{"corpus": "another"}')
+    data = page_of(run)
+    assert any("corpus is not at" in note for note in data.runs[0].domains.notes)
+    assert data.runs[0].domains.probes[-1].examples["0"][0].text is None
+
+
+def test_domains_of_a_batch_have_no_identity(corpus, tmp_path):
+    run = write_run(tmp_path / "run", mixer="dograph", options={"scope": "batch"}, corpus=corpus)
+    domains = page_of(run).runs[0].domains
+    assert not domains.has_identity
+    assert any("no identity" in note for note in domains.notes)
+
+
+def test_warnings_name_what_went_wrong(tmp_path):
+    columns = {
+        "weights/fallback": lambda step: float(step in (7, 9)),
+        "weights/solver_residual": lambda step: 0.5 if step == 11 else 0.0,
+        "data/alpha/epochs": lambda step: 5.5,
+    }
+    run = write_run(tmp_path / "run", mixer="dograph", **columns)
+    told = page_of(run).runs[0].warnings
+    assert any("equal weights in 2 of 60 steps" in text and "step 7" in text for text in told)
+    assert any("1 of 60 steps, at most 0.5 (first in step 11)" in text for text in told)
+    assert any(text.startswith("alpha was read through 5.5 times") for text in told)
+    assert len(told) == 3
+
+
+def test_runs_of_one_method_are_taken_together(tmp_path):
+    runs = [write_run(tmp_path / f"natural-{seed}", seed=seed) for seed in range(3)]
+    runs += [write_run(tmp_path / f"uniform-{seed}", mixer="uniform", seed=seed) for seed in (0, 1)]
+    data = page_of(*runs)
+    assert [(group.name, len(group.runs)) for group in data.groups] == [
+        ("natural", 3),
+        ("uniform", 2),
+    ]
+    band = data.groups[0].valid["mean"]
+    last = [3.1 + 1 / 60 + 0.01 * seed for seed in range(3)]
+    assert band.y[-1] == pytest.approx(sum(last) / 3, rel=1e-4)
+    reach = 4.3027 * 0.01 / math.sqrt(3)
+    assert band.high[-1] - band.y[-1] == pytest.approx(reach, rel=0.01)
+    (comparison,) = data.comparisons
+    assert comparison.baseline == "natural"
+    difference = comparison.methods[1].differences["mean"].value
+    assert (difference.value, difference.low) == (pytest.approx(0), pytest.approx(0))
+    assert "no claim" in data.verdict
+
+
+def test_methods_of_one_mixer_are_told_apart(tmp_path):
+    runs = [
+        write_run(tmp_path / f"d{num}", mixer="dograph", options={"num_domains": num})
+        for num in (4, 7)
+    ]
+    data = page_of(*runs, write_run(tmp_path / "plain"))
+    names = [group.name for group in data.groups]
+    assert names == ["dograph num_domains=4", "dograph num_domains=7", "natural"]
+    ((_, points),) = data.comparisons[0].num_domains
+    assert [num for num, _ in points] == [4, 7]
+    ratios = [run.cost.over_plain for run in data.runs]
+    assert ratios == [pytest.approx(1), pytest.approx(1), None]
+    assert data.runs[2].cost.plain == "plain"
+
+
+def test_runs_that_were_not_trained_alike_are_not_compared(tmp_path):
+    data = page_of(
+        write_run(tmp_path / "a", steps=40), write_run(tmp_path / "b", steps=60, mixer="uniform")
+    )
+    assert data.comparisons == []
+    assert "no claim is made" in data.verdict
+
+
+def test_names_tell_runs_apart(tmp_path):
+    runs = [write_run(tmp_path / parent / "run") for parent in ("x", "y")]
+    assert [run.name for run in page_of(*runs).runs] == ["x/run", "y/run"]
+
+
+def test_texts_are_on_the_page_once(whole):
+    once, twice = page_of(whole), page_of(whole, whole)
+    assert len(once.texts) == len(twice.texts)
+
+
+def test_no_run_no_page(tmp_path):
+    with pytest.raises(RunError, match="neither a run"):
+        page_of(tmp_path)
+
+
+def test_a_failing_page_is_a_warning(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    (run / "env.json").write_text("no json")
+    assert page_at_end(run) is None
+    assert "warning: no page was made" in capsys.readouterr().err
+
+
+def test_the_page_of_a_finished_run(whole):
+    assert page_at_end(whole) == whole / "page.html"
+    assert (whole / "page.html").read_text().startswith("<!doctype html>")
+    (whole / "page.html").unlink()
+
+
+def test_many_steps_make_a_page_that_is_not_long(tmp_path):
+    run = write_run(tmp_path / "long", steps=5000, every=100)
+    assert write_page([run], tmp_path / "page.html") == 1
+    data = page_of(run)
+    assert data.runs[0].curves.train["total"].points == 5000
+    assert len(data.runs[0].curves.train["total"].raw.x) <= 802
+    assert any("no spike is lost" in text for text in data.how)

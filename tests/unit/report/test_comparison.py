@@ -1,0 +1,237 @@
+"""A comparison's findings on the page: figures, claims, sweeps, downstream scores, benches."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dograph.report.benchmarking import bench_of
+from dograph.report.collect import collect, open_subjects
+from dograph.report.comparison import from_findings, objectives_of, scales_of
+from dograph.report.render import render
+from dograph.report.verdict import verdict_of
+from page_runs import wide_choice, write_eval, write_run
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+@pytest.fixture(scope="module")
+def findings():
+    """A real comparison: seven methods, five seeds."""
+    return json.loads((RESULTS / "compare-demo-tiny.json").read_text())
+
+
+def test_figures_are_those_of_the_file(findings):
+    found = from_findings(findings, "demo", 1000)
+    by_name = {method["label"]: method for method in findings["methods"]}
+    assert [method.name for method in found.methods] == list(by_name)
+    for method in found.methods:
+        own = by_name[method.name]
+        spread = own["losses"]["mean"]
+        reach = 2.7764 * spread["deviation"] / 5**0.5
+        assert method.losses["mean"].high == pytest.approx(spread["mean"] + reach)
+        for source, difference in method.source_differences.items():
+            told = own["differences"]["sources"][source]
+            assert difference.value.low == told["interval"]["low"]
+            assert difference.claim == told["claim"]
+    assert found.notes == findings["notes"]
+    assert found.methods[0].differences == {}
+
+
+def test_the_verdict_claims_what_the_comparison_claims(findings):
+    found = from_findings(findings, "demo", None)
+    claimed = {
+        m.name for m in found.methods if m.differences and m.differences["mean"].claim == "lower"
+    }
+    said = verdict_of([], [found])
+    if claimed:
+        assert said.startswith("Lower than natural in mean loss: ")
+        assert all(name in said for name in claimed)
+    else:
+        assert said.startswith("No difference is shown")
+
+
+def altered(findings, **claim):
+    changed = json.loads(json.dumps(findings))
+    for method in changed["methods"][1:]:
+        method["differences"]["mean"] |= claim
+    return from_findings(changed, "demo", None)
+
+
+def test_the_verdict_goes_no_further_than_the_claim(findings):
+    assert verdict_of([], [altered(findings, claim="unclear")]).startswith(
+        "No difference is shown."
+    )
+    few = verdict_of([], [altered(findings, claim="no claim: 3 of 5 seeds")])
+    assert few.startswith("Nothing is claimed: 3 of 5 seeds. The lowest mean loss is ")
+    assert "Lower than natural" in verdict_of([], [altered(findings, claim="lower")])
+    worse = altered(findings, claim="higher", mean=0.1)
+    said = verdict_of([], [worse])
+    assert said.startswith("Higher than natural in mean loss: uniform, ")
+    assert "No mean loss is below natural's; the nearest is" in said
+
+
+def test_what_is_most_so_is_claimed_itself(findings):
+    """A larger difference that is unclear is not what the sentence names."""
+    changed = json.loads(json.dumps(findings))
+    for method, mean, claim in zip(
+        changed["methods"][1:3], (-0.5, -0.1), ("unclear", "lower"), strict=True
+    ):
+        method["differences"]["mean"] |= {"mean": mean, "claim": claim}
+    for method in changed["methods"][3:]:
+        method["differences"]["mean"] |= {"mean": 0.0, "claim": "unclear"}
+    label = changed["methods"][2]["label"]
+    said = verdict_of([], [from_findings(changed, "demo", None)])
+    assert said.startswith(f"Lower than natural in mean loss: {label}. Most so {label}: -0.1000 [")
+
+
+def claimed(findings, **claims):
+    """The comparison with these claims, by method; the others are unclear."""
+    changed = json.loads(json.dumps(findings))
+    for method in changed["methods"][1:]:
+        claim = claims.get(method["label"].replace("-", "_"), "unclear")
+        mean = {"lower": -0.2, "higher": 0.3}.get(claim, 0.0)
+        method["differences"]["mean"] |= {"mean": mean, "claim": claim}
+    return from_findings(changed, "demo", None)
+
+
+def test_what_is_worse_is_named_beside_what_is_better(findings):
+    said = claimed(findings, regmix="lower", uniform="higher", doge="higher").claim
+    assert said.startswith("Lower than natural in mean loss: regmix. Most so regmix: -0.2000 [")
+    assert " Higher than natural in mean loss: uniform, doge. Most so uniform: +0.3000 [" in said
+    assert said.endswith(" No difference is shown for dynamic-loss, doremi, mixing-law, dograph.")
+
+
+def test_every_method_is_in_the_claim_once(findings):
+    found = claimed(findings, doremi="lower", doge="higher", dograph="no claim: 4 of 5 seeds")
+    lists = [
+        part.rstrip(".").split(", ")
+        for lead, end in (
+            ("Lower than natural in mean loss: ", ". Most"),
+            ("Higher than natural in mean loss: ", ". Most"),
+            ("No difference is shown for ", ". "),
+            ("Nothing is claimed of ", ": 4 of 5 seeds."),
+        )
+        for part in [found.claim.split(lead)[1].split(end)[0]]
+    ]
+    named = [name for names in lists for name in names]
+    assert sorted(named) == sorted(m["label"] for m in findings["methods"][1:])
+    assert lists[3] == ["dograph"]
+
+
+def test_each_comparison_has_its_own_claim(findings):
+    first, second = claimed(findings, doge="higher"), claimed(findings, doge="lower")
+    assert verdict_of([], [first, second]) == first.claim
+    assert second.claim.startswith("Lower than natural in mean loss: doge.")
+
+
+def test_too_few_seeds_are_no_claim_however_large_the_difference(findings):
+    said = altered(findings, claim="no claim: 2 of 5 seeds", mean=-3.0).claim
+    assert said.startswith("Nothing is claimed: 2 of 5 seeds. ")
+    assert "Lower than" not in said
+
+
+def test_what_failed_is_left_out(findings):
+    changed = json.loads(json.dumps(findings))
+    for part in ("losses", "sources", "seconds", "differences"):
+        del changed["methods"][1][part]
+    for told in changed["methods"][2]["sources"].values():
+        told["mean"] = None
+    changed["methods"][3]["differences"]["mean"] |= {"mean": None, "interval": None}
+    found = from_findings(changed, "demo", None)
+    labels = [method["label"] for method in findings["methods"]]
+    assert [method.name for method in found.methods] == [labels[0], *labels[3:]]
+    assert "mean" not in found.methods[1].differences
+    assert verdict_of([], [found])
+
+
+def test_a_folder_of_a_comparison_stands_for_its_runs(findings, tmp_path):
+    folder = tmp_path / "compare"
+    runs = {
+        label: write_run(folder / "cells" / label, mixer=label.split("-s")[0], seed=int(label[-1]))
+        for label in ("natural-s0", "natural-s1", "uniform-s0")
+    }
+    cells = [
+        {"label": label, "method": label.split("-s")[0], "run": f"moved/{label}"} for label in runs
+    ]
+    cells.append({"label": "gone-s0", "method": "gone", "run": "moved/gone"})
+    (folder / "compare.json").write_text(json.dumps(findings | {"cells": cells}))
+    data = collect(open_subjects([folder]))
+    assert [run.name for run in data.runs] == list(runs)
+    assert [run.group for run in data.runs] == ["natural", "natural", "uniform"]
+    assert len(data.comparisons) == 1  # its runs are not compared a second time
+    assert data.title == "comparison compare"
+    assert render(data)
+
+
+def test_runs_from_elsewhere_join_no_method_of_a_comparison(findings, tmp_path):
+    """A run of the same mixer with other settings is not another seed of it."""
+    folder = tmp_path / "compare"
+    write_run(folder / "cells" / "uniform-s0", mixer="uniform")
+    cells = [{"label": "uniform-s0", "method": "uniform", "run": "moved"}]
+    (folder / "compare.json").write_text(json.dumps(findings | {"cells": cells}))
+    other = write_run(tmp_path / "other", mixer="uniform", steps=40)
+    data = collect(open_subjects([folder, other]))
+    assert [run.group for run in data.runs] == ["compare: uniform", "uniform"]
+    assert [len(group.runs) for group in data.groups] == [1, 1]
+
+
+def method(found, name, mixer):
+    from dataclasses import replace
+
+    return replace(found.methods[0], name=name, mixer=mixer)
+
+
+def test_objectives_are_methods_that_differ_in_nothing_else(findings):
+    found = from_findings(findings, "demo", None)
+    methods = [
+        method(found, "safe", {"name": "dograph", "recipe": "safe"}),
+        method(found, "robust", {"name": "dograph", "recipe": "safe", "objective": "robust"}),
+        method(found, "paper", {"name": "dograph", "recipe": "paper"}),
+        method(found, "other", {"name": "dograph", "recipe": "safe", "unknown": 1}),
+        method(found, "natural", {"name": "natural"}),
+    ]
+    assert objectives_of(methods) == [("precision", "safe"), ("robust", "robust")]
+
+
+def test_sizes_make_a_curve(findings):
+    pair = [from_findings(findings, "demo", size) for size in (2000, 1000)]
+    scales = {scale.name: scale for scale in scales_of(pair)}
+    assert [size for size, _ in scales["natural"].points] == [1000, 2000]
+    assert scales_of(pair[:1]) == []
+
+
+def test_downstream_scores_have_error_bars(tmp_path):
+    runs = [write_run(tmp_path / f"natural-{seed}", seed=seed) for seed in (0, 1)]
+    runs.append(write_run(tmp_path / "uniform", mixer="uniform"))
+    for run, value in zip(runs, (0.6, 0.7, 0.8), strict=True):
+        write_eval(run, value)
+    found = collect(open_subjects(runs)).benchmarks
+    assert found.tasks == [*(f"task-{k}" for k in range(9)), "average"]
+    rows = dict(found.rows)
+    assert rows["uniform"]["task-0"].high == pytest.approx(0.8 + 1.96 * 0.01)
+    over_seeds = rows["natural"]["average"]
+    assert over_seeds.value == pytest.approx(0.65)
+    assert over_seeds.high - over_seeds.value == pytest.approx(12.7062 * 0.05, rel=1e-3)
+
+
+def test_runs_that_differ_in_one_thing_make_sweeps(tmp_path):
+    data = collect(open_subjects(wide_choice(tmp_path)))
+    assert [len(one.methods) for one in data.comparisons] == [5, 5]
+    for one in data.comparisons:
+        ((_, points),) = one.num_domains
+        assert [num for num, _ in points] == [4, 7]
+        assert [objective for objective, _ in one.objectives] == ["robust", "variance"]
+    assert {tuple(size for size, _ in scale.points) for scale in data.scales} == {(100, 1000)}
+    assert len(data.scales) == 5
+
+
+def test_a_bench_brings_the_floor():
+    bench = bench_of(RESULTS / "bench-gpt2-small-h200.json")
+    arms = {arm.name: arm for arm in bench.arms}
+    assert arms["plain"].floor_ms is None
+    assert (
+        arms["full"].over_plain.low < arms["full"].over_plain.value < arms["full"].over_plain.high
+    )
+    assert arms["full"].extra_ms > arms["full"].floor_ms > 0
+    assert "H200" in bench.title

@@ -1,0 +1,66 @@
+"""A domain has one name in every figure, and figures say where its number is but a rank."""
+
+import pytest
+
+from dograph.report.collect import collect, open_subjects
+from dograph.report.drawing import STYLE
+from dograph.report.figures import draw_run
+from page_runs import hostile_corpus, write_graphs, write_probes, write_run
+
+
+def data_of(folder, **options):
+    corpus = hostile_corpus(folder / "corpus")
+    mixer = {"num_domains": 3, **options}
+    run = write_run(folder / "run", mixer="dograph", options=mixer, corpus=corpus)
+    write_probes(run, corpus)
+    write_graphs(run)
+    return collect(open_subjects([run])).runs[0]
+
+
+def figures_of(folder, recipe):
+    """By name, laid out as they would be on paper."""
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context(STYLE):
+        drawn = dict(draw_run(data_of(folder, recipe=recipe), ""))
+        for figure in drawn.values():
+            figure.draw_without_rendering()
+    return drawn
+
+
+def labels(axis):
+    return axis.get_legend_handles_labels()[1]
+
+
+@pytest.mark.parametrize("recipe", ["recommended", "safe"])
+def test_a_domain_has_one_name_in_all_figures(tmp_path, recipe):
+    drawn = figures_of(tmp_path, recipe)
+    (weights,), (composition,) = drawn["weights"].axes, drawn["composition"].axes
+    names = ["domain 0", "domain 1", "domain 2"]
+    assert labels(weights) == names
+    assert [label.get_text() for label in composition.get_yticklabels()] == names
+    assert [text.get_text() for text in drawn["graph"].axes[0].texts] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("recipe", "ranked"), [("recommended", True), ("safe", False)])
+def test_figures_say_that_numbers_are_ranks(tmp_path, recipe, ranked):
+    drawn = figures_of(tmp_path, recipe)
+    for name in ("weights", "graph", "composition"):
+        words = [text for text in drawn[name].texts if "ranks by weight" in text.get_text()]
+        assert bool(words) == ranked, name
+        for text in words:  # all of it is on the paper
+            box = text.get_window_extent()
+            assert box.x0 >= 0
+            assert box.x1 <= drawn[name].bbox.width
+    kind = "cluster" if ranked else "domain"
+    below = drawn["pca"].axes[-1]
+    assert set(labels(below)) == {f"{kind} {j}" for j in range(3)}
+    assert {axis.get_ylabel() for axis in drawn["pca"].axes} == {"", "by source", f"by {kind}"}
+
+
+def test_the_page_says_what_a_number_is(tmp_path):
+    ranked = data_of(tmp_path / "batch", scope="batch").domains
+    assert "ranks by weight in each step" in ranked.numbering
+    assert ranked.numbering in " ".join(ranked.notes)
+    lasting = data_of(tmp_path / "stream", scope="stream").domains
+    assert "one domain throughout" in lasting.numbering
+    assert lasting.notes == []

@@ -1,0 +1,102 @@
+"""What the page says of runs, held against what the runs are."""
+
+import json
+
+import pytest
+
+from dograph.report.benchmarking import items_asked
+from dograph.report.collect import collect, open_subjects
+from dograph.report.drawing import draw_band, sheet
+from dograph.report.drawn_comparison import draw_benchmarks
+from dograph.report.grouping import Band
+from page_runs import write_eval, write_run
+
+
+def page_of(*paths):
+    return collect(open_subjects(paths))
+
+
+def agreement(run):
+    """Both figures as a run records them: over ten batches, and in each."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps(row | {"domains/nmi": 0.2, "domains/batch_nmi": 0.9}) for row in rows]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("scope", "shown"), [("batch", "domains/batch_nmi"), ("stream", "domains/nmi")]
+)
+def test_domains_of_one_batch_are_not_taken_over_ten(tmp_path, scope, shown):
+    """A number that means another domain in each batch agrees with no source."""
+    run = write_run(tmp_path / scope, mixer="dograph", options={"scope": scope})
+    data = page_of(agreement(run))
+    found = {measure.name for measure in data.runs[0].health}
+    assert found & {"domains/nmi", "domains/batch_nmi"} == {shown}
+    assert ("0.20 (NMI" in data.verdict) == (scope == "stream")
+    assert "0.90" not in data.verdict
+
+
+def test_seeds_of_one_method_were_trained_alike(tmp_path):
+    runs = [write_run(tmp_path / f"run-{seed}", seed=seed) for seed in (0, 1)]
+    data = page_of(*runs)
+    means = [run.losses[-3].nats.value for run in data.runs]
+    assert f"{sum(means) / 2:.4f}" in data.verdict
+    assert "2 seeds of natural" in data.verdict
+    assert "alike" not in data.verdict
+
+
+def test_a_run_that_goes_on_is_not_called_unlike(tmp_path):
+    runs = [write_run(tmp_path / "whole"), write_run(tmp_path / "part", steps=40, total=60, seed=1)]
+    said = page_of(*runs).verdict
+    assert "1 not complete, so no claim is made" in said
+    assert "alike" not in said
+
+
+def test_runs_of_different_settings_are_called_unlike(tmp_path):
+    runs = [write_run(tmp_path / "tiny"), write_run(tmp_path / "demo", model="demo")]
+    assert "They were not trained alike" in page_of(*runs).verdict
+
+
+def test_a_run_that_is_given_twice_is_one_run(tmp_path):
+    run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", mixer="uniform")
+    found = open_subjects([run, other, tmp_path / "other" / ".." / "run"])
+    assert [opened.path for opened in found.runs] == [run, other]
+
+
+def test_a_run_beside_its_comparison_is_the_comparisons(tmp_path):
+    run = write_run(tmp_path / "compared" / "cells" / "natural-s0")
+    (tmp_path / "compared" / "ask.json").write_text("{}")
+    for paths in ([tmp_path / "compared", run], [run, tmp_path / "compared"]):
+        (opened,) = open_subjects(paths).runs
+        assert opened.label == "natural"
+
+
+def test_tasks_that_were_not_asked_in_full_are_named():
+    tasks = {
+        "copa": {"items": 100, "available": 100},
+        "hellaswag": {"items": 4, "available": 10042},
+    }
+    (line,) = items_asked([{"tasks": tasks}, {"tasks": tasks}])
+    assert line.endswith(": hellaswag 4 of 10,042")
+    assert items_asked([{"tasks": {"copa": tasks["copa"]}}]) == []
+
+
+def test_an_interval_at_a_single_step_is_drawn():
+    pytest.importorskip("matplotlib")
+    _, axes = sheet(3, 2)
+    draw_band(axes[0, 0], Band([8], [5.0], [4.5], [5.5]), 1, "a method")
+    (bar,) = axes[0, 0].collections
+    (path,) = bar.get_paths()
+    assert path.vertices[:, 1].tolist() == [4.5, 5.5]
+
+
+def test_downstream_figures_are_in_per_cent_with_numbers_on_every_axis(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_eval(run := write_run(tmp_path / "run"), 0.6)
+    ((_, figure),) = draw_benchmarks(page_of(run).benchmarks)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        assert axis.lines[1].get_xdata()[0] == pytest.approx(60)
+        assert axis.lines[2].get_xdata()[0] == pytest.approx(50)
+        assert any(label.get_visible() and label.get_text() for label in axis.get_xticklabels())

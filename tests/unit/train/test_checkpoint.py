@@ -1,0 +1,147 @@
+"""Checkpoints are whole or absent, and damage is noticed."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from corpora import write_corpus
+from disk_calls import DiskCalls
+from dograph.data.corpus import Corpus
+from dograph.errors import RunError
+from dograph.mixers.base import Mixer
+from dograph.presets import resolve_config
+from dograph.train.assembly import open_model, open_sampler
+from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
+from dograph.train.lab import open_lab
+from dograph.train.optim import build_optimizer
+from dograph.train.run_dir import RunDirectory
+
+
+class Remembering(Mixer):
+    def __init__(self):
+        self.average, self.count, self.names = torch.zeros(3), 0, []
+
+    def state_dict(self):
+        return {"average": self.average, "count": self.count, "names": self.names}
+
+    def load_state_dict(self, state):
+        self.average, self.count, self.names = state["average"], state["count"], state["names"]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    config = resolve_config(
+        None,
+        [f"data.corpus={write_corpus(tmp_path / 'c')}", "data.seq_len=32", "model.preset=tiny"],
+    )
+    corpus = Corpus(config.data.corpus)
+
+    def state():
+        model = open_model(config, corpus)
+        optimizer = build_optimizer(model, config.optim)
+        model(torch.randint(0, 100, (2, 32))).mean().backward()
+        optimizer.step()
+        sampler = open_sampler(config, corpus)
+        sampler.remix(0, Mixer().plan(open_lab(config, corpus)), "plan")
+        return TrainingState(model, optimizer, Remembering(), sampler, corpus.digest)
+
+    run = RunDirectory(tmp_path / "run")
+    run.create(config, {})
+    return state, run
+
+
+def test_round_trip_of_everything(parts):
+    make, run = parts
+    state, other = make(), make()
+    state.mixer.average, state.mixer.count = torch.tensor([1.0, 2.0, 3.0]), 7
+    state.mixer.names = ["x"]
+    write_checkpoint(run, 300, state, None)
+    read_checkpoint(run, 300, other)
+    assert other.mixer.count == 7
+    assert other.mixer.names == ["x"]
+    assert torch.equal(other.mixer.average, state.mixer.average)
+    assert other.sampler.log.dump() == state.sampler.log.cut(300).dump()
+    for a, b in zip(state.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(state.optimizer.state[a]["exp_avg"], other.optimizer.state[b]["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    "name", ["model/model.safetensors", "optimizer.safetensors", "weights.jsonl"]
+)
+def test_damage_is_noticed(parts, name):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    path = run.checkpoint(1) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(RunError, match=rf"{name} is damaged"):
+        read_checkpoint(run, 1, make())
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(parts, monkeypatch):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"step 2 .*No space left.*dograph train --resume"):
+        write_checkpoint(run, 2, make(), None)
+    monkeypatch.undo()
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"]
+    read_checkpoint(run, 1, make())
+
+
+def test_a_checkpoint_is_on_disk_before_it_has_its_name(parts, monkeypatch):
+    make, run = parts
+    disk = DiskCalls(monkeypatch)
+    write_checkpoint(run, 1, make(), None)
+    disk.assert_outlasts_a_crash(run.checkpoint(1))
+
+
+def test_another_corpus_is_refused(parts):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    other = replace(make(), corpus_digest="another")
+    with pytest.raises(RunError, match="corpus is not the one"):
+        read_checkpoint(run, 1, other)
+
+
+def test_a_missing_state_is_told_in_words(parts):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    (run.checkpoint(1) / "state.json").unlink()
+    with pytest.raises(RunError, match=r"state\.json is damaged or missing"):
+        read_checkpoint(run, 1, make())
+
+
+def test_a_start_that_was_killed_can_start_again(tmp_path):
+    config = resolve_config(None, [])
+    run = RunDirectory(tmp_path / "run")
+    run.create(config, {})
+    run.unlock()
+    run.config_file.unlink()
+    again = RunDirectory(tmp_path / "run")
+    again.create(config, {})
+    with pytest.raises(RunError, match="already exists"):
+        RunDirectory(tmp_path / "run").refuse_existing()
+
+
+def test_rotation_keeps_the_newest(parts):
+    make, run = parts
+    for step in (5, 10, 100):
+        write_checkpoint(run, step, make(), None)
+    run.rotate(keep=2)
+    assert run.checkpoint_steps() == [10, 100]
+
+
+def test_no_pickle_anywhere(parts):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    suffixes = {path.suffix for path in run.path.rglob("*") if path.is_file() and path.suffix}
+    assert suffixes <= {".json", ".jsonl", ".safetensors", ".yaml"}

@@ -1,0 +1,102 @@
+"""The forecast: exact where it can be, near where it cannot."""
+
+import pytest
+import torch
+
+from corpora import write_corpus
+from dograph.data.corpus import Corpus
+from dograph.mixers.registry import build_mixer
+from dograph.models.files import save_model
+from dograph.presets import resolve_config
+from dograph.train.assembly import open_model, open_sampler
+from dograph.train.forecast import activation_bytes, forecast, planned_epochs, repeat_warnings
+from dograph.train.lab import open_lab
+from dograph.types import Mixture
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return Corpus(write_corpus(tmp_path / "c"))
+
+
+def configure(corpus, *overrides):
+    base = [f"data.corpus={corpus.directory}", "data.seq_len=32", "model.preset=tiny"]
+    return resolve_config(None, [*base, "train.steps=30", "train.batch_size=10", *overrides])
+
+
+def test_parameters_tokens_and_repeats_are_those_of_the_run(corpus):
+    config = configure(corpus, "mixer.name=uniform")
+    costs = forecast(config, corpus)
+    assert costs.parameters == sum(p.numel() for p in open_model(config, corpus).parameters())
+    assert costs.tokens == 30 * 10 * 32
+    sampler = open_sampler(config, corpus)
+    sampler.remix(0, build_mixer("uniform", {}).plan(open_lab(config, corpus)), "plan")
+    real = sampler.epochs(30)
+    assert costs.epochs == pytest.approx(real, abs=1 / min(sampler.blocks_S))
+    assert costs.weights == pytest.approx(dict.fromkeys(corpus.sources, 1 / 3))
+
+
+def test_repeats_beyond_the_limit_warn_by_name(corpus):
+    config = configure(corpus, "mixer.name=uniform", "data.warn_epochs=2")
+    sampler = open_sampler(config, corpus)
+    mixer = build_mixer("uniform", {})
+    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    assert planned_epochs(config, sampler, mixer)["gamma"] == pytest.approx(100 / 31)
+    (warning,) = repeat_warnings(config, sampler, mixer)
+    assert warning.startswith("gamma would be read through 3.2 times")
+
+
+def test_a_schedule_is_followed_through_all_its_stages(corpus):
+    config = configure(corpus)
+    stages = {0: {"alpha": 1}, 10: {"gamma": 1}, 99: {"beta": 1}}
+    mixer = build_mixer("scheduled", {"stages": stages})
+    sampler = open_sampler(config, corpus)
+    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    epochs = planned_epochs(config, sampler, mixer)
+    assert epochs == pytest.approx({"alpha": 100 / 187, "beta": 0.0, "gamma": 200 / 31})
+    sampler.remix(10, Mixture({"beta": 1.0}), "edited")  # in place of the stage that begins there
+    edited = planned_epochs(config, sampler, mixer)
+    assert edited["gamma"] == 0
+    assert edited["beta"] == pytest.approx(200 / int(sampler.blocks_S[1]))
+
+
+def test_a_pretrained_model_is_forecast_from_its_shape(corpus, tmp_path):
+    config = configure(corpus)
+    save_model(open_model(config, corpus), tmp_path / "model", None)
+    by_path = configure(corpus, "model.preset=null", f"model.path={tmp_path / 'model'}")
+    assert forecast(by_path, corpus).parameters == forecast(config, corpus).parameters
+
+
+def test_activation_memory_is_near_what_autograd_keeps(corpus):
+    """Against the bytes of all tensors that a real forward pass saves for backward."""
+    config = configure(corpus, "data.seq_len=256", "model.preset=demo")
+    model = open_model(config, corpus)
+    kept: dict[int, int] = {}
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss_B = model(torch.randint(0, 100, (10, 256)))
+    shape = model.model.config
+    expected = activation_bytes(config, shape.n_layer, shape.n_embd, model.vocab_size)
+    assert loss_B.shape == (10,)
+    assert 0.5 < expected / sum(kept.values()) < 2.0
+
+
+@pytest.mark.parametrize(("mode", "saves"), [("full", False), ("exact", False), ("twopass", True)])
+def test_checkpointing_saves_no_memory_where_gradients_wait_for_weights(corpus, mode, saves):
+    sketching = ["mixer.name=dograph", f"sketch.mode={mode}", "model.preset=demo"]
+    plain, saving = (
+        forecast(configure(corpus, f"train.activation_checkpointing={on}", *sketching), corpus)
+        for on in ("false", "true")
+    )
+    assert (saving.activation_bytes < plain.activation_bytes) == saves
+    blind = configure(
+        corpus, "train.activation_checkpointing=true", "model.preset=demo", "mixer.name=natural"
+    )
+    assert forecast(blind, corpus).activation_bytes < plain.activation_bytes

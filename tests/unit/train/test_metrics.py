@@ -1,0 +1,75 @@
+"""Rows of metrics.jsonl: names, units, and what a kill leaves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dograph.train.metrics import MetricsFile, loss_row, read_metrics, step_rows, validation_row
+from dograph.train.step import StepRecord
+from dograph.types import Signals
+
+
+def test_a_loss_under_its_three_names():
+    row = loss_row("valid/C4", 2.0, bytes_per_token=4.0)
+    assert row["valid/C4/loss_nats"] == 2.0
+    assert row["valid/C4/ppl"] == pytest.approx(math.exp(2))
+    assert row["valid/C4/bits_per_byte"] == pytest.approx(2.0 / math.log(2) / 4.0)
+    assert "x/bits_per_byte" not in loss_row("x", 2.0, None)
+
+
+def test_step_rows_split_the_loss_by_source():
+    loss_B = torch.tensor([1.0, 2.0, 3.0, 5.0])
+    record = StepRecord(
+        step=4,
+        loss_B=loss_B,
+        weight_B=torch.tensor([0.4, 0.3, 0.2, 0.1]),
+        source_B=torch.tensor([0, 2, 2, 0]),
+        grad_norm=torch.tensor(0.5),
+        signals=Signals(step=4, num_samples=4),
+        halted=torch.tensor(0.0),
+        lr=1e-3,
+        report={"weights/a": 0.25, "weights/b": torch.tensor(2.0), "domains/c": torch.arange(2)},
+        laps=[("sketch", 1.0, 1.5), ("weigh", 1.5, 1.75), ("sketch", 1.75, 2.0)],
+    )
+    (row,) = step_rows([record], ["a", "b", "c"], {"a": 4.0, "b": 4.0, "c": None})
+    assert row["step"] == 5
+    assert (row["weights/a"], row["weights/b"]) == (0.25, 2.0)
+    assert (row["domains/0/c"], row["domains/1/c"]) == (0.0, 1.0)
+    assert (row["time/sketch_ms"], row["time/weigh_ms"]) == (750.0, 250.0)
+    assert row["train/loss_nats"] == pytest.approx(2.75)
+    assert row["train/a/loss_nats"] == pytest.approx(3.0)
+    assert row["train/c/loss_nats"] == pytest.approx(2.5)
+    assert not any(name.startswith("train/b/") for name in row)
+    assert row["train/weighted_loss_nats"] == pytest.approx(0.4 + 0.6 + 0.6 + 0.5)
+    assert row["weights/effective_samples"] == pytest.approx(1 / 0.3)
+
+
+def test_validation_summaries():
+    row = validation_row(9, {"a": 2.0, "b": 4.0}, {"a": 300, "b": 100}, {"a": 4.0, "b": None})
+    assert row["valid/mean/loss_nats"] == 3.0
+    assert row["valid/natural/loss_nats"] == pytest.approx(2.5)
+    assert row["valid/worst/loss_nats"] == 4.0
+    bits = [name for name in row if name.endswith("/bits_per_byte")]
+    assert bits == ["valid/a/bits_per_byte"]  # of b, the worst, nobody knows the text
+
+
+def test_bits_per_byte_of_the_summaries():
+    """Of all text: its bits over its bytes. Of the mean: that of the sources' own."""
+    row = validation_row(9, {"a": 2.0, "b": 4.0}, {"a": 300, "b": 100}, {"a": 4.0, "b": 2.0})
+    bits = (2.0 / 4.0 / math.log(2), 4.0 / 2.0 / math.log(2))
+    assert row["valid/mean/bits_per_byte"] == pytest.approx(sum(bits) / 2)
+    assert row["valid/worst/bits_per_byte"] == pytest.approx(bits[1])
+    nats, size = 300 * 2.0 + 100 * 4.0, 300 * 4.0 + 100 * 2.0
+    assert row["valid/natural/bits_per_byte"] == pytest.approx(nats / size / math.log(2))
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    file.write([{"step": 1, "x": 0.1}, {"step": 2, "x": float(np.float64(1) / 3)}])
+    file.close()
+    with open(path, "a") as broken:
+        broken.write('{"step": 3, "x"')
+    assert read_metrics(path) == [{"step": 1, "x": 0.1}, {"step": 2, "x": 1 / 3}]

@@ -1,0 +1,105 @@
+"""What a run keeps of its samples, and how it is cut back."""
+
+import torch
+
+from corpora import write_corpus
+from disk_calls import DiskCalls
+from dograph.presets import resolve_config
+from dograph.train.metrics import sample_rows, step_rows
+from dograph.train.run_dir import RunDirectory
+from dograph.train.start import start_run
+from dograph.train.step import StepRecord
+from dograph.types import Signals
+from tiny_steps import ALONE, SETTINGS
+
+
+def record(step, weights, domains=None):
+    report = {"domains/share": torch.tensor([0.5, 0.5])}
+    if domains is not None:
+        report["samples/domain"] = torch.tensor(domains)
+    return StepRecord(
+        step=step,
+        loss_B=torch.ones(len(weights)),
+        weight_B=torch.tensor(weights),
+        source_B=torch.zeros(len(weights), dtype=torch.int64),
+        grad_norm=torch.tensor(0.5),
+        signals=Signals(step=step, num_samples=len(weights)),
+        halted=torch.tensor(0.0),
+        lr=1e-3,
+        report=report,
+        laps=[],
+    )
+
+
+def test_samples_have_weights_in_equal_weights_and_domains():
+    records = [record(0, [0.25] * 4), record(1, [0.1, 0.2, 0.3, 0.4], [1, 0, 10, 1])]
+    assert sample_rows(records) == [
+        {"step": 1, "weight": [1.0] * 4, "domain": None},
+        {"step": 2, "weight": [0.4, 0.8, 1.2, 1.6], "domain": [1, 0, 10, 1]},
+    ]
+    assert sample_rows([]) == []
+
+
+def test_samples_stay_out_of_the_metrics():
+    before, after = step_rows([record(0, [1.0]), record(1, [1.0], [3])], ["a"], {"a": None})
+    assert before.keys() == after.keys()
+    assert after["domains/1/share"] == 0.5
+
+
+def test_what_lies_after_a_step_is_cut(tmp_path):
+    run = RunDirectory(tmp_path)
+    for file in (run.metrics_file, run.samples_file, run.graph_file):
+        file.write_text('{"step": 4}\n{"step": 5}\n{"step": 5, "x": 1}\n{"step": 6}\n{"step": 4, "')
+    run.probes.mkdir()
+    for step in (0, 5, 6, 40):
+        run.probe(step).write_text("{}")
+        run.probe(step).with_suffix(".safetensors").write_bytes(b"")
+    (run.probes / "step-notes.txt").write_text("mine")
+    run.cut(5)
+    for file in (run.metrics_file, run.samples_file, run.graph_file):
+        assert file.read_text() == '{"step": 4}\n{"step": 5}\n{"step": 5, "x": 1}\n'
+    assert sorted(path.name for path in run.probes.iterdir()) == [
+        *(f"step-{step:08d}.{ending}" for step in (0, 5) for ending in ("json", "safetensors")),
+        "step-notes.txt",
+    ]
+
+
+def test_files_that_were_never_begun_are_not_made(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.cut(5)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_rows_can_be_asked_for_without_a_word_being_written(tmp_path):
+    corpus, path = write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    trainer = start_run(
+        resolve_config(None, [f"data.corpus={corpus}", f"run={path}", *SETTINGS]), ALONE
+    )
+    loader = trainer.open_loader()
+    trainer.files.open(0)
+    records = [trainer.advance(loader) for _ in range(2)]
+    assert trainer.unwritten == records
+    rows = trainer.files.step_rows(records)
+    assert [row["step"] for row in rows] == [1, 2]
+    written = (trainer.run.samples_file, trainer.run.metrics_file)
+    assert [file.read_text() for file in written] == ["", ""]
+    trainer.files.write_samples(records)
+    assert [file.read_text().count("\n") for file in written] == [2, 0]
+    trainer.files.write_metrics(rows)
+    assert [file.read_text().count("\n") for file in written] == [2, 2]
+    trainer.files.close()
+    loader.close()
+
+
+def test_what_is_written_of_a_step_is_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
+    corpus, path = write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    trainer = start_run(
+        resolve_config(None, [f"data.corpus={corpus}", f"run={path}", *SETTINGS]), ALONE
+    )
+    trainer.files.open(0)
+    disk = DiskCalls(monkeypatch)
+    trainer.save()
+    saved = disk.places("renamed", trainer.run.checkpoint(0))[-1]
+    for file in (trainer.run.metrics_file, trainer.run.samples_file, trainer.run.graph_file):
+        assert min(disk.places("forced", file), default=saved) < saved, file
+    trainer.files.close()
