@@ -25,10 +25,9 @@ from benchmarks import measure
 from dograph import kernels
 from dograph.domains import kmeans as twin
 from dograph.domains.objectives import OBJECTIVES
-from dograph.domains.partition import Domains
 from dograph.domains.simplex import solve_qp
 from dograph.mixers.dograph import DoGraph
-from dograph.types import Signals
+from dograph.types import Domains, Signals
 
 SIZES = (48, 64, 128)
 DOMAINS, WIDTH = 11, 5120

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dograph.domains.objectives import Objective
-from dograph.domains.partition import Domains, partition
+from dograph.domains.partition import partition
 from dograph.mixers.base import SIGNALS, Lab, Mixer, Proxy, ProxyResult
 from dograph.mixers.registry import build_mixer
-from dograph.types import Mixture, Signals
+from dograph.types import Domains, Mixture, Signals
 
 STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many after
 

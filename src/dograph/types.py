@@ -1,12 +1,12 @@
-"""The nouns: Mixture, Batch, Signals.
+"""The nouns: Mixture, Batch, Signals, Domains.
 
 Shapes: B samples of the world batch of one optimizer step (all ranks and micro-batches, in global
-order), T tokens, K sketch, S sources.
+order), T tokens, K sketch, M domains, S sources.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,3 +95,27 @@ class Signals:
     projection: int = 0  # the step from which the projection of the sketches has held
     lr: float | None = None  # learning rate of this step's update
     vocab_size: int | None = None  # of the model: a blind guess at a token costs its logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """What the objectives know of each domain (M of them). Entries of empty domains are 0."""
+
+    label_B: "Tensor"  # int64: domain of each sample of this batch
+    share_M: "Tensor"  # fraction of the samples in each domain
+    gram_MM: "Tensor"  # inner products of the domains' mean gradients
+    square_M: "Tensor"  # mean squared gradient norm in each domain
+    spread_M: "Tensor"  # mean squared distance to the domain's mean
+    spread_variance_M: "Tensor"  # variance over samples of these squared distances (1/|D|)
+    scale: "Tensor"  # (): mean squared gradient norm over all samples
+
+    @property
+    def present_M(self) -> "Tensor":
+        """Which domains have samples."""
+        return self.share_M > 0
+
+    def to(self, device: "torch.device") -> "Domains":
+        """The same on another device."""
+        return Domains(
+            **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        )

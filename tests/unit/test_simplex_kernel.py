@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from dograph import kernels
 from dograph.domains.objectives import Alignment
-from dograph.domains.partition import Domains
 from dograph.domains.simplex import relative_gap, solve_qp
+from dograph.types import Domains
 
 
 def problem(size, seed, *, rank=None, absent=0, slope=1.0, dtype=torch.float64):

@@ -27,7 +27,7 @@ PEAKS = (
     ("A10", 125.0),
     ("L4", 121.0),
 )
-SECONDS = 0.2  # of each measurement
+MACHINE_SECONDS = 0.2  # of each measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +88,5 @@ def _per_second(work: Callable[[], object], device: torch.device) -> float:
         return time.perf_counter() - start
 
     timed(2)
-    times = max(int(SECONDS / max(timed(1), 1e-4)), 1)
+    times = max(int(MACHINE_SECONDS / max(timed(1), 1e-4)), 1)
     return times / timed(times)

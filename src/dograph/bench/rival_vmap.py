@@ -21,7 +21,7 @@ from dograph.errors import ConfigError
 from dograph.rng import key64
 
 STRETCH = 1 << 14  # rows of the projection that are made at once
-SECONDS = 2.0  # of projecting in a step, after which the rest is reckoned
+VMAP_SECONDS = 2.0  # of projecting in a step, after which the rest is reckoned
 AT_ONCE = 8  # samples of one vmap
 TIMES = 2.5  # gradients that a step holds at once: what vmap made, its copy, a little more
 
@@ -95,7 +95,7 @@ def project(
         dense_fK = torch.randn(shape, generator=draw, device=one.device, dtype=one.dtype)
         sketch_BK += part_Bf @ dense_fK
         done += part_Bf.shape[1]
-        if (spent := _now(one) - start) > SECONDS:
+        if (spent := _now(one) - start) > VMAP_SECONDS:
             break
     left_out = spent * (total - done) / done
     return sketch_BK / math.sqrt(options.dim), left_out, done / total

@@ -9,7 +9,7 @@ import typer
 
 from dograph.cli.cli_console import open_console
 
-PREVIEW = 60  # characters of text shown on a terminal
+SHOW_PREVIEW = 60  # characters of text shown on a terminal
 
 
 def show(
@@ -41,6 +41,6 @@ def show(
     for row in rows:
         where = f"{row['input']}:{row['line']}"
         cells = (row["sample"], row["source"], row["epoch"], row["document"], row["offset"], where)
-        text = " ".join(str(row["text"] or "").split())[:PREVIEW]
+        text = " ".join(str(row["text"] or "").split())[:SHOW_PREVIEW]
         table.add_row(*(str(cell).replace("[", "\\[") for cell in (*cells, text)))
     open_console().print(table)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dograph.cli.cli_console import open_console, require_writable
-from dograph.cli.stages import shown
+from dograph.cli.stages import stages_shown
 from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def evaluate(
     file = out or subject.result_file
     if file is not None:
         require_writable(file)
-    with shown("texts", live=using == "builtin") as report:
+    with stages_shown("texts", live=using == "builtin") as report:
         found = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

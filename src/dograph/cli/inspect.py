@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dograph.cli.cli_console import open_console, require_writable
-from dograph.cli.stages import shown
+from dograph.cli.stages import stages_shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +61,7 @@ def inspect(
         exclude=tuple(exclude or ()),
     )
     require_writable(out / "inspection.json")
-    with shown("rows") as report:
+    with stages_shown("rows") as report:
         found = inspect_model(request, report)
         found.save(out)
     _print(found)

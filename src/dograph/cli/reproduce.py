@@ -8,7 +8,7 @@ import typer
 
 from dograph.cli.cli_console import open_console
 from dograph.cli.pools import On, RayAddress, Workers, command, open_pool
-from dograph.cli.stages import shown
+from dograph.cli.stages import stages_shown
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _run(
 
     asks = build_asks(wanted)
     device = next(iter(asks.values())).config.train.device
-    with shown("items") as report:
+    with stages_shown("items") as report:
         corpus = session.check(wanted, asks, request, report)
     if dry_run:
         for line in session.forecast(asks, corpus):
@@ -233,7 +233,7 @@ def _run(
     try:
         with open_pool(device, *where) as pool:
             study = session.train(wanted, asks, pool, _say)
-        with shown("models", live=request.using == "builtin") as report:
+        with stages_shown("models", live=request.using == "builtin") as report:
             outcome, record = session.finish(study, request, wanted.folder, report)
     except Stopped as stopped:
         print(f"{stopped}; finished cells are in {wanted.folder}", file=sys.stderr)

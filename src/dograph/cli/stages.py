@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LINE_SECONDS = 5.0  # between lines where there is no terminal
+STAGE_SECONDS = 5.0  # between lines where there is no terminal
 
 
 @contextmanager
-def shown(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+def stages_shown(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int], None]]:
     """Something to report progress to, on stderr: a live bar, or now and then a line.
 
     `unit` is what is counted. Not `live`: beside somebody else's bars, which a bar would tear.
@@ -32,7 +32,7 @@ def shown(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int],
 
 
 class _Lines:
-    """Plain lines: one at each change of stage, and every LINE_SECONDS."""
+    """Plain lines: one at each change of stage, and every STAGE_SECONDS."""
 
     def __init__(self, unit: str) -> None:
         self._unit, self._stage, self._due = unit, "", 0.0
@@ -40,6 +40,6 @@ class _Lines:
     def __call__(self, stage: str, done: int, total: int) -> None:
         if stage == self._stage and time.monotonic() < self._due and done < total:
             return
-        self._stage, self._due = stage, time.monotonic() + LINE_SECONDS
+        self._stage, self._due = stage, time.monotonic() + STAGE_SECONDS
         counted = f"{stage}: {done}/{total} {self._unit}" if total else stage
         print(counted, file=sys.stderr, flush=True)

@@ -54,7 +54,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _Documented = ast.Module | _Definition
 
 
-def documents() -> Iterator[Document]:
+def demo_documents() -> Iterator[Document]:
     """The demo corpus, source by source: the same on every run of one Python installation."""
     makers = {
         "code": _code,

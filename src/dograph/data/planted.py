@@ -32,7 +32,7 @@ NUM_SUCCESSORS = 6  # words that usually follow a word, each as often, other one
 FOLLOW_PROBABILITIES = {"alpha": 0.995, "beta": 0.99, "gamma": 0.98, "delta": 0.97}
 
 
-def documents(
+def planted_documents(
     kind: Kind,
     *,
     noise: bool = False,

@@ -78,12 +78,12 @@ def _read_embedded(name: str, reading: Reading) -> Iterator[Row]:
     if name == "demo":
         from dograph.data import embedded as demo
 
-        documents = demo.documents()
+        documents = demo.demo_documents()
     else:
         from dograph.data import planted
 
         kind: Literal["unigram", "bigram"] = "unigram" if name == "unigram" else "bigram"
-        documents = planted.documents(kind, noise=reading.noise, seed=reading.seed)
+        documents = planted.planted_documents(kind, noise=reading.noise, seed=reading.seed)
     return (Row(document.text, document.source) for document in documents)
 
 

@@ -9,8 +9,8 @@ the counters' future: no sample is lost or repeated. S here counts strata.
 
 import numpy as np
 
-from dograph.data import quota
 from dograph.data.permutation import permute
+from dograph.data.quota import advance
 from dograph.data.tokens import StratumTokens
 from dograph.data.weight_log import WAYPOINT_STEPS, WeightEntry, WeightLog
 from dograph.errors import ConfigError
@@ -56,7 +56,7 @@ class Sampler:
             at, drawn_S = entry.step, entry.drawn_S
         for made in range(at, step):
             since_S = drawn_S - entry.base_drawn_S
-            drawn_S = entry.base_drawn_S + quota.advance(since_S, entry.weight_S, self.batch_size)
+            drawn_S = entry.base_drawn_S + advance(since_S, entry.weight_S, self.batch_size)
             if (made + 1 - entry.base_step) % WAYPOINT_STEPS == 0 and entry is self.log.entries[-1]:
                 entry = WeightEntry(
                     step=made + 1,
@@ -76,7 +76,7 @@ class Sampler:
         # The step after may belong to a new mixture; its quota starts where this step ends.
         entry = self.log.find(step)
         since_S = before_S - entry.base_drawn_S
-        count_S = quota.advance(since_S, entry.weight_S, self.batch_size) - since_S
+        count_S = advance(since_S, entry.weight_S, self.batch_size) - since_S
 
         stratum_B = np.repeat(np.arange(len(count_S)), count_S)
         rank_B = np.arange(self.batch_size) - np.repeat(np.cumsum(count_S) - count_S, count_S)

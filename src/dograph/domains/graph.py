@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from dograph.domains.domains_graph import cosine, mmd_squared
-from dograph.domains.partition import Domains
 from dograph.errors import ConfigError
 from dograph.files import write_text
+from dograph.types import Domains
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FIGURES = ("share", "weight", "norm", "gradient_norm", "spread")

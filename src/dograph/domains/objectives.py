@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dograph.domains.domains_graph import adjacency, laplacian
-from dograph.domains.partition import Domains
 from dograph.domains.simplex import MOST_DOMAINS, relative_gap, solve_qp
 from dograph.errors import ConfigError, did_you_mean
 from dograph.kernels import usable
 from dograph.option_checks import require_known, require_number, require_one_of, require_whole
+from dograph.types import Domains
 
 VarianceReading = Literal["printed", "weighted"]
 SigmaReading = Literal["printed", "mean"]

@@ -3,34 +3,10 @@
 Shapes: B samples, K sketch, M domains.
 """
 
-from dataclasses import dataclass, fields
-
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Domains:
-    """What the objectives know. Entries of empty domains are 0."""
-
-    label_B: Tensor  # int64: domain of each sample of this batch
-    share_M: Tensor  # fraction of the samples in each domain
-    gram_MM: Tensor  # inner products of the domains' mean gradients
-    square_M: Tensor  # mean squared gradient norm in each domain
-    spread_M: Tensor  # mean squared distance to the domain's mean
-    spread_variance_M: Tensor  # variance over samples of these squared distances (1/|D|)
-    scale: Tensor  # (): mean squared gradient norm over all samples
-
-    @property
-    def present_M(self) -> Tensor:
-        """Which domains have samples."""
-        return self.share_M > 0
-
-    def to(self, device: torch.device) -> "Domains":
-        """The same on another device."""
-        return Domains(
-            **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
-        )
+from dograph.types import Domains
 
 
 def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:

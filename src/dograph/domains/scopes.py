@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from dograph.domains.kmeans import first_argmax, fits_kernel, kmeans
-from dograph.domains.partition import Domains, partition
+from dograph.domains.partition import partition
 from dograph.errors import ConfigError
 from dograph.rng import key64
+from dograph.types import Domains
 
 
 class Scope(Protocol):
@@ -66,7 +67,7 @@ class KMeans:
         """The domains of these samples: `partition` by the labels of `__call__`."""
         if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
-        from dograph.kernels.batch import domains_of_batch
+        from dograph.domains.batch import domains_of_batch
 
         return domains_of_batch(
             sketch_BK.detach(),

@@ -6,9 +6,10 @@ Shapes: B samples, M domains.
 import torch
 from torch import Tensor
 
-from dograph.domains.partition import Domains, sample_weights
+from dograph.domains.partition import sample_weights
 from dograph.domains.sample_weights import effective_floor
 from dograph.kernels import usable
+from dograph.types import Domains
 
 MOST_SAMPLES = 4096  # of the kernel, which is one program
 

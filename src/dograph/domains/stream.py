@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.domains.kmeans import first_argmax, first_argmin
-from dograph.domains.partition import Domains
 from dograph.domains.scopes import KMeans, matched, require_lasting
 from dograph.errors import ConfigError
+from dograph.types import Domains
 
 FIT_BATCHES = 10  # K-means is over this many batches
 _SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")

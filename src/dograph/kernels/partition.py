@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dograph.domains.partition import Domains
 from dograph.kernels import launch, power_of_two
 from dograph.kernels.gram import Sorted
+from dograph.types import Domains
 
 
 def domains_by_kernel(

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dograph.domains.partition import Domains
 from dograph.kernels import launch, power_of_two
+from dograph.types import Domains
 
 
 def share_out_by_kernel(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dograph.domains import sample_weights as budget
-from dograph.domains.partition import Domains, sample_weights
+from dograph.domains.partition import sample_weights
 from dograph.domains.recent import Recent
 from dograph.domains.scopes import Scope
 from dograph.domains.sharing import all_finite, share_out
@@ -24,7 +24,7 @@ from dograph.mixers.dograph_report import describe
 from dograph.mixers.remixing import Remixing
 from dograph.mixers.sampling import sampling_mixture
 from dograph.option_checks import require_whole
-from dograph.types import Mixture, Signals
+from dograph.types import Domains, Mixture, Signals
 
 
 class DoGraph(Mixer):

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.objectives import Objective
-from dograph.domains.partition import Domains
 from dograph.domains.recent import agreement_of
 from dograph.mixers.base import Report
+from dograph.types import Domains
 
 if TYPE_CHECKING:
     from dograph.mixers.dograph import DoGraph

@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dograph.domains.partition import Domains
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab
 from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixtures.capping import capped
-from dograph.types import Mixture
+from dograph.types import Domains, Mixture
 
 NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody asks for it
 

@@ -23,7 +23,7 @@ from dograph.mixtures.export import (
 DIGITS = 9
 
 
-def export(
+def export_axolotl(
     mixture: Mapping[str, float], places: Mapping[str, str], sizes: Mapping[str, int]
 ) -> str:
     """The `datasets` of a configuration. `sizes`: tokens of every source, in any common unit."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dograph.mixtures.export import comments, file_kind, hub_name, place_of, printed
 
 
-def export(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+def export_hf(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A Python snippet that makes `dataset`."""
     weights = printed(mixture)
     head = comments(

@@ -11,7 +11,7 @@ from typing import Any
 from dograph.mixtures.export import as_yaml, comments, hub_name, place_of, printed
 
 
-def export(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+def export_levanter(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The `data` of a configuration."""
     weights = printed(mixture)
     head = comments(

@@ -13,7 +13,7 @@ MEANING = """Weights count items; with TokensLoader an item is a block of equall
 they are shares of tokens."""
 
 
-def export(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+def export_litdata(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A Python module with `train_dataset(block_size)`."""
     weights = printed(mixture)
     head = comments(mixture, places, ("litdata: one stream of a mixture.", MEANING))

@@ -11,7 +11,7 @@ from dograph.mixtures.export import comments, printed
 from dograph.mixtures.litdata import MEANING, streams, tables
 
 
-def export(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+def export_litgpt(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A Python module with the data module `Mixture`."""
     head = comments(
         mixture,

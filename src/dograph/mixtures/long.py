@@ -6,7 +6,7 @@ from dograph.errors import CorpusError
 from dograph.mixtures.sheet import Grid, Kind, Sheet, number
 from dograph.mixtures.wide import is_unnamed
 
-EXAMPLE = (
+EXAMPLE_LONG = (
     "long form:  run,source,weight",
     "            run,target,loss",
 )
@@ -16,11 +16,11 @@ COLUMNS: dict[Kind, tuple[str, str, str]] = {
 }
 
 
-def recognises(header: list[str], kind: Kind) -> bool:
+def recognises_long(header: list[str], kind: Kind) -> bool:
     return set(COLUMNS[kind]) <= set(header)
 
 
-def read(sheet: Sheet, kind: Kind) -> Grid:
+def read_long(sheet: Sheet, kind: Kind) -> Grid:
     """A source that a run does not name was not drawn from; such a target is missing."""
     run_at, name_at, value_at = (sheet.header.index(name) for name in COLUMNS[kind])
     seen: dict[tuple[str, str], int] = {}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dograph.mixtures.export import comments, file_place_of, printed
 
 
-def export(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+def export_megatron(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A bash array of arguments."""
     weights = printed(mixture)
     head = comments(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dograph.mixtures.export import as_yaml, comments, file_place_of, printed
 
 
-def export(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+def export_nanotron(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The `data_stages` of a configuration."""
     weights = printed(mixture)
     head = comments(

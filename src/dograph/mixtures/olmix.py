@@ -7,7 +7,7 @@ to join the two files.
 from dograph.mixtures.sheet import Grid, Kind, Sheet
 from dograph.mixtures.wide import is_unnamed, read_wide
 
-EXAMPLE = (
+EXAMPLE_OLMIX = (
     "Olmix:      run,name,index,wikipedia,arxiv,...          (or run_id; name, index if you like)",
     "            run,name,index,hellaswag_bpb,mmlu_bpb,...",
 )
@@ -15,11 +15,11 @@ RUN_COLUMNS = ("run", "run_id", "name")
 LABELS = frozenset({"run", "run_id", "name", "index"})
 
 
-def recognises(header: list[str]) -> bool:
+def recognises_olmix(header: list[str]) -> bool:
     return "run" in header or "run_id" in header or ("name" in header and "index" not in header)
 
 
-def read(sheet: Sheet, kind: Kind) -> Grid:
+def read_olmix(sheet: Sheet, kind: Kind) -> Grid:
     run = next(name for name in RUN_COLUMNS if name in sheet.header)
     labels = {
         column

@@ -12,7 +12,7 @@ from dograph.mixtures.export import as_yaml, comments, file_place_of, printed
 MOST_REPEATS = 4.0  # beyond four epochs repeated text loses most of its worth
 
 
-def export(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+def export_olmo_core(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The YAML of a `SourceMixtureList`."""
     weights = printed(mixture)
     head = comments(

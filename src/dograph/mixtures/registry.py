@@ -3,33 +3,31 @@
 from collections.abc import Callable, Mapping
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures import (
-    axolotl,
-    hf,
-    levanter,
-    litdata,
-    litgpt,
-    megatron,
-    nanotron,
-    olmo_core,
-    plain,
-)
+from dograph.mixtures.axolotl import export_axolotl
+from dograph.mixtures.hf import export_hf
+from dograph.mixtures.levanter import export_levanter
+from dograph.mixtures.litdata import export_litdata
+from dograph.mixtures.litgpt import export_litgpt
+from dograph.mixtures.megatron import export_megatron
+from dograph.mixtures.nanotron import export_nanotron
+from dograph.mixtures.olmo_core import export_olmo_core
+from dograph.mixtures.plain import export_json, export_yaml
 
 Export = Callable[[Mapping[str, float], Mapping[str, str]], str]
 EXPORTS: Mapping[str, Export] = {
-    "hf": hf.export,
-    "litdata": litdata.export,
-    "litgpt": litgpt.export,
-    "nanotron": nanotron.export,
-    "olmo-core": olmo_core.export,
-    "megatron": megatron.export,
-    "levanter": levanter.export,
-    "yaml": plain.export_yaml,
-    "json": plain.export_json,
+    "hf": export_hf,
+    "litdata": export_litdata,
+    "litgpt": export_litgpt,
+    "nanotron": export_nanotron,
+    "olmo-core": export_olmo_core,
+    "megatron": export_megatron,
+    "levanter": export_levanter,
+    "yaml": export_yaml,
+    "json": export_json,
 }
 # Where a weight is a part of a source, and not of the mixture, sizes must be known.
 SIZED: Mapping[str, Callable[[Mapping[str, float], Mapping[str, str], Mapping[str, int]], str]] = {
-    "axolotl": axolotl.export
+    "axolotl": export_axolotl
 }
 FORMATS = [*EXPORTS, *SIZED]
 

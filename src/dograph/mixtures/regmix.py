@@ -7,17 +7,17 @@ earlier files and other corpora have other names after `index`, which are taken 
 from dograph.mixtures.sheet import Grid, Kind, Sheet
 from dograph.mixtures.wide import is_unnamed, read_wide
 
-EXAMPLE = (
+EXAMPLE_REGMIX = (
     "RegMix:     index,train_the_pile_arxiv,train_the_pile_github,...",
     "            index,metric/the_pile_arxiv_val_loss,metric/the_pile_github_val_loss,...",
 )
 
 
-def recognises(header: list[str]) -> bool:
+def recognises_regmix(header: list[str]) -> bool:
     return "index" in header or is_unnamed(header[0])
 
 
-def read(sheet: Sheet, kind: Kind) -> Grid:
+def read_regmix(sheet: Sheet, kind: Kind) -> Grid:
     if "index" not in sheet.header:
         grid = read_wide(sheet, kind, 0, set())
         grid.notes.append(f"{sheet.path}: runs are named by its first column, which has no name")

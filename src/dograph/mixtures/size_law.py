@@ -3,18 +3,15 @@
 Shapes: J curves, X sizes of a curve.
 """
 
-from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import numpy as np
 
 from dograph.errors import ConfigError
 from dograph.mixtures.laws import Curve, fit_power_laws, mean_error
-from dograph.mixtures.step_law import CurveLaws
+from dograph.mixtures.step_law import CurveLaws, Key
 
-DELTA = 0.08  # nats (the authors' code)
-
-Key = TypeVar("Key", bound=Hashable)
+SIZE_DELTA = 0.08  # nats (the authors' code)
 
 
 def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) -> CurveLaws[Key]:
@@ -33,7 +30,7 @@ def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) ->
             f"{len(size_X)} size(s) ({', '.join(f'{size:g}' for size in size_X)}) cannot fix c, N0 "
             "and alpha; train proxies of a third size, or fix alpha"
         )
-    final = fit_power_laws(list(curves.values()), delta=DELTA, alpha=alpha)
+    final = fit_power_laws(list(curves.values()), delta=SIZE_DELTA, alpha=alpha)
     laws = dict(zip(key_J, final.laws, strict=True))
     if len(size_X) < 3:
         note = f"{len(size_X)} sizes: none to spare for a held-out error"
@@ -52,5 +49,5 @@ def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) ->
     if not small:
         note = "no curve has the largest size and two smaller ones: no held-out error"
         return CurveLaws(laws, final.error, None, (note,))
-    held_out = mean_error(fit_power_laws(small, delta=DELTA, alpha=alpha).laws, large)
+    held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha).laws, large)
     return CurveLaws(laws, final.error, held_out, notes)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from dograph.errors import ConfigError
 from dograph.mixtures.laws import Curve, PowerLaw, fit_power_laws, mean_error
 
-DELTA = 0.05  # nats (the authors' code, alpha shared across the validation sets of one run)
+STEP_DELTA = 0.05  # nats (the authors' code, alpha shared across the validation sets of one run)
 MOST_HELD_OUT = 5  # points at the end of each curve, as the authors'
 
 Key = TypeVar("Key", bound=Hashable)
@@ -49,7 +49,7 @@ def fit_step_laws(
     key_J = list(curves)
     sorted_J = [_by_tokens(curves[key]) for key in key_J]
     group_J = _numbered([None if shared is None else shared[key] for key in key_J])
-    final = fit_power_laws(sorted_J, delta=DELTA, group_J=group_J, alpha=alpha)
+    final = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
     shortest = min(len(curve.x_X) for curve in sorted_J)
     spare = shortest - (3 if alpha is None else 2)
     if held_out is None:
@@ -64,7 +64,7 @@ def fit_step_laws(
     if held_out:
         early_J = [Curve(c.x_X[:-held_out], c.loss_X[:-held_out]) for c in sorted_J]
         late_J = [Curve(c.x_X[-held_out:], c.loss_X[-held_out:]) for c in sorted_J]
-        early = fit_power_laws(early_J, delta=DELTA, group_J=group_J, alpha=alpha)
+        early = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
         error, notes = mean_error(early.laws, late_J), ()
     return CurveLaws(dict(zip(key_J, final.laws, strict=True)), final.error, error, notes)
 

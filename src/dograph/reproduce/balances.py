@@ -1,7 +1,7 @@
 """How far apart the sources' losses are: the balance that the paper speaks of."""
 
 from dograph.compare.findings import Findings
-from dograph.reproduce.balance import balance as balance_of
+from dograph.eval.balance import balance as balance_of
 from dograph.reproduce.figures import Values, less, level, losses, present, values_of
 from dograph.reproduce.methods import BASELINE, displayed
 from dograph.reproduce.study import Outcome, Sheet, Study

@@ -12,7 +12,8 @@ from pathlib import Path
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, lay_out
 from dograph.compare.files import REPORT, write_findings
-from dograph.compare.findings import Findings, Outcome, find
+from dograph.compare.findings import Findings, find
+from dograph.compare.findings import Outcome as CellOutcome
 from dograph.compare.methods import Method
 from dograph.compare.planning import Plans, Say, make_plans
 from dograph.compare.session import open_corpus, train_cells
@@ -55,7 +56,7 @@ def _everything(
     pool: Pool,
     plans: Plans,
     cells: Sequence[Cell],
-    outcome: Outcome,
+    outcome: CellOutcome,
 ) -> Findings:
     """Of what was asked for, and of the other finished cells of the folder."""
     both = Plans(_made_before(whole, pool).made | plans.made, plans.failed)
@@ -68,7 +69,7 @@ def _everything(
     shown = [cell for cell in laid if cell.label in asked or cell.label in others]
     labels = {cell.method for cell in shown}
     methods = tuple(method for method in whole.methods if method.label in labels)
-    results = Outcome(outcome.results | others, outcome.failures)
+    results = CellOutcome(outcome.results | others, outcome.failures)
     found = find(replace(whole, methods=methods), corpus, both, shown, results)
     return found | {"proxy": found["proxy"] or _told_proxy(whole.out)}
 

@@ -15,10 +15,11 @@ import torch
 
 from dograph.bench.intervals import median_interval
 from dograph.domains.objectives import build_objective
-from dograph.domains.partition import Domains, partition
+from dograph.domains.partition import partition
 from dograph.reproduce.paper import OBJECTIVES
 from dograph.rng import stream
 from dograph.train.distributed import pick_device
+from dograph.types import Domains
 
 SAMPLES, WIDTH, NUM_DOMAINS = 48, 5120, 11
 UNTIMED, TIMED = 5, 60

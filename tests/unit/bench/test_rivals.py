@@ -67,7 +67,7 @@ def test_the_dense_projection_keeps_norms_and_says_what_it_left_out(monkeypatch)
     assert (left_out, share) == (0.0, 1.0)
     norm_B = torch.cat([g.flatten(1) for g in gradients.values()], dim=1).norm(dim=1)
     assert torch.allclose(sketch_BK.norm(dim=1), norm_B, rtol=0.1)  # six standard deviations
-    monkeypatch.setattr("dograph.bench.rival_vmap.SECONDS", 0.0)
+    monkeypatch.setattr("dograph.bench.rival_vmap.VMAP_SECONDS", 0.0)
     monkeypatch.setattr("dograph.bench.rival_vmap.STRETCH", 600)
     _, left_out, share = project(gradients, options, 0)
     assert share == pytest.approx(600 / 1299)

@@ -20,7 +20,7 @@ from dograph.data import embedded as demo
 demo.MAX_CHARS = {source: chars // 10 for source, chars in demo.MAX_CHARS.items()}
 demo.MIN_SOURCE_CHARS = 0
 digest = hashlib.sha256()
-for document in demo.documents():
+for document in demo.demo_documents():
     digest.update(repr(document).encode())
 print(digest.hexdigest())
 """
@@ -28,7 +28,7 @@ print(digest.hexdigest())
 
 @pytest.fixture(scope="module")
 def documents():
-    return list(demo.documents())
+    return list(demo.demo_documents())
 
 
 def test_sources_are_several_unequal_and_within_their_bounds(documents):
@@ -97,7 +97,7 @@ def test_only_standard_modules_are_read(tmp_path, monkeypatch):
     (tmp_path / "json/broken.py").write_bytes("é = 'not UTF-8'\n".encode("latin-1") * 50)
     monkeypatch.setattr(demo, "_standard_library", lambda: tmp_path)
     monkeypatch.setattr(demo, "MIN_SOURCE_CHARS", 0)
-    assert [text for source, text in demo.documents() if source == "code"] == [body]
+    assert [text for source, text in demo.demo_documents() if source == "code"] == [body]
 
 
 def test_five_sources_remain_where_the_library_is_a_zip_of_compiled_files(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_five_sources_remain_where_the_library_is_a_zip_of_compiled_files(tmp_pa
                 file.writepy(str(path))
     monkeypatch.setattr(demo, "_standard_library", lambda: tmp_path / "absent")
     monkeypatch.setattr(sys, "path", [str(archive), *sys.path])
-    sources = {source for source, _ in demo.documents()}
+    sources = {source for source, _ in demo.demo_documents()}
     assert sources == {"docstrings", "bytecode", "topics", "unicode", "tables"}
 
 

@@ -145,7 +145,7 @@ def test_sources_keep_their_shares_within_sampling_error(tmp_path, tokenizer, mo
     quarter = {source: chars // 4 for source, chars in demo.MAX_CHARS.items()}
     monkeypatch.setattr(demo, "MAX_CHARS", quarter)
     monkeypatch.setattr(demo, "MIN_SOURCE_CHARS", 0)
-    documents = list(demo.documents())
+    documents = list(demo.demo_documents())
     monkeypatch.setattr(demo, "documents", lambda: iter(documents))
     keep = 0.25
     options = {"tokenizer": tokenizer, "validation_fraction": 0, "keep": keep}

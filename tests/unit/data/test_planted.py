@@ -20,7 +20,7 @@ def corpus(request):
     """A kind, and the word indices of its documents by source, (D, T) each."""
     place = {word: index for index, word in enumerate(planted.vocabulary())}
     words = {}
-    for source, text in planted.documents(request.param, noise=True):
+    for source, text in planted.planted_documents(request.param, noise=True):
         words.setdefault(source, []).append([place[word] for word in text.split(" ")])
     return request.param, {source: np.array(rows) for source, rows in words.items()}
 
@@ -38,14 +38,15 @@ def test_shape_of_the_corpus(corpus):
 
 
 def test_noise_is_left_out_unless_asked_for():
-    sources = Counter(d.source for d in planted.documents("bigram", num_documents=2, num_words=5))
+    documents = planted.planted_documents("bigram", num_documents=2, num_words=5)
+    sources = Counter(d.source for d in documents)
     assert sources == dict.fromkeys(planted.source_names(), 2)
     assert planted.NOISE not in sources
 
 
 def test_another_seed_gives_another_corpus_and_the_same_seed_the_same():
     def texts(seed):
-        return list(planted.documents("bigram", seed=seed, num_documents=3, num_words=20))
+        return list(planted.planted_documents("bigram", seed=seed, num_documents=3, num_words=20))
 
     assert texts(0) == texts(0)
     assert not set(texts(0)) & set(texts(1))

@@ -16,7 +16,7 @@ from token_corpora import documents_of, random_tokens, write_manifest, write_spl
 def planted_documents(kind, per_group, seed=0):
     """Documents of four planted groups in mixed order: token lists and the true groups."""
     place = {word: index for index, word in enumerate(planted.vocabulary())}
-    texts = list(planted.documents(kind, num_documents=per_group, num_words=300))
+    texts = list(planted.planted_documents(kind, num_documents=per_group, num_words=300))
     order = stream(seed, "test").permutation(len(texts))
     tokens = [[place[word] for word in texts[i].text.split(" ")] for i in order]
     return tokens, [texts[i].source for i in order]

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from dograph.domains.partition import Domains, partition, sample_weights
+from dograph.domains.partition import partition, sample_weights
+from dograph.types import Domains
 
 NUM_DOMAINS = 5
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dograph.errors import ConfigError
-from dograph.reproduce.balance import balance, balance_difference, gains
+from dograph.eval.balance import balance, balance_difference, gains
 
 SOURCES = ("arxiv", "book", "web")
 

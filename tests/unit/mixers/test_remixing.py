@@ -6,12 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dograph.domains.partition import Domains
 from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixers.remixing import Remixing, bounded
-from dograph.types import Mixture
+from dograph.types import Domains, Mixture
 from dograph_batches import batch
 
 TOKENS = {"a": 600, "b": 300, "c": 100}

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from dograph.domains.kmeans import ITERATIONS, RATIO, REFILL_EVERY, SAME, races
-from dograph.domains.partition import Domains
-from dograph.kernels.gram import sorted_space
-from dograph.kernels.kmeans import restarts_by_kernel
-from dograph.kernels.partition import domains_by_kernel
+from dograph.types import Domains
 
 
 def domains_of_batch(
@@ -22,6 +19,10 @@ def domains_of_batch(
     normalise: bool,
 ) -> Domains:
     """What `partition` says of the labels of `kmeans`, for at most 128 samples."""
+    from dograph.kernels.gram import sorted_space
+    from dograph.kernels.kmeans import restarts_by_kernel
+    from dograph.kernels.partition import domains_by_kernel
+
     dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
     batch = sorted_space(sketch_BK, normalise, SAME, RATIO)
     race_MRLB = races(len(sketch_BK), min(num_domains, len(sketch_BK)), restarts, generator)
