@@ -22,11 +22,10 @@ import torch
 
 from benchmarks import measure
 from benchmarks.evidence_arms import PARTS, REPORTED, Cell
-from dograph.config import RunConfig
+from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.eval.evaluate import Request, evaluate, find_subject
 from dograph.files import write_text
-from dograph.presets import resolve_config
 from dograph.stats import summaries
 from dograph.train.distributed import open_world
 from dograph.train.metrics import read_metrics

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dograph.data.ensure import ensure_corpus
+from dograph.config import resolve_config
 from dograph.data.loader import Loader
-from dograph.presets import resolve_config
+from dograph.data.pipeline import ensure_corpus
 from dograph.train.assembly import open_sampler
 from dograph.train.distributed import World
 from dograph.train.progress import Silent

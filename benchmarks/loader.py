@@ -7,8 +7,8 @@ import torch
 
 from benchmarks import measure
 from dograph.data.corpus import Corpus
-from dograph.data.ensure import ensure_corpus
 from dograph.data.loader import Loader
+from dograph.data.pipeline import ensure_corpus
 from dograph.data.sampler import Sampler
 from dograph.types import Mixture
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
 from dograph.train.distributed import open_world
 from dograph.train.metrics import read_metrics
 from dograph.train.start import start_run

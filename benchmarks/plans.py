@@ -18,10 +18,9 @@ import numpy as np
 import yaml
 
 from benchmarks import measure
-from dograph.mixtures.choice import choose_surrogate
-from dograph.mixtures.generate import generate_mixtures
-from dograph.mixtures.objective import fit_objective
-from dograph.mixtures.surrogates_registry import SURROGATES
+from dograph.mixtures.choice import choose_surrogate, fit_objective
+from dograph.mixtures.proposals import generate_mixtures
+from dograph.mixtures.surrogates import SURROGATES
 
 SOURCES, TARGETS, RUNS = 17, 13, 512
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
-from dograph.compare.contrasts import Runs, contrasts
+from dograph.compare.findings import Runs, contrasts
 from dograph.stats import METRICS, claim, holm, paired_difference
 
 Cells = Sequence[Mapping[str, Any]]

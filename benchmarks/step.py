@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from dograph.data.ensure import ensure_corpus
+from dograph.config import resolve_config
+from dograph.data.pipeline import ensure_corpus
 from dograph.models import presets
-from dograph.presets import resolve_config
 from dograph.train.distributed import open_world
 from dograph.train.progress import Silent
 from dograph.train.start import start_run

@@ -10,7 +10,7 @@ from dograph.models.files import save_model
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import Wanted, build_asks
-from dograph.reproduce.printing import print_outcome
+from dograph.reproduce.session import print_outcome
 from lab_runs import Here
 from text_inputs import prepare, text, write_jsonl
 

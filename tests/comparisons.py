@@ -2,12 +2,11 @@
 
 from rich.console import Console
 
-from dograph.compare.arms import Ask
-from dograph.compare.methods import parse_methods
+from dograph.compare.arms import Ask, parse_methods
 from dograph.compare.session import run_compare
 from dograph.compare.table import tables
 from dograph.config import parse_config
-from dograph.plan.planning import default_proxy
+from dograph.plan.lab import default_proxy
 from dograph.train.run_dir import RunDirectory
 from lab_runs import Here
 

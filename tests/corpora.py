@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dograph.data.manifest import Manifest, StratumEntry, TokenizerEntry
-from dograph.data.tokens import DOCUMENT_DTYPE
+from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, StratumEntry, TokenizerEntry
 
 SIZES = {"alpha": 6000, "beta": 3000, "gamma": 1000}
 

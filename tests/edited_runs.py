@@ -2,7 +2,7 @@
 
 import json
 
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
 from dograph.train.start import resume_run, start_run
 from tiny_steps import ALONE
 

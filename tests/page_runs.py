@@ -9,9 +9,7 @@ from tokenizers import Tokenizer, models
 
 from corpora import write_corpus
 from dograph.config import RunConfig
-from dograph.data.blocks import even_blocks
-from dograph.data.corpus import Corpus
-from dograph.data.manifest import Manifest
+from dograph.data.corpus import Corpus, Manifest, even_blocks
 
 SOURCES = ("alpha", "beta", "gamma")
 SEQ_LEN = 16

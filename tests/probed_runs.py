@@ -5,7 +5,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
 from dograph.train.run_dir import RunDirectory
 
 SOURCES = ["alpha", "beta", "gamma"]

@@ -4,10 +4,10 @@ import shutil
 
 import torch
 
+from dograph.config import resolve_config
 from dograph.errors import NonFiniteError
 from dograph.mixers.base import Mixer
 from dograph.models.files import model_tensors
-from dograph.presets import resolve_config
 from dograph.train.optim import MOMENTS
 from dograph.train.run_dir import RunDirectory
 from dograph.train.start import resume_run, start_run

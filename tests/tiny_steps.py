@@ -11,14 +11,13 @@ from unittest.mock import patch
 
 import torch
 
+from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.mixers.registry import build_mixer
-from dograph.presets import resolve_config
-from dograph.sketch.recording import unwrapped
-from dograph.train.assembly import open_model, open_sampler
+from dograph.sketch.tap import unwrapped
+from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.lab import open_lab
 from dograph.train.optim import build_optimizer
 from dograph.train.step import TrainStep
 
@@ -116,7 +115,7 @@ def take_steps(world, corpus, runs):
 
 
 def early_domains():
-    return patch("dograph.domains.stream.FIT_BATCHES", FIT_BATCHES)
+    return patch("dograph.domains.scopes.FIT_BATCHES", FIT_BATCHES)
 
 
 def assert_same_gradients(got, expected, tolerance=1e-6):

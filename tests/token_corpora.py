@@ -4,8 +4,13 @@ import hashlib
 
 import numpy as np
 
-from dograph.data.manifest import Manifest, StratumEntry, TokenizerEntry
-from dograph.data.tokens import DOCUMENT_DTYPE, StratumTokens
+from dograph.data.corpus import (
+    DOCUMENT_DTYPE,
+    Manifest,
+    StratumEntry,
+    StratumTokens,
+    TokenizerEntry,
+)
 from dograph.rng import stream
 
 

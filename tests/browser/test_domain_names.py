@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dograph.report.writing import write_page
+from dograph.report.render import write_page
 from page_runs import dograph_run, hostile_corpus, write_graphs, write_probes, write_run
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from dograph.report.render import write_page
 from dograph.report.server import Live, Server
-from dograph.report.writing import write_page
 from page_runs import HOSTILE, dograph_run, hostile_corpus, wide_choice, write_run
 
 pytestmark = pytest.mark.slow

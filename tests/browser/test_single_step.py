@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dograph.report.writing import write_page
+from dograph.report.render import write_page
 from page_runs import write_run
 
 pytestmark = pytest.mark.slow

@@ -13,10 +13,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from dograph.cli.main import app
-from dograph.config import RunConfig
+from dograph.config import RUN_PRESETS, RunConfig
 from dograph.mixers.registry import MIXERS
 from dograph.models.presets import PRESETS
-from dograph.presets import RUN_PRESETS
 
 ROOT = Path(__file__).parents[2]
 

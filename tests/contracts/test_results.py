@@ -23,8 +23,8 @@ from benchmarks.results_tables import (
 )
 from scipy import stats
 
+from dograph.config import resolve_config
 from dograph.mixers.registry import build_mixer
-from dograph.presets import resolve_config
 from results_cells import SHARES, cell, row_of
 
 

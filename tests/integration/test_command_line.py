@@ -13,8 +13,8 @@ from processes import SETTINGS, command, rows, run
 from corpora import write_corpus
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
-from dograph.data.weight_log import WeightLog
-from dograph.eval.samples import samples_of_step
+from dograph.data.sampler import WeightLog
+from dograph.eval.explain import samples_of_step
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 

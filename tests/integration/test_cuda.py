@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from corpora import write_corpus
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
 from dograph.train.distributed import open_world
 from dograph.train.start import resume_run, start_run
 

@@ -10,7 +10,7 @@ import torch
 from processes import rows
 
 from corpora import write_corpus
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
 from dograph.train.start import resume_run, start_run
 from tiny_steps import ALONE, PAPER, STREAM, assert_same_gradients, open_steps, relative
 

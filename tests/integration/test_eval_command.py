@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from dograph.cli.eval import evaluate
 from dograph.cli.main import app as dograph
 from dograph.errors import ConfigError, CorpusError
-from dograph.eval.losses import last_validation
-from dograph.eval.subject import open_scorer
+from dograph.eval.evaluate import open_scorer
+from dograph.eval.graphs import last_validation
 from dograph.files import sha256_of
 from dograph.train.run_dir import RunDirectory
 from text_inputs import text

@@ -8,7 +8,7 @@ import pytest
 from processes import SETTINGS, rows, run, start, steps_logged, wait_until
 
 from corpora import write_corpus
-from dograph.train.edit_record import edits_of
+from dograph.train.edits import edits_of
 from dograph.train.run_dir import RunDirectory
 from edited_runs import FIRST, SECOND, THIRD, log_of, write
 

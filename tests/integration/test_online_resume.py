@@ -7,8 +7,8 @@ import torch
 from processes import rows
 
 from corpora import SIZES
-from dograph.mixers.outcome import Outcome
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
+from dograph.mixers.source_weights import Outcome
 from dograph.train.start import resume_run, start_run
 from online_runs import make_inputs, options_of
 from tiny_steps import ALONE

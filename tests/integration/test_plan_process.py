@@ -13,7 +13,7 @@ from processes import wait_until
 
 from corpora import write_corpus
 from dograph.plan.jobs import run_job
-from dograph.plan.local import LocalPool
+from dograph.plan.pool import LocalPool
 from dograph.train.run_dir import RunDirectory
 from lab_runs import children_of, is_running, job_of, without_torchrun
 
@@ -30,7 +30,7 @@ PROXY = ("--proxy", "train.steps=120", "--proxy", "checkpoint.every=20")
 
 HELD = """
 import sys
-from dograph.plan.local import LocalPool
+from dograph.plan.pool import LocalPool
 from lab_runs import job_of
 corpus, run = sys.argv[1:]
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from dograph.config import resolve_config
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare
-from dograph.presets import resolve_config
 from dograph.train.distributed import open_world
 from dograph.train.start import start_run
 

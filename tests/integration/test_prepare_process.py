@@ -18,9 +18,9 @@ from text_inputs import files_of, lines, read_back, text, write_jsonl, write_tok
 # Many small chunks and a commit after each, so that a kill falls between any two of them.
 PREPARE = """
 import os, sys, time
-from dograph.data import archives
+from dograph.data import formats as archives
 from dograph.data import chunks
-from dograph.data import preparation
+from dograph.data import pipeline as preparation
 chunks.CHUNK_BYTES, archives.READ_BYTES, preparation.COMMIT_SECONDS = 20_000, 5_000, 0.0
 pause, commit = float(os.environ.get("PAUSE", "0")), preparation.Preparation.commit
 preparation.Preparation.commit = lambda self: (commit(self), time.sleep(pause))

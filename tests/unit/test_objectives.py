@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from dograph.domains.domains_graph import adjacency, laplacian
+from dograph.domains.graph import adjacency, laplacian
 from dograph.domains.objectives import (
     OBJECTIVES,
     Alignment,

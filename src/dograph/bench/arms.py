@@ -1,21 +1,23 @@
 """The steps that are measured: plain, and DoGraph's in every mode."""
 
 import gc
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from dograph.bench.batches import Batches
-from dograph.bench.options import BenchOptions
+from dograph.bench.options import Batches, BenchOptions
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
-from dograph.models.loss import PerSampleLoss
-from dograph.models.regions import compile_regions
+from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
 from dograph.train.step import TrainStep
-from dograph.train.stopwatch import Lap
+from dograph.train.stopwatch import Lap, Mark, milliseconds
 
 _GRAPHS = 64  # of one region: all arms share its code
 
@@ -75,3 +77,166 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+# Steps against the clock: in turns with a plain one, and in a row.
+
+
+IN_A_ROW = 4  # steps
+UNTIMED = 2  # turns before those that are timed
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Milliseconds of two arms that took turns, pair by pair, and the laps of their parts."""
+
+    ms: list[float]
+    plain_ms: list[float]
+    laps: list[list[Lap]]
+    plain_laps: list[list[Lap]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Steps one after another with nothing between them: what a run would see."""
+
+    ms: float
+    peak_bytes: int | None  # of this arm alone; None on a CPU
+    state_bytes: int | None  # what it holds between steps
+
+
+class Timer:
+    """Marks on the device's own time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.on_gpu = device, device.type == "cuda"
+
+    def wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def mark(self) -> Mark:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def held(self) -> int:
+        """Bytes of the device that are in use."""
+        return torch.cuda.memory_allocated(self.device) if self.on_gpu else 0
+
+
+def take_turns(arm: Arm, plain: Arm, steps: int, timer: Timer) -> Turns:
+    """`steps` pairs of steps, each with its own marks; who comes first changes.
+
+    Nothing waits for the device between steps. A step that launches slower than it runs hides
+    behind the other's: that is what `in_a_row` is for.
+    """
+    marks: dict[str, list[tuple[Mark, Mark]]] = {arm.name: [], plain.name: []}
+    laps: dict[str, list[list[Lap]]] = {arm.name: [], plain.name: []}
+    for one in (plain, arm) * UNTIMED:  # memory given back since is asked for again
+        one.step()
+    timer.wait()
+    for turn in range(steps):
+        for one in (arm, plain) if turn % 2 else (plain, arm):
+            start = timer.mark()
+            parts = one.step()
+            marks[one.name].append((start, timer.mark()))
+            laps[one.name].append(parts)
+    timer.wait()
+    return Turns(
+        ms=[_between(*pair) for pair in marks[arm.name]],
+        plain_ms=[_between(*pair) for pair in marks[plain.name]],
+        laps=laps[arm.name],
+        plain_laps=laps[plain.name],
+    )
+
+
+def in_a_row(arm: Arm, timer: Timer, held_before: int, steps: int = IN_A_ROW) -> Row:
+    """Some steps without a pause, and the most memory they needed.
+
+    `held_before` is what others held when the arm was built. They hold it still, so the peak less
+    that is what the arm would need by itself.
+    """
+    timer.wait()
+    if timer.on_gpu:
+        torch.cuda.reset_peak_memory_stats(timer.device)
+    state, start = timer.held(), time.perf_counter()
+    for _ in range(steps):
+        arm.step()
+    timer.wait()
+    ms = 1e3 * (time.perf_counter() - start) / steps
+    if not timer.on_gpu:
+        return Row(ms, None, None)
+    peak = torch.cuda.max_memory_allocated(timer.device)
+    return Row(ms, peak - held_before, state - held_before)
+
+
+def warm_up(arm: Arm, steps: int, timer: Timer) -> float:
+    """Seconds of the first steps, compilation included; then what is built is set aside.
+
+    A run does the same (`training.collector`): else collections of garbage would be timed too.
+    """
+    timer.wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        arm.step()
+    timer.wait()
+    spent = time.perf_counter() - start
+    gc.collect()
+    gc.freeze()
+    return spent
+
+
+def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
+    """Median milliseconds of every part of a step, by its name."""
+    steps = [milliseconds(one) for one in laps]
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {
+        name.removeprefix("time/").removesuffix("_ms"): statistics.median(
+            step.get(name, 0.0) for step in steps
+        )
+        for name in names
+    }
+
+
+def _between(start: Mark, end: Mark) -> float:
+    return milliseconds([("step", start, end)])["time/step_ms"]
+
+
+# Which kernels a step's time goes to.
+
+
+TOP = 10
+STEPS = 2
+
+
+def top_kernels(arm: Arm, timer: Timer) -> dict[str, Any]:
+    """The kernels (on a CPU: operations) that take the most time, in milliseconds a step."""
+    activities = [ProfilerActivity.CUDA] if timer.on_gpu else [ProfilerActivity.CPU]
+    timer.wait()
+    with profile(activities=activities) as profiler:
+        for _ in range(STEPS):
+            arm.step()
+        timer.wait()
+    wanted = "CUDA" if timer.on_gpu else "CPU"
+    events = [
+        event
+        for event in profiler.key_averages()
+        if event.device_type.name == wanted and not event.is_user_annotation
+    ]
+
+    def ms(event: Any) -> float:
+        micro = event.self_device_time_total if timer.on_gpu else event.self_cpu_time_total
+        return float(micro) / 1e3 / STEPS
+
+    ranked = sorted(events, key=ms, reverse=True)
+    return {
+        "device_ms": sum(map(ms, events)),
+        "launched": sum(event.count for event in events) / STEPS,
+        "top": [
+            {"name": event.key, "ms": ms(event), "calls": event.count / STEPS}
+            for event in ranked[:TOP]
+        ],
+    }

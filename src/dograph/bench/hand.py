@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.bench.arms import Arm, open_model
-from dograph.bench.batches import Batches
-from dograph.bench.options import BenchOptions, HandCompile
+from dograph.bench.options import Batches, BenchOptions, HandCompile
 from dograph.models.build import PAD_TO
 from dograph.models.presets import PRESETS, Shape
 from dograph.train.optim import build_optimizer

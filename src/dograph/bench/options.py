@@ -1,17 +1,21 @@
 """What is measured: checked, and by default what suits the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
-from dograph.config import Accumulation, RunConfig
+from dograph.config import DEFAULT_DIM, MODES, Accumulation, Mode, RunConfig, resolve_config
+from dograph.data.corpus import Corpus
+from dograph.data.loader import Loader
+from dograph.data.sampler import Sampler
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph_options import RECIPES
 from dograph.models.presets import PRESETS
-from dograph.modes import DEFAULT_DIM, MODES, Mode
-from dograph.presets import resolve_config
+from dograph.rng import stream
+from dograph.types import Batch, Mixture, SampleIds
 
 Dtype = Literal["float32", "bfloat16"]
 HandCompile = Literal["blocks", "whole"]
@@ -152,3 +156,50 @@ def resolve_options(device: torch.device, modes: Sequence[str], **given: Any) ->
     if "top_blocks" not in chosen and chosen["model"] in PRESETS:
         chosen["top_blocks"] = min(4, PRESETS[chosen["model"]].layers)
     return BenchOptions(modes=tuple(modes), **chosen)  # type: ignore[arg-type]
+
+
+# What the arms are fed: random tokens, or a prepared corpus as the trainer reads it.
+
+
+Batches = Callable[[int], Batch]  # by step
+NUM_BATCHES = 4  # random ones that take turns
+
+
+def open_batches(options: BenchOptions, device: torch.device) -> Batches:
+    """The batch of every step, the same for all arms."""
+    on_gpu = device.type == "cuda"
+    if options.corpus is None:
+        made = [random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
+        return lambda step: made[step % NUM_BATCHES]
+    corpus = Corpus(options.corpus)
+    if corpus.vocab_size > options.vocab_size:
+        raise ConfigError(
+            f"{options.corpus} has a vocabulary of {corpus.vocab_size}, more than "
+            f"--vocab-size {options.vocab_size}; raise that"
+        )
+    sampler = Sampler(
+        corpus.train, seq_len=options.seq_len, batch_size=options.batch, seed=options.seed
+    )
+    tokens = {name: float(count) for name, count in corpus.tokens_by_source().items()}
+    sampler.remix(0, Mixture.normalised(tokens), "plan")
+    loader = Loader(corpus, sampler, pin=on_gpu)
+    # Read before it is timed: that a loader keeps up is another question.
+    drawn = [loader.load(step, ahead=False) for step in range(4 * NUM_BATCHES)]
+    loader.close()
+    return lambda step: drawn[step % len(drawn)]
+
+
+def random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
+    """Tokens drawn as words are, p ~ 1 / (rank + 2.7): adding rows of an embedding meets itself."""
+    draw = stream(options.seed, "bench tokens", number)
+    share_V = 1 / (np.arange(options.vocab_size) + 2.7)
+    shape = (options.batch, options.seq_len)
+    token_BT = torch.from_numpy(
+        draw.choice(options.vocab_size, size=shape, p=share_V / share_V.sum())
+    )
+    source_B = torch.zeros(options.batch, dtype=torch.int64)
+    if pin:
+        token_BT, source_B = token_BT.pin_memory(), source_B.pin_memory()
+    zero_B = np.zeros(options.batch, dtype=np.int64)
+    ids = SampleIds(zero_B, zero_B, zero_B, zero_B, zero_B)
+    return Batch(token_BT=token_BT, source_B=source_B, ids=ids)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dograph.cli.cli_console import open_console
+from dograph.cli.console import open_console
 from dograph.errors import ConfigError
 
 
@@ -162,7 +162,7 @@ def _say(text: str) -> None:
 
 
 def _print(findings: dict[str, Any]) -> None:
-    from dograph.bench.table import arm_table, footnotes
+    from dograph.bench.session import arm_table, footnotes
 
     open_console().print(arm_table(findings))
     for note in footnotes(findings):

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dograph.cli.cli_console import open_console
-from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
+from dograph.cli.console import (
+    On,
+    RayAddress,
+    Workers,
+    command,
+    open_console,
+    open_pool,
+    split_settings,
+)
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,8 +90,7 @@ def compare(
     """  # noqa: D301
     ask = _ask(settings or [], mixers, seeds, out, baseline, budget, replan, proxy or [], lab)
     if dry_run:
-        from dograph.compare.dry_run import forecast_lines
-        from dograph.compare.session import open_corpus
+        from dograph.compare.session import forecast_lines, open_corpus
 
         for line in forecast_lines(ask, open_corpus(ask)):
             print(line)
@@ -108,8 +114,8 @@ def _ask(
     proxy: list[str],
     lab: Path,
 ) -> "Ask":
-    from dograph.compare.methods import parse_methods, parse_seeds
-    from dograph.presets import merge, parse_override, resolve_config
+    from dograph.compare.arms import parse_methods, parse_seeds
+    from dograph.config import merge, parse_override, resolve_config
 
     if budget not in ("tokens", "compute"):
         raise ConfigError(f'--budget={budget}: allowed are "tokens" and "compute"')
@@ -122,7 +128,7 @@ def _ask(
     # Not before names and seeds are known to be right: torch takes seconds to import.
     from dograph.cli.console import ensured
     from dograph.compare.arms import Ask
-    from dograph.plan.planning import default_proxy
+    from dograph.plan.lab import default_proxy
 
     folder = ensured(config.data.corpus).resolve()
     data = config.data.model_copy(update={"corpus": str(folder)})
@@ -158,7 +164,7 @@ def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
 
 def _show(findings: dict[str, Any], out: Path) -> None:
     from dograph.compare.table import tables
-    from dograph.report.writing import page_at_end
+    from dograph.report.render import page_at_end
 
     console = open_console()
     for table in tables(findings):

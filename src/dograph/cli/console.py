@@ -1,21 +1,67 @@
 """What `dograph data prepare` shows: a live bar on a terminal, now and then a line elsewhere."""
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dograph.cli.cli_console import open_console
-from dograph.data.composition import absent_sources, composition
-from dograph.data.ensure import ensure_corpus
-from dograph.data.manifest import Manifest
+from dograph.data.corpus import Manifest
+from dograph.data.options import absent_sources, composition
 from dograph.data.pipeline import Progress as Preparing
+from dograph.data.pipeline import ensure_corpus
 from dograph.data.publish import REPAIRS
+from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dograph.plan.pool import Pool
+
+# How commands print: tables, and how long something takes; where they may write.
+
+
+PIPE_WIDTH = 200  # of what goes into a pipe or a file, in characters
+
+
+def open_console(width: int = PIPE_WIDTH) -> "Console":
+    """Standard output for tables: as wide as the terminal, or `width` where there is none.
+
+    A pipe has no width to fit into, and what is cut off there is lost.
+    """
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def require_writable(out: Path) -> None:
+    """Refuse a file that cannot be written before the work, not after it; nothing is left there."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file in it")
+    place = next(folder for folder in out.absolute().parents if folder.exists())
+    trial = place / f".{out.name}.trial"
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror}; name another place with --out"
+        ) from error
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it: 90 s, 12 min, 3.5 h."""
+    if round(seconds) < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if round(seconds / 60) < 120 else f"{seconds / 3600:.1f} h"
+
 
 LINE_SECONDS = 10.0
 
@@ -172,3 +218,85 @@ def _notes(manifest: Manifest) -> Iterator[str]:
     if manifest.repairs:
         counts = ", ".join(f"{kind}: {n:,}" for kind, n in sorted(manifest.repairs.items()))
         yield f"records mended or left out: {counts} (listed in {REPAIRS}, exclusions apart)"
+
+
+# Progress of work in stages, on stderr.
+
+
+STAGE_SECONDS = 5.0  # between lines where there is no terminal
+
+
+@contextmanager
+def stages_shown(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Something to report progress to, on stderr: a live bar, or now and then a line.
+
+    `unit` is what is counted. Not `live`: beside somebody else's bars, which a bar would tear.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(file=sys.stderr)
+    if not (live and console.is_terminal):
+        yield _Lines_of_stages(unit)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None)
+
+        yield report
+
+
+class _Lines_of_stages:
+    """Plain lines: one at each change of stage, and every STAGE_SECONDS."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit, self._stage, self._due = unit, "", 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage == self._stage and time.monotonic() < self._due and done < total:
+            return
+        self._stage, self._due = stage, time.monotonic() + STAGE_SECONDS
+        counted = f"{stage}: {done}/{total} {self._unit}" if total else stage
+        print(counted, file=sys.stderr, flush=True)
+
+
+# What `dograph plan` and `dograph compare` share: how settings are read and where runs go.
+
+
+Workers = Annotated[
+    int | None,
+    typer.Option(help="runs at once (default: one a GPU, else one a core)", show_default=False),
+]
+On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
+]
+
+
+def open_pool(device: str, on: str, workers: int | None, address: str | None) -> "Pool":
+    """Where many runs are made, as --on, --workers and --ray-address say."""
+    if on not in ("local", "ray"):
+        raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
+    if on == "ray":
+        from dograph.plan.ray_pool import RayPool
+
+        return RayPool(address, workers=workers)
+    if address is not None:
+        raise ConfigError(f"--ray-address={address} needs --on ray")
+    from dograph.plan.pool import LocalPool, default_workers
+
+    return LocalPool(default_workers(device) if workers is None else workers)
+
+
+def split_settings(settings: list[str]) -> tuple[str | None, list[str]]:
+    """[CONFIG] [NAME=VALUE]... as the name and the overrides."""
+    name = settings[0] if settings and "=" not in settings[0] else None
+    return name, settings[1:] if name else settings
+
+
+def command() -> str:
+    """What was typed."""
+    return shlex.join(["dograph", *sys.argv[1:]])

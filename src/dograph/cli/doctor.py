@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.cli_console import open_console
+from dograph.cli.console import open_console
 
 if TYPE_CHECKING:
     from dograph.doctor import Finding

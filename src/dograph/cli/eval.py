@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dograph.cli.cli_console import open_console, require_writable
-from dograph.cli.stages import stages_shown
+from dograph.cli.console import open_console, require_writable, stages_shown
 from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def _corpus(subject: "Subject") -> "Corpus | None":
 
 
 def _print(found: "Evaluation") -> None:
-    from dograph.eval.benchmark_tables import source_table, task_table
+    from dograph.eval.evaluate import source_table, task_table
 
     console = open_console()
     console.print(task_table(found))

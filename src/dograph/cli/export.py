@@ -56,7 +56,7 @@ def export(
 
     What each trainer's weights count is said in the text itself and in docs/mixtures.md.
     """  # noqa: D301
-    from dograph.mixtures.registry import FORMATS, export_mixture
+    from dograph.mixtures.export import FORMATS, export_mixture
 
     if show_presets:
         print_presets()
@@ -82,7 +82,7 @@ def _check_out(out: Path | None, mixture: str) -> None:
 def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[str, int]]:
     """What `name` stands for, under the names of `corpus` where one is given, and its sizes."""
     from dograph.mixtures.file import MixtureFile, read_mixture_file
-    from dograph.mixtures.mixtures_published import PRESETS
+    from dograph.mixtures.published import PRESETS
 
     sizes: dict[str, int] = {}
     if corpus is not None:
@@ -120,7 +120,7 @@ def _write(text: str, out: Path | None) -> None:
 
 
 def print_presets() -> None:
-    from dograph.mixtures.mixtures_published import PRESETS
+    from dograph.mixtures.published import PRESETS
 
     for preset in PRESETS.values():
         made = preset.provenance
@@ -136,7 +136,7 @@ def print_presets() -> None:
 def _last_weights(run: Path) -> dict[str, float]:
     """The mixture over sources in force at the end of a run."""
     from dograph.data.corpus import Corpus
-    from dograph.data.weight_log import WeightLog
+    from dograph.data.sampler import WeightLog
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.cli_console import open_console, require_writable
-from dograph.cli.stages import stages_shown
+from dograph.cli.console import open_console, require_writable, stages_shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,8 +46,7 @@ def inspect(
     dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
     """  # noqa: D301
     from dograph.cli.console import ensured
-    from dograph.eval.examine_subject import Request
-    from dograph.eval.inspect import inspect_model
+    from dograph.eval.inspect import Request, inspect_model
 
     request = Request(
         model=model,

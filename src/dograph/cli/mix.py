@@ -12,8 +12,7 @@ import typer
 from dograph.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from dograph.train.offers import Offer
-    from dograph.train.requests import Requests
+    from dograph.train.edits import Offer, Requests
     from dograph.train.run_dir import RunDirectory
 
 POLL_SECONDS = 0.05
@@ -48,8 +47,7 @@ def mix(
     A run that has stopped: dograph train --resume RUN --mixture FILE.
     """  # noqa: D301
     from dograph.data.corpus import Corpus
-    from dograph.train.offers import facts_of, read_offer
-    from dograph.train.requests import Requests
+    from dograph.train.edits import Requests, facts_of, read_offer
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)
@@ -72,7 +70,7 @@ def mix(
 
 def _ask(requests: "Requests", offer: "Offer") -> str:
     """Leave the request; returns what its answer will be known by."""
-    from dograph.train.requests import is_open
+    from dograph.train.edits import is_open
 
     waiting = requests.read()
     if waiting is not None and is_open(waiting):
@@ -177,7 +175,7 @@ class _Wait:
 
     def _recorded(self) -> dict[str, Any] | None:
         """What edits.jsonl says of the request; it is written before any answer."""
-        from dograph.train.edit_record import read_edits
+        from dograph.train.edits import read_edits
 
         own = [e for e in read_edits(self.run.edits_file) if e.identity == self.identity]
         return {"line": own[-1].line} if own else None

@@ -1,19 +1,37 @@
 """dograph plan: a mixture before training, from proxies or from a table of runs."""
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from dograph.cli.cli_console import require_writable
-from dograph.cli.pools import On, RayAddress, Workers, command, open_pool, split_settings
+from dograph.cli.console import (
+    On,
+    RayAddress,
+    Workers,
+    command,
+    duration,
+    open_console,
+    open_pool,
+    require_writable,
+    split_settings,
+)
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
+from dograph.mixers.base import Mixer
+from dograph.plan.lab import PlanCost
+from dograph.train.assembly import open_sampler
+from dograph.train.forecast import planned_epochs, repeat_warnings
+from dograph.types import Mixture
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
-    from dograph.plan.planning import Plan
+    from dograph.plan.lab import Plan
     from dograph.plan.pool import Pool
 
 Method = Annotated[str, typer.Argument(metavar="METHOD", help="doremi, doge, regmix or mixing-law")]
@@ -133,7 +151,7 @@ def plan(
     run = _resolved(method, settings)
     smaller = _proxies(run, proxy or [])
     if dry_run:
-        from dograph.plan.planning import forecast_plan
+        from dograph.plan.lab import forecast_plan
 
         print(forecast_plan(run, smaller, lab=lab))
         print("later proxies may depend on what these show; they are told when they come")
@@ -159,14 +177,14 @@ def _refuse(*given: bool) -> None:
 
 def _resolved(method: str, settings: list[str]) -> "RunConfig":
     """The run to plan for, its mixer being the method."""
-    from dograph.presets import resolve_config
+    from dograph.config import resolve_config
 
     name, own = split_settings(settings)
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
     from dograph.cli.console import ensured
-    from dograph.plan.planning import require_planner
+    from dograph.plan.lab import require_planner
 
     require_planner(config)
     data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
@@ -174,15 +192,15 @@ def _resolved(method: str, settings: list[str]) -> "RunConfig":
 
 
 def _proxies(run: "RunConfig", settings: list[str]) -> "RunConfig":
-    from dograph.plan.planning import default_proxy
-    from dograph.presets import merge, parse_override
+    from dograph.config import merge, parse_override
+    from dograph.plan.lab import default_proxy
 
     return default_proxy(run, merge({}, *(parse_override(setting) for setting in settings)))
 
 
 def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Plan":
     from dograph.plan.jobs import Stopped
-    from dograph.plan.planning import make_plan
+    from dograph.plan.lab import make_plan
 
     try:
         with pool:
@@ -193,10 +211,9 @@ def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Pla
 
 
 def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> None:
-    from dograph.cli.plan_report import print_cost, print_fit, print_notes, print_shares, print_use
     from dograph.data.corpus import Corpus
     from dograph.mixtures.file import MixtureFile, write_mixture
-    from dograph.mixtures.writer import write_table
+    from dograph.mixtures.tables import write_table
 
     weights = dict(made.mixture.weights)
     write_mixture(
@@ -219,3 +236,106 @@ def table_files(out: Path) -> tuple[Path, Path]:
     """Where the table of a plan's proxies goes: beside the plan."""
     stem = out.stem if out.suffix in (".yaml", ".yml") else out.name  # eta0.1 has no suffix
     return out.with_name(f"{stem}.mixtures.csv"), out.with_name(f"{stem}.losses.csv")
+
+
+# What `dograph plan` ends with: shares, cost, warnings, how to use the file.
+
+
+def print_shares(
+    weights: Mapping[str, float],
+    before: Mapping[str, float],
+    before_name: str,
+    run: RunConfig | None = None,
+    corpus: Corpus | None = None,
+) -> None:
+    """Sources down: their share of what is there (or of the prior), of the plan, times read."""
+    epochs = {} if run is None or corpus is None else _epochs(run, corpus, Mixture(weights))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("source", no_wrap=True)
+    for title in (before_name, "planned", *(["epochs"] if epochs else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    total = sum(before.values())
+    for name in [*before, *(name for name in weights if name not in before)]:
+        cells = [f"{before.get(name, 0) / total:.4f}", f"{weights.get(name, 0):.4f}"]
+        cells += [f"{epochs.get(name, 0):.2f}"] if epochs else []
+        table.add_row(name, *cells)
+    open_console().print(table, highlight=False)
+    shares = {
+        "natural": "natural: share of the corpus' tokens",
+        "prior": "prior: the mixture that the plan starts from",
+    }
+    read = "; epochs: how often the run will read a source through" if epochs else ""
+    print(f"{shares[before_name]}{read}")
+
+
+def _epochs(run: RunConfig, corpus: Corpus, mixture: Mixture) -> dict[str, float]:
+    sampler = open_sampler(run, corpus)
+    sampler.remix(0, mixture, reason="plan")
+    return planned_epochs(run, sampler, Mixer())
+
+
+def print_cost(cost: PlanCost) -> None:
+    cached = f" ({cost.cached} made before)" if cost.cached else ""
+    print(
+        f"cost: {cost.proxies} proxies{cached}, {duration(cost.seconds)} of training, "
+        f"{cost.flops:.2e} FLOPs"
+    )
+
+
+def print_notes(
+    findings: Mapping[str, Any],
+    run: RunConfig | None = None,
+    corpus: Corpus | None = None,
+    mixture: Mixture | None = None,
+) -> None:
+    """What the plan's reader should know; it goes to stderr, as warnings do."""
+    lines = [f"note: {text}" for text in findings.get("notes", [])]
+    lines += [f"advice: {text}" for text in findings.get("advice", [])]
+    if run is not None and corpus is not None and mixture is not None:
+        sampler = open_sampler(run, corpus)
+        sampler.remix(0, mixture, reason="plan")
+        lines += [f"warning: {text}" for text in repeat_warnings(run, sampler, Mixer())]
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def print_fit(findings: Mapping[str, Any]) -> None:
+    """How far the fit may be trusted: on runs it has not seen, then what it expects."""
+    chosen = findings["surrogate"]
+    print(f"surrogate: {chosen['name']}: {chosen['why']}")
+    for name, scores in chosen["cross_validated"].items():
+        print(f"  {name} on left-out runs: {_scores(scores)}")
+    held_out = findings.get("held_out")
+    if held_out is not None:
+        parts = held_out["targets"] | (
+            {"the objective": held_out["objective"]} if held_out["objective"] else {}
+        )
+        for name, scores in parts.items():
+            print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
+        for note in held_out["notes"]:
+            print(f"note: {note}", file=sys.stderr)
+    for row in findings.get("simulation", {}).get("sensitivity", []):
+        print(
+            f"  averaging the best {row['top']}: predicted loss {row['predicted_loss']:.4f}, "
+            f"{row['distance']:.3f} (L1) from the plan"
+        )
+    predicted = findings["predicted"]
+    best = predicted["best_run"]
+    print(
+        f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "
+        f"run of the table: {best['run']}, {best['measured']:.4f} measured, "
+        f"{best['predicted']:.4f} predicted"
+    )
+
+
+def _scores(scores: Mapping[str, Any]) -> str:
+    kinds = (("Spearman", "spearman"), ("Pearson", "pearson"), ("mean error", "mean_error"))
+    told = [f"{title} {scores[key]:.4f}" for title, key in kinds if scores[key] is not None]
+    return ", ".join([*told, *([scores["note"]] if scores["note"] else [])])
+
+
+def print_use(out: Path, settings: list[str]) -> None:
+    """The command that trains with the file."""
+    kept = [setting for setting in settings if not setting.startswith("mixer.")]
+    use = ["dograph", "train", *kept, "mixer.name=static", f"mixer.file={out}"]
+    print(f"{out} is written. Train with it: {shlex.join(use)}")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dograph.cli.pools import split_settings
+from dograph.cli.console import split_settings
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def plan_from_table(
     _check_settings(settings)
     _check_pair("--from-table", files)
     _check_pair("--test-table", options.test_table)
-    from dograph.cli.plan_report import print_fit, print_notes, print_shares, print_use
+    from dograph.cli.plan import print_fit, print_notes, print_shares, print_use
     from dograph.mixtures.file import MixtureFile, write_mixture
     from dograph.mixtures.from_table import propose_from_table
     from dograph.mixtures.proposals import TOP
@@ -144,8 +144,8 @@ def _described(settings: list[str], table: "MixtureTable") -> _Run | None:
     if not settings:
         return None
     from dograph.cli.console import ensured
+    from dograph.config import resolve_config
     from dograph.data.corpus import Corpus
-    from dograph.presets import resolve_config
 
     config = resolve_config(*split_settings(settings))
     run = _Run(config, Corpus(ensured(config.data.corpus)))
@@ -162,7 +162,7 @@ def _prior(
     given: str | None, run: _Run | None, table: "MixtureTable"
 ) -> Mapping[str, float] | None:
     from dograph.mixtures.file import read_mixture_file
-    from dograph.mixtures.mixtures_published import PRESETS, find_preset
+    from dograph.mixtures.published import PRESETS, find_preset
 
     if given is not None and given in PRESETS:
         mixture, notes = find_preset(given).fit(table.sources)

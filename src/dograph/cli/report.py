@@ -1,5 +1,6 @@
 """dograph report: one page from one or many runs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,61 @@ def report(
     A run and a comparison write RUN/page.html themselves when they end. docs/report.md says
     what is on it.
     """  # noqa: D301
-    from dograph.report.writing import write_page
+    from dograph.report.render import write_page
 
     number = write_page(runs, out, bench or [])
     size = out.stat().st_size / 1e6
     print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
+
+
+# dograph figures: the page's figures as files for a paper.
+
+
+def figures(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="the folder to write")] = Path("figures"),
+    bench: Benches = None,
+) -> None:
+    """Write the page's figures as PDF, SVG and PNG at the sizes of a paper's columns.
+
+    \b
+    dograph figures runs/mine --out figures
+    dograph figures runs/natural runs/dograph compare/mine --out figures
+
+    Needs matplotlib: pip install 'dograph\\[figures]'.
+    """  # noqa: D301
+    from dograph.report.figures import write_figures
+
+    written = write_figures(runs, out, bench or [])
+    print(f"{out}: {', '.join(written)} (.pdf, .svg, .png)" if written else "nothing to draw")
+
+
+# dograph watch: the page of a run while it goes on.
+
+
+def watch(
+    runs: Runs,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8787,
+    bench: Benches = None,
+) -> None:
+    """Show runs live in a browser, while they go on. Ctrl-C ends it; the runs do not notice.
+
+    \b
+    dograph watch runs/mine                              http://127.0.0.1:8787/
+    dograph watch runs/natural runs/dograph --port 0
+    dograph watch compare/mine                           a comparison, as its runs come
+
+    The server listens on 127.0.0.1 alone, and only reads. From another machine:
+    ssh -L 8787:127.0.0.1:8787 HOST, then open the address here.
+    """  # noqa: D301
+    names = ", ".join(map(str, runs))
+    print(f"{names}: loading", file=sys.stderr)  # torch takes seconds
+
+    from dograph.report.server import Live, Server
+
+    with Server(Live(runs, bench or []), port) as server:
+        print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.cli_console import open_console
+from dograph.cli.console import PIPE_WIDTH, open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,8 +30,7 @@ def explain(
     dograph explain runs/mine --step 500
     dograph explain runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
     """  # noqa: D301
-    from dograph.eval.explain import explain_step
-    from dograph.eval.samples import samples_of_step
+    from dograph.eval.explain import explain_step, samples_of_step
 
     samples = samples_of_step(run, step)
     found = explain_step(run, step)
@@ -91,3 +90,107 @@ def _sample_table(samples: list[dict[str, object]], found: "Explanation") -> "Ta
         place = (str(sample["document"]), str(sample["offset"]))
         table.add_row(*cells, *place, escape(str(sample["source"])), escape(text))
     return table
+
+
+# dograph graph: the domains of a run as a graph, on screen or in a file.
+
+
+def graph(
+    run: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
+    step: Annotated[
+        int | None, typer.Option(help="after how many steps; the newest if not given")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="a .json, .graphml or .dot file; shown if not given")
+    ] = None,
+) -> None:
+    """Show or export the domain graph of a run: domains, their make-up, how far they agree.
+
+    \b
+    dograph graph runs/mine                                the newest one, as tables
+    dograph graph runs/mine --step 500 --out graph.graphml for Gephi, Cytoscape, networkx
+    dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
+    """  # noqa: D301
+    from dograph.eval.graphs import export_graph, numbering
+
+    if out is None:
+        _print(run, step)
+    else:
+        found = export_graph(run, step, out)
+        print(f"{out}: {len(found.nodes)} domains after step {found.step}")
+    told = numbering(run)
+    if told is not None:
+        print(f"note: {told}")
+
+
+def _print(run: Path, step: int | None) -> None:
+    from dograph.eval.graphs import agreement_table, edge_table, node_table, read_graph
+
+    found, console = read_graph(run, step), open_console()
+    console.print(node_table(found, f"domains after step {found.step}"))
+    console.print(edge_table(found))
+    agreement = agreement_table(run)
+    if agreement is not None:
+        console.print(agreement)
+
+
+# dograph losses: what each source's validation loss came to, run beside run.
+
+
+def losses(
+    runs: Annotated[list[Path], typer.Argument(help="run directories", show_default=False)],
+) -> None:
+    """Show the last validation loss of each source, for one run or several side by side.
+
+    \b
+    dograph losses runs/mine                     nats, perplexity, bits per byte
+    dograph losses runs/natural runs/dograph     a column a run
+    """  # noqa: D301
+    print_losses(runs)
+
+
+def print_losses(runs: list[Path]) -> None:
+    from dograph.eval.graphs import losses_table
+
+    width = max(PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
+    open_console(width).print(losses_table(runs))
+
+
+# dograph data show: which documents a step saw.
+
+
+SHOW_PREVIEW = 60  # characters of text shown on a terminal
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
+    step: Annotated[int, typer.Option(help="a step, counted from 1 as in metrics.jsonl")],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a sample")] = False,
+) -> None:
+    """Show which documents one training step saw: text, source, input file and line.
+
+    Nothing is trained or replayed: the weight log and the seed say it all.
+
+    \b
+    dograph data show runs/mine --step 100           a table of the samples
+    dograph data show runs/mine --step 100 --json    whole texts, an object a line
+    """  # noqa: D301
+    from dograph.eval.explain import samples_of_step
+
+    rows = samples_of_step(run, step)
+    if as_json:
+        for row in rows:
+            json.dump(row, sys.stdout, ensure_ascii=False)
+            print()
+        return
+    from rich.table import Table
+
+    table = Table(title=f"{run}, step {step}: {len(rows)} samples")
+    for column in ("sample", "source", "epoch", "document", "offset", "input", "text"):
+        table.add_column(column, justify="right" if column in ("sample", "epoch") else "left")
+    for row in rows:
+        where = f"{row['input']}:{row['line']}"
+        cells = (row["sample"], row["source"], row["epoch"], row["document"], row["offset"], where)
+        text = " ".join(str(row["text"] or "").split())[:SHOW_PREVIEW]
+        table.add_row(*(str(cell).replace("[", "\\[") for cell in (*cells, text)))
+    open_console().print(table)

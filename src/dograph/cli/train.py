@@ -3,13 +3,19 @@
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from dograph.cli.pools import split_settings
+from dograph.cli.console import duration, ensured, open_console, split_settings
+from dograph.config import MixerConfig, RunConfig
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
+from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
+from dograph.train.forecast import EFFICIENCY, forecast
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
@@ -65,7 +71,7 @@ def train(
 
     Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
     """  # noqa: D301
-    from dograph.presets import resolve_config
+    from dograph.config import resolve_config
 
     settings = settings or []
     _check_mixture(mixture, resume, looks=print_config or dry_run)
@@ -78,8 +84,6 @@ def train(
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     _announce(config, resumes=resume is not None, forecast=dry_run)
     if dry_run:
-        from dograph.cli.forecast import print_forecast
-
         print_forecast(config)
         return
     from dograph.train.distributed import open_world
@@ -115,8 +119,7 @@ def _check_mixture(mixture: str | None, resume: Path | None, *, looks: bool) -> 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     """The run's own configuration, with such overrides as leave its numbers alone."""
-    from dograph.config import parse_config
-    from dograph.presets import merge, parse_override
+    from dograph.config import merge, parse_config, parse_override
     from dograph.train.run_dir import RunDirectory
 
     values = RunDirectory.open(run).config().model_dump(mode="json")
@@ -133,7 +136,7 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
 
 def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | None) -> int:
     from dograph.cli.console import ensured
-    from dograph.cli.losses import print_losses
+    from dograph.cli.show import print_losses
     from dograph.train.forecast import repeat_warnings
     from dograph.train.start import mixture_warnings, resume_run, start_run
 
@@ -180,8 +183,68 @@ def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | No
 
 
 def _print_page(run: Path) -> None:
-    from dograph.report.writing import page_at_end
+    from dograph.report.render import page_at_end
 
     page = page_at_end(run)
     if page is not None:
         print(f"page: {page}")
+
+
+# dograph train --dry-run: the forecast as tables.
+
+
+def print_forecast(config: RunConfig) -> None:
+    corpus = Corpus(ensured(config.data.corpus))
+    costs = forecast(config, corpus)
+    console = open_console()
+
+    print(mixer_line(config.mixer))
+    table = Table(title="forecast", show_header=False)
+    table.add_row("parameters", f"{costs.parameters:,}")
+    shared = ", shared by all ranks" if config.train.shard else ""
+    table.add_row("memory, weights and optimizer", _size(costs.state_bytes) + shared)
+    table.add_row("memory, activations (estimate)", _size(costs.activation_bytes))
+    table.add_row("training tokens", f"{costs.tokens:,}")
+    table.add_row("training FLOPs", f"{costs.flops:.2e}")
+    table.add_row(
+        "time on this machine (estimate)",
+        f"{duration(costs.seconds)} at {EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} "
+        "TFLOP/s measured",
+    )
+    console.print(table)
+
+    sources = Table(title=f"what {config.mixer.name} would draw")
+    many = any(epochs > config.data.warn_epochs for epochs in costs.epochs.values())
+    for column in ("source", "weight", "times read through", *([""] if many else [])):
+        sources.add_column(column, justify="left" if column in ("source", "") else "right")
+    for source, weight in costs.weights.items():
+        epochs = costs.epochs[source]
+        note = f"more than {config.data.warn_epochs:g}" if epochs > config.data.warn_epochs else ""
+        sources.add_row(source, f"{weight:.4f}", f"{epochs:.2f}", *([note] if many else []))
+    console.print(sources)
+
+
+def mixer_line(mixer: MixerConfig) -> str:
+    """The mixer, and of DoGraph what its recipe and options come to: domains, objective, scope."""
+    given = mixer.options
+    if mixer.name != "dograph":
+        return f"mixer: {_with(mixer.name, given)}"
+    recipe = given.pop("recipe", DEFAULT_RECIPE)
+    options = resolve_options(recipe, {k: v for k, v in given.items() if k != "warmup_steps"})
+    objective = options.objective
+    if isinstance(objective, Mapping):
+        rest = {name: value for name, value in objective.items() if name != "name"}
+        objective = _with(str(objective["name"]), rest)
+    return (
+        f"mixer: dograph, recipe {_with(recipe, given)}: {options.num_domains} domains, "
+        f"objective {objective}, scope {options.scope}"
+    )
+
+
+def _with(name: str, options: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{option}={value}" for option, value in options.items())
+    return f"{name} with {told}" if told else name
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -6,23 +6,206 @@ Shapes: N seeds, S sources, n blocks of a source, R resamples.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dograph.compare.arms import Ask
-from dograph.compare.cells import Cell
-from dograph.compare.contrasts import Runs, contrasts
-from dograph.compare.notes import notes_of
-from dograph.compare.planning import Planned, Plans
+from dograph.compare.cells import Cell, Planned, Plans
 from dograph.data.corpus import Corpus
 from dograph.plan.jobs import Result
-from dograph.stats import METRICS, summaries
-from dograph.train.environment import describe_environment
+from dograph.stats import (
+    LEAST_SEEDS,
+    METRICS,
+    Blocks,
+    Difference,
+    Interval,
+    Resampled,
+    claim,
+    holm,
+    paired_difference,
+    resample,
+    summaries,
+)
+from dograph.train.distributed import describe_environment
 from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
+
+# Each method against the baseline: over seeds and over validation text, figure by figure.
+#
+# Holm's correction is over the rows of a table: for the summaries, each column of the main table is
+# a family of one test for each method; the table by source is one family of all its cells.
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """One run's losses: by source, summed up, and block by block (predictions, losses)."""
+
+    losses: Mapping[str, float]
+    summaries: Mapping[str, float]
+    blocks: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+BySeed = Mapping[int, Runs]
+
+
+def contrasts(
+    runs: Mapping[str, BySeed], baseline: str, others: Sequence[str], tokens: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """For each of `others`: differences of the summaries and of every source."""
+    seeds = {label: [seed for seed in runs[label] if seed in runs[baseline]] for label in others}
+    sources = next((list(run.losses) for own in runs.values() for run in own.values()), [])
+    over_text = {
+        label: _resampled(runs[baseline], runs[label], seeds[label], sources) for label in others
+    }
+    share_S = np.array([float(tokens[source]) for source in sources])
+    found: dict[str, dict[str, Any]] = {label: {"sources": {}} for label in others}
+
+    tests = {
+        (label, metric): _over_seeds(runs, baseline, label, seeds[label], metric, len(others))
+        for metric in METRICS
+        for label in others
+    }
+    for metric in METRICS:
+        adjusted = holm([tests[label, metric].p_value for label in others])
+        for label, p_holm in zip(others, adjusted, strict=True):
+            text = over_text[label]
+            figure = None if text is None else summaries(text.loss_RMNS, share_S)[metric]
+            interval = _over_text(text, figure)
+            found[label][metric] = _told(tests[label, metric], p_holm, interval)
+
+    family = len(others) * len(sources)
+    by_source = {
+        (label, source): _over_seeds(runs, baseline, label, seeds[label], source, family)
+        for label in others
+        for source in sources
+    }
+    adjusted = holm([test.p_value for test in by_source.values()])
+    for ((label, source), test), p_holm in zip(by_source.items(), adjusted, strict=True):
+        text = over_text[label]
+        figure = None if text is None else text.loss_RMNS[..., sources.index(source)]
+        interval = _over_text(text, figure)
+        found[label]["sources"][source] = _told(test, p_holm, interval)
+    return found
+
+
+def _over_seeds(
+    runs: Mapping[str, BySeed],
+    baseline: str,
+    label: str,
+    seeds: Sequence[int],
+    name: str,
+    family: int,
+) -> Difference:
+    """`name` is a summary's or a source's; no source has the name of a summary."""
+
+    def value(run: Runs) -> float:
+        return run.summaries[name] if name in METRICS else run.losses[name]
+
+    pairs = [value(runs[label][seed]) - value(runs[baseline][seed]) for seed in seeds]
+    return paired_difference(pairs, family)
+
+
+def _resampled(
+    baseline: BySeed, method: BySeed, seeds: Sequence[int], sources: Sequence[str]
+) -> Resampled | None:
+    """Both methods on the same resampled blocks; None where a run has none on disk."""
+    pair = [[own[seed] for seed in seeds] for own in (baseline, method)]
+    if not seeds or any(set(run.blocks) != set(sources) for own in pair for run in own):
+        return None
+    blocks_of = {}
+    for source in sources:
+        predictions = pair[0][0].blocks[source][0]
+        assert all(
+            np.array_equal(run.blocks[source][0], predictions) for own in pair for run in own
+        ), "runs of one comparison read the same blocks"
+        loss_MNn = np.array([[run.blocks[source][1] for run in own] for own in pair])
+        blocks_of[source] = Blocks(predictions, np.moveaxis(loss_MNn, -1, 0))
+    return resample(blocks_of)
+
+
+def _over_text(resampled: Resampled | None, figure_RMN: np.ndarray | None) -> Interval | None:
+    if resampled is None or figure_RMN is None:
+        return None
+    return resampled.interval(figure_RMN, 1, 0)
+
+
+def _told(test: Difference, p_holm: float | None, over_text: Interval | None) -> dict[str, Any]:
+    return {
+        "mean": test.mean,
+        "seeds": test.num_seeds,
+        "interval": _pair(test.interval),
+        "simultaneous": _pair(test.simultaneous),
+        "p": test.p_value,
+        "p_holm": p_holm,
+        "over_items": _pair(over_text),
+        "claim": claim(test, p_holm),
+    }
+
+
+def _pair(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else asdict(interval)
+
+
+# What a reader of the tables must know, a line each.
+
+
+def notes_of(findings: Mapping[str, Any]) -> list[str]:
+    """Lines to print under the tables."""
+    notes = [_pairing(findings), _claims(findings)]
+    methods = findings["methods"]
+    shared = [m["label"] for m in methods if m["one_plan_for_all_seeds"]]
+    if shared and len(findings["seeds"]) > 1:
+        notes.append(
+            f"one plan serves all seeds of {', '.join(shared)} (marked *): their intervals do not "
+            "hold how much the plan itself varies; --replan makes one for each seed"
+        )
+    if any(method["plans"] for method in methods):
+        notes.append(
+            "FLOPs and time hold the plan's proxies in full, for each run: what training once costs"
+        )
+    if findings["budget"] == "compute":
+        notes.append(
+            "equal compute: every run has the FLOPs of the dearest at train.steps="
+            f"{findings['config']['train']['steps']}; the learning rate is stretched to its steps"
+        )
+    notes += _epochs(findings)
+    notes += [f"failed: {error}" for error in findings["failures"].values()]
+    return notes
+
+
+def _pairing(findings: Mapping[str, Any]) -> str:
+    return (
+        f"differences are to {findings['baseline']}, seed by seed; [ ] is their 95 % t interval "
+        "over seeds, and text the 95 % bootstrap interval over validation blocks of these runs"
+    )
+
+
+def _claims(findings: Mapping[str, Any]) -> str:
+    number = len(findings["seeds"])
+    if number < LEAST_SEEDS:
+        return (
+            f"no claim is made: {number} seed{'s' if number > 1 else ''}, and a claim needs "
+            f"{LEAST_SEEDS}; the same command with --seeds {LEAST_SEEDS} adds what is missing"
+        )
+    return "p is Holm's, over the rows; lower and higher are claimed where it is at most 0.05"
+
+
+def _epochs(findings: Mapping[str, Any]) -> list[str]:
+    most = findings["config"]["data"]["warn_epochs"]
+    found = []
+    for method in findings["methods"]:
+        over = {n: e for n, e in method.get("epochs", {}).items() if e > most}
+        if over:
+            named = ", ".join(f"{name} {times:.1f} times" for name, times in over.items())
+            found.append(
+                f"warning: {method['label']} read through {named}, more than "
+                f"data.warn_epochs={most:g}"
+            )
+    return found
+
 
 Findings = dict[str, Any]
 FORMAT, VERSION = "dograph-compare", 1

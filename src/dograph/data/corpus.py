@@ -1,13 +1,168 @@
 """A prepared corpus on disk, opened for reading."""
 
 import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from dograph.data.manifest import Manifest, Split
-from dograph.data.tokens import StratumTokens
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from dograph.errors import CorpusError, require
+from dograph.files import write_json
+
+# The manifest of a prepared corpus: what is in it, how it was made, digests to check it by.
+
+
+MANIFEST = "manifest.json"
+Split = Literal["train", "validation"]
+
+
+class StratumEntry(BaseModel):
+    """One stratum of one split: a run of tokens in one file. Without --strata, a source has one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    stratum: str  # the source's name, or "<source>/<number>" with --strata
+    file: str  # token file, relative to the manifest, or absolute where it is used as it is
+    dtype: Literal["uint8", "uint16", "uint32", "int16", "int32", "int64"]
+    header_bytes: int = 0  # to skip at the start of the file
+    first_token: int = 0  # where this stratum starts in the file
+    tokens: int
+    documents: int
+    bytes: int | None  # UTF-8 bytes of the text; None where only tokens were given
+    sha256: str  # of this stratum's tokens, as stored
+    documents_file: str  # .npy of DOCUMENT_DTYPE, relative to the manifest
+
+
+class TokenizerEntry(BaseModel):
+    """The tokenizer that the tokens were made with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str  # what the user asked for: a path, a Hugging Face name, "bpe"
+    file: str | None  # tokenizer.json, relative to the manifest; None where only tokens were given
+    sha256: str | None
+    vocab_size: int
+    eot_id: int | None  # appended to every document
+
+
+class Manifest(BaseModel):
+    """Everything about a prepared corpus but the tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["dograph-corpus"] = "dograph-corpus"
+    version: Literal[1] = 1
+    tokenizer: TokenizerEntry
+    inputs: list[str]  # DOCUMENT_DTYPE's `input` points here
+    train: list[StratumEntry]
+    validation: list[StratumEntry]
+    recipe: str | None = None
+    options: dict[str, str | int | float | bool | None] = {}
+    repairs: dict[str, int] = {}  # kind of bad record -> how many were mended or skipped
+    made_by: str
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        path = directory / MANIFEST
+        if not path.is_file():
+            raise CorpusError(
+                f"{directory} is not a prepared corpus: it has no {MANIFEST}. "
+                f"Prepare one with: dograph data prepare INPUT --out {directory}"
+            )
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (ValidationError, json.JSONDecodeError) as error:
+            raise CorpusError(f"{path} is damaged: {error}. Prepare the corpus again.") from error
+
+    def write(self, directory: Path) -> None:
+        write_json(directory / MANIFEST, self.model_dump())
+
+
+# Memory-mapped tokens of one stratum: blocks for training, documents for people.
+#
+# A block is `seq_len` consecutive tokens; blocks do not overlap, and the tail that does not fill a
+# block is left out. Documents run on inside a block, divided by the end-of-text token.
+
+
+# One record a document, in the order of the tokens.
+DOCUMENT_DTYPE = np.dtype(
+    [
+        ("end", "<i8"),  # one past its last token, counted from the stratum's first token
+        ("record", "<i8"),  # line or row in the input file, from 0
+        ("input", "<i4"),  # index into Manifest.inputs
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSpan:
+    """A document's place in a stratum."""
+
+    index: int
+    start: int
+    end: int
+    input: int
+    record: int
+
+
+class StratumTokens:
+    """One stratum, memory-mapped: opening it reads nothing."""
+
+    def __init__(self, directory: Path, entry: StratumEntry) -> None:
+        self.entry = entry
+        self.directory = directory
+        path = directory / entry.file  # an absolute `file` replaces `directory`
+        itemsize = np.dtype(entry.dtype).itemsize
+        wanted = entry.header_bytes + (entry.first_token + entry.tokens) * itemsize
+        if not path.is_file() or path.stat().st_size < wanted:
+            have = path.stat().st_size if path.is_file() else "no file"
+            raise CorpusError(
+                f"{path} should hold at least {wanted} bytes, found {have}; "
+                "prepare the corpus again, or copy the whole folder"
+            )
+        mapped = np.memmap(
+            path,
+            mode="r",
+            dtype=entry.dtype,
+            offset=entry.header_bytes + entry.first_token * itemsize,
+            shape=(entry.tokens,),
+        )
+        self.token_N = mapped.view(np.ndarray)  # the same memory without memmap's slow indexing
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """The documents of this stratum, memory-mapped, of DOCUMENT_DTYPE."""
+        path = self.directory / self.entry.documents_file
+        documents: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        return documents.view(np.ndarray)
+
+    @cached_property
+    def _end_D(self) -> Any:
+        return self.documents["end"]
+
+    def num_blocks(self, seq_len: int) -> int:
+        return self.entry.tokens // seq_len
+
+    def read_block(self, block: int, seq_len: int) -> np.ndarray:
+        return self.token_N[block * seq_len : (block + 1) * seq_len]
+
+    def locate(self, token: int) -> tuple[int, int]:
+        """The document that a token is in, and its offset there."""
+        # Not np.searchsorted: it would copy the whole strided field on every call.
+        document = bisect_right(self._end_D, token)
+        return document, token - (int(self._end_D[document - 1]) if document else 0)
+
+    def document(self, index: int) -> DocumentSpan:
+        end, record, source = self.documents[index].tolist()
+        start = int(self.documents["end"][index - 1]) if index else 0
+        return DocumentSpan(index=index, start=start, end=end, input=source, record=record)
 
 
 class Corpus:
@@ -70,3 +225,85 @@ class Corpus:
         ids = stratum.token_N[start:end].tolist()
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+
+# A fixed choice of blocks with equally many from every source, for looking at what a model sees.
+#
+# No draw is involved: the same corpus and numbers give the same blocks.
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of one source and its place there."""
+
+    source: int  # index into the corpus' sources
+    stratum: StratumTokens
+    index: int  # which block of that stratum
+    seq_len: int
+
+    def tokens(self) -> np.ndarray:
+        return self.stratum.read_block(self.index, self.seq_len).astype(np.int64)
+
+    def place(self) -> dict[str, str | int]:
+        """Names to find it by: source, stratum, row (block), document and offset in tokens."""
+        document, offset = self.stratum.locate(self.index * self.seq_len)
+        return {
+            "source": self.stratum.entry.source,
+            "stratum": self.stratum.entry.stratum,
+            "row": self.index,
+            "document": document,
+            "offset": offset,
+        }
+
+    def text(self, corpus: Corpus) -> str:
+        start = self.index * self.seq_len
+        return corpus.text(self.stratum, start, start + self.seq_len)
+
+
+def blocks_by_source(corpus: Corpus, split: Split, seq_len: int) -> dict[str, int]:
+    """How many whole blocks each source has in a split."""
+    have = dict.fromkeys(corpus.sources, 0)
+    for stratum in corpus.strata(split):
+        if stratum.entry.source in have:
+            have[stratum.entry.source] += stratum.num_blocks(seq_len)
+    return have
+
+
+def even_blocks(
+    corpus: Corpus, split: Split, seq_len: int, total: int, *, least: int = 1
+) -> list[Block]:
+    """At most `total` blocks, source by source, evenly spaced in each source's text.
+
+    Sources with fewer than `least` blocks are passed over.
+    """
+    have = blocks_by_source(corpus, split, seq_len)
+    take = equal_shares({source: n for source, n in have.items() if n >= least}, total)
+    return [
+        Block(corpus.sources.index(source), stratum, index, seq_len)
+        for source, count in take.items()
+        for stratum, index in spaced_blocks(
+            [s for s in corpus.strata(split) if s.entry.source == source], seq_len, count
+        )
+    ]
+
+
+def spaced_blocks(
+    strata: Sequence[StratumTokens], seq_len: int, most: int
+) -> list[tuple[StratumTokens, int]]:
+    """At most `most` blocks, evenly spaced over the strata's text: each one's stratum and index."""
+    ends = np.cumsum([0, *(s.num_blocks(seq_len) for s in strata)], dtype=np.int64)
+    count = min(most, int(ends[-1]))
+    places = np.linspace(0, ends[-1] - 1, count).round().astype(np.int64)
+    found = np.searchsorted(ends, places, side="right") - 1
+    return [(strata[s], int(place - ends[s])) for s, place in zip(found, places, strict=True)]
+
+
+def equal_shares(have: Mapping[str, int], total: int) -> dict[str, int]:
+    """`total` shared out equally, as far as each has any; what is over goes to the first ones."""
+    take = dict.fromkeys(have, 0)
+    while left := min(total, sum(have.values())) - sum(take.values()):
+        wanting = [name for name in have if take[name] < have[name]]
+        each = left // len(wanting)
+        for name in wanting if each else wanting[:left]:
+            take[name] += min(max(each, 1), have[name] - take[name])
+    return take

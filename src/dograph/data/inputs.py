@@ -2,19 +2,147 @@
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dograph.data.archives import ARCHIVES
-from dograph.data.hub import disk_splits, hub_splits
-from dograph.data.input import Input, Kind, Resolved, joined
-from dograph.data.manifest import Split
-from dograph.data.recipes import RECIPES, Recipe
-from dograph.data.splits import SPLIT_WORDS, choose_validation, source_of, split_word
-from dograph.data.walk import walk
+from dograph.data.chunks import Input, Kind, Resolved, joined, walk
+from dograph.data.corpus import Split
+from dograph.data.formats import ARCHIVES, disk_splits, hub_splits
 from dograph.errors import CorpusError
+
+# The paper's two corpora: where they are, how their records are labelled, what they are made of.
+#
+# Shares are those of the paper's data tables: byte proportions for SlimPajama-6B; effective sizes
+# in GiB for the Pile, over the 17 of its 22 sets that are still available.
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A known corpus."""
+
+    name: str
+    hub: str  # Hugging Face dataset
+    splits: Mapping[str, Split]  # split of the dataset -> where it goes
+    source_field: str
+    table: Mapping[str, float]  # source -> size in the paper, in any unit
+    closed: bool  # documents of a source outside the table are left out
+
+    @property
+    def validation_split(self) -> str:
+        """The split of the dataset to validate on."""
+        return next(part for part, into in self.splits.items() if into == "validation")
+
+    def shares(self) -> dict[str, float]:
+        """Share of bytes of each source in the paper."""
+        total = sum(self.table.values())
+        return {source: size / total for source, size in self.table.items()}
+
+
+_SLIMPAJAMA = Recipe(
+    name="slimpajama-6b",
+    hub="DKYoon/SlimPajama-6B",
+    splits={"train": "train", "test": "validation"},
+    source_field="meta.redpajama_set_name",
+    table={
+        "RedPajamaCommonCrawl": 54.1,
+        "RedPajamaC4": 28.7,
+        "RedPajamaGithub": 4.2,
+        "RedPajamaBook": 3.7,
+        "RedPajamaArXiv": 3.4,
+        "RedPajamaWikipedia": 3.1,
+        "RedPajamaStackExchange": 2.8,
+    },
+    closed=False,
+)
+
+_PILE = Recipe(
+    name="pile",
+    hub="monology/pile-uncopyrighted",
+    splits={"train": "train", "validation": "validation"},
+    source_field="meta.pile_set_name",
+    table={
+        "Pile-CC": 227.12,
+        "PubMed Central": 180.55,
+        "ArXiv": 112.42,
+        "Github": 95.16,
+        "FreeLaw": 76.73,
+        "StackExchange": 64.39,
+        "USPTO Backgrounds": 45.81,
+        "PubMed Abstracts": 38.53,
+        "Gutenberg (PG-19)": 27.19,
+        "Wikipedia (en)": 19.13,
+        "DM Mathematics": 15.49,
+        "Ubuntu IRC": 11.03,
+        "EuroParl": 9.17,
+        "HackerNews": 7.80,
+        "PhilPapers": 4.76,
+        "NIH ExPorter": 3.79,
+        "Enron Emails": 1.76,
+    },
+    closed=True,
+)
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (_SLIMPAJAMA, _PILE)}
+
+
+# Which parts of an input are for training and which for validation, by their names.
+
+
+# The first of these that an input has is its validation split.
+VALIDATION_WORDS = ("validation", "valid", "val", "test")
+SPLIT_WORDS = ("train", *VALIDATION_WORDS)
+
+# four digits may be a year, and two years are two sources
+_DIGEST = r"(-[0-9a-f]{16})?"  # after a number of the hub's: train-00000-of-00048-ab2b35705f029d94
+_SHARD = re.compile(rf"[-_.]?(\d{{3,}}-of-\d{{3,}}{_DIGEST}|\d{{5,}})$")
+_NUMBER = re.compile(rf"[-_.]?\d+(-of-\d+{_DIGEST})?$")
+_SPLIT = re.compile(rf"(^|[-_.])({'|'.join(SPLIT_WORDS)})$", re.IGNORECASE)
+_ENDINGS = re.compile(r"(\.(jsonl|json|ndjson|parquet|bin|idx|txt|md))?(\.(gz|xz|zst))?$")
+_MEGATRON = re.compile(r"_(text|content)_(document|sentence)$")
+_NAMELESS = ("", "part", "shard", "chunk", "data")
+
+
+def choose_validation(names: Iterable[str | None], preferred: str | None = None) -> str | None:
+    """The split to validate on, where the input names its splits."""
+    present = set(names)
+    return next((word for word in (preferred, *VALIDATION_WORDS) if word in present), None)
+
+
+def split_word(path: Path, folder: Path | None = None) -> str | None:
+    """The split that a file's name speaks of: "val" for fineweb_val_000001.bin.
+
+    A folder named after a split, between `folder` and the file, has the first word.
+    """
+    below = path if path.is_dir() else path.parent
+    for name in below.relative_to(folder).parts if folder is not None else ():
+        if name.lower() in SPLIT_WORDS:
+            return name.lower()
+    if path.is_dir():
+        return None
+    match = _SPLIT.search(_NUMBER.sub("", _MEGATRON.sub("", _stem(path))))
+    return match.group(2).lower() if match else None
+
+
+def source_of(path: Path) -> str:
+    """The source that a file belongs to, by its name.
+
+    Shard numbers and split words are left out, so that the shards of a source come together and
+    its validation file bears the same name; where nothing remains, the folder's name is taken.
+    """
+    stem = _SPLIT.sub("", _SHARD.sub("", _MEGATRON.sub("", _stem(path))))
+    if stem.lower() not in _NAMELESS:
+        return stem
+    parent = path.absolute().parent
+    while parent.name in (*SPLIT_WORDS, "data") and parent.parent != parent:
+        parent = parent.parent
+    return parent.name or "text"
+
+
+def _stem(path: Path) -> str:
+    return _ENDINGS.sub("", path.name)
+
 
 EMBEDDED = ("demo", "unigram", "bigram")
 _LINES = (".jsonl", ".json", ".ndjson")

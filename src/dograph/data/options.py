@@ -1,13 +1,16 @@
 """Everything that `dograph data prepare` can be asked for."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from dograph.data.inputs import EMBEDDED
+from dograph.data.chunks import Input
+from dograph.data.corpus import Manifest
+from dograph.data.inputs import EMBEDDED, RECIPES, Recipe
 from dograph.data.journal import Value
 from dograph.data.readers import BadRecords
-from dograph.data.recipes import RECIPES, Recipe
 from dograph.errors import ConfigError, did_you_mean
 
 DEFAULT_VOCAB_SIZE = 4096
@@ -103,3 +106,98 @@ class PrepareOptions:
             "noise": self.noise,
             "bad_records": self.bad_records,
         }
+
+
+# Options that would have no effect on these inputs are refused, not ignored.
+
+
+def refuse_idle_options(options: PrepareOptions, inputs: list[Input]) -> None:
+    """Name the first option given that cannot apply."""
+    if options.noise and not any(entry.name in ("unigram", "bigram") for entry in inputs):
+        raise ConfigError("--noise is for the inputs unigram and bigram; leave it out")
+    if options.vocab_size is not None and options.tokenizer != "bpe":
+        raise ConfigError(
+            f"--vocab-size has no effect with --tokenizer {options.tokenizer}, whose vocabulary "
+            "has its size; leave one of the two out"
+        )
+    tokens = [entry.name for entry in inputs if entry.is_tokens]
+    if not tokens:
+        if options.eot_id is not None:
+            raise ConfigError(
+                "--eot-id is for tokens made elsewhere; for text, name the token with --eot TOKEN"
+            )
+        return
+    if options.keep < 1:
+        raise ConfigError(
+            f"--keep chooses documents by their text, and {tokens[0]} holds tokens; leave it out, "
+            "or prepare the text that the tokens were made of"
+        )
+    given = {
+        "--recipe": options.recipe is not None,
+        "--source-field": options.source_field is not None,
+        "--text-field": options.text_field != "text",
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{name} is for records of text, and {tokens[0]} holds tokens; leave it out, or "
+                "name its source as NAME=INPUT"
+            )
+
+
+# What a corpus is made of, source by source, beside the paper's table where there is one.
+
+
+class SourceRow(NamedTuple):
+    """One source of a corpus."""
+
+    source: str
+    documents: int  # in training
+    tokens: int
+    bytes: int | None
+    share: float | None  # of the training bytes; of the tokens where bytes are not known
+    paper_share: float | None  # of bytes; None where the corpus has no bytes to compare
+    validation_tokens: int
+
+
+def composition(manifest: Manifest) -> list[SourceRow]:
+    """The sources, largest first."""
+    recipe = RECIPES.get(manifest.recipe or "")
+    paper: Mapping[str, float] = recipe.shares() if recipe else {}
+    sources = dict.fromkeys(entry.source for entry in (*manifest.train, *manifest.validation))
+    sizes = {source: _bytes(manifest, source) for source in sources}
+    tokens = {s: sum(e.tokens for e in manifest.train if e.source == s) for s in sources}
+    measure = {s: size for s, size in sizes.items() if size is not None}
+    if len(measure) < len(sizes):
+        measure = tokens
+        paper = {}  # shares of tokens and of bytes do not compare
+    total = sum(measure.values())
+    rows = []
+    for source in sources:
+        train = [entry for entry in manifest.train if entry.source == source]
+        held_out = [entry for entry in manifest.validation if entry.source == source]
+        rows.append(
+            SourceRow(
+                source,
+                sum(entry.documents for entry in train),
+                tokens[source],
+                sizes[source],
+                measure[source] / total,
+                paper.get(source),
+                sum(entry.tokens for entry in held_out),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.tokens, row.source))
+
+
+def absent_sources(manifest: Manifest) -> list[str]:
+    """Sources of the recipe's table that the corpus does not have."""
+    recipe = RECIPES.get(manifest.recipe or "")
+    present = {entry.source for entry in manifest.train}
+    return [source for source in (recipe.table if recipe else ()) if source not in present]
+
+
+def _bytes(manifest: Manifest, source: str) -> int | None:
+    sizes = [entry.bytes for entry in manifest.train if entry.source == source]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

@@ -6,7 +6,9 @@ options alone. A journal is kept on the way, so that the same command goes on af
 
 import errno
 import hashlib
+import json
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,17 +17,16 @@ from typing import Literal, NamedTuple
 
 import dograph
 from dograph.data import chunks
-from dograph.data.applicable import refuse_idle_options
-from dograph.data.checks import RefusedRecordError
-from dograph.data.chunks import Fields
-from dograph.data.encode import Encoding
+from dograph.data.chunks import Fields, Input, listed, size_of, stamp
+from dograph.data.corpus import MANIFEST, Manifest, TokenizerEntry
+from dograph.data.encode import SMALL_CHUNKS, Encoded, Encoding, Workers, sample_texts
 from dograph.data.external import prepare_external
 from dograph.data.finish import Finishing, finish
-from dograph.data.input import Input, listed
-from dograph.data.inputs import resolve_all
+from dograph.data.inputs import EMBEDDED, resolve_all
 from dograph.data.journal import (
     STAGING,
     Journal,
+    Outputs,
     Value,
     clear,
     fingerprint,
@@ -34,12 +35,9 @@ from dograph.data.journal import (
     read_journal,
     require_same,
 )
-from dograph.data.manifest import Manifest, TokenizerEntry
-from dograph.data.options import PrepareOptions
-from dograph.data.preparation import Preparation
-from dograph.data.publish import remove_replaced
-from dograph.data.readers import Reading, read_chunks, refusal, where
-from dograph.data.sample import sample_texts
+from dograph.data.options import PrepareOptions, refuse_idle_options
+from dograph.data.publish import REPAIRS, remove_replaced
+from dograph.data.readers import Reading, RefusedRecordError, read_chunks, refusal, where
 from dograph.data.tokenizer import (
     TOKENIZER_FILE,
     FoundTokenizer,
@@ -49,10 +47,75 @@ from dograph.data.tokenizer import (
     train_bpe,
     vocabulary_size,
 )
-from dograph.data.walk import size_of, stamp
-from dograph.data.workers import SMALL_CHUNKS, Workers
 from dograph.errors import CorpusError
-from dograph.files import sha256_of, write_text
+from dograph.files import sha256_of, sync_file, write_text
+
+# A preparation under way: what has been written so far, and the journal that says so.
+
+
+COMMIT_SECONDS = 5.0
+
+
+class Preparation:
+    """Writes encoded chunks and commits to the journal now and then."""
+
+    def __init__(self, staging: Path, journal: Journal, inputs: list[Input], dtype: str) -> None:
+        self.staging = staging
+        self.journal = journal
+        self.inputs = inputs
+        self.outputs = Outputs(staging, journal.outputs, dtype)
+        self._committed = time.monotonic()
+        self._writing = False
+        self._repairs = staging / REPAIRS
+        if self._repairs.exists():
+            with open(self._repairs, "ab") as file:
+                file.truncate(journal.repairs_bytes)
+
+    def write(self, encoded: Encoded) -> None:
+        """Append a chunk; after an interruption on the way the last commit stands."""
+        self._writing = True
+        listed = self._list_repairs(encoded)
+        self.outputs.append(encoded.groups)
+        repairs = self.journal.repairs
+        for kind in [bad.kind for bad in encoded.bad]:
+            repairs[kind] = repairs.get(kind, 0) + 1
+        for source, count in encoded.excluded.items():
+            kind = f"excluded: {source}"
+            repairs[kind] = repairs.get(kind, 0) + count
+        self.journal.repairs_bytes += listed
+        self.journal.position = encoded.end
+        self._writing = False
+        if time.monotonic() - self._committed >= COMMIT_SECONDS:
+            self.commit()
+
+    def commit(self) -> None:
+        """Everything written so far is safe once this returns; half a chunk is not kept."""
+        if self._writing:
+            return
+        self.outputs.sync()
+        if self._repairs.exists():
+            sync_file(self._repairs)
+        self.journal.write(self.staging)
+        self._committed = time.monotonic()
+
+    def _list_repairs(self, encoded: Encoded) -> int:
+        """Add to repairs.jsonl; returns the bytes that took."""
+        lines = []
+        for bad in encoded.bad:
+            entry = {
+                "place": where(self.inputs[encoded.input], bad),
+                "kind": bad.kind,
+                "what": bad.what,
+                "done": bad.repair,
+            }
+            lines.append(json.dumps(entry) + "\n")
+        if not lines:
+            return 0
+        content = "".join(lines).encode()
+        with open(self._repairs, "ab") as file:
+            file.write(content)
+        return len(content)
+
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -290,3 +353,16 @@ def _explained(error: OSError, out: Path) -> CorpusError:
         )
     name = f"{error.filename}: " if error.filename else ""
     return CorpusError(f"{name}{error.strerror or error}")
+
+
+# Corpora that need no download: prepared on first use, under data/ in the current directory.
+
+
+def ensure_corpus(name: str, report: Callable[[Progress], None] = lambda _: None) -> Path:
+    """The folder of a corpus; an embedded one is prepared if it is not there yet."""
+    if name not in EMBEDDED:
+        return Path(name).resolve()
+    folder = Path("data") / name
+    if not (folder / MANIFEST).is_file():
+        prepare(PrepareOptions(inputs=(name,), out=folder), report)
+    return folder.resolve()

@@ -7,15 +7,184 @@ of the finished world batch, so the world size changes nothing, and a change of 
 the counters' future: no sample is lost or repeated. S here counts strata.
 """
 
+import json
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 
-from dograph.data.permutation import permute
-from dograph.data.quota import advance
-from dograph.data.tokens import StratumTokens
-from dograph.data.weight_log import WAYPOINT_STEPS, WeightEntry, WeightLog
-from dograph.errors import ConfigError
+from dograph.data.corpus import StratumTokens
+from dograph.errors import ConfigError, RunError
 from dograph.rng import key64, stream
 from dograph.types import Mixture, SampleIds
+
+# Whole samples for fractional weights: counts that never stray from their share.
+#
+# Largest remainders alone can take a sample back (the Alabama paradox), and carrying the error from
+# step to step alone can drift. Tijdeman's chairman assignment (1980) does neither: draw j of
+# stratum s may be made once N q_s >= j - beta and must be made before N q_s > j - 1 + beta, where
+# beta = 1 - 1/(2S - 2); serving the earliest deadline first always meets every deadline, so after
+# N draws each count is within beta < 1 of N q_s.
+
+
+SLACK = 1e-9  # absorbs rounding in N * q; far below the 1/(2S - 2) left between beta and 1
+
+
+def advance(drawn_S: np.ndarray, weight_S: np.ndarray, num_draws: int) -> np.ndarray:
+    """Counts after `num_draws` more draws, given counts since the mixture last changed.
+
+    Deadlines are met at the ends of steps; which draw comes first inside a step is not decided
+    here. O(S + num_draws log num_draws).
+    """
+    live_S = np.flatnonzero(weight_S > 0)
+    weight_L, drawn_L = weight_S[live_S], drawn_S[live_S]
+    beta = 1 - 1 / (2 * len(live_S) - 2) if len(live_S) > 1 else 1.0
+    total = int(drawn_S.sum()) + num_draws
+
+    released_L = np.floor(total * weight_L + beta + SLACK).astype(np.int64)
+    open_L = np.maximum(released_L - drawn_L, 0)
+    stratum_N = np.repeat(np.arange(len(live_S)), open_L)
+    rank_N = np.arange(len(stratum_N)) - np.repeat(np.cumsum(open_L) - open_L, open_L)
+    deadline_N = (drawn_L[stratum_N] + rank_N + beta) / weight_L[stratum_N]
+
+    first_N = np.lexsort((stratum_N, deadline_N))[:num_draws]  # ties by index
+    assert len(first_N) == num_draws, "the schedule is feasible by Tijdeman's theorem"
+    after_S = drawn_S.copy()
+    after_S[live_S] += np.bincount(stratum_N[first_N], minlength=len(live_S))
+    return after_S
+
+
+# A keyed bijection of 0..size-1: a shuffle that is never stored and has random access.
+#
+# A balanced Feistel network permutes the smallest even-bit power of two that holds `size`; values
+# that fall outside are sent through again until they land inside (cycle walking), which keeps the
+# map one to one. Memory does not depend on `size`, so an epoch of any corpus can be shuffled.
+
+
+ROUNDS = 6
+
+
+def permute(position_N: np.ndarray, size_N: np.ndarray, key_N: np.ndarray) -> np.ndarray:
+    """Image of each position (in 0..size-1) under the bijection of its size chosen by its key."""
+    bits_N = np.array([(size - 1).bit_length() for size in size_N.tolist()], dtype=np.uint64)
+    half_bits_N = np.maximum((bits_N + np.uint64(1)) // np.uint64(2), np.uint64(1))
+    size_N, key_N = size_N.astype(np.uint64), key_N.astype(np.uint64)
+    value_N = _feistel(position_N.astype(np.uint64), half_bits_N, key_N)
+    (outside,) = np.nonzero(value_N >= size_N)
+    while len(outside):  # at least a quarter of the values of each size land inside: this ends soon
+        value_N[outside] = _feistel(value_N[outside], half_bits_N[outside], key_N[outside])
+        outside = outside[value_N[outside] >= size_N[outside]]
+    return value_N.astype(np.int64)
+
+
+def _feistel(value_N: np.ndarray, half_bits_N: np.ndarray, key_N: np.ndarray) -> np.ndarray:
+    mask_N = (np.uint64(1) << half_bits_N) - np.uint64(1)
+    left_N, right_N = value_N >> half_bits_N, value_N & mask_N
+    for _ in range(ROUNDS):
+        left_N, right_N = right_N, left_N ^ (_mix(right_N ^ key_N) & mask_N)
+        key_N = key_N + np.uint64(0x9E3779B97F4A7C15)
+    joined_N: np.ndarray = (left_N << half_bits_N) | right_N
+    return joined_N
+
+
+def _mix(value_N: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser; uint64 arithmetic wraps around."""
+    value_N = (value_N ^ (value_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value_N = (value_N ^ (value_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed_N: np.ndarray = value_N ^ (value_N >> np.uint64(31))
+    return mixed_N
+
+
+# The weight log: which mixture was in force from which step, with the counters to start from.
+#
+# Entries carry cumulative counters, so any step is found by bisection and a few steps of counting;
+# waypoints (entries that change nothing) keep those few. The file is one JSON object a line.
+
+
+WAYPOINT_STEPS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEntry:
+    """From `step` on, stratum s is drawn with weight_S[s]; before it, drawn_S[s] draws were made.
+
+    `base_step` and `base_drawn_S` say where the mixture last changed: quotas count from there.
+    """
+
+    step: int
+    weight_S: np.ndarray
+    drawn_S: np.ndarray
+    base_step: int
+    base_drawn_S: np.ndarray
+    reason: str
+
+
+class WeightLog:
+    """Append-only entries in order of step, over the strata named."""
+
+    def __init__(self, strata: list[str], entries: list[WeightEntry] | None = None) -> None:
+        self.strata = strata
+        self.entries = entries or []
+
+    def find(self, step: int) -> WeightEntry:
+        """The last entry at or before `step`. O(log entries)."""
+        index = bisect_right(self.entries, step, key=lambda entry: entry.step)
+        if index == 0:
+            raise RunError(f"the weight log says nothing about step {step}; it has no entry yet")
+        return self.entries[index - 1]
+
+    def append(self, entry: WeightEntry) -> None:
+        if self.entries and entry.step < self.entries[-1].step:
+            raise RunError(
+                f"the weight log already reaches step {self.entries[-1].step}; "
+                f"an entry for step {entry.step} would rewrite the past"
+            )
+        if self.entries and entry.step == self.entries[-1].step:
+            self.entries.pop()  # two changes before the same step: the later one holds
+        self.entries.append(entry)
+
+    def cut(self, step: int) -> "WeightLog":
+        """The log as it stood when `step` steps had been made."""
+        return WeightLog(self.strata, [entry for entry in self.entries if entry.step <= step])
+
+    def dump(self) -> str:
+        return "".join(json.dumps(self._row(entry)) + "\n" for entry in self.entries)
+
+    def _row(self, entry: WeightEntry) -> dict[str, object]:
+        def by_name(values: np.ndarray) -> dict[str, float | int]:
+            return dict(zip(self.strata, values.tolist(), strict=True))
+
+        return {
+            "step": entry.step,
+            "reason": entry.reason,
+            "weight": by_name(entry.weight_S),
+            "drawn": by_name(entry.drawn_S),
+            "base_step": entry.base_step,
+            "base_drawn": by_name(entry.base_drawn_S),
+        }
+
+    @classmethod
+    def load(cls, path: Path, strata: list[str]) -> "WeightLog":
+        entries = []
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            row = json.loads(line)
+            if list(row["weight"]) != strata:
+                raise RunError(
+                    f"{path} line {number} names the strata {list(row['weight'])}, but the corpus "
+                    f"has {strata}; the run was made with another corpus"
+                )
+            entries.append(
+                WeightEntry(
+                    step=row["step"],
+                    weight_S=np.array(list(row["weight"].values()), dtype=np.float64),
+                    drawn_S=np.array(list(row["drawn"].values()), dtype=np.int64),
+                    base_step=row["base_step"],
+                    base_drawn_S=np.array(list(row["base_drawn"].values()), dtype=np.int64),
+                    reason=row["reason"],
+                )
+            )
+        return cls(strata, entries)
 
 
 class Sampler:

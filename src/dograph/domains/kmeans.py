@@ -17,6 +17,7 @@ from torch import Tensor
 from dograph.domains.partition import centred
 from dograph.errors import ConfigError
 from dograph.kernels import usable
+from dograph.types import Domains
 
 ITERATIONS = 20  # of Lloyd, which seldom needs ten
 REFILL_EVERY = 5  # iterations from one look for empty domains to the next; the last one looks
@@ -239,3 +240,31 @@ def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
     key_M = member_BM.sum(dim=0) * (size + 1) - first_M
     rank_M = key_M.argsort(descending=True, stable=True).argsort()
     return rank_M[label_B].masked_fill(~finite_B, 0)
+
+
+# A batch's sketches to its domains on a GPU: four kernels, one sum and one draw.
+
+
+def domains_of_batch(
+    sketch_BK: Tensor,
+    num_domains: int,
+    *,
+    generator: torch.Generator,
+    restarts: int,
+    normalise: bool,
+) -> Domains:
+    """What `partition` says of the labels of `kmeans`, for at most 128 samples."""
+    from dograph.kernels.gram import sorted_space
+    from dograph.kernels.kmeans import restarts_by_kernel
+    from dograph.kernels.partition import domains_by_kernel
+
+    dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
+    batch = sorted_space(sketch_BK, normalise, SAME, RATIO)
+    race_MRLB = races(len(sketch_BK), min(num_domains, len(sketch_BK)), restarts, generator)
+    label_RB, inertia_R = restarts_by_kernel(
+        *(batch.gram_BB, batch.weight_B, batch.rounding_B, race_MRLB),
+        spherical=normalise,
+        iterations=ITERATIONS,
+        refill_every=REFILL_EVERY,
+    )
+    return domains_by_kernel(batch, label_RB, inertia_R, num_domains, dtype)

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
-from dograph.domains.domains_graph import adjacency, laplacian
+from dograph.domains.graph import adjacency, laplacian
 from dograph.domains.simplex import MOST_DOMAINS, relative_gap, solve_qp
 from dograph.errors import ConfigError, did_you_mean
 from dograph.kernels import usable

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.kmeans import first_argmax, fits_kernel, kmeans
+from dograph.domains.kmeans import first_argmax, first_argmin, fits_kernel, kmeans
 from dograph.domains.partition import partition
 from dograph.errors import ConfigError
 from dograph.rng import key64
@@ -67,7 +68,7 @@ class KMeans:
         """The domains of these samples: `partition` by the labels of `__call__`."""
         if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
-        from dograph.domains.batch import domains_of_batch
+        from dograph.domains.kmeans import domains_of_batch
 
         return domains_of_batch(
             sketch_BK.detach(),
@@ -230,3 +231,198 @@ def matched(old_MK: Tensor, new_MK: Tensor) -> Tensor:
         taken_MM = (index_M[:, None] == row) | (index_M == col)
         cosine_MM = cosine_MM.masked_fill(taken_MM, -torch.inf)
     return order_M
+
+
+# Persistent domains: centroids that follow the model, statistics that forget slowly.
+#
+# A sketch is divided by its norm, centred on the running mean of such directions and divided by its
+# norm again; it belongs to the centroid it makes the smallest angle with. Counts, centroids, mean
+# gradients and spreads are sums that decay with a half-life, so 48 samples a step become thousands.
+# The first domains, and better ones if there are, come from K-means over the last batches.
+
+
+FIT_BATCHES = 10  # K-means is over this many batches
+_SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
+
+
+class StreamScope:
+    """Domains with an identity over the whole run."""
+
+    keeps_identity = True
+
+    def __init__(self, cluster: KMeans, *, half_life: float = 70.0, refit_every: int = 25) -> None:
+        if not half_life > 0:
+            raise ConfigError(f"half_life={half_life}: give a number of steps > 0")
+        if refit_every < 1:
+            raise ConfigError(f"refit_every={refit_every}: give a number of steps > 0")
+        self.cluster, self.refit_every = cluster, refit_every
+        self.decay = 0.5 ** (1 / half_life)
+        self.index_M: Tensor | None = None
+        self.reset(projection=None)
+
+    def reset(self, projection: int | None) -> None:
+        self.projection, self.seen = projection, 0
+        self.pool: list[Tensor] = []
+        self.sums: dict[str, Tensor] = {}
+
+    def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
+        if projection != self.projection:
+            require_lasting("stream", self.projection, projection, FIT_BATCHES)
+            self.reset(projection)
+        if "count_M" not in self.sums:
+            return None
+        self._move(sketch_BK.device)
+        return self._domains(self._label(self._directions(sketch_BK)))
+
+    def observe(self, sketch_BK: Tensor, step: int) -> None:
+        sketch_BK = sketch_BK.float()
+        self._move(sketch_BK.device)
+        self.seen += 1
+        unit_BK = F.normalize(sketch_BK)
+        self._centre(unit_BK)
+        if "count_M" in self.sums:
+            direction_BK = self._centred(unit_BK)
+            if self.seen % self.refit_every == 0:
+                self._refit(direction_BK, step)
+            self._add(sketch_BK, direction_BK)
+            self._reseed(sketch_BK, direction_BK)
+        self.pool = [*self.pool[-(FIT_BATCHES - 1) :], sketch_BK]
+        if "count_M" not in self.sums and len(self.pool) == FIT_BATCHES:
+            self.sums |= self._fitted(step)
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        if "count_M" not in self.sums:
+            return None
+        self._move(sketch_BK.device)
+        near_BM = self._cosines(self._directions(sketch_BK))
+        return first_argmax(near_BM), near_BM
+
+    def _move(self, device: torch.device) -> None:
+        """A restored state comes on the CPU."""
+        self.sums = {name: value.to(device) for name, value in self.sums.items()}
+        self.pool = [sketch_BK.to(device) for sketch_BK in self.pool]
+
+    def _domain_M(self, device: torch.device) -> Tensor:
+        if self.index_M is None or self.index_M.device != device:
+            self.index_M = torch.arange(self.cluster.num_domains, device=device)
+        return self.index_M
+
+    def _directions(self, sketch_BK: Tensor) -> Tensor:
+        return self._centred(F.normalize(sketch_BK.float()))
+
+    def _centred(self, unit_BK: Tensor) -> Tensor:
+        return F.normalize(unit_BK - self.sums["centre_K"] / self.sums["centre_count"])
+
+    def _centre(self, unit_BK: Tensor) -> None:
+        unit_K, size = unit_BK.sum(dim=0), float(len(unit_BK))
+        if "centre_K" in self.sums:
+            self.sums["centre_K"] = torch.add(unit_K, self.sums["centre_K"], alpha=self.decay)
+            self.sums["centre_count"] = self.decay * self.sums["centre_count"] + size
+        else:
+            self.sums |= {"centre_K": unit_K, "centre_count": unit_K.new_full((), size)}
+
+    def _cosines(self, direction_BK: Tensor) -> Tensor:
+        return direction_BK @ F.normalize(self.sums["direction_MK"]).T
+
+    def _label(self, direction_BK: Tensor) -> Tensor:
+        return first_argmax(self._cosines(direction_BK))
+
+    def _add(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
+        """Decay what is known and add a batch."""
+        label_B = self._label(direction_BK)
+        added = self._sums_of(sketch_BK, direction_BK, label_B)
+        for name in _SUMS:
+            self.sums[name] = torch.add(added[name], self.sums[name], alpha=self.decay)
+
+    def _sums_of(
+        self, sketch_BK: Tensor, direction_BK: Tensor, label_B: Tensor
+    ) -> dict[str, Tensor]:
+        member_MB = (label_B == self._domain_M(label_B.device)[:, None]).to(sketch_BK.dtype)
+        gradient_MK, count_M = member_MB @ sketch_BK, member_MB.sum(dim=1)
+        if "count_M" in self.sums:  # distances to the mean as it was before this batch
+            mean_MK = self.sums["gradient_MK"] / self.sums["count_M"].clamp_min(1e-6)[:, None]
+        else:
+            mean_MK = gradient_MK / count_M.clamp_min(1)[:, None]
+        distance_B = (sketch_BK - mean_MK[label_B]).square().sum(dim=1)
+        return {
+            "count_M": count_M,
+            "direction_MK": member_MB @ direction_BK,
+            "gradient_MK": gradient_MK,
+            "square_M": member_MB @ sketch_BK.square().sum(dim=1),
+            "spread_M": member_MB @ distance_B,
+            "spread_square_M": member_MB @ distance_B.square(),
+        }
+
+    def _fitted(self, step: int) -> dict[str, Tensor]:
+        """Domains found by K-means over the last batches."""
+        pool_PK = torch.cat(self.pool)
+        direction_PK = self._directions(pool_PK)
+        return self._sums_of(pool_PK, direction_PK, self.cluster(direction_PK, step))
+
+    def _refit(self, direction_BK: Tensor, step: int) -> None:
+        """Take K-means' domains where they fit a batch that neither has seen better than ours."""
+        new, old_MK = self._fitted(step), self.sums["direction_MK"]
+        cosine_B, found_B = (
+            (direction_BK @ F.normalize(c).T).amax(dim=1) for c in (old_MK, new["direction_MK"])
+        )
+        gain_B = found_B - cosine_B
+        better = gain_B.mean() > gain_B.std(correction=0) / len(gain_B) ** 0.5
+        order_M = matched(old_MK, new["direction_MK"])
+        for name in _SUMS:
+            self.sums[name] = torch.where(better, new[name][order_M], self.sums[name])
+
+    def _reseed(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
+        """A domain that has lost its samples starts again at the sample farthest from its own."""
+        num, sums = self.cluster.num_domains, self.sums
+        count_M = sums["count_M"]
+        mass = count_M.sum() / (2 * num)
+        needed = count_M.amin() < mass / 2
+        # Not direction_BK[far]: an index that is a scalar on the device would be waited for.
+        far_1 = self._cosines(direction_BK).amax(dim=1).argmin(keepdim=True)
+        direction_K, sketch_K = (
+            t.index_select(0, far_1).squeeze(0) for t in (direction_BK, sketch_BK)
+        )
+        one_M = (self._domain_M(count_M.device) == first_argmin(count_M)) & needed
+        square = sketch_K.square().sum()
+        mass_square = mass * square
+        fresh = {
+            "count_M": mass,
+            "direction_MK": mass * direction_K,
+            "gradient_MK": mass * sketch_K,
+            "square_M": mass_square,
+            "spread_M": mass_square,
+            "spread_square_M": mass_square * square,
+        }
+        for name, value in fresh.items():
+            where = one_M[:, None] if sums[name].dim() == 2 else one_M
+            sums[name] = torch.where(where, value, sums[name])
+
+    def _domains(self, label_B: Tensor) -> Domains:
+        sums = self.sums
+        count_M = sums["count_M"]
+        total, safe_M = count_M.sum(), count_M.clamp_min(1e-6)
+        mean_MK = sums["gradient_MK"] / safe_M[:, None]
+        spread_M = sums["spread_M"] / safe_M
+        return Domains(
+            label_B=label_B,
+            share_M=count_M / total,
+            gram_MM=mean_MK @ mean_MK.T,
+            square_M=sums["square_M"] / safe_M,
+            spread_M=spread_M,
+            spread_variance_M=(sums["spread_square_M"] / safe_M - spread_M.square()).clamp_min(0),
+            scale=sums["square_M"].sum() / total,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "projection": self.projection,
+            "seen": self.seen,
+            **{f"sums/{name}": value for name, value in self.sums.items()},
+            **{f"pool/{i}": value for i, value in enumerate(self.pool)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.projection, self.seen = state["projection"], state["seen"]
+        self.sums = {n[5:]: value for n, value in state.items() if n.startswith("sums/")}
+        names = sorted((n for n in state if n.startswith("pool/")), key=lambda n: int(n[5:]))
+        self.pool = [state[name] for name in names]

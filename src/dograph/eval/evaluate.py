@@ -8,32 +8,92 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.eval.benchmarks_evaluate import Report, check_with, evaluate_tasks
-from dograph.eval.documents import (
+from dograph.eval.harness import Report, check_with, evaluate_tasks
+from dograph.eval.scores import Encoder, Estimate, Scorer, TaskScore, average
+from dograph.eval.tasks import (
+    TASKS,
     Documents,
     parse_limits,
+    pick_tasks,
     read_folder,
     read_hub,
 )
-from dograph.eval.likelihood import Scorer
-from dograph.eval.scores import Estimate, TaskScore, average
-from dograph.eval.subject import Precision, open_scorer
-from dograph.eval.tasks import TASKS, pick_tasks
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
-from dograph.train.distributed import pick_device
-from dograph.train.environment import describe_environment
-from dograph.train.metrics import Row, validation_row
+from dograph.train.distributed import describe_environment, pick_device
+from dograph.train.metrics import SUMMARIES, Row, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
 from dograph.train.validation import validate, validation_blocks
+
+# The model under test, and the tokenizer it was trained with.
+
+
+Precision = Literal["float32", "bfloat16"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+POSITIONS = 2048  # where a model does not say how many it has, as in the harness
+
+
+def open_scorer(
+    name: str,
+    *,
+    device: torch.device,
+    dtype: Precision,
+    batch_size: int,
+    max_length: int | None = None,
+    trained_length: int | None = None,
+    end_of_text: int | None = None,
+) -> Scorer:
+    """A folder saved by save_pretrained, or a name of the hub, ready to score.
+
+    It is shown `max_length` tokens at once; where that is not given, as many as it was trained
+    on, for positions beyond are as good as noise; where that is not known, all its positions.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would tear our own progress line
+    tokenizer = _tokenizer(name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype])
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{name} could not be loaded: {error}. Give a run, a folder saved by save_pretrained, "
+            "or a Hugging Face name"
+        ) from error
+    positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
+    if max_length is not None and not 2 <= max_length <= positions:
+        raise ConfigError(f"--max-length {max_length}, but {name} has {positions} positions")
+    return Scorer(
+        model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
+        encoder=Encoder.of(tokenizer, end_of_text),
+        max_length=max_length or min(trained_length or positions, positions),
+        batch_size=batch_size,
+    )
+
+
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    if Path(name).is_dir() and not list(Path(name).glob("tokenizer*")):
+        raise ConfigError(
+            f"{name} has no tokenizer, so it cannot be asked anything; put its tokenizer.json "
+            "there. A run has one where its corpus was prepared from text or with --tokenizer"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer of {name} could not be loaded: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +293,68 @@ def _provenance(
         "environment": environment,
         "also": {name: version(name) for name in libraries},
     }
+
+
+# Tables of `dograph eval`: tasks with their standard errors, and sources.
+
+
+def task_table(found: Evaluation) -> Table:
+    """Accuracies in per cent with standard errors, and what guessing would score."""
+    table = _table("downstream tasks", "task", "n", "acc", "acc_norm", "chance", "bits/B", "ppl")
+    for number, score in enumerate(found.scores, start=1):
+        table.add_row(
+            score.task,
+            _count(score.items, found.record["tasks"][score.task]["available"]),
+            _percent(score.acc),
+            _percent(score.acc_norm),
+            f"{100 * score.chance:.1f}",
+            _plain(score.bits_per_byte, ".3f"),
+            _plain(score.perplexity, ".4g"),
+            end_section=number == len(found.scores),
+        )
+    tasks = "1 task" if len(found.scores) == 1 else f"{len(found.scores)} tasks"
+    table.add_row("average", tasks, "", _percent(found.average), f"{100 * found.chance:.1f}")
+    return table
+
+
+def source_table(found: Evaluation) -> Table:
+    """Validation loss of each source of the run's corpus, and their summaries."""
+    table = _table("validation loss per source", "source", "nats", "ppl", "bits/B")
+    names = [x.removesuffix("/loss_nats") for x in found.sources if x.endswith("/loss_nats")]
+    sources = [name for name in names if name not in SUMMARIES]
+    for name in [*sources, *SUMMARIES]:
+        cells = [
+            "" if value is None else format(value, shape)
+            for value, shape in (
+                (found.sources.get(f"{name}/loss_nats"), ".4f"),
+                (found.sources.get(f"{name}/ppl"), ".1f"),
+                (found.sources.get(f"{name}/bits_per_byte"), ".3f"),
+            )
+        ]
+        table.add_row(escape(name), *cells, end_section=name == sources[-1])
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="right" if k else "left", no_wrap=True)
+    return table
+
+
+def _count(items: int, available: int) -> str:
+    return str(items) if items == available else f"{items} of {available}"
+
+
+def _percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    error = "" if estimate.se is None else f" ± {100 * estimate.se:.1f}"
+    return f"{100 * estimate.value:.1f}{error}"
+
+
+def _plain(estimate: Estimate | None, shape: str) -> str:
+    if estimate is None:
+        return ""
+    error = "" if estimate.se is None else f" ± {format(estimate.se, shape)}"
+    return f"{format(estimate.value, shape)}{error}"

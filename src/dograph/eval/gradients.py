@@ -22,10 +22,20 @@ up to sqrt(2) too wide.
 Shapes: N rows, S sources.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
+
+from dograph.errors import ConfigError, RunError, did_you_mean
+from dograph.train.run_dir import RunDirectory
 
 ROUNDING = 1e-12  # spreads below this part of the mean square of a row are none
 LEAST_ROWS = 4  # of a source: U-centred squares are divided by n - 3
@@ -156,3 +166,189 @@ def _pair_terms(gram_NN: Tensor, origin_NS: Tensor, source_N: Tensor) -> Tensor:
     inside_NN = inside_NN + all_N / ((count_N - 1) * (count_N - 2))
     factor_N = 2 / (count_N * (count_N - 1)) * ((count_N - 1) / (count_N - 3)).sqrt()
     return torch.where(same_NN, inside_NN * factor_N, between_NN).fill_diagonal_(0)
+
+
+# Probes read back from a run's directory.
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How a model perceived its probe rows after `step` steps."""
+
+    step: int
+    sources: list[str]
+    rows: list[dict[str, Any]]  # where each row is in the corpus
+    sketch_NK: Tensor  # float32, all finite
+    source_N: Tensor  # int64, index into sources
+    label_N: Tensor  # int64: the mixer's domains, -1 while it had none
+    loss_N: Tensor  # nats
+
+    def keeping(self, least: int) -> tuple["Probe", list[str]]:
+        """The rows of sources with at least `least` of them, and the names of the other sources."""
+        count_S = torch.bincount(self.source_N, minlength=len(self.sources))
+        kept_S = count_S >= least
+        row_N = kept_S[self.source_N]
+        kept = Probe(
+            step=self.step,
+            sources=[s for s, keep in zip(self.sources, kept_S.tolist(), strict=True) if keep],
+            rows=[row for row, keep in zip(self.rows, row_N.tolist(), strict=True) if keep],
+            sketch_NK=self.sketch_NK[row_N],
+            source_N=(kept_S.cumsum(dim=0) - 1)[self.source_N[row_N]],
+            label_N=self.label_N[row_N],
+            loss_N=self.loss_N[row_N],
+        )
+        return kept, [source for source in self.sources if source not in kept.sources]
+
+
+def probed_steps(run: Path) -> list[int]:
+    """After how many steps a run has a whole probe, ascending; an error where it has none."""
+    directory = RunDirectory.open(run)
+    names = (path.stem for path in directory.probes.glob("step-*.json"))
+    steps = sorted(int(name[5:]) for name in names if name[5:].isdecimal())
+    if not steps:
+        config = directory.config()
+        raise RunError(
+            f"{run} has no probes (mixer.name={config.mixer.name}, probe.rows={config.probe.rows}, "
+            f"probe.at={list(config.probe.at)}). A run is probed where its mixer needs sketches, "
+            "as dograph does, probe.rows is above 0 and the corpus has validation text: train one"
+        )
+    return steps
+
+
+def read_probe(run: Path, step: int) -> Probe:
+    """The probe that a run took after `step` steps, as it lies on disk."""
+    steps, file = probed_steps(run), RunDirectory(run).probe(step)
+    if step not in steps:
+        raise RunError(f"{run} has no probe of step {step}; it has those of {steps}")
+    about, beside = json.loads(file.read_text()), file.with_suffix(".safetensors")
+    try:
+        tensors = load_file(beside)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"{beside} cannot be read ({error}); to go on without this probe, remove {file}"
+        ) from error
+    sketch_NK = tensors["sketch"].float()
+    finite_N = sketch_NK.isfinite().all(dim=1)
+    if not bool(finite_N.all()):
+        raise RunError(
+            f"{int((~finite_N).sum())} of {len(finite_N)} sketches in {beside} are not finite: the "
+            f"run had diverged by then; to go on without this probe, remove {file}"
+        )
+    return Probe(
+        step=step,
+        sources=about["sources"],
+        rows=about["rows"],
+        sketch_NK=sketch_NK,
+        source_N=tensors["source"].long(),
+        label_N=tensors["label"].long(),
+        loss_N=tensors["loss"],
+    )
+
+
+# The picture of Figure 1 in coordinates: principal components of gradient directions.
+#
+# Sketches are divided by their norms and centred on the mean of these directions, as the paper's
+# picture is of directions. A random projection keeps inner products, so these components are close
+# to those of the gradients themselves.
+
+
+Basis = Literal["last", "own"]
+ROUNDING_of_pca = 1e-12  # components with less than this part of the variance have no direction
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Rows on a few axes."""
+
+    coordinate_NC: Tensor  # float64
+    explained_C: Tensor  # share of the rows' variance along each axis; 0 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePCA:
+    """The probes of a run on principal axes, step by step."""
+
+    basis: Basis
+    sources: list[str]
+    source_N: Tensor  # index into sources, the same at every step
+    at: dict[int, Principal]  # by step
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    origin_K: Tensor
+    axis_KC: Tensor  # orthonormal; zero where the rows have no more directions
+
+
+def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
+    """The first `num` principal components of the directions of sketches.
+
+    With X the centred directions and X X' = U L U', coordinates are U sqrt(L). The sign of an
+    axis is such that its coordinate of largest absolute value (the first of equals) is positive.
+    """
+    _check_num(sketch_NK, num)
+    direction_NK = _directions(sketch_NK)
+    return _on(_axes(direction_NK, num), direction_NK)
+
+
+def probe_pca(
+    run: Path, steps: Sequence[int] | None = None, basis: Basis = "last", num: int = 2
+) -> ProbePCA:
+    """Principal coordinates of a run's probes; all of them where `steps` is None.
+
+    basis="own": axes and origin of each step are its own, so only shapes can be compared.
+    basis="last": axes and origin are those of the last of these steps, for all; steps can be
+    compared, and a drift of the whole cloud is seen. Early probes then need not lie along these
+    axes: `explained_C` is the share of their own variance that does.
+    """
+    if basis not in get_args(Basis):
+        raise ConfigError(f'basis="{basis}" is not known; {did_you_mean(basis, get_args(Basis))}')
+    chosen = probed_steps(run) if steps is None else sorted(set(steps))
+    if not chosen:
+        raise ConfigError(f"no step was given; {run} has probes of {probed_steps(run)}")
+    probes = {step: read_probe(run, step) for step in chosen}
+    last = probes[chosen[-1]]
+    _check_num(last.sketch_NK, num)
+    direction_of = {step: _directions(probe.sketch_NK) for step, probe in probes.items()}
+    common = _axes(direction_of[chosen[-1]], num)
+    at = {
+        step: _on(common if basis == "last" else _axes(direction_NK, num), direction_NK)
+        for step, direction_NK in direction_of.items()
+    }
+    return ProbePCA(basis, last.sources, last.source_N, at)
+
+
+def _directions(sketch_NK: Tensor) -> Tensor:
+    return F.normalize(sketch_NK.double())
+
+
+def _axes(direction_NK: Tensor, num: int) -> _Axes:
+    origin_K = direction_NK.mean(dim=0)
+    centred_NK = direction_NK - origin_K
+    value_N, vector_NN = torch.linalg.eigh(centred_NK @ centred_NK.T)
+    value_C, vector_NC = value_N.flip(0)[:num], vector_NN.flip(1)[:, :num]
+    largest_1C = vector_NC.abs().argmax(dim=0, keepdim=True)
+    vector_NC = vector_NC * vector_NC.gather(0, largest_1C).sign()
+    flat_C = value_C <= ROUNDING_of_pca * len(direction_NK)  # directions have length 1
+    axis_KC = centred_NK.T @ vector_NC / value_C.masked_fill(flat_C, 1).sqrt()
+    return _Axes(origin_K, axis_KC.masked_fill(flat_C, 0))
+
+
+def _on(axes: _Axes, direction_NK: Tensor) -> Principal:
+    coordinate_NC = (direction_NK - axes.origin_K) @ axes.axis_KC
+    total = direction_NK.var(dim=0, correction=0).sum()
+    along_C = coordinate_NC.var(dim=0, correction=0)
+    return Principal(coordinate_NC, torch.where(total > ROUNDING_of_pca, along_C / total, 0.0))
+
+
+def _check_num(sketch_NK: Tensor, num: int) -> None:
+    if sketch_NK.ndim != 2 or not bool(sketch_NK.isfinite().all()):
+        raise ConfigError(
+            f"sketches must be finite and (rows, K), got {tuple(sketch_NK.shape)} with "
+            f"{int((~sketch_NK.isfinite()).sum())} values that are not"
+        )
+    most = min(sketch_NK.shape)
+    if not 1 <= num <= most:
+        raise ConfigError(
+            f"num={num}: sketches of shape {tuple(sketch_NK.shape)} have 1 to {most} components"
+        )

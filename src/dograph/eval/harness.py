@@ -8,19 +8,18 @@ dict, each with its documents in a JSON Lines file and a cache of its own in a t
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from dograph.errors import ConfigError, require
-from dograph.eval.documents import Documents
-from dograph.eval.likelihood import Likelihood, Scorer
-from dograph.eval.scores import Estimate, TaskScore, summary
+from dograph.eval.scores import Estimate, Likelihood, Scorer, TaskScore, score_task, summary
+from dograph.eval.tasks import Documents
 
 GROUP, SPLIT = "dograph", "evaluation"
 
@@ -142,3 +141,40 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+# Score tasks with either scorer; both give the same structure, and the same numbers.
+
+
+With = Literal["builtin", "lm-eval"]
+Report = Callable[[str, int, int], None]  # stage, done, total
+
+
+def check_with(name: str) -> With:
+    """The scorer of that name; one that is not installed is missed before any work is done."""
+    for known in get_args(With):
+        if name == known:
+            if known == "lm-eval":
+                require("lm_eval", "eval")
+            found: With = known
+            return found
+    raise ConfigError(f'there is no scorer "{name}"; allowed: {", ".join(get_args(With))}')
+
+
+def evaluate_tasks(
+    scorer: Scorer, documents: Sequence[Documents], using: With, report: Report
+) -> list[TaskScore]:
+    """One score a task, in the order given."""
+    if using == "lm-eval":
+        report("lm-eval", 0, 0)
+        return harness_scores(scorer, documents)
+    scores = []
+    for found in documents:
+
+        def shown(done: int, total: int, stage: str = found.task.name) -> None:
+            report(stage, done, total)
+
+        items = found.items
+        pairs = [pair for item in items for pair in item.pairs]
+        scores.append(score_task(found.task, items, scorer.score(pairs, shown)))
+    return scores

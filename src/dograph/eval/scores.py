@@ -7,14 +7,168 @@ the sample's standard deviation (n - 1) over sqrt(n).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from dograph.eval.likelihood import Likelihood
+from dograph.errors import ConfigError
 from dograph.eval.tasks import Item, Task
+from dograph.models.loss import PerSampleLoss
+
+# Where a context ends and its continuation begins, in tokens: the harness' rule.
+
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A Hugging Face tokenizer, and the token that stands for an empty context."""
+
+    tokenizer: Any
+    prefix_id: int
+
+    @classmethod
+    def of(cls, tokenizer: Any, end_of_text: int | None = None) -> "Encoder":
+        """The prefix is the tokenizer's start, else its end, else the corpus' end of text.
+
+        A tokenizer that names none of them may still have the token that commonly is one.
+        """
+        common = tokenizer.get_vocab().get(END_OF_TEXT)
+        known = (tokenizer.bos_token_id, tokenizer.eos_token_id, end_of_text, common)
+        prefix = next((token for token in known if token is not None), None)
+        if prefix is None:
+            raise ConfigError(
+                "the tokenizer names no start and no end of text; set bos_token or eos_token in "
+                "the model folder's tokenizer_config.json"
+            )
+        return cls(tokenizer, prefix)
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        if not options and text.startswith(self.tokenizer.decode(self.prefix_id)):
+            options = {"add_special_tokens": False}  # the text brings its own start
+        ids: list[int] = self.tokenizer.encode(text, **options)
+        return ids
+
+    def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Tokens of both. White space that ends the context opens the continuation instead.
+
+        The two are encoded together and cut where the context alone would end, so a tokenizer
+        that merges across the seam gives the merged token to neither or to the continuation.
+        """
+        if not context:
+            ids = self.encode(continuation, add_special_tokens=False)
+            return ([self.prefix_id], ids) if ids[0] != self.prefix_id else (ids[:1], ids[1:])
+        kept = context.rstrip()
+        continuation = context[len(kept) :] + continuation
+        first = self.encode(kept)
+        whole = self.encode(kept + continuation)
+        # Where all of it merged into the context, the continuation is encoded by itself.
+        return first, whole[len(first) :] or self.encode(continuation, add_special_tokens=False)
+
+
+# Log-likelihood of continuations, in batches of like length.
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """What a model makes of one continuation."""
+
+    nats: float  # sum over its tokens of log p(token | everything before), natural logarithm
+    greedy: bool  # every token was the likeliest
+    truncated: bool = False  # the text was cut on its left
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A context and its continuation in tokens; the last token is only ever predicted."""
+
+    ids: list[int]
+    scored: int  # how many of the last tokens are scored
+    truncated: bool  # the beginning is gone
+    answer_cut: bool  # even a part of the continuation
+
+    @classmethod
+    def cut(cls, context: list[int], continuation: list[int], max_length: int) -> "Text":
+        whole = context + continuation
+        ids = whole[-(max_length + 1) :]
+        scored = min(len(continuation), len(ids) - 1)
+        return cls(ids, scored, len(ids) < len(whole), scored < len(continuation))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorer:
+    """A model, its tokenizer, and how much of a text it is shown.
+
+    A text of more than `max_length` + 1 tokens loses its beginning, as in the harness: the last
+    token is only ever predicted. An answer too long even for that is scored by its last
+    `max_length` tokens (the harness stops with an assertion there).
+    """
+
+    model: PerSampleLoss
+    encoder: Encoder
+    max_length: int
+    batch_size: int
+
+    def texts(self, pairs: Sequence[tuple[str, str]]) -> list[Text]:
+        """Tokens of each (context, continuation), cut to what the model is shown."""
+        return [Text.cut(*self.encoder.pair(*pair), self.max_length) for pair in pairs]
+
+    @torch.inference_mode()
+    def score(
+        self, pairs: Sequence[tuple[str, str]], report: Callable[[int, int], None]
+    ) -> list[Likelihood]:
+        """One result a (context, continuation), in the order given; longest texts run first."""
+        texts = self.texts(pairs)
+        order = sorted(range(len(texts)), key=lambda k: (-len(texts[k].ids), texts[k].ids))
+        found: dict[int, Likelihood] = {}
+        for first in range(0, len(order), self.batch_size):
+            chunk = order[first : first + self.batch_size]
+            found |= zip(chunk, self._batch([texts[k] for k in chunk]), strict=True)
+            report(len(found), len(texts))
+        return [found[k] for k in range(len(texts))]
+
+    def _batch(self, texts: list[Text]) -> list[Likelihood]:
+        """Right-padded: attention is causal, so what follows a text cannot change it."""
+        device, width = self.model.model.device, max(len(text.ids) for text in texts) - 1
+        token_BT = torch.zeros(len(texts), width, dtype=torch.long)
+        rows: list[int] = []
+        columns: list[int] = []
+        targets: list[int] = []
+        for b, text in enumerate(texts):
+            shown = len(text.ids) - 1
+            token_BT[b, :shown] = torch.tensor(text.ids[:-1])
+            rows += [b] * text.scored
+            columns += range(shown - text.scored, shown)
+            targets += text.ids[-text.scored :]
+        target_N = torch.tensor(targets, device=device)
+        logits_NV = self._logits(token_BT.to(device), torch.tensor(rows), torch.tensor(columns))
+        nats_N = -F.cross_entropy(logits_NV, target_N, reduction="none").double()
+        hit_N = logits_NV.argmax(dim=-1) == target_N
+        sizes = [text.scored for text in texts]
+        return [
+            Likelihood(float(nats_n.sum()), bool(hit_n.all()), text.truncated)
+            for nats_n, hit_n, text in zip(
+                nats_N.cpu().split(sizes), hit_N.cpu().split(sizes), texts, strict=True
+            )
+        ]
+
+    def _logits(self, token_BT: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
+        """Logits of the scored tokens alone: those of every token are the largest tensor by far."""
+        model = self.model.model
+        row_N, column_N = row_N.to(token_BT.device), column_N.to(token_BT.device)
+        if self.model.has_plain_head:
+            last_BTD = model.base_model(input_ids=token_BT, use_cache=False).last_hidden_state
+            logits_NV: Tensor = self.model.head.layer(last_BTD[row_N, column_N])
+        else:
+            logits_NV = model(input_ids=token_BT, use_cache=False).logits[row_N, column_N]
+        exact = logits_NV.dtype in (torch.float32, torch.float64)
+        return logits_NV if exact else logits_NV.float()
 
 
 @dataclass(frozen=True, slots=True)

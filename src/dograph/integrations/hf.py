@@ -9,20 +9,418 @@ wraps `training_step`, a method made to be overridden, and sets `compute_loss_fu
 the Trainer runs model and backward itself, and evaluation, which never comes by, is as it was.
 """
 
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dograph.errors import ConfigError
-from dograph.integrations.hf_checks import check_mixer, check_mode, check_sources, check_trainer
-from dograph.integrations.hf_weighing import MODES, Mode, Weighing
-from dograph.integrations.mixer_state import store_mixer
-from dograph.mixers.base import Mixer
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from dograph.config import DEFAULT_DIM
+from dograph.errors import ConfigError, RunError, did_you_mean
+from dograph.files import sha256_of, write_bytes, write_json
+from dograph.mixers.base import Mixer, Report
 from dograph.mixers.dograph import DoGraph
-from dograph.modes import DEFAULT_DIM
+from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
+from dograph.sketch.ranks import WorldRows, is_sharded, world_size
+from dograph.sketch.sketcher import Sketcher
+from dograph.sketch.tap import replaced_forward
+from dograph.types import Signals
 
-if TYPE_CHECKING:  # it needs accelerate, which nothing else here does
+if TYPE_CHECKING:
     from transformers import Trainer
+
+# A mixer's state inside a checkpoint folder of somebody else: safetensors and JSON, no pickle.
+
+
+TENSORS, VALUES = "dograph_mixer.safetensors", "dograph_mixer.json"
+
+
+def store_mixer(mixer: Mixer, folder: Path, step: int) -> None:
+    """Add the mixer's state after `step` steps to a checkpoint; the JSON comes last."""
+    state = mixer.state_dict()
+    tensors = {name: v.contiguous() for name, v in state.items() if isinstance(v, torch.Tensor)}
+    values = {name: value for name, value in state.items() if name not in tensors}
+    if not folder.is_dir():
+        raise RunError(
+            f"the checkpoint of step {step} is not in {folder}, so the mixer's state has no place; "
+            "a hyper-parameter search saves elsewhere: run it without a mixer attached"
+        )
+    write_bytes(folder / TENSORS, save(tensors))
+    digest = sha256_of(folder / TENSORS)
+    write_json(folder / VALUES, {"version": 1, "step": step, "sha256": digest, "mixer": values})
+
+
+def restore_mixer(mixer: Mixer, folder: Path) -> None:
+    """Take the state of a checkpoint back."""
+    try:
+        stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
+        tensors = load_file(folder / TENSORS)
+        whole = stored["sha256"] == sha256_of(folder / TENSORS)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(
+            f"{folder} holds no whole state of a mixer ({error}). Resume from a checkpoint that "
+            "was saved with the mixer attached, or start anew"
+        ) from error
+    if not whole:
+        raise RunError(
+            f"{folder / TENSORS} is damaged: it does not match {VALUES}. Resume from the "
+            "checkpoint before it"
+        )
+    mixer.load_state_dict({**stored["mixer"], **tensors})
+
+
+# How an attached mixer sees and weighs the micro-batches of a Trainer.
+
+
+Mode = Literal["twopass", "head"]
+MODES: tuple[Mode, ...] = ("twopass", "head")
+
+logger = logging.getLogger("dograph.integrations.hf")
+
+
+class SketchingHead:
+    """Stands in for an output layer: hidden states in, the loss and sketch of each sample out.
+
+    Inside the model's forward its weight is seen by DDP, and the loss is part of a compiled graph.
+    """
+
+    def __init__(self, layer: nn.Linear, projection: Projection) -> None:
+        self.layer, self.projection = layer, projection
+        self.epoch = -1
+
+    def open(self, target_bT: Tensor, step: int) -> None:
+        self.target_bT = target_bT
+        if self.epoch != (epoch := self.projection.epoch(step)):
+            self.sides = head_projection(self.layer.weight, self.projection, step=epoch)
+            self.epoch = epoch
+
+    def forward(self, hidden_bTD: Tensor) -> Tensor:
+        kind = hidden_bTD.device.type
+        if torch.is_autocast_enabled(kind):
+            hidden_bTD = hidden_bTD.to(torch.get_autocast_dtype(kind))
+        loss_b, sketch_bK = sketched_cross_entropy(
+            hidden_bTD, self.layer.weight, self.target_bT, self.sides
+        )
+        return torch.cat([loss_b[:, None], sketch_bK], dim=1)
+
+
+class Weighing:
+    """An attached mixer: what the Trainer calls in place of its own methods, and beside them."""
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        mixer: Mixer,
+        mode: Mode,
+        projection: Projection,
+        sources: str | None,
+        exclude: tuple[str, ...],
+    ) -> None:
+        self.trainer, self.mixer, self.sources = trainer, mixer, sources
+        self.mode = mode if "sketch" in mixer.needs else None
+        self.projection, self.exclude = projection, exclude
+        self.stock_train: Callable[..., Any] = trainer.train
+        self.stock_step: Callable[..., Tensor] = trainer.training_step
+        self.stock_batches: Callable[..., Any] = trainer.get_batch_samples
+        self.resumed = False  # a mixer that was restored has its warm-up from its first start
+        self.unweighted: Tensor | None = None
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        from transformers.trainer_utils import get_last_checkpoint
+
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.trainer.args.output_dir)
+        self.resumed = bool(folder)
+        if folder:
+            restore_mixer(self.mixer, Path(folder))
+        return self.stock_train(resume_from_checkpoint, *args, **kwargs)
+
+    def begin(self, args: Any, state: Any) -> None:
+        """The model is where it will be trained, and the number of steps is known."""
+        if self.mode == "head":
+            self.head = SketchingHead(self.trainer.model.get_output_embeddings(), self.projection)
+        if self.mode == "twopass":
+            self.sketcher = Sketcher(
+                self.trainer.model,
+                mode="twopass",
+                dim=self.projection.dim,
+                seed=self.projection.seed,
+                refresh=self.projection.refresh,
+                exclude=self.exclude,
+            )
+        if not self.resumed:
+            self.mixer.warm_up(state.max_steps)
+        if args.gradient_accumulation_steps > 1 and state.is_world_process_zero:
+            logger.warning(
+                "gradient_accumulation_steps=%d: each micro-batch is weighed by the domains known "
+                "before its step (lagged weights)",
+                args.gradient_accumulation_steps,
+            )
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """All micro-batches of a step, so the world batch's size is known."""
+        batches, num_items = self.stock_batches(*args, **kwargs)
+        device = self.trainer.args.device
+        # Asked before the device has work to do, once for all that is gathered.
+        self.rows = [WorldRows(len(_input(batch, "input_ids")), device) for batch in batches]
+        self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
+        self.seen: list[Signals] = []
+        self.weights: list[Tensor] = []
+        return batches, num_items
+
+    def training_step(self, model: nn.Module, inputs: Mapping[str, Any], *_: Any) -> Tensor:
+        given, device = dict(inputs), self.trainer.args.device
+        label_bT = _input(given, "labels").to(device)
+        self.target_bT = F.pad(label_bT[:, 1:], (0, 1), value=IGNORED)
+        self.source_b = None
+        if self.sources is not None:
+            self.source_b = _input(given, self.sources).to(device)
+            del given[self.sources]
+        with self._watching(_input(given, "input_ids").to(device)):
+            self.trainer.compute_loss_func = self.loss
+            try:
+                # Without a number of items: with one, the Trainer multiplies by the processes.
+                return self.stock_step(model, given, None)
+            finally:
+                self.trainer.compute_loss_func = None
+
+    def loss(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None) -> Tensor:
+        """sum_i c_i loss_i over this micro-batch, times the processes, over which DDP averages."""
+        loss_b, sketch_bK, block_norm_b = self._see(outputs)
+        step = self.trainer.state.global_step
+        signals = Signals(
+            step=step,
+            num_samples=len(loss_b),
+            device=loss_b.device,
+            loss_B=loss_b.detach(),
+            source_B=self.source_b,
+            sketch_BK=sketch_bK,
+            block_norm_B=block_norm_b,
+            projection=self.projection.epoch(step),
+        )
+        return (self._weigh(signals).to(loss_b.dtype) * loss_b).sum()
+
+    @contextmanager
+    def _watching(self, token_bT: Tensor) -> Iterator[None]:
+        step = self.trainer.state.global_step
+        with ExitStack() as stack:
+            if self.mode == "twopass":
+                with self.trainer.accelerator.autocast():  # slots take the layers' precision
+                    stack.enter_context(self.sketcher.record(token_bT, step))
+            if self.mode == "head":
+                self.head.open(self.target_bT, step)
+                stack.enter_context(replaced_forward(self.head.layer, self.head.forward))
+            yield
+
+    def _see(self, outputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The loss of each sample, its sketch, and the norm of that from the blocks."""
+        if self.mode == "head":
+            loss_b, sketch_bK = outputs.logits[:, 0], outputs.logits[:, 1:].detach()
+            return loss_b, sketch_bK, sketch_bK.norm(dim=1)
+        nll_n = F.cross_entropy(
+            outputs.logits.float().flatten(0, 1), self.target_bT.flatten(), reduction="none"
+        )
+        num_valid_b = (self.target_bT != IGNORED).sum(dim=1).clamp_min(1)
+        loss_b = nll_n.view_as(self.target_bT).sum(dim=1) / num_valid_b
+        if self.mode is None:
+            return loss_b, None, None
+        sketch = self.sketcher.sketch(loss_b)
+        return loss_b, sketch.sketch_BK, sketch.block_norm_B
+
+    def _weigh(self, micro: Signals) -> Tensor:
+        self.seen.append(micro)
+        if len(self.rows) == 1:
+            self.weight_B = self.mixer.weigh(self._world())
+            return self.rows[0].local(self.weight_B)
+        if isinstance(self.mixer, DoGraph):
+            weight_b = self.mixer.weigh_lagged(micro, self.num_samples)
+        else:  # it needs nothing, so it weighs all alike
+            equal_B = self.mixer.weigh(replace(micro, num_samples=self.num_samples))
+            weight_b = equal_B[: micro.num_samples]
+        self.weights.append(weight_b)
+        if len(self.seen) == len(self.rows):
+            world = self._world()
+            every = zip(self.rows, self.weights, strict=True)
+            self.weight_B = torch.cat([rows.gather(weight_b) for rows, weight_b in every])
+            if isinstance(self.mixer, DoGraph):
+                self.mixer.observe(world, self.weight_B)
+        return weight_b * world_size()
+
+    def _world(self) -> Signals:
+        """Every rank's samples, micro-batch after micro-batch: no matter how many ranks."""
+
+        def whole(parts: list[Tensor | None]) -> Tensor | None:
+            every = zip(self.rows, parts, strict=True)
+            known = [rows.gather(part) for rows, part in every if part is not None]
+            return torch.cat(known) if known else None
+
+        loss_B = whole([micro.loss_B for micro in self.seen])
+        assert loss_B is not None
+        self.unweighted = loss_B.mean()
+        return replace(
+            self.seen[0],
+            num_samples=len(loss_B),
+            loss_B=loss_B,
+            source_B=whole([micro.source_B for micro in self.seen]),
+            sketch_BK=whole([micro.sketch_BK for micro in self.seen]),
+            block_norm_B=whole([micro.block_norm_B for micro in self.seen]),
+        )
+
+    def report(self) -> dict[str, float]:
+        """The mixer's, of the last step, as far as it can be logged; this waits for the device."""
+        assert self.unweighted is not None
+        own: Report = {
+            "loss/unweighted": self.unweighted,
+            "weights/effective_samples": 1 / self.weight_B.square().sum(),
+        }
+        return _numbers({**own, **self.mixer.report()})
+
+
+def _numbers(report: Report) -> dict[str, float]:
+    """Summaries alone: vectors, by domain or sample, would be dozens of names in every line."""
+    values = dict(report.items())
+    if (count_M := values.get("domains/samples")) is not None:
+        values["domains/number"] = (torch.as_tensor(count_M) > 0).sum()
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if not (isinstance(value, Tensor) and value.dim())
+    }
+
+
+def _input(inputs: Mapping[str, Any], name: str) -> Tensor:
+    if name not in inputs:
+        raise ConfigError(
+            f"the batch has no {name}, only {sorted(inputs)}; a sample needs input_ids and labels, "
+            "and its source where `sources` names it"
+        )
+    value: Tensor = inputs[name]
+    return value
+
+
+# What cannot be attached to a Trainer, said before anything runs.
+
+
+COMPUTED = frozenset({"loss", "source", "sketch"})
+PROCESSES = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's words for one process, and for DDP
+# What some models do between the output layer and the loss; a sketch of that layer would miss it.
+_AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def check_trainer(trainer: "Trainer") -> None:
+    """Refuse a Trainer whose loss or processes leave no room for weights."""
+    from transformers import PreTrainedModel, Trainer
+
+    args, kind = trainer.args, trainer.accelerator.distributed_type
+    if type(trainer).compute_loss is not Trainer.compute_loss:
+        raise ConfigError(
+            f"{type(trainer).__name__} has a compute_loss of its own, which would never ask for "
+            "weights; attach to a Trainer that leaves compute_loss alone"
+        )
+    if trainer.compute_loss_func is not None:
+        raise ConfigError(
+            "the Trainer has a compute_loss_func already, and only one can make the loss; give it "
+            "none"
+        )
+    if args.label_smoothing_factor != 0:
+        raise ConfigError(
+            f"label_smoothing_factor={args.label_smoothing_factor}: weighted losses are plain NLL; "
+            "set it to 0"
+        )
+    if args.fp16:
+        raise ConfigError("fp16: sketches underflow without loss scaling; use bf16=True")
+    if args.n_gpu > 1:
+        raise ConfigError(
+            f"{args.n_gpu} GPUs in one process (DataParallel): start one process a GPU with "
+            "torchrun, or let CUDA_VISIBLE_DEVICES name one"
+        )
+    if kind.value not in PROCESSES or any(is_sharded(p) for p in trainer.model.parameters()):
+        raise ConfigError(
+            f"parameters sharded over processes ({kind.value}): attach knows one process and DDP; "
+            "use DDP, or sketched_cross_entropy in a training loop of your own"
+        )
+    if args.auto_find_batch_size:
+        raise ConfigError(
+            "auto_find_batch_size starts training again with the mixer's state of the failed try; "
+            "set it to False and per_device_train_batch_size by hand"
+        )
+    model = trainer.model
+    if not isinstance(model, PreTrainedModel) or model.config.is_encoder_decoder:
+        raise ConfigError(
+            f"{type(model).__name__} is not a causal language model of transformers (if it is a "
+            "compiled one, let torch_compile=True compile it); use Sketcher in your own loop"
+        )
+
+
+def check_mixer(mixer: Mixer, accumulation: int) -> None:
+    """Refuse a mixer that needs, or decides, what a Trainer does not offer."""
+    name = type(mixer).__name__
+    if missing := mixer.needs - COMPUTED:
+        raise ConfigError(
+            f"{name} needs {sorted(missing)}, which is not computed here; a mixer in a Trainer "
+            f"can have {sorted(COMPUTED)}"
+        )
+    plans = type(mixer).plan is not Mixer.plan and type(mixer).weigh is Mixer.weigh
+    if plans or (isinstance(mixer, DoGraph) and mixer.options.realise != "loss"):
+        raise ConfigError(
+            f"{name} decides what to draw, but a Trainer draws from its train_dataset; use a mixer "
+            "that weighs (DoGraph with realise=loss), or `dograph train`"
+        )
+    kept = isinstance(mixer, DoGraph) and mixer.options.keep_shares
+    lagged = isinstance(mixer, DoGraph) and mixer.scope.keeps_identity and not kept
+    if accumulation > 1 and mixer.needs and not lagged:
+        raise ConfigError(
+            f"gradient_accumulation_steps={accumulation}: {name} would have to weigh micro-batches "
+            "before it has seen them all, which DoGraph can with scope=stream or epoch"
+            f"{' and keep_shares=False' if kept else ''}; use that, or one micro-batch a step"
+        )
+
+
+def check_sources(mixer: Mixer, sources: str | None, args: Any) -> None:
+    """Refuse sources that would not arrive."""
+    needed = mixer.options.keep_shares if isinstance(mixer, DoGraph) else "source" in mixer.needs
+    if sources is None and needed:
+        raise ConfigError(
+            f"{type(mixer).__name__} needs the source of every sample; name the input that holds "
+            "it: sources=..."
+        )
+    if sources is not None and args.remove_unused_columns:
+        raise ConfigError(
+            f"sources={sources!r}, but the Trainer drops inputs that the model does not take; "
+            "set remove_unused_columns=False"
+        )
+
+
+def check_mode(mode: str, known: tuple[str, ...], model: Any, exclude: tuple[str, ...]) -> None:
+    """Refuse an output layer that mode head cannot sketch."""
+    if mode not in known:
+        raise ConfigError(
+            f"mode={mode!r} is not known here; {did_you_mean(mode, known)} (full, topdown and "
+            "exact fill .grad themselves, and the Trainer runs its own backward)"
+        )
+    if mode != "head":
+        return
+    if exclude:
+        raise ConfigError(f"exclude={exclude}: mode head sketches the output layer and no other")
+    head, config = model.get_output_embeddings(), model.config.to_dict()
+    strange = [name for name in _AFTER_THE_HEAD if config.get(name) not in (None, 1, 1.0)]
+    if strange or not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ConfigError(
+            f"{type(model).__name__} does more after its output layer than a softmax "
+            f"({strange or 'a bias'}), so mode head cannot sketch it; use mode twopass"
+        )
 
 
 def attach(

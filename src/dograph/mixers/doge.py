@@ -1,13 +1,156 @@
 """DoGE: a mixture from one proxy run that follows gradient alignment (Fan et al., 2024)."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from dograph.domains.sample_weights import all_finite
+from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy
-from dograph.mixers.doge_proxy import DoGEProxy
-from dograph.mixers.outcome import Outcome, as_values, sensitivity
-from dograph.mixers.source_weights import require_sources
-from dograph.types import Mixture
+from dograph.mixers.source_weights import (
+    Outcome,
+    SourceMixer,
+    as_values,
+    require_sources,
+    sensitivity,
+    share_out_sources,
+)
+from dograph.option_checks import require_number
+from dograph.types import Mixture, Signals
+
+# The proxy run of DoGE: sources whose gradients help the targets count more (Fan et al., 2024).
+
+
+MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
+TINY = 1e-6  # beside norms, as in the authors' code
+
+
+class DoGEProxy(SourceMixer):
+    """Raise the weight of sources whose gradient points where the targets' do.
+
+        W_i    = <g_i, sum_{j in targets} g_j>
+        s_i    = clip(lr W_i / (mean_i |g_i| + 1e-6), 0, 5 lr)
+        log a <- log a + s / mu; a <- softmax; a <- (1 - c) a + c / S
+
+    g_i is the mean gradient of the source's samples in the world batch, seen through its sketch
+    and scaled down to norm `clip`; a source that is absent keeps its last one. Inner products of
+    sketches of K numbers are unbiased, with variance <= 2 |g|^2 |h|^2 / K about. The result is the
+    average of a over the steps.
+
+    A sample of source i weighs a_i * (its scaling) / (the source's samples), with the new a: the
+    gradient points along sum_i a_i g_i. Weights are divided by their sum, so its length differs
+    from the authors' by one number a step, which clipping and AdamW hardly see.
+
+    `targets` None: all sources (universal generalisation). Names: those alone; they are drawn as
+    often as others, do not train the model, and are no part of the result (out-of-domain). A
+    batch without a sample to train on, which is one of fewer samples than sources, counts all of
+    its samples alike.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
+
+    def __init__(
+        self,
+        *,
+        mu: float = 0.01,
+        targets: Sequence[str] | None = None,
+        clip: float = 5.0,
+        exclude_self: bool = False,
+        smoothing: float = 0.0,
+        sources: Mapping[str, float] | Sequence[str] | None = None,
+    ) -> None:
+        require_number("mixer.mu", mu, above=0)
+        require_number("mixer.clip", clip, above=0)
+        require_number("mixer.smoothing", smoothing, least=0, most=1)
+        if targets is not None and (isinstance(targets, str) or not targets):
+            raise ConfigError(f"mixer.targets must list sources' names, got {targets!r}")
+        self.mu, self.clip, self.smoothing = mu, clip, smoothing
+        self.targets = None if targets is None else list(targets)
+        self.exclude_self = exclude_self
+        super().__init__(sources, "uniform")
+        self.gradient_SK: Tensor | None = None  # each source's last, scaled down
+        self.alignment_S: Tensor | None = None  # W of the last step
+        self.projection: int | None = None  # of gradient_SK
+        self._masks: tuple[Tensor, Tensor] | None = None
+
+    def _taught(self, names: list[str]) -> list[str]:
+        if self.targets is None:
+            return names
+        require_sources("targets", self.targets, names)
+        taught = [name for name in names if name not in self.targets]
+        if not taught:
+            raise ConfigError(
+                f"mixer.targets={self.targets} leaves no source to train on; for all sources as "
+                "targets leave it out"
+            )
+        return taught
+
+    def weigh(self, signals: Signals) -> Tensor:
+        sketch_BK = self._require("sketch_BK", signals.sketch_BK)
+        if signals.lr is None:
+            raise ConfigError("DoGEProxy's steps go with the learning rate; fill Signals.lr")
+        own_BS = self._ready(signals)
+        count_S, finite = own_BS.sum(dim=0), all_finite(sketch_BK)
+        scale_S = self._take_in(sketch_BK, own_BS, finite, signals.projection)
+        train_S, target_S = self._roles(own_BS)
+        assert self.gradient_SK is not None
+        product_SS = self.gradient_SK @ self.gradient_SK.mT
+        if self.exclude_self:
+            product_SS = product_SS - product_SS.diag().diag()
+        self.alignment_S = product_SS @ target_S
+        norm = (train_S * self.gradient_SK.norm(dim=1)).sum() / train_S.sum()
+        lr = signals.lr
+        score_S = (lr * self.alignment_S / (norm + TINY)).clamp(0, MOST * lr)
+        weight_S = torch.softmax(self.learnt.weight_S.log() + score_S / self.mu, dim=0)
+        equal_S = train_S / train_S.sum()
+        weight_S = (1 - self.smoothing) * weight_S + self.smoothing * equal_S
+        self.learnt.update(weight_S, finite)
+        each_S = self.learnt.weight_S * scale_S / count_S.clamp_min(1)
+        self._report = self.learnt.report() | self.learnt.by_name("alignment", self.alignment_S)
+        return share_out_sources(each_S, own_BS, finite, sketch_BK)
+
+    def _take_in(
+        self, sketch_BK: Tensor, own_BS: Tensor, finite: Tensor, projection: int
+    ) -> Tensor:
+        """Renew the gradients of the sources present; return what each was scaled by, (S,)."""
+        count_S = own_BS.sum(dim=0)
+        mean_SK = (own_BS.mT @ sketch_BK.double()) / count_S.clamp_min(1)[:, None]
+        scale_S: Tensor = (self.clip / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
+        if self.gradient_SK is None:
+            self.gradient_SK, self.projection = torch.zeros_like(mean_SK), projection
+        if self.projection != projection:
+            raise ConfigError(
+                "DoGEProxy keeps the last sketch of a source that is absent, so all must be under "
+                "one projection; this one was redrawn: use sketch.refresh=never"
+            )
+        old_SK = self.gradient_SK.to(mean_SK.device)
+        fresh_S = finite & (count_S > 0)
+        self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
+        return scale_S
+
+    def _roles(self, own_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """Which sources train the model and which are targets, as 1.0 and 0.0; made once."""
+        if self._masks is None or self._masks[0].device != own_BS.device:
+            names = self.learnt.names
+            train, targets = self._taught(names), self.targets or names
+            self._masks = (
+                own_BS.new_tensor([float(name in train) for name in names]),
+                own_BS.new_tensor([float(name in targets) for name in names]),
+            )
+        return self._masks
+
+    def state_dict(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"projection": self.projection}
+        if self.gradient_SK is not None:
+            own["gradients"] = self.gradient_SK
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.gradient_SK, self.projection = state.get("gradients"), state["projection"]
+
 
 REMEDY = "raise mixer.mu (to 0.05 or 0.1, say)"
 # Absent sources keep their sketches, so these need one projection; nobody will look at probes.

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from dograph.domains import sample_weights as budget
+from dograph.domains.agreement import Recent
 from dograph.domains.partition import sample_weights
-from dograph.domains.recent import Recent
+from dograph.domains.sample_weights import all_finite, share_out
 from dograph.domains.scopes import Scope
-from dograph.domains.sharing import all_finite, share_out
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
 from dograph.mixers.dograph_report import describe
+from dograph.mixers.fixed import sampling_mixture
 from dograph.mixers.remixing import Remixing
-from dograph.mixers.sampling import sampling_mixture
 from dograph.option_checks import require_whole
 from dograph.types import Domains, Mixture, Signals
 

@@ -6,10 +6,9 @@ from typing import Any, Literal, get_args
 
 from dograph.domains.objectives import Objective, build_objective
 from dograph.domains.sample_weights import Budget
-from dograph.domains.scopes import BatchScope, EpochScope, KMeans, Scope
-from dograph.domains.stream import StreamScope
+from dograph.domains.scopes import BatchScope, EpochScope, KMeans, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.sampling import check_sampling
+from dograph.mixers.fixed import check_sampling
 from dograph.option_checks import (
     require_flag,
     require_known,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dograph.domains.agreement import agreement_of
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.objectives import Objective
-from dograph.domains.recent import agreement_of
 from dograph.mixers.base import Report
 from dograph.types import Domains
 

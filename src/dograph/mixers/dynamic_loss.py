@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dograph.domains.sharing import all_finite
+from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
-from dograph.mixers.sampling import check_sampling, sampling_mixture
+from dograph.mixers.fixed import check_sampling, sampling_mixture
 from dograph.option_checks import require_number, require_one_of, require_whole
 from dograph.types import Mixture, Signals
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.errors import ConfigError
+from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
 from dograph.mixtures.file import Provenance, as_mixture, as_provenance, read_mixture_file
-from dograph.mixtures.mixtures_published import find_preset
-from dograph.mixtures.preset import Preset
+from dograph.mixtures.published import Preset, find_preset
 from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
 
@@ -195,3 +194,29 @@ def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
         provenance = as_provenance(given.get("provenance"), f"{where}.provenance")
         return as_mixture(given["weights"], f"{where}.weights"), provenance
     return as_mixture(given, where), None
+
+
+# What a mixer that weighs samples draws from.
+
+
+SAMPLINGS = ("uniform", "natural")
+
+
+def check_sampling(sampling: Any) -> None:
+    """Refuse what is no way to draw: not a name, a mixture file or weights by source."""
+    if isinstance(sampling, Mapping) or sampling in SAMPLINGS:
+        return
+    if not isinstance(sampling, str) or Path(sampling).suffix not in (".yaml", ".yml"):
+        raise ConfigError(
+            f"mixer.sampling={sampling!r}; {did_you_mean(str(sampling), SAMPLINGS)}; or give a "
+            "mixture file (.yaml), or weights by source"
+        )
+
+
+def sampling_mixture(sampling: Any, tokens: Mapping[str, float]) -> Mixture:
+    """`uniform`: alike from every source; `natural`: by tokens; else the mixture given."""
+    if sampling == "uniform":
+        return Mixture.normalised(dict.fromkeys(tokens, 1.0))
+    if sampling == "natural":
+        return Mixture.normalised({name: float(n) for name, n in tokens.items()})
+    return stage(sampling, "mixer.sampling")[0]

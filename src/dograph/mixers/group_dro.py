@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dograph.domains.sharing import all_finite
+from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.source_weights import SourceMixer, means_by_source, share_out_sources
 from dograph.option_checks import require_number, require_one_of

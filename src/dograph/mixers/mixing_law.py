@@ -15,10 +15,9 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, ProxyResult
 from dograph.mixers.sweep import Sweep, table_of
 from dograph.mixtures.from_table import propose_from_table
-from dograph.mixtures.laws import Curve
-from dograph.mixtures.nested import Nested, Place, nest
-from dograph.mixtures.surrogates_registry import LAWS
-from dograph.mixtures.targets import Target
+from dograph.mixtures.laws import Curve, Nested, Place, nest
+from dograph.mixtures.proposals import Target
+from dograph.mixtures.surrogates import LAWS
 from dograph.option_checks import require_one_of
 from dograph.types import Mixture
 

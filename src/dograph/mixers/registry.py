@@ -29,8 +29,8 @@ MIXERS = {
     "unimax": "dograph.mixers.fixed:UniMax",
     "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
-    "doremi-proxy": "dograph.mixers.doremi_proxy:DoReMiProxy",
-    "doge-proxy": "dograph.mixers.doge_proxy:DoGEProxy",
+    "doremi-proxy": "dograph.mixers.doremi:DoReMiProxy",
+    "doge-proxy": "dograph.mixers.doge:DoGEProxy",
     **PLANNERS,
 }
 

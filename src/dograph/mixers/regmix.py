@@ -9,9 +9,8 @@ from typing import ClassVar
 from dograph.mixers.base import Lab, Planner
 from dograph.mixers.sweep import Sweep, table_of
 from dograph.mixtures.from_table import propose_from_table
-from dograph.mixtures.proposals import DRAWS, TOP
-from dograph.mixtures.surrogates_registry import SURROGATES
-from dograph.mixtures.targets import Target
+from dograph.mixtures.proposals import DRAWS, TOP, Target
+from dograph.mixtures.surrogates import SURROGATES
 from dograph.option_checks import require_one_of, require_whole
 from dograph.types import Mixture
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab
 from dograph.mixers.dograph_options import DoGraphOptions
-from dograph.mixtures.capping import capped
+from dograph.mixtures.proposals import capped
 from dograph.types import Domains, Mixture
 
 NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody asks for it

@@ -11,9 +11,8 @@ import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Proxy
-from dograph.mixtures.generate import generate_mixtures
+from dograph.mixtures.proposals import MEAN, Target, generate_mixtures
 from dograph.mixtures.tables import MixtureTable
-from dograph.mixtures.targets import MEAN, Target
 from dograph.option_checks import require_number, require_whole
 from dograph.types import Mixture
 

@@ -10,17 +10,30 @@ from typing import Any, Literal
 import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures.capping import cap_vector
 from dograph.mixtures.checks import listed, table_notes
-from dograph.mixtures.choice import Choice, choose_surrogate
-from dograph.mixtures.held_out import score_table
-from dograph.mixtures.lowest import lowest
-from dograph.mixtures.objective import Objective, Progress, fit_objective
-from dograph.mixtures.proposals import DRAWS, TOP, Average, simulate
-from dograph.mixtures.scores import is_constant, score
-from dograph.mixtures.surrogates_registry import LAWS, SURROGATES
+from dograph.mixtures.choice import (
+    Choice,
+    Objective,
+    Progress,
+    choose_surrogate,
+    fit_objective,
+    is_constant,
+    lowest,
+    score,
+    score_table,
+)
+from dograph.mixtures.proposals import (
+    DRAWS,
+    TOP,
+    Average,
+    Target,
+    cap_vector,
+    known_name,
+    simulate,
+    target_shares,
+)
+from dograph.mixtures.surrogates import LAWS, SURROGATES
 from dograph.mixtures.tables import MixtureTable
-from dograph.mixtures.targets import Target, known_name, target_shares
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]

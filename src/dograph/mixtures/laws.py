@@ -3,9 +3,9 @@
 Shapes: J curves, X points of the longest curve, G groups, A values of alpha.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -213,3 +213,220 @@ def _best_alpha(problem: _Problem, group_J: np.ndarray) -> np.ndarray:
             break
     alpha_J: np.ndarray = alpha_G[group_J]
     return alpha_J
+
+
+# The step law: how one run's loss goes on falling with tokens (Ye et al., Data Mixing Laws).
+
+
+STEP_DELTA = 0.05  # nats (the authors' code, alpha shared across the validation sets of one run)
+MOST_HELD_OUT = 5  # points at the end of each curve, as the authors'
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class CurveLaws(Generic[Key]):
+    """The laws by curve, with the error on points they were fitted on and on points they were not.
+
+    `held_out` is None where nothing could be spared. It is the error of laws fitted without these
+    points; the laws returned have seen all points.
+    """
+
+    laws: Mapping[Key, PowerLaw]
+    in_sample: float
+    held_out: float | None
+    notes: tuple[str, ...] = ()
+
+
+def fit_step_laws(
+    curves: Mapping[Key, Curve],
+    *,
+    shared: Mapping[Key, Hashable] | None = None,
+    alpha: float | None = None,
+    held_out: int | None = None,
+) -> CurveLaws[Key]:
+    """L = c + (D0 / tokens)^alpha for each curve, by Huber's loss (Data Mixing Laws, step law).
+
+    Curves with the same entry in `shared` share alpha; all do by default. `alpha` fixes it.
+    `held_out` last points of each curve are predicted by laws fitted without them: by default a
+    fifth of the shortest curve, at most 5. The authors hold out 5 to choose among 5500 random
+    starts; `fit_power_laws` needs none.
+    """
+    if not curves:
+        raise ConfigError("no curves to fit a step law on; give at least one")
+    key_J = list(curves)
+    sorted_J = [_by_tokens(curves[key]) for key in key_J]
+    group_J = _numbered([None if shared is None else shared[key] for key in key_J])
+    final = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
+    shortest = min(len(curve.x_X) for curve in sorted_J)
+    spare = shortest - (3 if alpha is None else 2)
+    if held_out is None:
+        held_out = max(min(MOST_HELD_OUT, shortest // 5, spare), 0)
+    elif held_out < 0 or held_out > spare:
+        raise ConfigError(
+            f"{held_out} points held out of a curve of {shortest}; at most {max(spare, 0)} can be, "
+            "as the others must fix the law"
+        )
+    error: float | None = None
+    notes: tuple[str, ...] = (f"curves of {shortest} points: none to spare for a held-out error",)
+    if held_out:
+        early_J = [Curve(c.x_X[:-held_out], c.loss_X[:-held_out]) for c in sorted_J]
+        late_J = [Curve(c.x_X[-held_out:], c.loss_X[-held_out:]) for c in sorted_J]
+        early = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
+        error, notes = mean_error(early.laws, late_J), ()
+    return CurveLaws(dict(zip(key_J, final.laws, strict=True)), final.error, error, notes)
+
+
+def _by_tokens(curve: Curve) -> Curve:
+    """The curve in the order of its tokens, so that its last points are the latest."""
+    order_X = curve.x_X.argsort(kind="stable")
+    return Curve(curve.x_X[order_X], curve.loss_X[order_X])
+
+
+def _numbered(labels: Sequence[Hashable]) -> list[int]:
+    """Labels as numbers, in the order in which they first appear."""
+    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
+    return [number[label] for label in labels]
+
+
+# The size law: how loss falls with the model's size at equal tokens (Data Mixing Laws).
+
+
+SIZE_DELTA = 0.08  # nats (the authors' code)
+
+
+def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) -> CurveLaws[Key]:
+    """L = c + (N0 / N)^alpha for each curve, N non-embedding parameters, one alpha for all.
+
+    The held-out error is that at the largest size, by laws fitted on the smaller ones. Three
+    sizes leave two, which fix c and N0 only: alpha then comes from all three, as the authors
+    choose among their fits by the largest size, and a note says that it has seen it.
+    """
+    if not curves:
+        raise ConfigError("no curves to fit a size law on; give at least one")
+    key_J = list(curves)
+    size_X = np.unique(np.concatenate([curve.x_X for curve in curves.values()]))
+    if len(size_X) < 3 and alpha is None:
+        raise ConfigError(
+            f"{len(size_X)} size(s) ({', '.join(f'{size:g}' for size in size_X)}) cannot fix c, N0 "
+            "and alpha; train proxies of a third size, or fix alpha"
+        )
+    final = fit_power_laws(list(curves.values()), delta=SIZE_DELTA, alpha=alpha)
+    laws = dict(zip(key_J, final.laws, strict=True))
+    if len(size_X) < 3:
+        note = f"{len(size_X)} sizes: none to spare for a held-out error"
+        return CurveLaws(laws, final.error, None, (note,))
+    notes: tuple[str, ...] = ()
+    if len(size_X) == 3 and alpha is None:
+        alpha = final.laws[0].alpha
+        notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
+    largest = size_X[-1]
+    small, large = [], []
+    for curve in curves.values():
+        below_X = curve.x_X < largest
+        if len(np.unique(curve.x_X[below_X])) >= 2 and not below_X.all():
+            small.append(Curve(curve.x_X[below_X], curve.loss_X[below_X]))
+            large.append(Curve(curve.x_X[~below_X], curve.loss_X[~below_X]))
+    if not small:
+        note = "no curve has the largest size and two smaller ones: no held-out error"
+        return CurveLaws(laws, final.error, None, (note,))
+    held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha).laws, large)
+    return CurveLaws(laws, final.error, held_out, notes)
+
+
+# From small runs to a table of predicted losses of the run one means to do.
+
+
+Sharing = Literal["run", "all", "none"]
+Place = tuple[float, str, str]  # size, mixture, target
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Losses predicted at the target size and tokens, to fit the mixing law on.
+
+    `loss_NV` is NaN where the runs do not reach, and `notes` name these places. Errors are mean
+    absolute ones, in nats: `*_in_sample` on points the laws were fitted on, `*_held_out` on points
+    that laws fitted without them predicted (None where no point could be spared). Neither is the
+    error at the target, which nobody has run.
+    """
+
+    mixtures: list[str]
+    targets: list[str]
+    loss_NV: np.ndarray
+    step_in_sample: float
+    step_held_out: float | None
+    size_in_sample: float | None
+    size_held_out: float | None
+    notes: tuple[str, ...]
+
+
+def nest(
+    curves: Mapping[Place, Curve],
+    *,
+    size: float,
+    tokens: float,
+    share_step_alpha: Sharing = "run",
+) -> Nested:
+    """The losses of each mixture at the target size and tokens (Data Mixing Laws, nested use).
+
+    `curves` holds losses over tokens by (size, mixture, target). First a step law for each curve,
+    alpha shared by the targets of one run ("run", the authors' `valid`), by everything ("all") or
+    by nothing ("none"), gives the loss at `tokens`; then a size law for each mixture and target,
+    alpha shared by all, gives the loss at `size`. With runs of the target size only there is no
+    size law. Sizes are non-embedding parameters.
+    """
+    if not curves:
+        raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")
+    if not (size > 0 and tokens > 0):
+        raise ConfigError(f"the target is {size:g} parameters and {tokens:g} tokens; give both")
+    groups = {
+        "run": {place: place[:2] for place in curves},
+        "all": None,
+        "none": {place: place for place in curves},
+    }
+    steps = fit_step_laws(curves, shared=groups[share_step_alpha])
+    at_tokens = {place: float(law.predict(tokens)) for place, law in steps.laws.items()}
+    mixtures = list(dict.fromkeys(mixture for _, mixture, _ in curves))
+    targets = list(dict.fromkeys(target for _, _, target in curves))
+    loss_NV = np.full((len(mixtures), len(targets)), np.nan)
+    notes, sizes = steps.notes, None
+    if {own for own, _, _ in curves} == {size}:
+        reached = {place[1:]: loss for place, loss in at_tokens.items()}
+    else:
+        sizes = _size_laws(at_tokens, size)
+        reached = {pair: float(law.predict(size)) for pair, law in sizes.laws.items()}
+        notes += sizes.notes
+    for (mixture, target), loss in reached.items():
+        loss_NV[mixtures.index(mixture), targets.index(target)] = loss
+    for row, column in np.argwhere(np.isnan(loss_NV)):
+        notes += (f"{mixtures[row]} on {targets[column]}: too few sizes to predict from",)
+    return Nested(
+        mixtures,
+        targets,
+        loss_NV,
+        step_in_sample=steps.in_sample,
+        step_held_out=steps.held_out,
+        size_in_sample=sizes.in_sample if sizes else None,
+        size_held_out=sizes.held_out if sizes else None,
+        notes=notes,
+    )
+
+
+def _size_laws(at_tokens: Mapping[Place, float], target: float) -> CurveLaws[tuple[str, str]]:
+    """Size laws of the pairs of mixture and target set that were run at two sizes or more."""
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for (size, mixture, target_set), loss in at_tokens.items():
+        points.setdefault((mixture, target_set), []).append((size, loss))
+    curves = {
+        pair: Curve(*(np.array(part) for part in zip(*sorted(known), strict=True)))
+        for pair, known in points.items()
+        if len(known) >= 2
+    }
+    if not curves:
+        sizes = ", ".join(f"{size:g}" for size in sorted({place[0] for place in at_tokens}))
+        raise ConfigError(
+            f"all mixtures were run at one size each ({sizes}), and the target is {target:g}: run "
+            "the same mixtures at three sizes, or at the target size"
+        )
+    return fit_size_laws(curves)

@@ -3,14 +3,136 @@
 Shapes: N draws, S sources.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dograph.mixtures.capping import capped
-from dograph.mixtures.scores import is_constant
+from dograph.errors import ConfigError, did_you_mean
+from dograph.mixtures.checks import listed
+from dograph.mixtures.choice import is_constant
+from dograph.mixtures.tables import MixtureTable
 from dograph.rng import stream
+from dograph.types import Mixture
+
+# What a plan is to lower: one target by its name, the mean of all, or several with shares.
+
+
+Target = str | Sequence[str] | Mapping[str, float]
+
+MEAN = "mean"
+
+
+def known_name(name: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
+    """The table's own name for a name as users write it: that one, or the column's."""
+    if name in known:
+        return name
+    if aliases.get(name) in known:
+        return aliases[name]
+    raise ConfigError(f'the table has no {what} "{name}"; {did_you_mean(name, known)}')
+
+
+def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
+    """Share of each target in what is to be lowered; they sum to 1.
+
+    Targets are named, never counted: columns of such files have changed places before.
+    """
+    if isinstance(target, str):
+        if target == MEAN:
+            if MEAN in table.targets:
+                raise ConfigError(
+                    'a target of the table is called "mean", which also asks for the mean over '
+                    "all targets; rename that column, or name the targets with their shares"
+                )
+            shares = dict.fromkeys(table.targets, 1.0)
+        else:
+            try:
+                shares = {known_name(target, table.targets, table.aliases, "target"): 1.0}
+            except ConfigError as error:
+                raise ConfigError(f'{error} (or "{MEAN}", over all targets)') from None
+    else:
+        given = target if isinstance(target, Mapping) else dict.fromkeys(target, 1.0)
+        shares = {}
+        for name, share in given.items():
+            own = known_name(name, table.targets, table.aliases, "target")
+            if own in shares:
+                raise ConfigError(f'target "{own}" is named twice')
+            if not (math.isfinite(share) and share >= 0):
+                raise ConfigError(f'the share of target "{name}" must be >= 0, got {share}')
+            shares[own] = float(share)
+    total = math.fsum(shares.values())
+    if not total > 0:
+        raise ConfigError(f"targets need a share above 0, got {dict(shares)}")
+    return {name: share / total for name, share in shares.items() if share > 0}
+
+
+# Mixtures under usage caps: no source above its own.
+
+
+def cap_vector(
+    caps: Mapping[str, float] | None,
+    prior_S: np.ndarray,
+    sources: Sequence[str],
+    aliases: Mapping[str, str],
+) -> np.ndarray:
+    """Highest weight of each source: its cap, else 1; 0 where the prior has none of it."""
+    cap_S = np.where(prior_S > 0, 1.0, 0.0)
+    for name, cap in (caps or {}).items():
+        own = known_name(name, sources, aliases, "source")
+        if not cap >= 0:
+            raise ConfigError(f'the cap of source "{name}" must be >= 0, got {cap}')
+        column = list(sources).index(own)
+        cap_S[column] = min(cap_S[column], cap)
+    if cap_S.sum() < 1 - 1e-9:
+        tight = [f"{s} {c:.4g}" for s, c in zip(sources, cap_S, strict=True) if c < 1]
+        raise ConfigError(
+            f"the caps allow {cap_S.sum():.4g} of a mixture, which needs 1: {listed(tight)}; "
+            "raise some of them"
+        )
+    return cap_S
+
+
+def capped(
+    weight_NS: np.ndarray,
+    cap_S: np.ndarray,
+    prior_S: np.ndarray | None = None,
+    *,
+    low_S: np.ndarray | float = 0.0,
+) -> np.ndarray:
+    """Mixtures cut to the caps; what is cut off goes to the other sources in proportion.
+
+    That is a * weight, clipped to [low, cap], with the one `a` for which a mixture sums to 1. It is
+    found by fixing sources at a bound that they pass until none is new: at the caps while these
+    cut off more than the lower bounds add, for then the true `a` is larger still, else at the lower
+    bounds (Bitran and Hax, 1981). Proportions outlast the cut, so that draws stay as varied as they
+    were; draws within the bounds do not change. Where sources with weight cannot fill a mixture up,
+    the prior does, and without one it sums to less than 1.
+    """
+    out_N = ((weight_NS > cap_S) | (weight_NS < low_S)).any(1)
+    if not out_N.any():
+        return weight_NS
+    result_NS = weight_NS.copy()
+    # a draw with nothing but underflow beside its large weights is filled up by the prior
+    weight_NS = np.maximum(weight_NS[out_N], 0.0 if prior_S is None else 1e-12 * prior_S)
+    fixed_NS = np.broadcast_to(cap_S <= low_S, weight_NS.shape)
+    bound_NS = np.broadcast_to(cap_S, weight_NS.shape)
+    for _ in range(2 * len(cap_S) + 1):
+        room_N = 1 - np.where(fixed_NS, bound_NS, 0).sum(1)
+        free_NS = np.where(fixed_NS, 0, weight_NS)
+        total_N = free_NS.sum(1)
+        scale_N = np.divide(room_N, total_N, out=np.zeros_like(room_N), where=total_N > 0)
+        cut_NS = np.where(fixed_NS, bound_NS, free_NS * scale_N[:, None])
+        over_NS, under_NS = np.maximum(cut_NS - cap_S, 0), np.maximum(low_S - cut_NS, 0)
+        from_above_N1 = (over_NS.sum(1) >= under_NS.sum(1))[:, None]
+        new_NS = np.where(from_above_N1, over_NS, under_NS) > 0
+        if not new_NS.any():
+            break
+        bound_NS = np.where(new_NS & ~from_above_N1, low_S, bound_NS)
+        fixed_NS = fixed_NS | new_NS
+    result_NS[out_N] = np.clip(cut_NS, low_S, cap_S)
+    return result_NS
+
 
 DRAWS = 100_000
 TOP = 128
@@ -77,3 +199,100 @@ def simulate(
     ]
     chosen = averages[tops.index(min(top, draws))]
     return Simulation(chosen, averages, cut, False)
+
+
+# Mixtures to try in proxies, as RegMix draws them.
+
+
+# The authors' constants.
+TEMPERATURE = 0.5  # of the prior
+STRENGTHS = np.geomspace(0.1, 5.0, 15)  # of a Dirichlet
+MINIMUM = 2e-4  # a weight below this becomes 0, and others are multiples of it
+OVERSAMPLE = 100  # draws for each mixture asked for
+SAME = 1e-5  # L1 distance up to which two mixtures are one
+
+
+def generate_mixtures(
+    prior: Mapping[str, float],
+    number: int,
+    *,
+    seed: int = 42,
+    max_usage: float = 15.0,
+) -> list[Mixture]:
+    """Diverse mixtures around a prior (RegMix, mixture synthesis).
+
+    `100 * number` times: a strength s, one of 15 spaced evenly in logarithm from 0.1 to 5, and a
+    draw from Dirichlet(s q), q being proportional to prior^0.5. Draws in which a source passes
+    min(max_usage * prior, 1) are refused; weights below 2e-4 become 0, the rest is scaled to sum
+    to 1 and rounded to multiples of 2e-4; equal mixtures are counted once (sorted, neighbours
+    within an L1 distance of 1e-5), and `number` of what remains are drawn.
+
+    Deviations: the authors draw at every strength and then choose one of the draws, which is the
+    same distribution; their rows sum to 1 only within the rounding, ours are divided by their sum
+    (so weights are near multiples of 2e-4, and may pass a cap by as much). A source without
+    prior keeps its name and the weight 0.
+    """
+    prior_S, total = np.array(list(prior.values()), dtype=np.float64), math.fsum(prior.values())
+    if not (np.isfinite(prior_S).all() and (prior_S >= 0).all() and total > 0):
+        raise ConfigError(f"the prior needs weights >= 0 with a sum above 0, got {dict(prior)}")
+    if number < 1:
+        raise ConfigError(f"the number of mixtures must be at least 1, got {number}")
+    prior_S /= total
+    draws = stream(seed, "plans", "generate")
+    weight_NS = draw_mixtures(
+        draws,
+        prior_S[prior_S > 0],
+        number * OVERSAMPLE,
+        temperature=TEMPERATURE,
+        strengths=STRENGTHS,
+    )
+    kept_NS = rounded(weight_NS, max_usage * prior_S[prior_S > 0], MINIMUM)
+    distinct_NS = distinct(kept_NS)
+    if len(distinct_NS) < number:
+        raise ConfigError(
+            f"{number} mixtures were asked for: of {len(weight_NS)} draws {len(kept_NS)} keep "
+            f"every source at or below {max_usage:g} times its share of the prior, and "
+            f"{len(distinct_NS)} of these differ; ask for fewer (num_proxies), or raise max_usage"
+        )
+    chosen_NS = np.zeros((number, len(prior_S)))
+    order = draws.choice(len(distinct_NS), size=number, replace=False)
+    chosen_NS[:, prior_S > 0] = distinct_NS[order]
+    return [Mixture.normalised(dict(zip(prior, row, strict=True))) for row in chosen_NS.tolist()]
+
+
+def draw_mixtures(
+    draws: np.random.Generator,
+    prior_S: np.ndarray,
+    number: int,
+    *,
+    temperature: float,
+    strengths: np.ndarray,
+) -> np.ndarray:
+    """Draws from Dirichlet(s q), each with an s drawn from `strengths`."""
+    flat_S = prior_S**temperature
+    flat_S /= flat_S.sum()
+    strength_N = draws.integers(len(strengths), size=number)
+    weight_NS = np.empty((number, len(prior_S)))
+    for index, strength in enumerate(strengths):
+        mine_N = strength_N == index
+        weight_NS[mine_N] = draws.dirichlet(strength * flat_S, size=int(mine_N.sum()))
+    return weight_NS
+
+
+def rounded(weight_NS: np.ndarray, cap_S: np.ndarray, minimum: float) -> np.ndarray:
+    """Draws within the caps, small weights set to 0, the rest on the grid of `minimum`."""
+    weight_NS = weight_NS[(weight_NS <= np.minimum(cap_S, 1)).all(1)]
+    weight_NS = np.where(weight_NS < minimum, 0, weight_NS)
+    weight_NS = weight_NS / weight_NS.sum(1, keepdims=True)
+    grid_NS: np.ndarray = np.round(weight_NS / minimum) * minimum
+    return grid_NS
+
+
+def distinct(weight_NS: np.ndarray) -> np.ndarray:
+    """Mixtures in lexicographic order (the last source leads), each one once."""
+    if not len(weight_NS):
+        return weight_NS
+    weight_NS = weight_NS[np.lexsort(weight_NS.T)]
+    step_N = np.abs(np.diff(weight_NS, axis=0)).sum(1)
+    distinct_NS: np.ndarray = weight_NS[np.concatenate([[True], step_N > SAME])]
+    return distinct_NS

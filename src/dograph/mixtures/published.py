@@ -1,7 +1,143 @@
 """Published mixtures of the Pile, as their authors printed them."""
 
-from dograph.mixtures.file import Provenance
-from dograph.mixtures.preset import Preset
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dograph.errors import ConfigError, did_you_mean
+from dograph.mixtures.file import MixtureFile, Provenance
+from dograph.types import Mixture
+
+# Names that published mixtures and corpora give the same sources, matched by name alone.
+#
+# The literature passes weights as bare lists, so the order of a loader's domains decides what they
+# mean. DoGE's weights for SlimPajama are in the order arxiv, book, c4, cc, github, stackexchange,
+# wikipedia; Sow et al.'s loader for SlimPajama-6B enumerates cc before c4, and the same list then
+# silently gives CommonCrawl the weight of C4. Nothing here looks at positions.
+
+
+# For each collection: the name we use -> other spellings, in lower case, letters and digits only.
+# The name itself and its spelling with a collection's prefix are understood besides.
+SPELLINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "slimpajama": {
+        "ArXiv": (),
+        "Book": ("books",),
+        "C4": ("c4en",),
+        "CommonCrawl": ("cc",),
+        "Github": (),
+        "StackExchange": ("stackexchanges",),
+        "Wikipedia": ("wiki",),
+    },
+    "pile": {
+        "ArXiv": (),
+        "BookCorpus2": (),
+        "Books3": (),
+        "DM Mathematics": ("dmmath",),
+        "Enron Emails": ("enron",),
+        "EuroParl": (),
+        "FreeLaw": (),
+        "Github": (),
+        "Gutenberg (PG-19)": ("gutenberg", "pg19"),
+        "HackerNews": (),
+        "NIH ExPorter": ("nih",),
+        "OpenSubtitles": (),
+        "OpenWebText2": (),
+        "PhilPapers": (),
+        "Pile-CC": (),
+        "PubMed Abstracts": (),
+        "PubMed Central": ("pmc",),
+        "StackExchange": (),
+        "USPTO Backgrounds": ("uspto",),
+        "Ubuntu IRC": (),
+        "Wikipedia (en)": ("wikipedia", "wiki"),
+        "YoutubeSubtitles": ("youtube",),
+    },
+}
+PREFIXES: Mapping[str, tuple[str, ...]] = {
+    "slimpajama": ("redpajama", "slimpajama"),
+    "pile": ("thepile", "trainthepile"),
+}
+
+
+def squash(name: str) -> str:
+    """Lower case, letters and digits only: "Pile-CC" and "pile_cc" become "pilecc"."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def canonical(name: str, collection: str) -> str | None:
+    """Our name of what a corpus calls `name`; None where the collection has no such source."""
+    return _TABLES[collection].get(squash(name))
+
+
+def by_canonical(sources: Iterable[str], collection: str) -> dict[str, str]:
+    """Our name -> the corpus' own, for those of its sources that the collection has."""
+    found: dict[str, str] = {}
+    for source in sources:
+        ours = canonical(source, collection)
+        if ours is None:
+            continue
+        if ours in found:
+            raise ConfigError(
+                f'the corpus has both "{found[ours]}" and "{source}", which are spellings of '
+                f'"{ours}"; give the weights by name instead: mixer.weights, or a mixture file'
+            )
+        found[ours] = source
+    return found
+
+
+def _table(collection: str) -> dict[str, str]:
+    table: dict[str, str] = {}
+    for ours, others in SPELLINGS[collection].items():
+        for spelling in (squash(ours), *others):
+            for prefix in ("", *PREFIXES[collection]):
+                assert table.setdefault(prefix + spelling, ours) == ours, spelling
+    return table
+
+
+_TABLES = {collection: _table(collection) for collection in SPELLINGS}
+
+
+# A published mixture, and how it fits a corpus that spells its sources otherwise.
+
+
+LEAST_FIT = 0.5  # a corpus must have the sources of at least this much of a preset's weight
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A mixture that somebody published."""
+
+    name: str
+    collection: str  # whose source names it is keyed by: a key of names.SPELLINGS
+    weights: Mapping[str, float]  # as printed
+    provenance: Provenance
+
+    @property
+    def file(self) -> MixtureFile:
+        weights = dict(Mixture.normalised(self.weights).weights)
+        return MixtureFile(weights=weights, provenance=self.provenance)
+
+    def fit(self, sources: Sequence[str]) -> tuple[Mixture, list[str]]:
+        """The mixture under a corpus' own source names, and one line for each thing left over."""
+        theirs = by_canonical(sources, self.collection)
+        shares = Mixture.normalised(self.weights).weights
+        kept = {theirs[ours]: share for ours, share in shares.items() if ours in theirs}
+        absent = [ours for ours in shares if ours not in theirs]
+        fitting = sum(kept.values())
+        if fitting < LEAST_FIT:
+            raise ConfigError(
+                f"the preset {self.name} does not fit this corpus: its sources are "
+                f"{', '.join(shares)}; the corpus has {', '.join(sources)}. Give weights by your "
+                "own names: mixer.weights, or a mixture file"
+            )
+        notes = []
+        if absent:
+            notes.append(
+                f"the corpus has no {', '.join(absent)} of the preset {self.name} "
+                f"({1 - fitting:.1%} of its weight): the rest was scaled up to sum to 1"
+            )
+        if others := [source for source in sources if source not in kept]:
+            notes.append(f"the preset {self.name} does not name {', '.join(others)}: not drawn")
+        return Mixture.normalised(kept), notes
 
 
 def _doremi(tokenizer: str, proxy: dict[str, object], file: str) -> Provenance:
@@ -161,3 +297,107 @@ PILE = [
         ),
     ),
 ]
+
+
+# Published mixtures of SlimPajama, as their authors printed them.
+
+
+_DOGE_CODE = "github.com/Olivia-fsm/DoGE, config/gpt_base/reweight_{}.json (88400e9)"
+_DOGE_ORDER = (
+    "printed as a list; its order is that of the code's domains, with c4 before cc, although the "
+    "same file's train_domains says cc before c4"
+)
+
+
+def _doge(method: str, file: str, steps: int, note: str) -> Provenance:
+    return Provenance(
+        method=method,
+        made_by="Fan, Pagliardini, Jaggi: DoGE, ICML 2024",
+        tokenizer_name="gpt2",
+        vocab_size=50257,
+        seq_len=512,
+        proxy={"model": "GPT-2, 6 layers, width 768", "parameters": 81_500_000, "steps": steps},
+        published=_DOGE_CODE.format(file),
+        licence="MIT",
+        note=f"{note}; {_DOGE_ORDER}",
+    )
+
+
+SLIMPAJAMA = [
+    Preset(
+        "doremi-slimpajama-10k",
+        "slimpajama",
+        {
+            "ArXiv": 0.08205,
+            "Book": 0.02007,
+            "C4": 0.01395,
+            "CommonCrawl": 0.2961,
+            "Github": 0.294,
+            "StackExchange": 0.09507,
+            "Wikipedia": 0.1987,
+        },
+        _doge("doremi", "doremi10k", 10_000, "not converged: compare doremi-slimpajama-50k"),
+    ),
+    Preset(
+        "doremi-slimpajama-50k",
+        "slimpajama",
+        {
+            "ArXiv": 0.04235,
+            "Book": 0.08201,
+            "C4": 0.381,
+            "CommonCrawl": 0.1141,
+            "Github": 0.0654,
+            "StackExchange": 0.0847,
+            "Wikipedia": 0.2305,
+        },
+        _doge("doremi", "doremi50k", 50_000, "compare doremi-slimpajama-10k"),
+    ),
+    Preset(
+        "doge-slimpajama",
+        "slimpajama",
+        {
+            "ArXiv": 0.088,
+            "Book": 0.045,
+            "C4": 0.269,
+            "CommonCrawl": 0.214,
+            "Github": 0.070,
+            "StackExchange": 0.166,
+            "Wikipedia": 0.148,
+        },
+        _doge("doge", "doge", 10_000, "for universal generalisation"),
+    ),
+    Preset(
+        "slimpajama-natural",
+        "slimpajama",
+        {
+            "CommonCrawl": 54.1,
+            "C4": 28.7,
+            "Github": 4.2,
+            "Book": 3.7,
+            "ArXiv": 3.4,
+            "Wikipedia": 3.1,
+            "StackExchange": 2.8,
+        },
+        Provenance(
+            method="natural",
+            made_by="DKYoon/SlimPajama-6B on the Hugging Face hub",
+            published="the data card of DKYoon/SlimPajama-6B",
+            note="shares of bytes, not of tokens; mixer.name=natural uses a corpus' own tokens",
+        ),
+    ),
+]
+
+
+# Published mixtures by name. A preset never changes: a corrected one gets another name.
+#
+# Weights are keyed by source name (see `names` for the order trap of the literature), written as
+# their authors printed them, and divided by their sum when used.
+
+
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (*SLIMPAJAMA, *PILE)}
+
+
+def find_preset(name: str) -> Preset:
+    if name not in PRESETS:
+        raise ConfigError(f'no preset "{name}"; {did_you_mean(name, PRESETS)}')
+    return PRESETS[name]

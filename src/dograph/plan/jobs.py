@@ -4,14 +4,21 @@ On a CPU a job computes with one thread, so that its numbers depend neither on w
 on what runs beside it.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import gc
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +30,140 @@ from torch import Tensor
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
-from dograph.files import write_json
+from dograph.files import sha256_of, write_json
 from dograph.models.files import WEIGHTS
-from dograph.plan.conditions import claimed, logged, one_thread, wait_until_free
-from dograph.plan.keys import corpus_digest, numbers_of
 from dograph.train.assembly import inner_parameters
 from dograph.train.checkpoint import OPTIMIZER
 from dograph.train.distributed import World, pick_device
-from dograph.train.memory import peak_bytes, reset_peak
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
 from dograph.train.run_dir import RunDirectory
 from dograph.train.start import resume_run, settled, start_run
-from dograph.train.trainer import Trainer
+from dograph.train.trainer import Trainer, peak_bytes, reset_peak
+
+# What a job runs under: alone in its folder, with one thread, printing to a log of its own.
+
+
+WAIT_SECONDS = 0.2
+FREE_SECONDS = 120.0  # how long a run that another process holds is waited for
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keep a run to one job: another that wants the same waits, however long, and finds it made.
+
+    The claim lies beside the run, which may not be there yet; a process that dies lets it go.
+    """
+    with open(path.with_name(f".{path.name}.claim"), "a") as file:
+        waits = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not waits:
+                    print(f"another process makes {path}; waiting for it")
+                waits = True
+                time.sleep(WAIT_SECONDS)
+        yield
+
+
+def wait_until_free(path: Path) -> None:
+    """Somebody trains it by hand, or a worker whose parent was killed is saving it."""
+    deadline = time.monotonic() + FREE_SECONDS
+    while (path / ".lock").is_file() and _is_held(path / ".lock"):
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for it "
+                "to end, then the same command goes on"
+            )
+        time.sleep(WAIT_SECONDS)
+
+
+def _is_held(lock: Path) -> bool:
+    with open(lock, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    if device.type != "cpu":
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """What is printed meanwhile goes to a file: many jobs share one terminal."""
+    with (
+        open(path, "a", encoding="utf-8", buffering=1) as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        try:
+            yield
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            raise
+
+
+# What a run is, apart from where it lies: equal keys mean equal numbers.
+#
+# Folders that settings name (a model, a reference) count by their weights and the corpus by its
+# tokens, so that a lab may be moved with them, and a changed one is not mistaken for the old.
+
+
+FORMAT_of_keys = 1  # raised when the same settings come to give other numbers
+KEY_LENGTH = 16
+
+
+def numbers_of(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide a run's numbers, the corpus apart."""
+    values = config.model_dump(mode="json", exclude={"run", "log", "checkpoint"})
+    for part, name in (
+        ("train", "device"),
+        ("train", "shard"),
+        ("data", "corpus"),
+        ("data", "warn_epochs"),
+    ):
+        del values[part][name]
+    for part, name in (("model", "path"), ("mixer", "reference")):
+        if isinstance(values[part].get(name), str):
+            values[part][name] = _content(values[part][name])
+    return values
+
+
+def corpus_digest(corpus: Corpus) -> str:
+    """Training and validation text in one string."""
+    held_out = [f"{s.entry.stratum}:{s.entry.sha256}:{s.entry.dtype}" for s in corpus.validation]
+    return hashlib.sha256("\n".join([corpus.digest, *held_out]).encode()).hexdigest()
+
+
+def content_key(config: RunConfig, corpus: Corpus) -> str:
+    """The name under which a lab keeps a run."""
+    facts = {
+        "format": FORMAT_of_keys,
+        "config": numbers_of(config),
+        "corpus": corpus_digest(corpus),
+    }
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_LENGTH]
+
+
+def _content(name: str) -> str:
+    """A model folder by its weights; a Hugging Face name by itself."""
+    files = sorted(Path(name).glob("*.safetensors")) or sorted(Path(name).glob(f"model/{WEIGHTS}"))
+    return "sha256:" + ",".join(sha256_of(file) for file in files) if files else name
+
 
 RESULT = "result.json"
 FORMAT = 1  # of result.json

@@ -17,7 +17,7 @@ from dograph.errors import RunError, require
 from dograph.plan.jobs import Job, Result, Stopped, log_of
 from dograph.plan.pool import RETRIES, job_failed, job_lost
 from dograph.plan.worker import ENVIRONMENT, GRACE_SECONDS, Failure, answer
-from dograph.train.interrupts import Interrupts
+from dograph.train.trainer import Interrupts
 
 POLL_SECONDS = 0.5
 STORE_BYTES = 100_000_000  # results are small: they go by value, models stay on disk

@@ -6,16 +6,257 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dograph.config import RunConfig
 from dograph.errors import DographError
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixers.registry import build_mixer
-from dograph.report.content import Comparison, Difference, Method, RunData, Scale
-from dograph.report.grouping import group_names
-from dograph.report.intervals import Estimate, of_mean, over_seeds
-from dograph.report.reading import COMPARISON
-from dograph.report.verdict import claim_of
+from dograph.report.content import (
+    COMPARISON,
+    Band,
+    Comparison,
+    Difference,
+    Estimate,
+    Group,
+    Method,
+    RunData,
+    Scale,
+    SourceLoss,
+    of_mean,
+    over_seeds,
+    t_reach,
+)
+from dograph.report.series import Curve, rounded
+
+# Runs that differ in their seed alone: their names, and their curves taken together.
+
+
+# What may differ between the runs of a group: it changes no number, or is the seed.
+_FREE = ("seed", "run", "log", "checkpoint", "probe")
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """The folder's name, with as much of its path before it as tells runs apart."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(own[-depth:]) for own in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({n})" for n, name in enumerate(names, start=1)]  # a run given twice
+
+
+def group_names(
+    configs: Sequence[RunConfig], methods: Sequence[tuple[str, str] | None]
+) -> list[str]:
+    """Runs that differ in their seed alone get one name, and no others the same.
+
+    `methods` are the comparison and the label there, for runs of one: the label is their name,
+    with the comparison's before it where somebody else has it too. Others are called by their
+    mixer and whatever tells it from others of that name.
+    """
+    flat = [_flat(config.model_dump(mode="json", exclude=set(_FREE))) for config in configs]
+    loose = [k for k, method in enumerate(methods) if method is None]
+    names: list[str] = []
+    for k, method in enumerate(methods):
+        names.append(method[1] if method else _loose_name(k, loose, configs, flat))
+    owners: dict[str, set[tuple[str, str] | None]] = {}
+    for name, method in zip(names, methods, strict=True):
+        owners.setdefault(name, set()).add(method)
+    return [
+        f"{method[0]}: {method[1]}" if method and len(owners[name]) > 1 else name
+        for name, method in zip(names, methods, strict=True)
+    ]
+
+
+def _loose_name(
+    k: int, loose: Sequence[int], configs: Sequence[RunConfig], flat: Sequence[Mapping[str, str]]
+) -> str:
+    own, mixer = flat[k], configs[k].mixer.name
+    same = [flat[n] for n in loose if configs[n].mixer.name == mixer]
+    keys = sorted({key for other in same for key in {*own, *other} if _differs(own, other, key)})
+    told = [f"{key.removeprefix('mixer.')}={own[key]}" for key in keys if key in own]
+    return " ".join([mixer, *told])
+
+
+def _differs(own: Mapping[str, str], other: Mapping[str, str], key: str) -> bool:
+    return own.get(key) != other.get(key)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    found.pop("train.device", None)
+    return found
+
+
+def groups_of(runs: Sequence[RunData]) -> list[Group]:
+    """Groups in the order of their first run."""
+    by_name: dict[str, list[RunData]] = {}
+    for run in runs:
+        by_name.setdefault(run.group, []).append(run)
+    return [
+        Group(
+            name,
+            [run.name for run in own],
+            _bands([run.curves.train for run in own]),
+            _bands([run.curves.valid for run in own]),
+        )
+        for name, own in by_name.items()
+    ]
+
+
+def _bands(curves: Sequence[Mapping[str, Curve]]) -> dict[str, Band]:
+    names = [name for name in curves[0] if all(name in own for own in curves)]
+    return {name: band([own[name] for own in curves]) for name in names}
+
+
+def band(curves: Sequence[Curve]) -> Band:
+    """Mean and 95 % t interval over runs, at the steps that all of them have.
+
+    Where curves are smoothed, it is that of the smoothed ones: the interval is then of the
+    running mean.
+    """
+    lines = [curve.smooth or curve.raw for curve in curves]
+    shared = sorted(set.intersection(*(set(line.x) for line in lines)))
+    rows = [dict(zip(line.x, line.y, strict=True)) for line in lines]
+    value_NX = np.array([[row[x] for x in shared] for row in rows], dtype=np.float64)
+    if not shared:
+        return Band([], [], None, None)
+    mean_X, num = value_NX.mean(axis=0), len(lines)
+    if num < 2:
+        return Band(shared, rounded(mean_X), None, None)
+    reach_X = t_reach(value_NX.std(axis=0, ddof=1), num)
+    return Band(shared, rounded(mean_X), rounded(mean_X - reach_X), rounded(mean_X + reach_X))
+
+
+# What came out in a sentence or two, and no more than may be said.
+
+
+def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
+    """The first comparison's outcome, or the run's."""
+    if comparisons:
+        return comparisons[0].claim
+    if not runs:
+        return "There are no runs to speak of."
+    if len(runs) == 1:
+        return _single(runs[0])
+    judged = [(run, loss) for run in runs if (loss := mean_loss(run)) is not None]
+    if not judged:
+        return f"{len(runs)} runs, none of them validated yet."
+    unfinished = sum(run.steps < run.total_steps for run in runs)
+    if len(judged) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
+        values = [loss.nats.value for _, loss in judged]
+        return (
+            f"{len(runs)} seeds of {runs[0].group}: mean validation loss "
+            f"{told(over_seeds(values))} nats, 95 % over seeds."
+        )
+    best, loss = min(judged, key=lambda pair: pair[1].nats.value)
+    why = f"{unfinished} not complete" if unfinished else "They were not trained alike"
+    return (
+        f"{len(runs)} runs; the lowest mean validation loss is {best.name}'s, "
+        f"{told(loss.nats)} nats. {why}, so no claim is made."
+    )
+
+
+def mean_loss(run: RunData) -> SourceLoss | None:
+    return next((loss for loss in run.losses if loss.is_summary and loss.name == "mean"), None)
+
+
+def told(estimate: Estimate, *, sign: bool = False) -> str:
+    """A figure with its interval."""
+    shape = "+.4f" if sign else ".4f"
+    value = format(estimate.value, shape)
+    if estimate.low is None or estimate.high is None:
+        return value
+    return f"{value} [{estimate.low:{shape}}, {estimate.high:{shape}}]"
+
+
+def _single(run: RunData) -> str:
+    loss = mean_loss(run)
+    how_far = (
+        f"Complete after {run.steps:,} steps"
+        if run.steps >= run.total_steps
+        else f"{run.steps:,} of {run.total_steps:,} steps made"
+    )
+    level = (
+        "no validation loss yet" if loss is None else f"mean validation loss {told(loss.nats)} nats"
+    )
+    parts = [f"{how_far}: {level}"]
+    nmi = next((m for m in run.health if m.name == "domains/nmi"), None)
+    if nmi is not None and nmi.curve.raw.y:
+        parts.append(
+            f"agreement of domains with sources {nmi.curve.raw.y[-1]:.2f} (NMI, at most 1)"
+        )
+    if run.warnings:
+        count = len(run.warnings)
+        parts.append(f"{count} warning{'s' if count > 1 else ''}")
+    return "; ".join(parts) + "."
+
+
+def claim_of(baseline: str, methods: Sequence[Method], *, is_planned: bool) -> str:
+    """Which methods are lower than the baseline, which higher, and of which nothing is claimed."""
+    others = [method for method in methods if "mean" in method.differences]
+    if not others:
+        return f"No method could be set beside {baseline}."
+    best = min(others, key=_difference_of_verdict)
+    if _difference_of_verdict(best) < 0:
+        level = f"The lowest mean loss is {best.name}'s: {_figures_of_verdict(best, baseline)}."
+    else:
+        level = f"No mean loss is below {baseline}'s; the nearest is {best.name}'s: "
+        level += f"{_figures_of_verdict(best, baseline)}."
+    if not is_planned:
+        return f"{level} Runs picked by hand: no claim."
+    by_claim: dict[str, list[Method]] = {}
+    for method in others:
+        by_claim.setdefault(method.differences["mean"].claim or "no claim", []).append(method)
+    lower, higher = by_claim.pop("lower", []), by_claim.pop("higher", [])
+    told = []
+    if lower:
+        lead, most = f"Lower than {baseline} in mean loss", min(lower, key=_difference_of_verdict)
+        told.append(
+            f"{lead}: {_names(lower)}. Most so {most.name}: {_figures_of_verdict(most, baseline)}."
+        )
+    if higher:
+        lead, most = f"Higher than {baseline} in mean loss", max(higher, key=_difference_of_verdict)
+        told.append(
+            f"{lead}: {_names(higher)}. Most so {most.name}: {_figures_of_verdict(most, baseline)}."
+        )
+    is_all = not told and len(by_claim) == 1
+    told += [_unclaimed(claim, own, is_all=is_all) for claim, own in by_claim.items()]
+    return " ".join(told if lower else [*told, level])
+
+
+def _unclaimed(claim: str, methods: Sequence[Method], *, is_all: bool) -> str:
+    """Why nothing is claimed of these methods; they are named where there are others."""
+    if claim == "unclear":
+        return "No difference is shown" + ("." if is_all else f" for {_names(methods)}.")
+    reason = claim.removeprefix("no claim").removeprefix(": ")
+    lead = "Nothing is claimed" if is_all else f"Nothing is claimed of {_names(methods)}"
+    return f"{lead}: {reason}." if reason else f"{lead}."
+
+
+def _names(methods: Sequence[Method]) -> str:
+    return ", ".join(method.name for method in methods)
+
+
+def _difference_of_verdict(method: Method) -> float:
+    return method.differences["mean"].value.value
+
+
+def _figures_of_verdict(method: Method, baseline: str) -> str:
+    difference = method.differences["mean"].value
+    return f"{told(difference, sign=True)} nats to {baseline}, {_seeds(method)}"
+
+
+def _seeds(method: Method) -> str:
+    return f"{method.seeds} seed{'s' if method.seeds > 1 else ''}"
+
 
 FIGURES = ("mean", "natural", "worst", "gap")
 

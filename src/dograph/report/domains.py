@@ -3,7 +3,9 @@
 Shapes: N probe rows, M domains, K sketch.
 """
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,19 +13,164 @@ import numpy as np
 import torch.nn.functional as F
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
-from dograph.errors import RunError
-from dograph.eval.pca import probe_pca
-from dograph.eval.probe import Probe, probed_steps, read_probe
+from dograph.data.corpus import Corpus, StratumTokens
+from dograph.data.sampler import WeightLog
+from dograph.errors import DographError, RunError
+from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
-from dograph.report.content import Domains, Drift, Placed, ShownProbe
-from dograph.report.examples import Texts, probe_examples, step_examples
-from dograph.report.layout import pushed_apart, spread_out, turn_to
-from dograph.report.reading import read_json, read_rows
-from dograph.report.series import Columns
-from dograph.report.thinning import Curve, curve, rounded
+from dograph.report.content import (
+    Domains,
+    Drift,
+    Example,
+    Placed,
+    ShownProbe,
+    Text,
+    read_json,
+    read_rows,
+)
+from dograph.report.series import Columns, Curve, curve, rounded
+from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
+
+# Where the nodes of a domain graph are drawn.
+
+
+ROUNDS = 60  # of pushing apart nodes that overlap
+
+
+def spread_out(distance_MM: np.ndarray) -> np.ndarray:
+    """Places in the plane whose distances are near the given ones (classical scaling)."""
+    num = len(distance_MM)
+    if num == 0:
+        return np.zeros((0, 2))
+    centre_MM = np.eye(num) - 1 / num
+    value_M, vector_MM = np.linalg.eigh(-0.5 * centre_MM @ distance_MM**2 @ centre_MM)
+    top = np.argsort(value_M)[::-1][:2]
+    place_M2 = vector_MM[:, top] * np.sqrt(np.maximum(value_M[top], 0))
+    if place_M2.shape[1] < 2:
+        place_M2 = np.column_stack([place_M2, np.zeros(num)])
+    largest = np.abs(place_M2).max()
+    if largest == 0:
+        angle_M = 2 * np.pi * np.arange(num) / num
+        return np.column_stack([np.cos(angle_M), np.sin(angle_M)]) * (num > 1)
+    return np.asarray(place_M2 / largest)
+
+
+def turn_to(place_M2: np.ndarray, like_M2: np.ndarray) -> np.ndarray:
+    """The turn or mirror image (2 x 2) that brings a picture nearest another (Procrustes)."""
+    left, _, right = np.linalg.svd(place_M2.T @ like_M2)
+    return np.asarray(left @ right)
+
+
+def pushed_apart(place_M2: np.ndarray, radius_M: np.ndarray) -> np.ndarray:
+    """Move nodes that overlap away from each other, as little as it takes."""
+    place_M2, num = place_M2.copy(), len(place_M2)
+    for _ in range(ROUNDS):
+        moved = False
+        for i in range(num):
+            for j in range(i + 1, num):
+                apart = place_M2[j] - place_M2[i]
+                length = float(np.hypot(*apart))
+                lacking = radius_M[i] + radius_M[j] - length
+                if lacking <= 1e-6:
+                    continue
+                angle = 2.4 * (i + num * j)  # alike places part in fixed, differing directions
+                way = apart / length if length > 1e-9 else np.array([np.cos(angle), np.sin(angle)])
+                place_M2[i] -= way * lacking / 2
+                place_M2[j] += way * lacking / 2
+                moved = True
+        if not moved:
+            break
+    return place_M2
+
+
+# Texts of domains: of the probe rows nearest a centre, or of the samples of a step.
+#
+# Domains that last are shown by the probe rows nearest their centre. Those of one batch have no
+# place for other rows: they are shown by the samples of that batch which were in them.
+
+
+EXAMPLES = 5  # texts shown of a domain
+TEXT = 480  # characters of each
+
+
+class Texts:
+    """Texts of a page, each once, whichever runs show it."""
+
+    def __init__(self) -> None:
+        self.found: list[Text] = []
+        self._index: dict[tuple[Any, ...], int] = {}
+
+    def add(self, corpus: Corpus, stratum: StratumTokens, row: int, seq_len: int) -> int | None:
+        """The number of a block's text; None where the corpus holds tokens alone."""
+        if corpus.manifest.tokenizer.file is None:
+            return None
+        key = (corpus.directory, stratum.entry.file, row, seq_len)
+        if key not in self._index:
+            text = corpus.text(stratum, row * seq_len, (row + 1) * seq_len)
+            self._index[key] = len(self.found)
+            self.found.append(Text(text[:TEXT], len(text) > TEXT))
+        return self._index[key]
+
+
+def probe_examples(
+    told: dict[str, Any], corpus: Corpus | None, seq_len: int, texts: Texts
+) -> dict[str, list[Example]]:
+    """By domain, the rows that a probe names as nearest its centre."""
+    strata = {s.entry.stratum: s for s in corpus.validation} if corpus is not None else {}
+    places = {(row["source"], row["row"], row["document"]): row for row in told["rows"]}
+    found = {}
+    for domain in told["domains"] or []:
+        own = []
+        for near in domain["nearest"][:EXAMPLES]:
+            stratum = strata.get(places[near["source"], near["row"], near["document"]]["stratum"])
+            text = None
+            if corpus is not None and stratum is not None:
+                text = texts.add(corpus, stratum, near["row"], seq_len)
+            own.append(Example(near["source"], near["document"], text))
+        found[str(domain["domain"])] = own
+    return found
+
+
+def step_examples(
+    run: RunDirectory, config: RunConfig, corpus: Corpus, steps: Sequence[int], texts: Texts
+) -> dict[int, dict[str, list[Example]]]:
+    """By step and domain, the first samples of the step's batch that were in the domain."""
+    labels = _labels(run, set(steps))
+    try:
+        sampler = open_sampler(config, corpus)
+        sampler.log = WeightLog.load(run.weights_file, sampler.names)
+    except (DographError, OSError):
+        return {}
+    found: dict[int, dict[str, list[Example]]] = {}
+    for step, domain_B in labels.items():
+        ids = sampler.draw(step - 1)
+        own: dict[str, list[Example]] = {}
+        for i, domain in enumerate(domain_B):
+            shown = own.setdefault(str(domain), [])
+            if len(shown) < EXAMPLES:
+                stratum = corpus.train[int(ids.stratum_B[i])]
+                text = texts.add(corpus, stratum, int(ids.block_B[i]), config.data.seq_len)
+                shown.append(Example(stratum.entry.source, int(ids.document_B[i]), text))
+        found[step] = own
+    return found
+
+
+def _labels(run: RunDirectory, steps: set[int]) -> dict[int, list[int]]:
+    """Domains of the samples of some steps; only their lines are parsed."""
+    found: dict[int, list[int]] = {}
+    if not run.samples_file.is_file():
+        return found
+    with open(run.samples_file, encoding="utf-8") as file:
+        for line in file:
+            number = line[len('{"step": ') : line.find(",")]
+            if number.isdecimal() and int(number) in steps and line.endswith("\n"):
+                domain_B = json.loads(line)["domain"]
+                if domain_B is not None:
+                    found[int(number)] = domain_B
+    return found
+
 
 SAMPLED = 4  # graphs that have texts of their own, where domains do not last
 LASTING = "a number is one domain throughout"

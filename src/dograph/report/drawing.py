@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dograph.errors import require
-from dograph.report.content import Band
-from dograph.report.intervals import Estimate
-from dograph.report.thinning import Curve
+from dograph.report.content import Band, Estimate
+from dograph.report.series import Curve
 
 COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and both
 # Those of the page in its light theme, with shapes and dashes beside them.

@@ -17,8 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from dograph.errors import ConfigError
 from dograph.report.collect import collect, open_subjects
-from dograph.report.content import PageData
-from dograph.report.reading import COMPARISON, EVALUATION
+from dograph.report.content import COMPARISON, EVALUATION, PageData
 from dograph.report.render import asset, policy, render, script
 from dograph.train.run_dir import RunDirectory
 

@@ -3,21 +3,111 @@
 Artefacts whose runs are the same share a folder, so nothing is trained twice.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dograph.config import merge
 from dograph.errors import ConfigError, did_you_mean
-from dograph.reproduce.methods import (
-    ALL,
-    BASELINE,
-    DOMAIN_ROWS,
-    OBJECTIVE_ROWS,
-    PROBED_ROWS,
-    SIZE_ROWS,
-)
-from dograph.reproduce.scales import LLAMA, PROBED, SHORT, Scale
+from dograph.reproduce.paper import NUM_DOMAINS, OBJECTIVES
+
+# Two scales: the paper's own runs, and runs of minutes on one GPU.
+#
+# `MINI` is plain nested values, so that benchmarks can use the same runs:
+#
+#     from dograph.reproduce.artefacts import mini
+#     config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
+
+
+Scale = Literal["mini", "paper"]
+
+# 700 steps of 24,576 tokens, 17.2M in all. betas are those of recent practice: 0.999, torch's
+# default, averages over more steps than such a run has warm-up.
+MINI: dict[str, Any] = {
+    "data": {"seq_len": 512},
+    "model": {"preset": "gpt2-mini"},
+    "optim": {
+        "lr": 5e-4,
+        "lr_end": 1e-4,
+        "warmup_steps": 100,
+        "betas": [0.9, 0.95],
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+    },
+    "train": {"steps": 700, "batch_size": 48},
+    "eval": {"every": 0, "max_blocks": 128},
+    "probe": {"rows": 0},
+    "checkpoint": {"every": 200, "keep": 1},
+}
+SHORT: dict[str, Any] = {"train": {"steps": 400}}
+PROBED: dict[str, Any] = {"probe": {"rows": 512, "at": [0.0, 0.01, 0.03, 0.1, 0.3, 1.0]}}
+LLAMA: dict[str, Any] = {"model": {"preset": "llama-mini"}}
+ON_CUDA: dict[str, Any] = {"train": {"dtype": "bfloat16", "compile": True}}
+
+SEEDS: dict[Scale, tuple[int, ...]] = {
+    "mini": (10, 11, 12, 13, 14),
+    "paper": (42,),  # the preset's own: the paper does not say how many
+}
+
+
+def mini(*parts: dict[str, Any], cuda: bool = False) -> dict[str, Any]:
+    """The settings of a mini run, with `parts` on top; on a GPU in bfloat16 and compiled."""
+    return merge(MINI, ON_CUDA if cuda else {}, *parts)
+
+
+# The methods of the paper's protocol, in the language of `dograph compare --mixers`.
+#
+# Every source is drawn alike (the paper's Uniform, and what its Dynamic Loss-Based and DoGraph
+# draw); `natural` draws by tokens, and those that plan draw what they planned. `natural` and
+# `inverse-norm` are not in the paper: what is gained over Uniform by drawing as the text comes,
+# or by counting each sample's gradient by its direction alone, needs no domains.
+
+
+BASELINE = "uniform"
+LEAD = ("natural", "inverse-norm")  # rows that come first
+
+_EQUAL = "objective={name: precision, q: 0},effective_floor=null,warmup=0,sampling=uniform"
+_PAPER = "recipe=paper,sampling=uniform"
+
+PROTOCOL = {
+    "natural": "natural=natural",
+    "inverse-norm": "inverse-norm=dograph[recipe=inverse-norm,sampling=uniform]",
+    "uniform": "uniform=uniform",
+    "dynamic-loss": "dynamic-loss=dynamic-loss[sampling=uniform]",
+    "doremi": "doremi=doremi",
+    "doge": "doge=doge",
+    "regmix": "regmix=regmix",
+    "mixing-law": "mixing-law=mixing-law",
+    "dograph-paper": f"dograph-paper=dograph[{_PAPER}]",
+    "dograph": "dograph=dograph[sampling=uniform]",
+}
+# All samples alike, as in `uniform`, but sketched, so that the run is probed.
+_PROBED = {"equal": f"equal=dograph[{_EQUAL}]"}
+_OBJECTIVES = {name: f"{name}=dograph[{_PAPER},objective={name}]" for name in OBJECTIVES}
+_DOMAINS = {f"m{m}": f"m{m}=dograph[{_PAPER},num_domains={m}]" for m in NUM_DOMAINS}
+
+SPECS = PROTOCOL | _PROBED | _OBJECTIVES | _DOMAINS
+
+ALL = tuple(PROTOCOL)
+OBJECTIVE_ROWS = (*LEAD, BASELINE, *_OBJECTIVES)
+DOMAIN_ROWS = (*LEAD, BASELINE, *_DOMAINS)
+SIZE_ROWS = (*LEAD, BASELINE, "regmix", "dograph-paper", "dograph")
+PROBED_ROWS = ("equal", "dograph-paper")
+
+
+def spelled_out(text: str) -> str:
+    """The user's --methods, with every label of ours replaced by what it stands for."""
+    names = "|".join(map(re.escape, SPECS))
+    return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda found: SPECS[found[1]], text)
+
+
+def displayed(labels: list[str]) -> list[str]:
+    """The order of a table's rows."""
+    first = [label for label in LEAD if label in labels]
+    return [*first, *(label for label in labels if label not in first)]
+
 
 Kind = Literal[
     "downstream",

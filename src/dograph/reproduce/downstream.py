@@ -12,16 +12,32 @@ from typing import Any
 
 from dograph.compare.findings import Findings
 from dograph.data.corpus import Corpus
-from dograph.eval.benchmarks_evaluate import Report
-from dograph.eval.bounded import PER_CENT, PER_CENT_CHANGE
+from dograph.eval.balance import balance as balance_of
 from dograph.eval.evaluate import Request, evaluate, find_subject
+from dograph.eval.harness import Report
+from dograph.eval.merging import PER_CENT, PER_CENT_CHANGE
 from dograph.eval.tasks import pick_tasks
 from dograph.files import sha256_of, write_json
 from dograph.reproduce import paper
-from dograph.reproduce.figures import Figure, Values, less, level, present, values_of
-from dograph.reproduce.methods import BASELINE, displayed
-from dograph.reproduce.study import Outcome, Sheet, Study
-from dograph.reproduce.verdicts import SUBJECTS, Verdict, judge, judge_all, untested
+from dograph.reproduce.artefacts import BASELINE, displayed
+from dograph.reproduce.verdicts import (
+    SUBJECTS,
+    Figure,
+    Outcome,
+    Sheet,
+    Study,
+    Values,
+    Verdict,
+    judge,
+    judge_all,
+    less,
+    level,
+    losses,
+    more_per_cent,
+    present,
+    untested,
+    values_of,
+)
 
 AVERAGE = "average"
 Score = Mapping[str, Any]  # eval.json
@@ -279,3 +295,129 @@ def _printed(table: paper.Scores, label: str, name: str) -> float | None:
 
 def _plain(value: float | None, shape: str) -> str:
     return "" if value is None else format(value, shape)
+
+
+# fig:efficiency_h200: what methods cost.
+
+
+def cost(study: Study) -> Outcome:
+    """Seconds and FLOPs with plans counted, over uniform and over RegMix."""
+    findings = study.only
+    labels = displayed([m["label"] for m in findings["methods"]])
+    seconds = {part: _spent(findings, "seconds", part) for part in ("train", "plan", "total")}
+    flops = {m["label"]: m["flops"] for m in findings["methods"]}
+    rows, data = [], {}
+    for label in labels:
+        over = more_per_cent(seconds["total"], label, BASELINE)
+        ratio = 100 * (flops[label]["total"] / flops[BASELINE]["total"] - 1)
+        trained = level(seconds["train"], label)
+        hours = _hours(findings, trained.mean) if trained.seeds else None
+        rows.append(
+            [
+                label,
+                trained.level(".1f"),
+                level(seconds["plan"], label).plain(".1f"),
+                "" if label == BASELINE else over.change(".1f"),
+                f"{flops[label]['total']:.3g}",
+                "" if label == BASELINE else f"{ratio:+.1f}",
+                "" if hours is None else f"{hours:.1f}",
+            ]
+        )
+        data[label] = {
+            "seconds": {part: level(seconds[part], label).record() for part in seconds},
+            "over_uniform_per_cent": over.record(),
+            "over_regmix_per_cent": more_per_cent(seconds["total"], label, "regmix").record(),
+            "training_over_regmix_per_cent": more_per_cent(
+                seconds["train"], label, "regmix"
+            ).record(),
+            "flops": flops[label],
+            "flops_over_uniform_per_cent": ratio,
+            "hours_for_the_papers_tokens": hours,
+        }
+    columns = ("method", "training s ± 95 %", "plan s", "% over uniform [95 %]", "FLOPs")
+    sheet = Sheet(
+        "what a run takes; per cent with plans counted",
+        (*columns, "% over", f"h for {paper.BUDGET_TOKENS / 1e9:.0f}B tokens"),
+        rows,
+    )
+    notes = [
+        f"paper: {paper.HOURS} h for {paper.BUDGET_TOKENS / 1e9:.0f}B tokens on two H200 with "
+        "DoGraph; the last column is training alone on this machine's device, at the speed seen",
+        "times are what training took beside whatever else ran; for clean ones give --workers 1 on "
+        "an idle machine",
+    ]
+    return Outcome([sheet], {"methods": data}, _cost_verdicts(findings, seconds), notes)
+
+
+def _cost_verdicts(findings: Findings, seconds: Mapping[str, Values]) -> list[Verdict]:
+    found = []
+    for label in SUBJECTS:
+        for part, told in (("train", "training alone"), ("total", "RegMix's plan counted")):
+            says = f"DoGraph takes more time than RegMix ({told})"
+            if len(present(findings, [label, "regmix"])) < 2:
+                found.append(untested(says, f"no finished run of {label} or of regmix", label))
+                continue
+            over = more_per_cent(seconds[part], label, "regmix")
+            found.append(
+                judge(says, over, sign=1, paper=paper.OVER_REGMIX, shape=".2f", unit=" %", of=label)
+            )
+    return found
+
+
+def _spent(findings: Findings, kind: str, part: str) -> Values:
+    return values_of(findings, lambda cell: float(cell[kind][part]))
+
+
+def _hours(findings: Findings, seconds: float) -> float:
+    """To train on the paper's tokens at the speed of these runs."""
+    train, data = findings["config"]["train"], findings["config"]["data"]
+    tokens = train["steps"] * train["batch_size"] * data["seq_len"]
+    return float(paper.BUDGET_TOKENS / tokens * seconds / 3600)
+
+
+# How far apart the sources' losses are: the balance that the paper speaks of.
+
+
+def balance(study: Study) -> Outcome:
+    """Losses over sources: their standard deviation and the gap from best to worst."""
+    findings = study.only
+    figures: dict[str, Values] = {
+        "spread": values_of(findings, lambda cell: balance_of(cell["losses"]).spread),
+        "gap": values_of(findings, lambda cell: balance_of(cell["losses"]).gap),
+        "worst": losses(findings, "worst"),
+    }
+    rows, data = [], {}
+    for label in displayed([m["label"] for m in findings["methods"]]):
+        levels = {name: level(values, label) for name, values in figures.items()}
+        changes = {name: less(values, label, BASELINE) for name, values in figures.items()}
+        cells = [label]
+        for name in ("spread", "gap"):
+            told = "" if label == BASELINE else changes[name].change(".3f")
+            cells += [levels[name].level(".3f"), told]
+        rows.append([*cells, levels["worst"].level(".3f")])
+        data[label] = {name: figure.record() for name, figure in levels.items()} | {
+            f"{name}_less_uniform": figure.record() for name, figure in changes.items()
+        }
+    change = "less uniform [95 %]"
+    columns = ("method", "spread ± 95 %", change, "gap ± 95 %", change, "worst ± 95 %")
+    title = "losses over sources in nats: deviation, worst less best, worst"
+    sheet = Sheet(title, columns, rows)
+    notes = [
+        "sources differ in how well any model can predict them: what counts is the difference "
+        "to uniform",
+        "the paper speaks of balance and prints no figure of it",
+    ]
+    return Outcome([sheet], {"methods": data}, _verdicts_of_balances(findings, figures), notes)
+
+
+def _verdicts_of_balances(findings: Findings, figures: dict[str, Values]) -> list[Verdict]:
+    found = []
+    for label in SUBJECTS:
+        for name in ("spread", "gap"):
+            says = f"DoGraph more balanced over sources than Uniform ({name})"
+            if len(present(findings, [label, BASELINE])) < 2:
+                found.append(untested(says, f"no finished run of {label}", label))
+                continue
+            change = less(figures[name], label, BASELINE)
+            found.append(judge(says, change, sign=-1, of=label))
+    return found

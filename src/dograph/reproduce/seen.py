@@ -15,16 +15,11 @@ import torch
 
 from dograph.compare.findings import Findings
 from dograph.errors import DographError
-from dograph.eval.bounded import ANY, SHARE_CHANGE
+from dograph.eval.gradients import probe_pca, read_probe
 from dograph.eval.inspect import perceived
-from dograph.eval.merging import Merging, merging
-from dograph.eval.pca import probe_pca
-from dograph.eval.perception import Estimate
-from dograph.eval.probe import read_probe
+from dograph.eval.merging import ANY, SHARE_CHANGE, Estimate, Merging, merging
 from dograph.files import write_json
-from dograph.reproduce.figures import bounds, less
-from dograph.reproduce.study import Outcome, Sheet, Study
-from dograph.reproduce.verdicts import Verdict, judge, untested
+from dograph.reproduce.verdicts import Outcome, Sheet, Study, Verdict, bounds, judge, less, untested
 
 NUM_DOMAINS = 11
 COORDINATES = "pca.json"

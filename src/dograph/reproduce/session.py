@@ -6,40 +6,125 @@ OUT/reproduce.json                           every artefact that was made of the
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.arms import Ask
-from dograph.compare.dry_run import forecast_lines
-from dograph.compare.findings import as_json
-from dograph.compare.planning import Say
-from dograph.compare.session import open_corpus
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dograph.compare.arms import Ask, Method
+from dograph.compare.cells import Cell, Plans, Say, lay_out, make_plans
+from dograph.compare.findings import Findings, as_json, find
+from dograph.compare.findings import Outcome as CellOutcome
+from dograph.compare.session import REPORT, forecast_lines, open_corpus, train_cells, write_findings
 from dograph.config import RunConfig
-from dograph.data.blocks import blocks_by_source, equal_shares
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
-from dograph.eval.benchmarks_evaluate import Report, check_with
 from dograph.eval.evaluate import Request, read_documents
 from dograph.eval.gradients import LEAST_ROWS
+from dograph.eval.harness import Report, check_with
 from dograph.eval.tasks import pick_tasks
 from dograph.files import write_text
+from dograph.plan.jobs import DamagedResultError, Result, read_result
 from dograph.plan.pool import Pool
 from dograph.reproduce import paper
-from dograph.reproduce.artefacts import Kind
-from dograph.reproduce.asks import Wanted
-from dograph.reproduce.balances import balance
-from dograph.reproduce.costs import cost
-from dograph.reproduce.downstream import downstream, evaluate_cells
+from dograph.reproduce.artefacts import ARTEFACTS, Artefact, Kind
+from dograph.reproduce.asks import Wanted, differences
+from dograph.reproduce.downstream import balance, cost, downstream, evaluate_cells
 from dograph.reproduce.losses import model_scale, num_domains, objectives, validation_loss
 from dograph.reproduce.seen import clusters, gradient_pca
-from dograph.reproduce.setup import differences
-from dograph.reproduce.sharing import run_asked
-from dograph.reproduce.study import Outcome, Study
-from dograph.train.distributed import pick_device
-from dograph.train.environment import describe_environment
+from dograph.reproduce.verdicts import Outcome, Sheet, Study
+from dograph.train.distributed import describe_environment, pick_device
+
+# Runs in a folder that several artefacts share, or that holds more than is asked for now.
+#
+# Only what is asked for is trained and shown. OUT/compare.json has every finished cell of the
+# folder, so that a look at some rows takes none away.
+
+
+def run_asked(ask: Ask, pool: Pool, say: Say) -> Findings:
+    """Make what is asked for and not there yet, and return what that came to."""
+    corpus = open_corpus(ask)
+    whole = ask.join_folder(corpus)
+    whole = replace(whole, methods=tuple(_known(whole.methods, say)))
+    plans = make_plans(ask, pool, say)
+    cells = lay_out(ask, corpus, plans)
+    outcome = train_cells(cells, corpus, pool)
+    findings = find(ask, corpus, plans, cells, outcome)
+    everything = findings
+    if (whole.methods, whole.seeds) != (ask.methods, ask.seeds):
+        everything = _everything(whole, corpus, pool, plans, cells, outcome)
+    write_findings(ask.out, everything)
+    return findings
+
+
+def _known(methods: Iterable[Method], say: Say) -> Iterator[Method]:
+    """Those whose mixers can be built; a mixer of the user's own may have moved since."""
+    for method in methods:
+        try:
+            method.is_planned  # noqa: B018  builds it
+        except ConfigError as error:
+            say(f"{method.label} stays in cells/, but is not in {REPORT} this time: {error}")
+        else:
+            yield method
+
+
+def _everything(
+    whole: Ask,
+    corpus: Corpus,
+    pool: Pool,
+    plans: Plans,
+    cells: Sequence[Cell],
+    outcome: CellOutcome,
+) -> Findings:
+    """Of what was asked for, and of the other finished cells of the folder."""
+    both = Plans(_made_before(whole, pool).made | plans.made, plans.failed)
+    asked, laid = {cell.label for cell in cells}, lay_out(whole, corpus, both)
+    others = {
+        cell.label: result
+        for cell in laid
+        if cell.label not in asked and (result := _finished(cell, corpus)) is not None
+    }
+    shown = [cell for cell in laid if cell.label in asked or cell.label in others]
+    labels = {cell.method for cell in shown}
+    methods = tuple(method for method in whole.methods if method.label in labels)
+    results = CellOutcome(outcome.results | others, outcome.failures)
+    found = find(replace(whole, methods=methods), corpus, both, shown, results)
+    return found | {"proxy": found["proxy"] or _told_proxy(whole.out)}
+
+
+def _made_before(whole: Ask, pool: Pool) -> Plans:
+    """Plans that are on disk: they are read, none is made."""
+    there = [
+        method
+        for method in whole.methods
+        if method.is_planned and (whole.out / "plans" / f"{method.label}.json").is_file()
+    ]
+    return make_plans(replace(whole, methods=tuple(there)), pool, _unheard)
+
+
+def _unheard(text: str) -> None:
+    """What an old plan says against itself was said when it was made."""
+
+
+def _finished(cell: Cell, corpus: Corpus) -> Result | None:
+    try:
+        return read_result(Path(cell.config.run), corpus)
+    except DamagedResultError:
+        return None
+
+
+def _told_proxy(out: Path) -> Findings | None:
+    """What the proxies of the folder's plans were; what is asked for now may have none."""
+    file = out / REPORT
+    found: Findings | None = json.loads(file.read_text())["proxy"] if file.is_file() else None
+    return found
+
 
 FORMAT, VERSION = "dograph-reproduce", 1
 RESULT = "reproduce.json"
@@ -202,3 +287,49 @@ def _is_wider(there: Record, record: Record) -> bool:
         and there.get("evaluation") == record.get("evaluation")
         and there.get("scale") == record.get("scale")
     )
+
+
+# What a terminal shows: tables, what differs, the paper's own errors, verdicts.
+
+
+def print_list(console: Console) -> None:
+    """Every name with its line."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it shows")
+    table.add_column("in the paper", overflow="fold")
+    for artefact in ARTEFACTS.values():
+        table.add_row(artefact.name, artefact.line, artefact.where)
+    console.print(table, highlight=False)
+    console.print("one of them: dograph reproduce NAME --dry-run", highlight=False)
+
+
+def print_outcome(
+    console: Console, artefact: Artefact, outcome: Outcome, record: Mapping[str, Any]
+) -> None:
+    for sheet in outcome.sheets:
+        # A title of the table itself would be folded into the table's width.
+        console.print(f"{sheet.title}:", markup=False, highlight=False, soft_wrap=True)
+        console.print(rich_table(sheet))
+    _lines(console, "what differs in set-up:", record["setup"])
+    _lines(console, "in the paper itself:", record["errata"])
+    _lines(console, "notes:", record["notes"])
+    lines = [verdict.line for verdict in outcome.verdicts]
+    _lines(console, f"claims of the paper ({artefact.where}):", lines)
+
+
+def rich_table(sheet: Sheet) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for number, column in enumerate(sheet.columns):
+        table.add_column(escape(column), justify="right" if number else "left", overflow="fold")
+    for row in sheet.rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _lines(console: Console, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    console.print(title, markup=False, highlight=False)
+    for line in lines:
+        console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)

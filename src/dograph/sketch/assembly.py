@@ -6,18 +6,96 @@ heads) and vectors (norms, biases) are hashed into K numbers once it is over, al
 Shapes: B samples, K sketch, F numbers of vectors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dograph.modes import TWO_SIDED
-from dograph.sketch.bank import Bank
-from dograph.sketch.pending import Pending
-from dograph.sketch.projection import Projection
+from dograph.config import TWO_SIDED
+from dograph.sketch.gradients import Gradients, Grads, scaled
+from dograph.sketch.projection import Bank, Projection
 from dograph.sketch.rules import Rule
 from dograph.sketch.tap import make_slot
+
+# Weighted gradients that wait for their weights: what a sketched micro-batch leaves behind.
+
+
+Half = tuple[Rule, Tensor, Tensor]  # a layer, its input and the gradient of its output
+
+
+class Pending(Protocol):
+    """Something that can fill `.grad` once the weights are known."""
+
+    def backward(self, weight_B: Tensor) -> None:
+        """Add the gradient of sum_i weight_i loss_i to `.grad`."""
+
+
+@dataclass(slots=True)
+class RetainedGraph:
+    """`twopass`: the graph is still there, and a second backward runs through it."""
+
+    loss_B: Tensor
+
+    def backward(self, weight_B: Tensor) -> None:
+        (weight_B.to(self.loss_B.dtype) * self.loss_B).sum().backward()
+
+
+@dataclass(slots=True)
+class Deferred:
+    """`full`: every layer's input and output gradient; the weight gradients are made now."""
+
+    halves: list[Half]
+    vectors: list[tuple[Rule, Tensor]]
+    parameters: Mapping[str, nn.Parameter]
+
+    def backward(self, weight_B: Tensor) -> None:
+        grads = Grads(self.parameters)
+        times_B = len(weight_B) * weight_B
+        with torch.autocast(weight_B.device.type, enabled=False):
+            while self.halves:  # each pair is freed as soon as it is used
+                rule, left, right = self.halves.pop()
+                rule.add_weighted(left, right, times_B, grads)
+            if self.vectors:
+                self._add_vectors(weight_B, grads)
+
+    def _add_vectors(self, weight_B: Tensor, grads: Grads) -> None:
+        """All at once: a model has hundreds, each of them short."""
+        rules, vectors = zip(*self.vectors, strict=True)
+        vector_BF = torch.cat(vectors, dim=1)
+        vector_F = weight_B.to(vector_BF.dtype) @ vector_BF
+        parts = vector_F.split([vector.shape[1] for vector in vectors])
+        for rule, part in zip(rules, parts, strict=True):
+            for name, gradient in rule.split(part).items():
+                grads.add(name, gradient)
+
+
+@dataclass(slots=True)
+class Materialised:
+    """`exact` and `reference`: every sample's gradient in full."""
+
+    gradients: Gradients
+    parameters: Mapping[str, nn.Parameter]
+
+    def backward(self, weight_B: Tensor) -> None:
+        grads = Grads(self.parameters)
+        for name, gradient in self.gradients.items():
+            grads.add(name, torch.tensordot(weight_B.to(gradient.dtype), gradient, dims=1))
+
+
+@dataclass(slots=True)
+class TopDown:
+    """`topdown`, `head`: deferred above the cut; the scaled residual gradient does the rest."""
+
+    above: Deferred
+    hidden_BTD: Tensor
+    grad_BTD: Tensor
+
+    def backward(self, weight_B: Tensor) -> None:
+        self.above.backward(weight_B)
+        torch.autograd.backward([self.hidden_BTD], [scaled(self.grad_BTD, weight_B)])
+
 
 Slot = tuple[str, str | None]  # the group, and the parameter where that is hashed by itself
 
@@ -136,3 +214,72 @@ class Assembly:
         )
         blocks = groups.get("blocks", whole)
         return Sketch(whole, blocks.norm(dim=1), pending, groups)
+
+
+# The same sketch from gradients that are there in full: what `exact` and `reference` use.
+#
+# Slower than taps and independent of them, so each checks the other.
+
+
+def sketch_gradients(
+    rules: Iterable[Rule], bank: Bank, gradients: Gradients, step: int
+) -> dict[str, Tensor]:
+    """Sketches (B, K) by group from per-sample gradients (B, *shape) by parameter name."""
+    projection = bank.projection
+    groups: dict[str, list[Tensor]] = {}
+    vectors: list[Tensor] = []
+    done = set()
+    some = next(iter(gradients.values()))
+    for rule in rules:
+        for own, name in sorted(rule.names.items(), key=lambda item: item[0] != "weight"):
+            if name in done:  # a tied parameter's gradient already holds both of its uses
+                continue
+            done.add(name)
+            gradient = gradients.get(name)
+            if own in rule.vectors and projection.kind in TWO_SIDED:
+                if gradient is None:  # its layer reached no loss, but has its place
+                    size = int(getattr(rule.module, own).numel())
+                    gradient = some.new_zeros(len(some), size)
+                vectors.append(gradient)
+            elif gradient is not None:
+                part = _sketch(bank, name, gradient, step)
+                groups.setdefault(rule.group, []).append(part)
+    if vectors:
+        vector_BF = torch.cat(vectors, dim=1)
+        groups.setdefault("rest", []).append(bank.fold(VECTORS)(vector_BF))
+    if projection.kind == "none":
+        return {group: torch.cat(parts, dim=1) for group, parts in groups.items()}
+    return {group: torch.stack(parts).sum(dim=0) for group, parts in groups.items()}
+
+
+def _sketch(bank: Bank, name: str, gradient: Tensor, step: int) -> Tensor:
+    kind = bank.projection.kind
+    if kind == "none":
+        return gradient.flatten(1)
+    if kind == "gaussian":
+        return bank.projection.dense(name, gradient.flatten(1), step=step)
+    return bank.matrix(name).of_gradient(gradient)
+
+
+def one_backward_per_sample(loss_B: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:
+    """Per-sample gradients the obvious way."""
+    rows = [
+        torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
+        for loss in loss_B
+    ]
+    return {
+        name: torch.stack(
+            [torch.zeros_like(parameter) if row[i] is None else row[i] for row in rows]
+        )
+        for i, (name, parameter) in enumerate(parameters.items())
+    }
+
+
+def materialised(halves: list[Half], vectors: list[tuple[Rule, Tensor]]) -> Gradients:
+    """Per-sample gradients from what layers left; the uses of a tied parameter are added."""
+    total: Gradients = {}
+    found = [rule.per_sample(left, right) for rule, left, right in halves]
+    for part in [*found, *(rule.split(vector_BF) for rule, vector_BF in vectors)]:
+        for name, gradient in part.items():
+            total[name] = total[name] + gradient if name in total else gradient
+    return total

@@ -5,10 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.sketch.embedding import EmbeddingRule
-from dograph.sketch.matrix import MatrixRule
-from dograph.sketch.norm import NormRule
-from dograph.sketch.rules import Rule, known_by_name
+from dograph.sketch.rules import EmbeddingRule, MatrixRule, NormRule, Rule, known_by_name
 
 _KNOWN = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError
-from dograph.modes import DEFAULT_DIM
-from dograph.sketch.bank import matrix_of
-from dograph.sketch.projection import MatrixProjection, Projection
+from dograph.sketch.projection import MatrixProjection, Projection, matrix_of
 
 IGNORED = -100
 _CHUNK = 1 << 25  # logits made at once

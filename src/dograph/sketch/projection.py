@@ -13,13 +13,15 @@ Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from dograph.config import DEFAULT_DIM, KINDS, TWO_SIDED, Kind, Refresh
 from dograph.errors import ConfigError
-from dograph.modes import DEFAULT_DIM, KINDS, TWO_SIDED, Kind, Refresh
+from dograph.kernels import usable
 from dograph.rng import key64
 
 _BLOCK = 1 << 16  # rows of a dense Gaussian matrix made at once
@@ -134,3 +136,226 @@ def _sides(dim: int) -> tuple[int, int]:
     """The factors of `dim` nearest to its square root, the larger first."""
     small = next(f for f in range(math.isqrt(dim), 0, -1) if dim % f == 0)
     return dim // small, small
+
+
+# Random words and signs as functions of a key: the same on every device, many keys at once.
+#
+# A stream is SplitMix64 (Steele, Lea and Flood 2014): word w of key k is mix(k + w * GOLDEN). The
+# words of all streams are made in a dozen operations, however many streams there are, and 64 signs
+# come from each word; drawing the projections of a whole model costs what a few small kernels cost.
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+BITS = 64  # of a word
+
+
+def signed(key: int) -> int:
+    """An unsigned 64-bit number as torch.int64 holds it."""
+    return key - (1 << BITS) if key >> (BITS - 1) else key
+
+
+def start_words(keys: list[int], counts: list[int], device: torch.device) -> Tensor:
+    """For each key so many counters, one after the other: what `words` draws from."""
+    count_S = torch.tensor(counts)
+    key_W = torch.tensor([signed(k) for k in keys]).repeat_interleave(count_S)
+    first_W = (count_S.cumsum(0) - count_S).repeat_interleave(count_S)
+    index_W = torch.arange(1, len(key_W) + 1) - first_W
+    return mixed(key_W + index_W * signed(GOLDEN)).to(device)
+
+
+def words(start_W: Tensor, seed: int, epoch: int) -> Tensor:
+    """64 random bits for each counter, others in every epoch."""
+    return mixed(start_W ^ epoch_key(seed, epoch))
+
+
+def epoch_key(seed: int, epoch: int) -> int:
+    """What sets the words of one epoch apart from those of the others."""
+    return signed(key64(seed, "projection epoch", epoch))
+
+
+def mixed(value: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every bit of the input moves half of the output's."""
+    value = (value ^ _shifted(value, 30)) * signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shifted(value, 27)) * signed(0x94D049BB133111EB)
+    return value ^ _shifted(value, 31)
+
+
+def signs(start_W: Tensor, seed: int, epoch: int, scale: float, dtype: torch.dtype) -> Tensor:
+    """64 entries of +-scale for each counter, one for each bit of its word: (64 W,)."""
+    if usable(start_W):
+        from dograph.kernels.projection import signs_by_kernel
+
+        return signs_by_kernel(start_W, epoch_key(seed, epoch), scale, dtype)
+    return signs_plainly(words(start_W, seed, epoch), scale, dtype)
+
+
+def signs_plainly(word_W: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """The same in plain PyTorch, byte by byte: row b of a table has the eight entries of byte b."""
+    device = word_W.device
+    bit_256x8 = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+    table_256x8 = (bit_256x8 * (2 * scale) - scale).to(dtype)
+    return table_256x8.index_select(0, word_W.view(torch.uint8).int()).flatten()
+
+
+def normals(word_W: Tensor) -> Tensor:
+    """Two standard normals a word, by the inverse of their distribution: (2 W,) float64."""
+    half_W2 = torch.stack((word_W, word_W >> 32), dim=1) & 0xFFFFFFFF
+    return torch.erfinv((half_W2.flatten().double() + 0.5) / (1 << 31) - 1) * math.sqrt(2)
+
+
+def _shifted(value: Tensor, places: int) -> Tensor:
+    """To the right, filled with zeros: torch's own shift copies the sign."""
+    return (value >> places) & ((1 << (BITS - places)) - 1)
+
+
+# All random matrices of a model, drawn together.
+#
+# Each is a function of (seed, parameter name, epoch) alone, whatever else is drawn beside it. They
+# lie in a few flat tensors that are filled anew when the projection is, a dozen operations in all:
+# a projection drawn afresh in every step costs next to nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Random entries that are wanted: a side of a matrix, the signs or the turns of a fold."""
+
+    name: str
+    part: str
+    shape: tuple[int, ...]
+    columns: int  # entries have variance 1 / columns
+    kind: str  # "entry", "sign" or "turn"
+
+
+@dataclass(slots=True)
+class Bank:
+    """Random matrices and folds by name, filled by `draw`."""
+
+    projection: Projection
+    dtype: torch.dtype  # of the matrices
+    device: torch.device
+    requests: list[Request] = field(default_factory=list)
+    epoch: int | None = None
+    _start_W: Tensor | None = None
+    _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    folds: dict[str, Fold] = field(default_factory=dict)
+
+    def add_matrix(self, name: str, shape: tuple[int, int], *, wide: bool) -> None:
+        """Both sides of a weight, once however often it is used."""
+        if any(request.name == name for request in self.requests):
+            return
+        q, p = self.projection.sides(wide=wide)
+        self.requests += [
+            Request(name, "row", (shape[0], q), q, "entry"),
+            Request(name, "col", (shape[1], p), p, "entry"),
+        ]
+        if q * p != self.projection.dim:
+            self.add_fold(name, q * p)
+
+    def add_fold(self, name: str, size: int) -> None:
+        """A signed hash of `size` numbers."""
+        stretches = math.ceil(size / self.projection.dim)
+        self.requests += [
+            Request(name, "sign", (stretches, self.projection.dim), 1, "sign"),
+            Request(name, "turn", (stretches, size), 1, "turn"),
+        ]
+
+    def draw(self, step: int) -> None:
+        """Fill the bank for this step; nothing happens where the projection has not changed."""
+        if self.epoch == (epoch := self.projection.epoch(step)) or not self.requests:
+            return
+        if self._start_W is None:
+            self._start()
+        assert self._start_W is not None
+        self._drawn = {}
+        done = 0
+        for columns, kind, group in self._groups():
+            count = sum(self._num_words(request) for request in group)
+            self._fill(group, columns, kind, self._start_W[done : done + count], epoch)
+            done += count
+        self.folds = {r.name: self._fold(r) for r in self.requests if r.kind == "turn"}
+        self.epoch = epoch
+
+    def matrix(self, name: str) -> MatrixProjection:
+        return MatrixProjection(
+            self._drawn[name, "row"], self._drawn[name, "col"], self.folds.get(name)
+        )
+
+    def fold(self, name: str) -> Fold:
+        return self.folds[name]
+
+    def _start(self) -> None:
+        ordered = [request for *_, group in self._groups() for request in group]
+        seed = self.projection.seed
+        self._start_W = start_words(
+            [key64(seed, "projection", request.name, request.part) for request in ordered],
+            [self._num_words(request) for request in ordered],
+            self.device,
+        )
+
+    def _groups(self) -> Iterator[tuple[int, str, list[Request]]]:
+        """Requests of one kind and scale, which are filled together."""
+        for columns, kind in dict.fromkeys((r.columns, r.kind) for r in self.requests):
+            yield (
+                columns,
+                kind,
+                [r for r in self.requests if (r.columns, r.kind) == (columns, kind)],
+            )
+
+    def _num_words(self, request: Request) -> int:
+        if request.kind == "turn":
+            return request.shape[0]
+        gaussian = request.kind == "entry" and self.projection.kind == "two-sided"
+        return math.ceil(math.prod(request.shape) / (2 if gaussian else BITS))
+
+    def _fill(
+        self, group: list[Request], columns: int, kind: str, start_W: Tensor, epoch: int
+    ) -> None:
+        seed, wide = self.projection.seed, torch.promote_types(self.dtype, torch.float32)
+        if kind == "turn":
+            flat_N, each = words(start_W, seed, epoch), 1
+        elif kind == "entry" and self.projection.kind == "two-sided":
+            normal_N = normals(words(start_W, seed, epoch))
+            flat_N, each = (normal_N / math.sqrt(columns)).to(self.dtype), 2
+        else:
+            dtype = self.dtype if kind == "entry" else wide
+            flat_N, each = signs(start_W, seed, epoch, columns**-0.5, dtype), BITS
+        done = 0
+        for request in group:
+            size = request.shape[0] if kind == "turn" else math.prod(request.shape)
+            part = flat_N[done : done + size]
+            self._drawn[request.name, request.part] = (
+                part if kind == "turn" else part.view(request.shape)
+            )
+            done += self._num_words(request) * each
+
+    def _fold(self, request: Request) -> Fold:
+        (stretches, size), dim = request.shape, self.projection.dim
+        turn_S1 = (self._drawn[request.name, "turn"] & ((1 << 62) - 1))[:, None] % dim
+        place_K = torch.arange(dim, device=self.device)
+        first_S1 = torch.arange(stretches, device=self.device)[:, None] * dim
+        index_N = (first_S1 + (place_K + turn_S1) % dim).flatten().clamp_max(size)
+        return Fold(index_N, self._drawn[request.name, "sign"].flatten(), dim)
+
+
+def matrix_of(
+    projection: Projection,
+    name: str,
+    shape: tuple[int, int],
+    *,
+    wide: bool,
+    step: int,
+    like: Tensor,
+) -> MatrixProjection:
+    """The two sides of one weight, drawn alone."""
+    bank = Bank(projection, like.dtype, like.device)
+    bank.add_matrix(name, shape, wide=wide)
+    bank.draw(step)
+    return bank.matrix(name)
+
+
+def fold_of(projection: Projection, name: str, size: int, *, step: int, like: Tensor) -> Fold:
+    """One signed hash, drawn alone."""
+    bank = Bank(projection, like.dtype, like.device)
+    bank.add_fold(name, size)
+    bank.draw(step)
+    return bank.fold(name)

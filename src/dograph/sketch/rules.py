@@ -20,10 +20,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from dograph.sketch.bank import Bank
-from dograph.sketch.gradients import Gradients, Grads
+from dograph.sketch.gradients import Gradients, Grads, scaled
+from dograph.sketch.projection import Bank
 from dograph.sketch.tap import Slots, Tap, make_slot
 
 # How RMSNorms of Hugging Face scale: by their weight, or by 1 + weight.
@@ -207,3 +208,144 @@ def over_tokens(value_BTF: Tensor) -> Tensor:
 def widened(value: Tensor) -> Tensor:
     """At least float32: sums over tokens must not be rounded to bfloat16."""
     return value if value.dtype == torch.float64 else value.float()
+
+
+# The rule of weight matrices: Linear and Conv1D, with or without a bias.
+
+
+class MatrixRule(Rule):
+    """Linear, and Hugging Face's Conv1D, whose weight is the transpose."""
+
+    vectors = ("bias",)
+
+    def __init__(self, path: str, module: Any, names: dict[str, str], *, wide: bool) -> None:
+        super().__init__(path, module, names, wide=wide)
+        self.inputs_on_rows = not isinstance(module, nn.Linear)
+        weight = module.weight
+        self.num_inputs, self.num_outputs = (
+            weight.shape if self.inputs_on_rows else weight.shape[::-1]
+        )
+
+    @property
+    def group(self) -> Literal["blocks", "rest"]:
+        return "rest" if self.wide else "blocks"
+
+    def detached(self, value: Tensor) -> Tensor:
+        weight, bias = self.module.weight.detach(), self.module.bias
+        bias = None if bias is None else bias.detach()
+        return F.linear(value, weight.T if self.inputs_on_rows else weight, bias)
+
+    def seen(self, value: Tensor, output: Tensor) -> Tensor:
+        return value.detach().to(output.dtype)  # autocast multiplied it in this precision
+
+    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (*shape, self.num_inputs), (*shape, self.num_outputs)
+
+    def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
+        rows, columns = (left, right) if self.inputs_on_rows else (right, left)
+        row_Rq, col_Cp = (side.to(left.dtype) for side in projection)
+        return summed_products(rows @ row_Rq, columns @ col_Cp)
+
+    def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
+        return over_tokens(grad)
+
+    def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor, into: Grads) -> None:
+        if self.num_inputs <= self.num_outputs:
+            left = scaled(left, times_B)
+        else:
+            right = scaled(right, times_B)
+        pair = (left, right) if self.inputs_on_rows else (right, left)
+        first_Nx, second_Ny = (half.flatten(0, 1) for half in pair)
+        into.add_product(self.names["weight"], first_Nx, second_Ny, 1 / len(times_B))
+
+    def per_sample(self, left: Tensor, right: Tensor) -> Gradients:
+        pair = (left, right) if self.inputs_on_rows else (right, left)
+        return {self.names["weight"]: torch.bmm(pair[0].mT, pair[1])}
+
+
+# The rule of embedding tables, of tokens and of positions.
+
+
+class EmbeddingRule(Rule):
+    """A table of tokens or positions; a position's index may come without a batch axis."""
+
+    def detached(self, value: Tensor) -> Tensor:
+        return F.embedding(value, self.module.weight.detach(), self.module.padding_idx)
+
+    def seen(self, value: Tensor, output: Tensor) -> Tensor:
+        return value
+
+    def spread(self, output: Tensor) -> Tensor:
+        # Positions are looked up once for the batch: without a batch axis of its own, the
+        # gradient would arrive summed over the samples.
+        return output.expand(self.num_samples, *output.shape[-2:])
+
+    def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        padding = self.module.padding_idx
+        if padding is not None:
+            grad = grad * (seen != padding).unsqueeze(-1)
+        return seen.expand(grad.shape[:-1]).double(), grad  # a slot takes a floating gradient
+
+    def left_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float64
+
+    def right_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        weight: Tensor = self.module.weight
+        return weight.dtype
+
+    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return shape, (*shape, self.module.weight.shape[1])
+
+    def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
+        row_Rq, col_Cp = projection
+        right = right.to(col_Cp.dtype)
+        return summed_products(F.embedding(left.long(), row_Rq), right @ col_Cp)
+
+    def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor, into: Grads) -> None:
+        row_ND = scaled(right, times_B).flatten(0, 1)
+        into.add_rows(self.names["weight"], left.long().flatten(), row_ND, 1 / len(times_B))
+
+    def per_sample(self, left: Tensor, right: Tensor) -> Gradients:
+        num_samples, rows = len(right), self.module.weight.shape[0]
+        first = torch.arange(num_samples, device=right.device)[:, None] * rows
+        gradient = right.new_zeros(num_samples * rows, right.shape[-1])
+        gradient.index_add_(0, (left.long() + first).flatten(), right.flatten(0, 1))
+        return {self.names["weight"]: gradient.view(num_samples, rows, -1)}
+
+
+# The rule of norms: LayerNorm, RMSNorm, and Hugging Face's own RMSNorms.
+
+
+class NormRule(Rule):
+    """LayerNorm and RMSNorm: the per-sample gradients are short enough to hold."""
+
+    matrix = None
+    vectors = ("weight", "bias")
+
+    def normalised(self, value: Tensor) -> Tensor:
+        module = self.module
+        if isinstance(module, nn.LayerNorm):
+            return F.layer_norm(widened(value), module.normalized_shape, eps=module.eps)
+        if isinstance(module, nn.RMSNorm):
+            return F.rms_norm(widened(value), tuple(module.normalized_shape), eps=module.eps)
+        eps: float = module.variance_epsilon if "variance_epsilon" in vars(module) else module.eps
+        wide = value.to(torch.float32)  # as Hugging Face does, whatever the model's precision
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(value.dtype)
+
+    def detached(self, value: Tensor) -> Tensor:
+        module = self.module
+        weight: Tensor = module.weight.detach()
+        if isinstance(module, nn.LayerNorm):
+            bias = None if module.bias is None else module.bias.detach()
+            return F.layer_norm(value, module.normalized_shape, weight, bias, module.eps)
+        if isinstance(module, nn.RMSNorm):
+            return F.rms_norm(value, tuple(module.normalized_shape), weight, module.eps)
+        return (weight + RMS_NORM_OFFSETS[known_by_name(module)]) * self.normalised(value)
+
+    def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
+        grad = widened(grad)
+        # All axes but the sample's and the norm's own: tokens, and heads where it runs on each.
+        weight_BF = over_tokens((grad * self.normalised(seen)).flatten(1, -2))
+        if "bias" not in self.vectors:
+            return weight_BF
+        return torch.cat((weight_BF, over_tokens(grad.flatten(1, -2))), dim=1)

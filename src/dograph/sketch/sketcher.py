@@ -26,19 +26,81 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
+from dograph.config import (
+    CUTTING,
+    DEFAULT_DIM,
+    DETACHING,
+    EXPLICIT,
+    MODES,
+    SPARING,
+    TWO_SIDED,
+    Kind,
+    Mode,
+    Refresh,
+)
 from dograph.errors import ConfigError, did_you_mean
-from dograph.modes import CUTTING, DEFAULT_DIM, DETACHING, MODES, Kind, Mode, Refresh
-from dograph.sketch.assembly import Assembly, Sketch
+from dograph.sketch.assembly import (
+    Assembly,
+    Deferred,
+    Half,
+    Materialised,
+    RetainedGraph,
+    Sketch,
+    TopDown,
+    materialised,
+    one_backward_per_sample,
+    sketch_gradients,
+)
 from dograph.sketch.coverage import blocks_of, cover, output_layer
-from dograph.sketch.explicit import materialised, one_backward_per_sample, sketch_gradients
-from dograph.sketch.fitting import require_fitting, require_no_strays
 from dograph.sketch.gradients import Gradients
-from dograph.sketch.pending import Deferred, Half, Materialised, RetainedGraph, TopDown
 from dograph.sketch.projection import Projection
 from dograph.sketch.ranks import WorldRows, average_gradients, is_sharded
-from dograph.sketch.recording import replaced_forward, unwrapped
 from dograph.sketch.rules import Rule
+from dograph.sketch.tap import replaced_forward, unwrapped
 from dograph.types import Signals
+
+# Whether a model, a mode and a projection go together; what to do where they do not.
+
+
+def require_fitting(sketcher: "Sketcher") -> None:
+    """Refuse what could only go wrong later."""
+    mode, kind = sketcher.mode, sketcher.projection.kind
+    covered = {name for rule in sketcher.rules for name in rule.names.values()}
+    left_out = [name for name in sketcher.parameters if name not in covered]
+    if left_out and mode not in SPARING:
+        raise ConfigError(
+            f"mode {mode} makes every gradient itself, but {left_out} are excluded from "
+            "the sketch; use mode twopass, or freeze them"
+        )
+    if sketcher.reduces and sketcher.sharded:
+        raise ConfigError(
+            f"mode {mode} cannot fill the gradients of sharded parameters (FSDP2); "
+            "use mode twopass, or head"
+        )
+    if kind not in TWO_SIDED and mode not in EXPLICIT:
+        raise ConfigError(
+            f"projection={kind} needs the gradients in full: mode exact or "
+            f"reference, got {mode}; taps project with rademacher or two-sided"
+        )
+    if mode == "topdown":
+        name, blocks = blocks_of(sketcher.model)
+        if not 1 <= sketcher.top_blocks <= len(blocks):
+            raise ConfigError(
+                f"top_blocks={sketcher.top_blocks}, but {name} has {len(blocks)} blocks; "
+                f"give 1 to {len(blocks)}"
+            )
+
+
+def require_no_strays(
+    parameters: dict[str, nn.Parameter], found: tuple[Tensor | None, ...]
+) -> None:
+    """Taps detach parameters from the graph: one that still gets a gradient is used elsewhere."""
+    names = [n for n, grad in zip(parameters, found, strict=True) if grad is not None]
+    if names:
+        raise ConfigError(
+            f"{names} are used outside the layer that holds them, where no tap sees it; "
+            "use mode twopass, whose gradient is right (its sketch misses that use)"
+        )
 
 
 class Weighs(Protocol):
@@ -295,3 +357,43 @@ class Sketcher:
 def _reached(found: list[Any]) -> list[Any]:
     """Without the layers whose output reached no loss."""
     return [entry for entry in found if entry[-1] is not None]
+
+
+# Sketches of given rows, for looking at a model rather than training it.
+
+
+def sketch_rows(
+    sketcher: Sketcher,
+    token_NT: Tensor,
+    *,
+    at_once: int,
+    step: int = 0,
+    half: bool = False,
+) -> Iterator[tuple[Tensor, Sketch]]:
+    """Loss and sketch of each row, `at_once` rows at a time; `half` runs the model in bfloat16.
+
+    The model maps tokens to one loss a row. Nothing of it changes: no gradient is left behind, no
+    random number is drawn (dropout is off), every layer's mode is as before.
+    """
+    device = next(iter(sketcher.parameters.values())).device
+    with resting(sketcher.model), torch.enable_grad():
+        for token_bT in token_NT.split(at_once):
+            token_bT = token_bT.to(device)
+            with ExitStack() as taps:
+                with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                    taps.enter_context(sketcher.record(token_bT, step))
+                    loss_b = sketcher.model(token_bT)
+                sketch = sketcher.sketch(loss_b, keep=False)
+            yield loss_b.detach(), sketch
+
+
+@contextmanager
+def resting(model: nn.Module) -> Iterator[None]:
+    """Inside it the model is in evaluation mode; afterwards every layer is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -10,10 +10,13 @@ Nothing is stashed and no hook is used: slots go in and gradients come out, whic
 torch.compile, activation checkpointing and wrappers know how to carry.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from dograph.sketch.rules import Rule
@@ -73,3 +76,27 @@ class Tap(torch.autograd.Function):
         if not ctx.wants_halves:
             left = right = None
         return (grad, None, None, sketch, left, right, vector, *(None for _ in projection))
+
+
+# Layers whose forward is replaced for a while, and models inside their wrappers.
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and torch.compile."""
+    while isinstance(model, DistributedDataParallel | torch._dynamo.OptimizedModule):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    return model
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    # Through __dict__: a Module's own __setattr__ takes no heed of what was there.
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before

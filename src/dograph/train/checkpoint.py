@@ -15,8 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from dograph.data.sampler import Sampler
-from dograph.data.weight_log import WeightLog
+from dograph.data.sampler import Sampler, WeightLog
 from dograph.errors import RunError
 from dograph.files import sha256_of, sync_directory, sync_file, write_json, write_text
 from dograph.mixers.base import Mixer

@@ -1,19 +1,236 @@
 """The trainer's part in edits: making them when they are due, and taking requests for them."""
 
+import json
+import os
 import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from dograph import __version__
 from dograph.config import RunConfig
-from dograph.errors import ConfigError, DographError
+from dograph.data.corpus import Corpus
+from dograph.errors import ConfigError, DographError, RunError, did_you_mean
+from dograph.files import write_json, write_text
+from dograph.mixtures.file import RunFacts, mismatches, read_mixture_file
+from dograph.mixtures.published import PRESETS
 from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World
-from dograph.train.edit_record import Edit, add_edit, dump_edits, edits_of, parse_edits
 from dograph.train.forecast import repeat_warnings
-from dograph.train.offers import Offer
-from dograph.train.requests import Requests
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture
+
+# edits.jsonl: which other mixtures a run was given on the way, one JSON object a line.
+#
+# It is an input of the run, as config.yaml is: an edit is on disk before a batch is drawn by it,
+# and whenever a resumed run comes to its step it is made again. So the run stays a pure function
+# of its settings and its edits, whatever kills it.
+#
+# Lines are only added. One that is of an earlier step than lines before it, or of the same, takes
+# their place: the steps in which they held are made again without them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """After `step` steps, draw by `weights`."""
+
+    step: int
+    weights: Mapping[str, float]  # by source or stratum, as given
+    old: Mapping[str, float]  # shares of the sources before
+    new: Mapping[str, float]  # and after
+    given: str  # a mixture file or a preset
+    provenance: Mapping[str, Any] | None
+    how: str  # resume: with `dograph train --resume`; mix: while it ran
+    identity: str
+    time: str  # when it was asked for, UTC
+    made_by: str
+    notes: list[str]  # what was warned of
+    until: int | None  # a stage of the mixer's own schedule takes over after this step
+    undoes: list[int]  # steps of edits that it takes the place of
+
+    @property
+    def line(self) -> str:
+        """What changes, in one line."""
+        shares = ", ".join(f"{s} {self.old[s]:.4g} -> {self.new[s]:.4g}" for s in self.new)
+        until = "" if self.until is None else f"; the schedule's next stage: after {self.until}"
+        undone = f"; in place of the edit after {_listed(self.undoes)}" if self.undoes else ""
+        return f"mixture after step {self.step}: {shares}{until}{undone}"
+
+
+def _listed(steps: Iterable[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def read_edits(path: Path) -> list[Edit]:
+    """All edits ever made of a run, in the order in which they were."""
+    if not path.is_file():
+        return []
+    try:
+        return parse_edits(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, ValidationError) as error:
+        raise RunError(
+            f"{path} is damaged ({str(error).splitlines()[0]}): what the run drew from cannot be "
+            "told. Put it back as it was; lines are JSON objects that `dograph train` wrote"
+        ) from error
+
+
+def parse_edits(text: str) -> list[Edit]:
+    rows = [json.loads(line) for line in text.splitlines()]
+    return TypeAdapter(list[Edit]).validate_python(rows)
+
+
+def dump_edits(edits: Iterable[Edit]) -> str:
+    return "".join(json.dumps(asdict(edit)) + "\n" for edit in edits)
+
+
+def in_force(edits: Iterable[Edit]) -> list[Edit]:
+    """Those that hold: an edit undoes what was made before it for its step or later ones."""
+    held: list[Edit] = []
+    for edit in edits:
+        held = [one for one in held if one.step < edit.step] + [edit]
+    return held
+
+
+def edits_of(run: RunDirectory) -> list[Edit]:
+    """Those that hold in a run."""
+    return in_force(read_edits(run.edits_file))
+
+
+def add_edit(run: RunDirectory, edit: Edit) -> None:
+    """Write an edit down, so that it is on disk."""
+    made = [*read_edits(run.edits_file), edit]
+    try:
+        write_text(run.edits_file, dump_edits(made))
+    except OSError as error:
+        raise RunError(
+            f"{run.edits_file} cannot be written ({error.strerror}), so the mixture stays as it "
+            "was. Mend it (perhaps make room) and ask again"
+        ) from error
+
+
+# A request for another mixture, left in the directory of a run under way, and its answer.
+#
+# One file holds the request until the trainer has taken it, then the answer. Taking it, and taking
+# it back, are renames of this file, so that one of the two sides wins and both know which.
+
+
+NAME = "mixture-request.json"
+
+
+class Requests:
+    """The one place for a request in a run directory."""
+
+    def __init__(self, run: Path) -> None:
+        self.file = run / NAME
+        self._claimed = run / f".{NAME}.claimed.tmp"
+        self._withdrawn = run / f".{NAME}.withdrawn.tmp"
+
+    def read(self) -> dict[str, Any] | None:
+        """What lies there, a request or an answer."""
+        return _read(self.file)
+
+    def place(self, request: dict[str, Any]) -> None:
+        """Ask."""
+        write_json(self.file, request)
+
+    def withdraw(self, identity: str) -> bool:
+        """Take a request back; False where the run, or another request, was there first."""
+        found = self.read()
+        if found is None or not (is_open(found) and found.get("identity") == identity):
+            return False
+        found = self._moved(self._withdrawn)
+        if found is None:
+            return False
+        own = is_open(found) and found.get("identity") == identity
+        if own:
+            self._withdrawn.unlink()
+        else:  # it was answered, or given up to another, between the two looks
+            os.rename(self._withdrawn, self.file)
+        return own
+
+    def claim(self) -> dict[str, Any] | None:
+        """Take a request that waits, so that nobody takes it back any more."""
+        found = self.read()
+        return self._moved(self._claimed) if found is not None and is_open(found) else None
+
+    def reply(self, answer: dict[str, Any]) -> None:
+        """Put the answer where the request was."""
+        write_json(self.file, answer)
+        self._claimed.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        for path in (self.file, self._claimed, self._withdrawn):
+            path.unlink(missing_ok=True)
+
+    def _moved(self, to: Path) -> dict[str, Any] | None:
+        try:
+            os.rename(self.file, to)
+        except FileNotFoundError:
+            return None
+        return _read(to)
+
+
+def is_open(found: dict[str, Any]) -> bool:
+    """Whether it is a request that waits, and not an answer."""
+    return "step" not in found and "refused" not in found
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
+        return None
+    return found if isinstance(found, dict) else None
+
+
+# A mixture offered to a run on the way: a mixture file, or the name of a published one.
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Weights by the corpus' own names, and where they are from."""
+
+    given: str  # the file, from the root, or the preset's name
+    mixture: Mixture
+    provenance: Mapping[str, Any] | None
+    notes: list[str]  # what speaks against using it in this run
+
+
+def read_offer(name: str, facts: RunFacts) -> Offer:
+    """What `name` stands for in a run of which `facts` hold."""
+    path = Path(name)
+    if path.exists():
+        file = read_mixture_file(path)
+        notes = mismatches(file.provenance, facts, file.weights)
+        record = file.provenance.record() if file.provenance else None
+        return Offer(str(path.resolve()), file.mixture, record, notes)
+    if name not in PRESETS:
+        raise ConfigError(
+            f"{name} is no mixture file and no preset; of presets, {did_you_mean(name, PRESETS)}"
+        )
+    preset = PRESETS[name]
+    mixture, left_over = preset.fit(facts.sources)
+    notes = mismatches(preset.provenance, facts) + left_over
+    return Offer(name, mixture, preset.provenance.record(), notes)
+
+
+def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
+    """What a mixture's provenance is compared with."""
+    tokenizer = corpus.manifest.tokenizer
+    return RunFacts(
+        sources=corpus.sources,
+        corpus=corpus.digest,
+        tokenizer=tokenizer.sha256,
+        tokenizer_name=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        seq_len=config.data.seq_len,
+        tokens=config.tokens,
+    )
+
 
 REASON = "edited"  # of an edit's entry in the weight log
 

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from dograph.config import OptimConfig
 from dograph.errors import RunError
-from dograph.models.files import pad_rows_into, trim_vocab
+from dograph.models.files import pad_rows_into, trim_vocab, whole
 from dograph.models.loss import PerSampleLoss
-from dograph.models.shards import whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -17,17 +17,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from dograph.config import RunConfig
-from dograph.data.blocks import even_blocks
-from dograph.data.corpus import Corpus
+from dograph.config import DEFAULT_DIM, TWO_SIDED, Mode, RunConfig
+from dograph.data.corpus import Corpus, even_blocks
 from dograph.files import write_bytes, write_json
 from dograph.mixers.dograph import DoGraph
-from dograph.models.loss import PerSampleLoss
-from dograph.models.regions import uncompiled
-from dograph.modes import DEFAULT_DIM, TWO_SIDED, Mode
+from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.sketch.projection import Projection
-from dograph.sketch.rows import sketch_rows
-from dograph.sketch.sketcher import Sketcher
+from dograph.sketch.sketcher import Sketcher, sketch_rows
 from dograph.train.run_dir import RunDirectory
 from dograph.train.signals import Eyes
 

@@ -6,26 +6,171 @@ Shapes: B samples of the world batch, b those of a micro-batch, T tokens, K sket
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from dograph.config import RunConfig
+from dograph.config import Refresh, RunConfig
+from dograph.domains.scopes import FIT_BATCHES
+from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.models.loss import PerSampleLoss, mean_over_predictions
+from dograph.mixers.doge import DoGEProxy
+from dograph.mixers.dograph import DoGraph
+from dograph.models.build import load_model
+from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
-from dograph.sketch.pending import Pending, RetainedGraph
-from dograph.sketch.recording import unwrapped
+from dograph.sketch.assembly import Pending, RetainedGraph
 from dograph.sketch.sketcher import Sketcher
+from dograph.sketch.tap import unwrapped
 from dograph.train.accumulation import require_known_needs
 from dograph.train.distributed import World
-from dograph.train.precision import autocast
-from dograph.train.reference import Comparison, Reference, open_reference
-from dograph.train.sketching import open_sketcher
 from dograph.train.stopwatch import Stopwatch
 from dograph.types import Batch, Signals
+
+# The sketcher of a run, and how long its projections hold.
+
+
+def open_sketcher(config: RunConfig, model: nn.Module, mixer: Mixer) -> Sketcher:
+    """The sketcher that the configuration describes, for a mixer that needs sketches."""
+    how, loss, refresh = config.sketch, unwrapped(model), refresh_for(config, mixer)
+    assert isinstance(loss, PerSampleLoss)
+    if how.mode == "head":
+        loss.require_plain_head()
+    return Sketcher(
+        model,
+        mode=how.mode,
+        dim=how.dim,
+        projection=how.projection,
+        seed=config.seed,
+        refresh=refresh,
+        exclude=tuple(how.exclude),
+        top_blocks=how.top_blocks,
+        head=loss.head,
+    )
+
+
+def refresh_for(config: RunConfig, mixer: Mixer) -> Refresh:
+    """When projections are redrawn: as asked for, or as the mixer's domains need it."""
+    asked = config.sketch.refresh
+    if isinstance(mixer, DoGEProxy) and asked not in (None, "never"):
+        raise ConfigError(
+            f"sketch.refresh={asked} with mixer.name={config.mixer.name}: a source that is absent "
+            "from a batch keeps its last sketch, so all must be under one projection; set "
+            "sketch.refresh=never"
+        )
+    if not isinstance(mixer, DoGraph):
+        return "never" if asked is None else asked
+    if mixer.options.scope == "batch":
+        return "step" if asked is None else asked
+    _require_lasting(mixer, asked)
+    return "never" if asked is None else asked
+
+
+def _require_lasting(mixer: DoGraph, asked: Refresh | None) -> None:
+    """Domains that last need sketches under one projection."""
+    options = mixer.options
+    remedy = "set sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
+    if asked == "step":
+        raise ConfigError(
+            f"sketch.refresh=step with mixer.scope={options.scope}: domains that last need "
+            f"sketches under one projection; {remedy}"
+        )
+    first = options.every if options.scope == "epoch" else FIT_BATCHES
+    if isinstance(asked, int) and 0 < asked <= first:
+        raise ConfigError(
+            f"sketch.refresh={asked} with mixer.scope={options.scope}: domains are found from "
+            f"{first} steps, and would be forgotten before any could use them; {remedy}"
+        )
+
+
+# The reference model: what a sample's loss is compared with, token by token.
+
+
+ALLOWED = "a run directory, a model folder or a Hugging Face name"
+
+
+@runtime_checkable
+class Referring(Protocol):
+    """A mixer that needs `reference_loss` says which model that is of."""
+
+    reference: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A micro-batch's losses beside those of the reference."""
+
+    reference_loss_b: Tensor
+    excess_loss_b: Tensor  # clipped at 0 token by token, then averaged
+
+
+class Reference:
+    """A model that is only looked at: no gradient, no dropout."""
+
+    def __init__(self, model: PerSampleLoss) -> None:
+        self.model = model.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def compare(self, token_bT: Tensor, nll_bT: Tensor) -> Comparison:
+        """max(l_t - ref_t, 0), then the mean: averaging first would let tokens cancel."""
+        reference_bT = self.model(token_bT, per_token=True)
+        excess_bT = (nll_bT.detach() - reference_bT).clamp_min(0)
+        return Comparison(mean_over_predictions(reference_bT), mean_over_predictions(excess_bT))
+
+
+def open_reference(
+    config: RunConfig, mixer: Mixer, vocab_size: int, device: torch.device
+) -> Reference:
+    """The reference that `mixer` names, for a model of this vocabulary."""
+    name = mixer.reference if isinstance(mixer, Referring) else None
+    if name is None:
+        raise ConfigError(
+            f"mixer {config.mixer.name} needs reference_loss, but names no reference model; set "
+            f"mixer.reference to {ALLOWED}"
+        )
+    try:
+        model = load_model(_folder(name), vocab_size=0, seed=config.seed, pretrained=True)
+    except ConfigError as error:
+        raise ConfigError(f'mixer.reference="{name}" must be {ALLOWED}: {error}') from error
+    if model.vocab_size != vocab_size:
+        raise ConfigError(
+            f'mixer.reference="{name}" has a vocabulary of {model.vocab_size} tokens, the model '
+            f"that is trained {vocab_size}; their losses can be compared only with one tokenizer: "
+            "take a reference that was trained on this corpus"
+        )
+    positions = getattr(model.model.config, "max_position_embeddings", config.data.seq_len)
+    if positions < config.data.seq_len:
+        raise ConfigError(
+            f'mixer.reference="{name}" has {positions} positions, fewer than '
+            f"data.seq_len={config.data.seq_len}"
+        )
+    if config.train.compile:
+        compile_regions(model)
+    return Reference(model.to(device))
+
+
+def _folder(name: str) -> str:
+    """A run's model, where `name` is a run."""
+    path = Path(name)
+    if not (path / "config.yaml").is_file():
+        return name
+    if not (path / "model").exists():
+        raise ConfigError(
+            f"this run has not ended, so it has no model yet; dograph train --resume {path}"
+        )
+    return str(path / "model")
+
+
+# The precision that a run computes in; its weights stay float32.
+
+
+def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
+    """Inside it, forwards run in train.dtype."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.train.half)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from dograph.errors import RunError
 from dograph.mixers.dograph_options import DEFAULT_RECIPE
 from dograph.mixers.fixed import given_mixtures, inlined
 from dograph.mixtures.file import mismatches
-from dograph.train.distributed import World
-from dograph.train.environment import describe_environment
-from dograph.train.offers import facts_of, read_offer
+from dograph.train.distributed import World, describe_environment
+from dograph.train.edits import facts_of, read_offer
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import Trainer
 

@@ -34,9 +34,8 @@ from dograph.config import RunConfig
 from dograph.mixers.base import Mixer, Report
 from dograph.sketch.ranks import average_gradients
 from dograph.train.accumulation import lagging_mixer, way_of
-from dograph.train.distributed import World
+from dograph.train.distributed import World, clip_gradients
 from dograph.train.optim import learning_rate
-from dograph.train.sharding import clip_gradients
 from dograph.train.signals import Eyes, Given, MicroBatch, Piece
 from dograph.train.stopwatch import Lap, Stopwatch
 from dograph.types import Batch, Signals

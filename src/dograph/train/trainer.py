@@ -1,8 +1,14 @@
 """The loop around the step: log, validate, checkpoint, stop, resume."""
 
+import gc
 import os
+import resource
+import signal
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,29 +16,104 @@ from torch import Tensor
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
-from dograph.data.weight_log import WeightEntry
+from dograph.data.sampler import WeightEntry
 from dograph.errors import ConfigError, RunError, require
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
-from dograph.models.regions import compile_regions, uncompiled
-from dograph.train.assembly import open_model, open_sampler
+from dograph.models.loss import compile_regions, uncompiled
+from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
-from dograph.train.collector import Collector
-from dograph.train.distributed import World
+from dograph.train.distributed import World, at_rest, require_shardable
 from dograph.train.edits import Edits
-from dograph.train.interrupts import Interrupts
-from dograph.train.lab import open_lab
-from dograph.train.memory import peak_bytes
 from dograph.train.metrics import SUMMARIES, Row, validation_row
-from dograph.train.nonfinite import stop_for_nonfinite
 from dograph.train.optim import build_optimizer
-from dograph.train.precision import autocast
 from dograph.train.progress import Progress, open_progress, step_note
 from dograph.train.run_dir import RunDirectory
-from dograph.train.run_files import RunFiles
-from dograph.train.sharding import at_rest, require_shardable
+from dograph.train.run_files import RunFiles, stop_for_nonfinite
+from dograph.train.signals import autocast
 from dograph.train.step import StepRecord, TrainStep
 from dograph.train.validation import BlockLosses, validate, validation_blocks
+
+# Ctrl-C and SIGTERM: finish the step, save, leave. A second one leaves at once.
+
+
+class Interrupts:
+    """Remembers the signal that asked the run to stop; 0 while none did."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._old: dict[int, signal.Handlers] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._old[number] = signal.signal(number, self._note)  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = number
+
+
+# The most memory that a run held at once.
+
+
+_SELF = Path("/proc/self")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count from now on. A worker makes many runs; each should answer for its own."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        (_SELF / "clear_refs").write_text("5")  # the high-water mark falls to what is held now
+    except OSError:
+        return  # not Linux, or not allowed: the mark of the whole process is what there is
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Allocated on a GPU; resident on a CPU, the program and its libraries included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = (_SELF / "status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+# Python's garbage collector, kept from looking through what lives as long as the run.
+#
+# Models, compiled graphs and their guards are hundreds of thousands of objects, and a collection
+# that walks through them stops the host for tens of milliseconds in a step.
+
+
+SETTLED_AFTER = 3  # steps, by which everything is built and compiled
+
+
+class Collector:
+    """Sets aside, once, all that there is; what comes later is collected as ever."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps == SETTLED_AFTER:
+            gc.collect()
+            gc.freeze()
+
+    def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
 
 
 @dataclass(slots=True)

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dograph.data.blocks import spaced_blocks
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Corpus, spaced_blocks
 
 
 def validation_blocks(corpus: Corpus, source: str, seq_len: int, most: int) -> list[np.ndarray]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dograph.bench.floor import floor_ms
-from dograph.train.step_work import Work
+from dograph.bench.session import floor_ms
+from dograph.train.forecast import Work
 
 
 def test_time_is_that_of_the_scarcer_resource():

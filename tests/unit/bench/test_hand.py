@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from dograph.bench.arms import open_model
-from dograph.bench.batches import open_batches
 from dograph.bench.hand import HandModel, copy_weights, open_hand
-from dograph.bench.options import resolve_options
+from dograph.bench.options import open_batches, resolve_options
 from dograph.models.presets import PRESETS
 
 CPU = torch.device("cpu")

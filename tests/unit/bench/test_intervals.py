@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.bench.intervals import median_interval, paired_ratio, spread
+from dograph.bench.session import median_interval, paired_ratio, spread
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9, 17, 30, 101])

@@ -4,11 +4,18 @@ import pytest
 import torch
 
 from dograph.bench.arms import open_model
-from dograph.bench.batches import open_batches
-from dograph.bench.options import resolve_options
-from dograph.bench.rival_opacus import acceptable, clipping_weights, hook, weighted_backward
-from dograph.bench.rival_vmap import per_sample_gradients, project
-from dograph.bench.rivals import GradientSketcher, WeightedStep, sample_gradient
+from dograph.bench.options import open_batches, resolve_options
+from dograph.bench.rivals import (
+    GradientSketcher,
+    WeightedStep,
+    acceptable,
+    clipping_weights,
+    hook,
+    per_sample_gradients,
+    project,
+    sample_gradient,
+    weighted_backward,
+)
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
 
@@ -67,8 +74,8 @@ def test_the_dense_projection_keeps_norms_and_says_what_it_left_out(monkeypatch)
     assert (left_out, share) == (0.0, 1.0)
     norm_B = torch.cat([g.flatten(1) for g in gradients.values()], dim=1).norm(dim=1)
     assert torch.allclose(sketch_BK.norm(dim=1), norm_B, rtol=0.1)  # six standard deviations
-    monkeypatch.setattr("dograph.bench.rival_vmap.VMAP_SECONDS", 0.0)
-    monkeypatch.setattr("dograph.bench.rival_vmap.STRETCH", 600)
+    monkeypatch.setattr("dograph.bench.rivals.VMAP_SECONDS", 0.0)
+    monkeypatch.setattr("dograph.bench.rivals.STRETCH", 600)
     _, left_out, share = project(gradients, options, 0)
     assert share == pytest.approx(600 / 1299)
     assert left_out > 0

@@ -3,8 +3,7 @@ import time
 import pytest
 import torch
 
-from dograph.bench.arms import Arm
-from dograph.bench.timing import UNTIMED, Timer, in_a_row, median_parts, take_turns, warm_up
+from dograph.bench.arms import UNTIMED, Arm, Timer, in_a_row, median_parts, take_turns, warm_up
 from dograph.train.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dograph
-from dograph.cli.cli_console import PIPE_WIDTH, duration, open_console
+from dograph.cli.console import PIPE_WIDTH, duration, open_console
 
 COMMANDS = Path(dograph.__file__).parent / "cli"
 

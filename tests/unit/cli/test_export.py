@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from dograph.cli.export import export
 from dograph.config import RunConfig
 from dograph.errors import ConfigError, RunError
-from dograph.mixtures.mixtures_published import PRESETS
-from dograph.mixtures.registry import FORMATS
+from dograph.mixtures.export import FORMATS
+from dograph.mixtures.published import PRESETS
 from token_corpora import write_manifest, write_split
 
 app = typer.Typer()

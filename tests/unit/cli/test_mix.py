@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from corpora import write_corpus
 from dograph.cli.main import app
 from dograph.errors import ConfigError, RunError
-from dograph.train.requests import Requests
+from dograph.train.edits import Requests
 from dograph.train.run_dir import RunDirectory
 from edited_runs import SECOND, begin, configured, request_of, write
 

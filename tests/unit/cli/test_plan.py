@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from corpora import write_corpus
 from dograph.cli.plan import plan, table_files
 from dograph.errors import ConfigError
-from dograph.plan import local
+from dograph.plan import pool as local
 from dograph.rng import stream
 from lab_runs import Here
 

@@ -4,10 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from corpora import write_corpus
-from dograph.cli.forecast import mixer_line
 from dograph.cli.main import app
-from dograph.cli.train import _announce
-from dograph.presets import resolve_config
+from dograph.cli.train import _announce, mixer_line
+from dograph.config import resolve_config
 from dograph.train.run_dir import RunDirectory
 
 

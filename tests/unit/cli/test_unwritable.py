@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dograph.cli import main
-from dograph.cli.cli_console import require_writable
+from dograph.cli.console import require_writable
 from dograph.errors import ConfigError
 from dograph.files import write_text
 

@@ -7,7 +7,7 @@ import pytest
 
 from comparisons import ask_of
 from corpora import write_corpus
-from dograph.compare.dry_run import forecast_lines
+from dograph.compare.session import forecast_lines
 from dograph.config import parse_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError

@@ -1,6 +1,6 @@
 """Equal compute, worked out by hand."""
 
-from dograph.compare.budget import Price, equal_compute, stretched
+from dograph.compare.cells import Price, equal_compute, stretched
 from dograph.config import parse_config
 
 

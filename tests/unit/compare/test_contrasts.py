@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.compare.contrasts import Runs, contrasts
+from dograph.compare.findings import Runs, contrasts
 from dograph.stats import summaries
 
 TOKENS = {"a": 600, "b": 200}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dograph.compare.methods import ALL, parse_methods, parse_seeds
+from dograph.compare.arms import ALL, parse_methods, parse_seeds
 from dograph.config import parse_config
 from dograph.errors import ConfigError
 

@@ -7,7 +7,7 @@ import pytest
 from comparisons import STEPS, ask, made, printed, run_of
 from dograph.config import parse_config
 from dograph.data.corpus import Corpus
-from dograph.train.flops import run_flops, step_flops
+from dograph.train.forecast import run_flops, step_flops
 from dograph.train.metrics import read_metrics
 from lab_runs import Here
 

@@ -12,7 +12,7 @@ from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.plan.jobs import Stopped
 from dograph.train.assembly import open_sampler
-from dograph.train.flops import run_flops
+from dograph.train.forecast import run_flops
 from dograph.train.metrics import read_metrics
 from dograph.types import Mixture
 from lab_runs import Here

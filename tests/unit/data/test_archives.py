@@ -10,8 +10,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dograph.data import archives
-from dograph.data.archives import BrokenArchiveError, read_blocks
+from dograph.data import formats as archives
+from dograph.data.formats import BrokenArchiveError, read_blocks
 from text_inputs import COMPRESS
 
 CONTENT = b"".join(b"line %d of a text\n" % n for n in range(30_000))

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corpora import write_corpus
-from dograph.data.blocks import blocks_by_source, equal_shares, even_blocks
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Corpus, blocks_by_source, equal_shares, even_blocks
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 60))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dograph.data.checks import Checker, RefusedRecordError
 from dograph.data.chunks import Chunk, Fields, Position, Row
+from dograph.data.readers import Checker, RefusedRecordError
 
 FIELDS = Fields("text", "meta.set")
 GOOD = b'{"text": "good", "meta": {"set": "a"}}'

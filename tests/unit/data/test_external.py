@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from dograph.data import external, token_files
+from dograph.data import external
+from dograph.data import external as token_files
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, CorpusError, DographError
 from text_inputs import files_of, prepare, text, write_jsonl, write_tokenizer

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dograph.data.groups import moved_centres, ngram_features, spherical_kmeans
-from dograph.data.tokens import StratumTokens
+from dograph.data.corpus import StratumTokens
+from dograph.data.strata import moved_centres, ngram_features, spherical_kmeans
 from dograph.rng import stream
 from token_corpora import random_tokens, write_split
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from dograph.data.inputs import resolve, resolve_all
-from dograph.data.splits import source_of, split_word
-from dograph.data.walk import stamp
+from dograph.data.chunks import stamp
+from dograph.data.inputs import resolve, resolve_all, source_of, split_word
 from dograph.errors import CorpusError
 from text_inputs import write_jsonl
 

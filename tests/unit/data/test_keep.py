@@ -13,9 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from dograph.cli.main import app
-from dograph.data import archives, chunks, workers
+from dograph.data import chunks
 from dograph.data import embedded as demo
-from dograph.data.walk import stamp
+from dograph.data import encode as workers
+from dograph.data import formats as archives
+from dograph.data.chunks import stamp
 from dograph.errors import CorpusError
 from slices import TEXTS, is_kept, prepare_by_command
 from text_inputs import (

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from dograph.cli import console as preparing
-from dograph.data import archives, chunks, outputs
+from dograph.data import chunks
+from dograph.data import formats as archives
+from dograph.data import journal as outputs
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import Progress
 from dograph.data.pipeline import prepare as prepare_corpus

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dograph.data import permutation
+from dograph.data import sampler as permutation
 
 
 def permute(position_N, size, key):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from dograph.data import planted
+from dograph.data import embedded as planted
 from dograph.errors import ConfigError
 
 KINDS = ["unigram", "bigram"]

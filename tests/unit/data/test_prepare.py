@@ -8,7 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dograph.data import archives, chunks, outputs, workers
+from dograph.data import chunks
+from dograph.data import encode as workers
+from dograph.data import formats as archives
+from dograph.data import journal as outputs
 from dograph.data.corpus import Corpus
 from dograph.data.journal import lock
 from dograph.data.options import PrepareOptions

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dograph.data.quota import advance
+from dograph.data.sampler import advance
 
 weights = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=30)
 

@@ -5,11 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dograph.data import archives, chunks
-from dograph.data.checks import Checker
+from dograph.data import chunks
+from dograph.data import formats as archives
 from dograph.data.chunks import Fields, Position, pick
 from dograph.data.inputs import resolve
-from dograph.data.readers import Reading, read_chunks
+from dograph.data.readers import Checker, Reading, read_chunks
 from dograph.errors import CorpusError
 from text_inputs import COMPRESS, lines, text, write_jsonl
 

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from disk_calls import DiskCalls
-from dograph.data import archives, chunks, finish, outputs, preparation, publish
+from dograph.data import chunks, finish, publish
+from dograph.data import formats as archives
+from dograph.data import journal as outputs
+from dograph.data import pipeline as preparation
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
 from dograph.errors import CorpusError

@@ -9,9 +9,7 @@ import pytest
 from corpora import write_corpus
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader, rank_slice
-from dograph.data.quota import advance
-from dograph.data.sampler import Sampler
-from dograph.data.weight_log import WAYPOINT_STEPS, WeightLog
+from dograph.data.sampler import WAYPOINT_STEPS, Sampler, WeightLog, advance
 from dograph.errors import ConfigError, RunError
 from dograph.types import Mixture
 

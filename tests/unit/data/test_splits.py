@@ -6,9 +6,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from dograph.data.inputs import resolve, resolve_all
-from dograph.data.recipes import RECIPES
-from dograph.data.splits import source_of, split_word
+from dograph.data.inputs import RECIPES, resolve, resolve_all, source_of, split_word
 from dograph.errors import CorpusError
 from text_inputs import write_jsonl
 

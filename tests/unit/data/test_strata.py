@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dograph.data import planted, strata
-from dograph.data.corpus import Corpus
-from dograph.data.manifest import Manifest
+from dograph.data import embedded as planted
+from dograph.data import strata
+from dograph.data.corpus import Corpus, Manifest
 from dograph.errors import ConfigError, CorpusError
 from dograph.rng import stream
 from token_corpora import documents_of, random_tokens, write_manifest, write_split

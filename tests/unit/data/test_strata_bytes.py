@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from dograph.data import strata
-from dograph.data.manifest import TokenizerEntry
+from dograph.data.corpus import TokenizerEntry
 from dograph.rng import stream
 from token_corpora import documents_of, write_manifest, write_split
 

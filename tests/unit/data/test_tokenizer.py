@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from dograph.data import sample
+from dograph.data import encode as sample
 from dograph.data.tokenizer import (
     end_of_text,
     find_tokenizer,

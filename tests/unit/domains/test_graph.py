@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from dograph.domains.domains_graph import adjacency, cosine, laplacian, mmd_squared
+from dograph.domains.graph import adjacency, cosine, laplacian, mmd_squared
 
 
 def means():

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from dograph import kernels
 from dograph.domains import kmeans as twin
+from dograph.domains.sample_weights import share_out
 from dograph.domains.scopes import KMeans
-from dograph.domains.sharing import share_out
 from dograph.types import Domains
 
 STATISTICS = ("share_M", "gram_MM", "square_M", "spread_M", "spread_variance_M", "scale")
@@ -222,7 +222,7 @@ def test_restarts_on_a_gpu(name):
 @pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
 def test_domains_on_a_gpu(name, dtype, monkeypatch):
     draw = twin.races
-    monkeypatch.setattr("dograph.domains.batch.races", lambda *given: draw(*given).cuda())
+    monkeypatch.setattr("dograph.domains.kmeans.races", lambda *given: draw(*given).cuda())
     found = fields(batch_domains(name, dtype, "cuda"))
     assert_same_domains(name, dtype, {k: v.cpu() for k, v in found.items()})
 

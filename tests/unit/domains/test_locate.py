@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from dograph.domains.scopes import BatchScope, EpochScope, KMeans, closeness, nearest
-from dograph.domains.stream import FIT_BATCHES, StreamScope
+from dograph.domains.scopes import (
+    FIT_BATCHES,
+    BatchScope,
+    EpochScope,
+    KMeans,
+    StreamScope,
+    closeness,
+    nearest,
+)
 
 M, K = 4, 12
 

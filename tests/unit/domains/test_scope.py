@@ -6,8 +6,7 @@ Shapes: B samples, K sketch, M domains, P pooled samples.
 import pytest
 import torch
 
-from dograph.domains.scopes import EpochScope, KMeans, nearest
-from dograph.domains.stream import FIT_BATCHES, StreamScope
+from dograph.domains.scopes import FIT_BATCHES, EpochScope, KMeans, StreamScope, nearest
 from dograph.errors import ConfigError
 
 M, K, EVERY, SIZE = 6, 16, 10, 48

@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dograph.domains.scopes import KMeans
-from dograph.domains.stream import FIT_BATCHES, StreamScope
+from dograph.domains.scopes import FIT_BATCHES, KMeans, StreamScope
 
 SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 

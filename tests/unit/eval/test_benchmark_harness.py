@@ -23,16 +23,16 @@ import sys
 import torch
 from pathlib import Path
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-from dograph.eval.documents import read_folder
-from dograph.eval.encoding import Encoder
-from dograph.eval.benchmarks_evaluate import evaluate_tasks
+from dograph.eval.tasks import read_folder
+from dograph.eval.scores import Encoder
+from dograph.eval.harness import evaluate_tasks
 from dograph.eval.harness import (
     count_truncated,
     harness_samples,
     likelihoods_of,
     scores_from,
 )
-from dograph.eval.likelihood import Scorer
+from dograph.eval.scores import Scorer
 from dograph.eval.tasks import TASKS
 from dograph.models.loss import PerSampleLoss
 

@@ -7,8 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dograph.errors import ConfigError
-from dograph.eval.encoding import Encoder
-from dograph.eval.likelihood import Scorer
+from dograph.eval.scores import Encoder, Scorer
 from dograph.models.loss import PerSampleLoss
 
 EOT = "<|endoftext|>"

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.eval.likelihood import Likelihood
-from dograph.eval.scores import Estimate, TaskScore, average, score_task
+from dograph.eval.scores import Estimate, Likelihood, TaskScore, average, score_task
 from dograph.eval.tasks import TASKS, Item
 
 

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dograph.errors import ConfigError, CorpusError
-from dograph.eval.documents import parse_limits, read_folder, read_hub
-from dograph.eval.tasks import TASKS, pick_tasks
+from dograph.eval.tasks import TASKS, parse_limits, pick_tasks, read_folder, read_hub
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "benchmarks"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared folder is not there")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dograph.eval.bounded import ABOVE_ZERO, ANY, PER_CENT, SHARE, SHARE_CHANGE, cut
+from dograph.eval.merging import ABOVE_ZERO, ANY, PER_CENT, SHARE, SHARE_CHANGE, cut
 from dograph.stats import Interval
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from dograph.config import resolve_config
 from dograph.domains.objectives import OBJECTIVES
 from dograph.errors import RunError
 from dograph.eval.explain import RULES, explain_step
 from dograph.eval.graphs import read_graph
-from dograph.presets import resolve_config
 from dograph.train.run_dir import RunDirectory
 
 DOMAINS = {

@@ -5,8 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
+from dograph.config import resolve_config
 from dograph.eval.graphs import agreement_table
-from dograph.presets import resolve_config
 from dograph.train.run_dir import RunDirectory
 
 

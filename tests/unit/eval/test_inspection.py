@@ -8,11 +8,16 @@ from transformers.utils.logging import enable_progress_bar
 
 from corpora import write_corpus
 from dograph.config import parse_config
-from dograph.data.corpus import Corpus
-from dograph.data.manifest import Manifest
-from dograph.eval.examine_subject import Request, choose_rows, open_subject
-from dograph.eval.inspect import inspect_model, part_sketches, perceived
-from dograph.eval.model_parts import part_names
+from dograph.data.corpus import Corpus, Manifest
+from dograph.eval.inspect import (
+    Request,
+    choose_rows,
+    inspect_model,
+    open_subject,
+    part_names,
+    part_sketches,
+    perceived,
+)
 from dograph.models.build import build_model
 from dograph.models.files import save_model
 from dograph.sketch.coverage import cover

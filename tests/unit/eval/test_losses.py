@@ -5,9 +5,9 @@ import json
 import pytest
 from rich.console import Console
 
+from dograph.config import resolve_config
 from dograph.errors import RunError
-from dograph.eval.losses import losses_table
-from dograph.presets import resolve_config
+from dograph.eval.graphs import losses_table
 from dograph.train.metrics import validation_row
 from dograph.train.run_dir import RunDirectory
 

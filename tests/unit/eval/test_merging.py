@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from corpora import write_corpus
+from dograph.config import resolve_config
 from dograph.errors import ConfigError, RunError
 from dograph.eval.merging import merging, probed_steps, read_probe, verdict
 from dograph.plan.jobs import Job, run_job
-from dograph.presets import resolve_config
 from dograph.stats import Interval
 from dograph.theory.mmd import pairwise_mmd
 from probed_runs import SOURCES, write_run

@@ -7,8 +7,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import normalize
 
 from dograph.errors import ConfigError, RunError
-from dograph.eval.pca import principal, probe_pca
-from dograph.eval.probe import read_probe
+from dograph.eval.gradients import principal, probe_pca, read_probe
 from probed_runs import SOURCES, write_run
 
 

@@ -10,15 +10,15 @@ from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
 from dograph.domains.agreement import agreement
-from dograph.eval import perception as perceiving
+from dograph.eval import merging as perceiving
+from dograph.eval.gradients import Probe
 from dograph.eval.inspect import perceived
-from dograph.eval.perception import (
+from dograph.eval.merging import (
     agreement_by_chance,
     agreement_error,
     over_rows,
     perception,
 )
-from dograph.eval.probe import Probe
 
 
 def drawn(generator, apart, sizes=(12, 12, 12), width=20):

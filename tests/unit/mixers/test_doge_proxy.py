@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dograph.errors import ConfigError
-from dograph.mixers.doge_proxy import DoGEProxy
+from dograph.mixers.doge import DoGEProxy
 from dograph.mixers.registry import build_mixer
 from dograph.sketch.sketcher import Sketcher
 from dograph.testing import check_mixer

@@ -8,8 +8,8 @@ import torch
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import ProxyResult
-from dograph.mixers.outcome import distance
 from dograph.mixers.registry import build_mixer
+from dograph.mixers.source_weights import distance
 from dograph.testing import check_mixer
 from dograph.types import Signals
 

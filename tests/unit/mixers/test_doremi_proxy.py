@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dograph.errors import ConfigError
-from dograph.mixers.doremi_proxy import DoReMiProxy
+from dograph.mixers.doremi import DoReMiProxy
 from dograph.mixers.registry import build_mixer
 from dograph.testing import check_mixer
 from dograph.types import Signals

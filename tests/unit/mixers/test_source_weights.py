@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dograph.mixers.outcome import Outcome
 from dograph.mixers.registry import build_mixer
-from dograph.mixers.source_weights import MOST_POINTS, SourceWeights
+from dograph.mixers.source_weights import MOST_POINTS, Outcome, SourceWeights
 from dograph.testing import random_signals
 
 YES = torch.tensor(True)

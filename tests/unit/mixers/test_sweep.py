@@ -9,7 +9,7 @@ from dograph.mixers.mixing_law import MixingLaw, _curve
 from dograph.mixers.regmix import RegMix
 from dograph.mixers.sweep import Sweep, table_of
 from dograph.mixtures.from_table import Proposal
-from dograph.mixtures.generate import generate_mixtures
+from dograph.mixtures.proposals import generate_mixtures
 from dograph.types import Mixture
 
 TOKENS = {"web": 6_000_000, "code": 3_000_000, "books": 1_000_000}

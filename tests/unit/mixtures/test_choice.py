@@ -9,8 +9,7 @@ from scipy import stats
 from dograph.errors import ConfigError, MissingExtraError
 from dograph.mixtures import choice as choosing
 from dograph.mixtures.choice import choose_surrogate, draw_folds
-from dograph.mixtures.linear import Linear, LinearLaw
-from dograph.mixtures.surrogates_registry import SURROGATES
+from dograph.mixtures.surrogates import SURROGATES, Linear, LinearLaw
 from planned_tables import PILE, PILE_TARGETS, exponential_table
 
 

@@ -7,9 +7,7 @@ import pytest
 from scipy.optimize import approx_fprime, minimize
 
 from dograph.errors import ConfigError
-from dograph.mixtures.exponential import Exponential, ExponentialLaw
-from dograph.mixtures.exponential_fit import Fit, design_of
-from dograph.mixtures.two_source import two_source_law
+from dograph.mixtures.exponential import Exponential, ExponentialLaw, Fit, design_of, two_source_law
 from dograph.rng import stream
 from law_oracles import check_derivatives, gradient, shifted
 

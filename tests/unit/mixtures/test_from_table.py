@@ -9,8 +9,7 @@ from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
 from dograph.mixtures.from_table import propose_from_table
-from dograph.mixtures.linear import Ridge
-from dograph.mixtures.surrogates_registry import SURROGATES
+from dograph.mixtures.surrogates import SURROGATES, Ridge
 from dograph.mixtures.tables import MixtureTable, read_table
 from planned_tables import exponential_table, regmix_files
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError
-from dograph.mixtures import generate
-from dograph.mixtures.generate import distinct, draw_mixtures, generate_mixtures, rounded
+from dograph.mixtures import proposals as generate
+from dograph.mixtures.proposals import distinct, draw_mixtures, generate_mixtures, rounded
 
 PRIOR = {"web": 0.6, "code": 0.3, "books": 0.08, "law": 0.02}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
 from dograph.mixtures.export import comments, file_kind, file_place_of, place_of, printed
-from dograph.mixtures.mixtures_published import PRESETS
+from dograph.mixtures.published import PRESETS
 
 weights = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=30).filter(
     lambda values: sum(values) > 1e-3

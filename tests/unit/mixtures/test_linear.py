@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LinearRegression, RidgeCV
 from sklearn.linear_model import Ridge as SklearnRidge
 
-from dograph.mixtures.linear import PENALTIES, Linear, Ridge
+from dograph.mixtures.surrogates import PENALTIES, Linear, Ridge
 
 
 @pytest.fixture(params=[(60, 7), (8, 12)], ids=["many", "few"])

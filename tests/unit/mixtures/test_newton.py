@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import lsq_linear
 
 from dograph.mixtures.newton import Local, damped_newton, distinct
-from dograph.mixtures.transfer_fit import Fit
+from dograph.mixtures.transfer import Fit
 
 
 def quadratics(matrix_BNP, right_BN):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError
-from dograph.mixtures.exponential import ExponentialLaw
-from dograph.mixtures.optimum import (
+from dograph.mixtures.convex import (
     find_optimum,
     flat_directions,
     grid_mixtures,
     grid_optimum,
 )
+from dograph.mixtures.exponential import ExponentialLaw
 from law_oracles import kkt_residual, long_run, shifted, weighted_value
 
 REDPAJAMA_CAPS = np.array([1, 1, 0.5857, 0.2588, 0.2254, 0.1779, 0.1727])

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError
-from dograph.mixtures.exponential import ExponentialLaw
-from dograph.mixtures.optimum import (
+from dograph.mixtures.convex import (
     find_optimum,
     flat_directions,
     grid_mixtures,
     grid_optimum,
 )
+from dograph.mixtures.exponential import ExponentialLaw
 from dograph.mixtures.transfer import TransferLaw
 from law_oracles import kkt_residual, long_run, weighted_value
 

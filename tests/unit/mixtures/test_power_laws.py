@@ -5,11 +5,16 @@ import pytest
 from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
-from dograph.mixtures.laws import Curve, PowerLaw, _Problem, fit_power_laws
-from dograph.mixtures.nested import nest
+from dograph.mixtures.laws import (
+    Curve,
+    PowerLaw,
+    _Problem,
+    fit_power_laws,
+    fit_size_laws,
+    fit_step_laws,
+    nest,
+)
 from dograph.mixtures.newton import huber
-from dograph.mixtures.size_law import fit_size_laws
-from dograph.mixtures.step_law import fit_step_laws
 
 
 def curves_of(seed, number, noise, alpha=0.5, points=10):

@@ -5,8 +5,7 @@ import pytest
 from scipy.optimize import brentq
 
 from dograph.errors import ConfigError
-from dograph.mixtures.capping import cap_vector, capped
-from dograph.mixtures.proposals import DRAWS, SENSITIVITY, TOP, simulate
+from dograph.mixtures.proposals import DRAWS, SENSITIVITY, TOP, cap_vector, capped, simulate
 
 PRIOR_S = np.array([0.5, 0.3, 0.15, 0.05])
 FREE_S = np.ones(4)

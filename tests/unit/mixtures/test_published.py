@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 
-from dograph.data.recipes import RECIPES
+from dograph.data.inputs import RECIPES
 from dograph.errors import ConfigError
-from dograph.mixtures.mixtures_published import PRESETS, find_preset
-from dograph.mixtures.names import SPELLINGS, by_canonical, canonical
+from dograph.mixtures.published import PRESETS, SPELLINGS, by_canonical, canonical, find_preset
 
 SLIMPAJAMA = list(RECIPES["slimpajama-6b"].table)
 PILE = list(RECIPES["pile"].table)

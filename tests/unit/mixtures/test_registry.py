@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dograph.mixtures.surrogates_registry import LAWS, SURROGATES
+from dograph.mixtures.surrogates import LAWS, SURROGATES
 
 
 def test_the_five():

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from dograph.mixtures.registry import export_mixture
+from dograph.mixtures.export import export_mixture
 
 MIXTURE = {"C4": 0.55, "it's\n#odd": 0.3, "Book": 0.15, "none": 0.0}
 DRAWN = [name for name, weight in MIXTURE.items() if weight]

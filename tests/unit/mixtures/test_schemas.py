@@ -12,8 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dograph.errors import ConfigError
+from dograph.mixtures.export import EXPORTS, FORMATS, export_mixture
 from dograph.mixtures.file import read_mixture_file
-from dograph.mixtures.registry import EXPORTS, FORMATS, export_mixture
 
 MIXTURE = {"C4": 0.61, "Pile-CC": 0.2999, 'it\'s: "#odd"': 0.0901, "none": 0.0}
 ODD = 'it\'s: "#odd"'

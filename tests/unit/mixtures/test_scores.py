@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.mixtures.scores import ranks, score
+from dograph.mixtures.choice import ranks, score
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError, CorpusError
+from dograph.mixtures.proposals import target_shares
 from dograph.mixtures.tables import MixtureTable, read_table
-from dograph.mixtures.targets import target_shares
 
 
 def read(folder, mixtures, losses):

@@ -7,8 +7,7 @@ import pytest
 from scipy.optimize import approx_fprime, minimize
 
 from dograph.errors import ConfigError
-from dograph.mixtures.transfer import Transfer, TransferLaw
-from dograph.mixtures.transfer_fit import ALPHA_RANGE, Fit
+from dograph.mixtures.transfer import ALPHA_RANGE, Fit, Transfer, TransferLaw
 from law_oracles import check_derivatives, gradient
 
 KINDS = ["noise", "worthless", "linear", "concave", "exponential", "beyond delta", "steep"]

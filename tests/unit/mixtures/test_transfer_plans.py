@@ -9,11 +9,10 @@ from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
 from dograph.mixtures import choice as choosing
-from dograph.mixtures.choice import choose_surrogate
+from dograph.mixtures.choice import choose_surrogate, is_constant, score
 from dograph.mixtures.exponential import Exponential
 from dograph.mixtures.from_table import propose_from_table
 from dograph.mixtures.proposals import simulate
-from dograph.mixtures.scores import is_constant, score
 from dograph.mixtures.tables import MixtureTable, read_table
 from dograph.mixtures.transfer import Transfer
 

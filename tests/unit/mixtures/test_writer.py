@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from dograph.mixtures.tables import MixtureTable, read_table
-from dograph.mixtures.writer import write_table
+from dograph.mixtures.tables import MixtureTable, read_table, write_table
 
 
 def test_round_trip(tmp_path):

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from dograph.mixers.base import Mixer
 from dograph.models.build import build_model
-from dograph.models.regions import compile_regions, regions, uncompiled
+from dograph.models.loss import compile_regions, regions, uncompiled
 from dograph.sketch.sketcher import Sketcher
 
 LAYERS = 3

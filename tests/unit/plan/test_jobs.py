@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from corpora import write_corpus
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
-from dograph.plan import conditions, jobs
+from dograph.plan import jobs
+from dograph.plan import jobs as conditions
 from dograph.plan.jobs import RESULT, DamagedResultError, Stopped, log_of, read_result, run_job
 from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from corpora import SIZES, write_corpus
 from dograph.data.corpus import Corpus
-from dograph.plan.keys import content_key, corpus_digest
+from dograph.plan.jobs import content_key, corpus_digest
 from lab_runs import config_of
 
 

@@ -8,7 +8,7 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Proxy
 from dograph.plan.jobs import RESULT
 from dograph.plan.lab import ProxyLab
-from dograph.train.flops import run_flops
+from dograph.train.forecast import run_flops
 from lab_runs import Here, config_of
 
 ALPHA = {"name": "static", "weights": {"alpha": 1.0}}

@@ -10,8 +10,7 @@ import pytest
 from corpora import write_corpus
 from dograph.errors import ConfigError
 from dograph.plan.jobs import Stopped, run_job
-from dograph.plan.local import LocalPool
-from dograph.plan.pool import JobError
+from dograph.plan.pool import JobError, LocalPool
 from dograph.train.run_dir import RunDirectory
 from lab_runs import is_running, job_of
 

@@ -5,13 +5,12 @@ import shutil
 import pytest
 
 from corpora import write_corpus
-from dograph.config import MixerConfig
+from dograph.config import MixerConfig, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixers.registry import require_method
-from dograph.plan.planning import default_proxy, forecast_plan, make_plan
-from dograph.presets import resolve_config
-from dograph.train.flops import run_flops
+from dograph.plan.lab import default_proxy, forecast_plan, make_plan
+from dograph.train.forecast import run_flops
 from lab_runs import Here, config_of
 
 

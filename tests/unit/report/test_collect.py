@@ -8,8 +8,7 @@ import pytest
 from corpora import write_corpus
 from dograph.errors import RunError
 from dograph.report.collect import collect, open_subjects
-from dograph.report.render import render
-from dograph.report.writing import page_at_end, write_page
+from dograph.report.render import page_at_end, render, write_page
 from page_runs import dograph_run, hostile_corpus, write_graphs, write_run
 
 

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dograph.report.benchmarking import bench_of
-from dograph.report.collect import collect, open_subjects
-from dograph.report.comparison import from_findings, objectives_of, scales_of
+from dograph.report.collect import bench_of, collect, open_subjects
+from dograph.report.comparison import from_findings, objectives_of, scales_of, verdict_of
 from dograph.report.render import render
-from dograph.report.verdict import verdict_of
 from page_runs import wide_choice, write_eval, write_run
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"

@@ -12,8 +12,7 @@ from matplotlib.colors import to_rgb
 from corpora import write_corpus
 from dograph.report.collect import collect, open_subjects
 from dograph.report.drawing import COLOURS, MARKS, STYLE, colour, face, hatch, mark
-from dograph.report.drawn_comparison import draw_scales
-from dograph.report.figures import draw_curves, draw_run
+from dograph.report.figures import draw_curves, draw_run, draw_scales
 from dograph.report.render import asset
 from page_runs import wide_choice, write_graphs, write_probes, write_run
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dograph.data.corpus import Corpus
-from dograph.eval.samples import samples_of_step
+from dograph.eval.explain import samples_of_step
 from dograph.report.collect import collect, open_subjects
-from dograph.report.examples import TEXT
+from dograph.report.domains import TEXT
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture

@@ -5,8 +5,7 @@ import pytest
 
 from dograph.report.collect import collect, open_subjects
 from dograph.report.drawing import STYLE
-from dograph.report.figures import draw_curves
-from dograph.report.page_figures import FORMATS, save, write_figures
+from dograph.report.figures import FORMATS, draw_curves, save, write_figures
 from page_runs import dograph_run, hostile_corpus, write_run
 
 

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from dograph.report.benchmarking import items_asked
-from dograph.report.collect import collect, open_subjects
+from dograph.report.collect import collect, items_asked, open_subjects
+from dograph.report.comparison import Band
 from dograph.report.drawing import draw_band, sheet
-from dograph.report.drawn_comparison import draw_benchmarks
-from dograph.report.grouping import Band
+from dograph.report.figures import draw_benchmarks
 from page_runs import write_eval, write_run
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.report.grouping import band
-from dograph.report.intervals import (
+from dograph.report.comparison import band
+from dograph.report.content import (
     block_losses,
     of_blocks,
     of_mean,
@@ -16,7 +16,7 @@ from dograph.report.intervals import (
     t_quantile,
     t_reach,
 )
-from dograph.report.thinning import Curve, Line, rounded
+from dograph.report.series import Curve, Line, rounded
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 4, 9, 29, 30, 31, 50, 200, 5000])

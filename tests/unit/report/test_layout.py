@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dograph.report.domains import placed
-from dograph.report.layout import pushed_apart, spread_out, turn_to
+from dograph.report.domains import placed, pushed_apart, spread_out, turn_to
 
 
 def distances(place_M2):

@@ -3,11 +3,11 @@
 import json
 
 from dograph.compare.arms import ASK
-from dograph.compare.files import REPORT
+from dograph.compare.session import REPORT
+from dograph.config import resolve_config
 from dograph.eval.evaluate import Subject
 from dograph.plan import jobs
-from dograph.presets import resolve_config
-from dograph.report import reading
+from dograph.report import content as reading
 from dograph.report.collect import collect, open_subjects
 from dograph.train.run_dir import RunDirectory
 from page_runs import write_run

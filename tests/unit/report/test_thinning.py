@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dograph.report.thinning import curve, rounded, running_mean, thin
+from dograph.report.series import curve, rounded, running_mean, thin
 
 
 @pytest.fixture(scope="module")

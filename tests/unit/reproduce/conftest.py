@@ -6,7 +6,7 @@ import pytest
 
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import Wanted, build_asks
-from dograph.reproduce.study import Study
+from dograph.reproduce.verdicts import Study
 
 SEEDS = (10, 11, 12, 13, 14)
 NOISE = (-0.02, -0.01, 0.0, 0.01, 0.02)  # of a seed, the same for every method

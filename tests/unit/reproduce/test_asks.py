@@ -7,17 +7,15 @@ import torch
 from typer.main import get_command
 
 from dograph.cli.main import app
-from dograph.config import parse_config
+from dograph.config import parse_config, resolve_config
 from dograph.data.options import PrepareOptions
 from dograph.errors import ConfigError, CorpusError
 from dograph.mixers.registry import build_mixer
 from dograph.models.presets import PRESETS
-from dograph.plan.planning import require_planner
-from dograph.presets import resolve_config
-from dograph.reproduce import scales
-from dograph.reproduce.artefacts import ARTEFACTS, find_artefact
+from dograph.plan.lab import require_planner
+from dograph.reproduce import artefacts as scales
+from dograph.reproduce.artefacts import ARTEFACTS, PROTOCOL, displayed, find_artefact, spelled_out
 from dograph.reproduce.asks import Wanted, build_asks, require_corpus
-from dograph.reproduce.methods import PROTOCOL, displayed, spelled_out
 from dograph.types import Signals
 
 

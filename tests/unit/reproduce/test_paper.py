@@ -4,13 +4,12 @@ import math
 
 import pytest
 
-from dograph.compare.methods import parse_methods
+from dograph.compare.arms import parse_methods
+from dograph.config import resolve_config
 from dograph.eval.tasks import TASKS
 from dograph.mixers.registry import build_mixer
-from dograph.presets import resolve_config
 from dograph.reproduce import paper
-from dograph.reproduce.artefacts import ARTEFACTS
-from dograph.reproduce.methods import ALL, SPECS
+from dograph.reproduce.artefacts import ALL, ARTEFACTS, SPECS
 
 ROWS = [(table, method) for table in paper.DOWNSTREAM for method in paper.NAMES]
 

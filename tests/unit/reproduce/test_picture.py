@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from corpora import write_corpus
 from dograph.cli import reproduce as command
-from dograph.cli.pca_picture import draw, picture_notes
-from dograph.eval.pca import probe_pca
+from dograph.cli.reproduce import draw, picture_notes
+from dograph.eval.gradients import probe_pca
 from dograph.report.drawing import COLOURS
 from dograph.reproduce.seen import gradient_pca
 from lab_runs import Here

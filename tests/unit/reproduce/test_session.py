@@ -13,7 +13,7 @@ from artefact_runs import LONGER, made, silent, wanted, write_place
 from corpora import write_corpus
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import Request
-from dograph.eval.probe import read_probe
+from dograph.eval.gradients import read_probe
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import build_asks

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from dograph.reproduce import losses as of_losses
-from dograph.reproduce import paper, solving
-from dograph.reproduce.losses import objectives
-from dograph.reproduce.solving import Solve, example_domains
+from dograph.reproduce import losses as solving
+from dograph.reproduce import paper
+from dograph.reproduce.losses import Solve, example_domains, objectives
 
 
 def test_solves_are_of_eleven_domains_that_all_have_samples():

@@ -5,8 +5,15 @@ import math
 import pytest
 from scipy import stats
 
-from dograph.reproduce.figures import Figure, less, level, more_per_cent
-from dograph.reproduce.verdicts import judge, judge_all, untested
+from dograph.reproduce.verdicts import (
+    Figure,
+    judge,
+    judge_all,
+    less,
+    level,
+    more_per_cent,
+    untested,
+)
 from dograph.stats import Interval
 
 

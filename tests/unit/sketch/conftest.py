@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from dograph.rng import key64
 from dograph.sketch.assembly import VECTORS
-from dograph.sketch.bank import fold_of, matrix_of
+from dograph.sketch.projection import fold_of, matrix_of
 from dograph.sketch.sketcher import Sketcher
 
 VOCABULARY, WIDTH = 64, 32

@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from dograph.errors import ConfigError
-from dograph.sketch.norm import NormRule
-from dograph.sketch.rules import RMS_NORM_OFFSETS
+from dograph.sketch.rules import RMS_NORM_OFFSETS, NormRule
 from dograph.sketch.sketcher import Sketcher
 
 

@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 CHECK = """
 import torch
-from dograph.sketch.scaling import scaled_plainly
+from dograph.sketch.gradients import scaled_plainly
 from dograph.kernels.gradients import scaled_by_kernel
-from dograph.sketch.signs import epoch_key, signs_plainly, start_words, words
+from dograph.sketch.projection import epoch_key, signs_plainly, start_words, words
 from dograph.kernels.projection import signs_by_kernel
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,8 +10,7 @@ import torch
 
 from dograph.errors import ConfigError
 from dograph.rng import key64
-from dograph.sketch.bank import fold_of, matrix_of
-from dograph.sketch.projection import KINDS, Projection
+from dograph.sketch.projection import KINDS, Projection, fold_of, matrix_of
 from dograph.sketch.sketcher import Sketcher
 
 DRAWS = 2000

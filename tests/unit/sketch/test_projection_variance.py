@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from dograph.rng import key64
-from dograph.sketch.bank import Bank
-from dograph.sketch.projection import Projection
+from dograph.sketch.projection import Bank, Projection
 
 DRAWS = 12_000
 SHAPE, RANKS = (24, 20), {"rank 1": 1, "rank 4": 4, "full rank": 20}

@@ -6,9 +6,18 @@ Shapes: W words, N entries.
 import pytest
 import torch
 
-from dograph.sketch.bank import Bank, fold_of, matrix_of
-from dograph.sketch.projection import Projection
-from dograph.sketch.signs import mixed, normals, signed, signs_plainly, start_words, words
+from dograph.sketch.projection import (
+    Bank,
+    Projection,
+    fold_of,
+    matrix_of,
+    mixed,
+    normals,
+    signed,
+    signs_plainly,
+    start_words,
+    words,
+)
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from dograph.sketch import pending
-from dograph.sketch.gradients import Grads
-from dograph.sketch.scaling import scaled_plainly
+from dograph.sketch import assembly as pending
+from dograph.sketch.gradients import Grads, scaled_plainly
 from dograph.sketch.sketcher import Sketcher
 
 MODES = ("full", "twopass", "topdown", "head", "exact", "reference")

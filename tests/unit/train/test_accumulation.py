@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from corpora import write_corpus
+from dograph.config import resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.presets import resolve_config
-from dograph.sketch.recording import unwrapped
+from dograph.sketch.tap import unwrapped
 from several_ranks import on_ranks
 from tiny_steps import (
     ALONE,

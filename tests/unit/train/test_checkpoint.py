@@ -8,13 +8,12 @@ import torch
 
 from corpora import write_corpus
 from disk_calls import DiskCalls
+from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.mixers.base import Mixer
-from dograph.presets import resolve_config
-from dograph.train.assembly import open_model, open_sampler
+from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
-from dograph.train.lab import open_lab
 from dograph.train.optim import build_optimizer
 from dograph.train.run_dir import RunDirectory
 

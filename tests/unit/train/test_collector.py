@@ -2,7 +2,7 @@
 
 import gc
 
-from dograph.train.collector import SETTLED_AFTER, Collector
+from dograph.train.trainer import SETTLED_AFTER, Collector
 
 
 class Held:

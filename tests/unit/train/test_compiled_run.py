@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from corpora import write_corpus
-from dograph.models.regions import regions
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
+from dograph.models.loss import regions
 from dograph.sketch.rules import Rule
 from dograph.train.progress import open_progress
 from dograph.train.start import start_run

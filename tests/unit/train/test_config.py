@@ -9,9 +9,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dograph.config import RunConfig, parse_config, setting_names
+from dograph.config import (
+    RUN_PRESETS,
+    RunConfig,
+    merge,
+    parse_config,
+    resolve_config,
+    setting_names,
+)
 from dograph.errors import ConfigError
-from dograph.presets import RUN_PRESETS, merge, resolve_config
 
 
 @pytest.mark.parametrize("name", RUN_PRESETS)

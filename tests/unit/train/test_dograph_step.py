@@ -11,9 +11,9 @@ import torch
 from transformers import MambaConfig
 
 from corpora import write_corpus
+from dograph.config import resolve_config
 from dograph.errors import ConfigError, NonFiniteError
-from dograph.presets import resolve_config
-from dograph.sketch.matrix import MatrixRule
+from dograph.sketch.rules import MatrixRule
 from dograph.train.metrics import read_metrics
 from dograph.train.start import start_run
 from tiny_steps import (

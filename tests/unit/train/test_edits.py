@@ -13,8 +13,7 @@ from dograph.errors import ConfigError, RunError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import open_sampler
-from dograph.train.edit_record import edits_of, in_force, parse_edits, read_edits
-from dograph.train.offers import Offer
+from dograph.train.edits import Offer, edits_of, in_force, parse_edits, read_edits
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture
 from edited_runs import (

@@ -13,13 +13,11 @@ from dograph.data.loader import Loader
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.models.presets import PRESETS
-from dograph.train.assembly import open_model, open_sampler
+from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.flops import run_flops, step_flops
-from dograph.train.lab import open_lab
+from dograph.train.forecast import count_flops, run_flops, step_flops
 from dograph.train.optim import build_optimizer
 from dograph.train.step import TrainStep
-from dograph.train.step_work import count_flops
 
 SAMPLES, TOKENS = 4, 24
 # Of the tiny model: 2 blocks of width 64, a vocabulary of 100 padded to 128, tied.

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from corpora import write_corpus
+from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.mixers.registry import build_mixer
 from dograph.models.files import save_model
-from dograph.presets import resolve_config
-from dograph.train.assembly import open_model, open_sampler
+from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.forecast import activation_bytes, forecast, planned_epochs, repeat_warnings
-from dograph.train.lab import open_lab
 from dograph.types import Mixture
 
 

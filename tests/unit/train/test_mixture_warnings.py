@@ -3,14 +3,13 @@
 import pytest
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
-from dograph.data.manifest import TokenizerEntry
+from dograph.data.corpus import Corpus, TokenizerEntry
 from dograph.errors import ConfigError
 from dograph.mixers.dograph_options import DEFAULT_RECIPE
 from dograph.mixers.registry import build_mixer
 from dograph.mixtures.file import MixtureFile, Provenance, write_mixture
-from dograph.train.lab import open_lab
-from dograph.train.offers import facts_of
+from dograph.train.assembly import open_lab
+from dograph.train.edits import facts_of
 from dograph.train.start import mixture_warnings, settled
 from token_corpora import write_manifest, write_split
 

@@ -9,15 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 from corpora import write_corpus
+from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
-from dograph.presets import resolve_config
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.assembly import open_model, open_sampler
+from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.lab import open_lab
 from dograph.train.optim import build_optimizer
 from dograph.train.probes import Probes, nearest_rows, probe_steps
 from dograph.train.run_dir import RunDirectory

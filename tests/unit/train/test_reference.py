@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from corpora import write_corpus
+from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.mixers.doge_proxy import DoGEProxy
-from dograph.mixers.doremi_proxy import DoReMiProxy
+from dograph.mixers.doge import DoGEProxy
+from dograph.mixers.doremi import DoReMiProxy
 from dograph.models.build import build_model
 from dograph.models.files import save_model
-from dograph.presets import resolve_config
-from dograph.train.reference import Reference
+from dograph.train.signals import Reference
 from tiny_steps import open_steps
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from corpora import write_corpus
-from dograph.train.requests import Requests
+from dograph.train.edits import Requests
 from dograph.train.run_dir import RunDirectory
 from edited_runs import (
     FIRST,

@@ -4,7 +4,7 @@ import torch
 
 from corpora import write_corpus
 from disk_calls import DiskCalls
-from dograph.presets import resolve_config
+from dograph.config import resolve_config
 from dograph.train.metrics import sample_rows, step_rows
 from dograph.train.run_dir import RunDirectory
 from dograph.train.start import start_run

@@ -10,22 +10,20 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from dograph.config import OptimConfig
+from dograph.config import OptimConfig, resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
-from dograph.models.files import restore_model, save_model
-from dograph.models.shards import whole
-from dograph.presets import resolve_config
+from dograph.models.files import restore_model, save_model, whole
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
-from dograph.train.sharding import (
+from dograph.train.distributed import (
     at_rest,
     clip_gradients,
     require_shardable,
     shard_model,
     split_alike,
 )
+from dograph.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
 
 CPU = torch.device("cpu")
 

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from corpora import write_corpus
+from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.presets import resolve_config
-from dograph.train.assembly import open_model, open_sampler
+from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.lab import open_lab
 from dograph.train.optim import build_optimizer
 from dograph.train.step import TrainStep
 

@@ -8,7 +8,7 @@ import pytest
 
 from dograph.models.build import build_model
 from dograph.models.presets import PRESETS
-from dograph.train.step_work import Setting, extra_work
+from dograph.train.forecast import Setting, extra_work
 
 SAMPLES, ROWS = 3, 48
 SETTING = dict(num_samples=SAMPLES, num_tokens=16, dim=80, top_blocks=1)
