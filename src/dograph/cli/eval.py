@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dograph.cli.console import open_console, require_writable, stages_shown
+from dograph.cli.console import open_console, require_writable, stages
 from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def evaluate(
     file = out or subject.result_file
     if file is not None:
         require_writable(file)
-    with stages_shown("texts", live=using == "builtin") as report:
+    with stages("texts", live=using == "builtin") as report:
         found = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.console import open_console, require_writable, stages_shown
+from dograph.cli.console import open_console, require_writable, stages
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def inspect(
         exclude=tuple(exclude or ()),
     )
     require_writable(out / "inspection.json")
-    with stages_shown("rows") as report:
+    with stages("rows") as report:
         found = inspect_model(request, report)
         found.save(out)
     _print(found)

@@ -17,7 +17,7 @@ from dograph.cli.console import (
     command,
     open_console,
     open_pool,
-    stages_shown,
+    stages,
 )
 from dograph.errors import ConfigError, MissingExtraError, require
 from dograph.files import write_text
@@ -236,7 +236,7 @@ def _run(
 
     asks = build_asks(wanted)
     device = next(iter(asks.values())).config.train.device
-    with stages_shown("items") as report:
+    with stages("items") as report:
         corpus = session.check(wanted, asks, request, report)
     if dry_run:
         for line in session.forecast(asks, corpus):
@@ -245,7 +245,7 @@ def _run(
     try:
         with open_pool(device, *where) as pool:
             study = session.train(wanted, asks, pool, _say)
-        with stages_shown("models", live=request.using == "builtin") as report:
+        with stages("models", live=request.using == "builtin") as report:
             outcome, record = session.finish(study, request, wanted.folder, report)
     except Stopped as stopped:
         print(f"{stopped}; finished cells are in {wanted.folder}", file=sys.stderr)
