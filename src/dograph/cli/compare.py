@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,13 +13,11 @@ from dograph.cli.console import (
     command,
     open_console,
     open_pool,
+    say,
     split_settings,
+    with_corpus,
 )
 from dograph.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dograph.compare.arms import Ask
-    from dograph.plan.pool import Pool
 
 Settings = Annotated[
     list[str] | None,
@@ -88,53 +86,25 @@ def compare(
     may be added. OUT has compare.json, methods.csv, cells.csv and every run.
     docs/compare.md tells how to read the table.
     """  # noqa: D301
-    ask = _ask(settings or [], mixers, seeds, out, baseline, budget, replan, proxy or [], lab)
-    if dry_run:
-        from dograph.compare.session import forecast_lines, open_corpus
-
-        for line in forecast_lines(ask, open_corpus(ask)):
-            print(line)
-        return
-    findings = _made(ask, open_pool(ask.config.train.device, on, workers, ray_address))
-    _show(findings, out)
-    if findings["failures"]:
-        failed = ", ".join(findings["failures"])
-        print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
-        sys.exit(1)
-
-
-def _ask(
-    settings: list[str],
-    mixers: str,
-    seeds: str,
-    out: Path,
-    baseline: str,
-    budget: str,
-    replan: bool,
-    proxy: list[str],
-    lab: Path,
-) -> "Ask":
-    from dograph.compare.arms import parse_methods, parse_seeds
-    from dograph.config import merge, parse_override, resolve_config
-
     if budget not in ("tokens", "compute"):
         raise ConfigError(f'--budget={budget}: allowed are "tokens" and "compute"')
-    config = resolve_config(*split_settings(settings))
+    from dograph.compare.arms import Ask, parse_methods, parse_seeds
+    from dograph.config import merge, parse_override, resolve_config
+
+    config = resolve_config(*split_settings(settings or []))
     methods = parse_methods(mixers, config, baseline)
     numbers = parse_seeds(seeds, config.seed)
     planned = any(method.is_planned for method in methods)
     if not planned and (replan or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
     # Not before names and seeds are known to be right: torch takes seconds to import.
-    from dograph.cli.console import ensured
-    from dograph.compare.arms import Ask
+    from dograph.compare.session import forecast_lines, open_corpus, run_compare
+    from dograph.plan.jobs import Stopped
     from dograph.plan.lab import default_proxy
 
-    folder = ensured(config.data.corpus).resolve()
-    data = config.data.model_copy(update={"corpus": str(folder)})
-    config = config.model_copy(update={"data": data})
-    changes = merge({}, *(parse_override(setting) for setting in proxy))
-    return Ask(
+    config = with_corpus(config, resolve=True)
+    changes = merge({}, *(parse_override(setting) for setting in proxy or []))
+    ask = Ask(
         config=config,
         proxy=default_proxy(config, changes) if planned else None,
         methods=tuple(methods),
@@ -145,21 +115,20 @@ def _ask(
         lab=lab,
         command=command(),
     )
-
-
-def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
-    from dograph.compare.session import run_compare
-    from dograph.plan.jobs import Stopped
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
+    if dry_run:
+        for line in forecast_lines(ask, open_corpus(ask)):
+            print(line)
+        return
     try:
-        with pool:
-            return run_compare(ask, pool, say)
+        with open_pool(config.train.device, on, workers, ray_address) as pool:
+            findings = run_compare(ask, pool, say)
     except Stopped as stopped:
-        print(f"{stopped}; finished cells are in {ask.out}", file=sys.stderr)
+        say(f"{stopped}; finished cells are in {out}")
         sys.exit(128 + stopped.number)
+    _show(findings, out)
+    if findings["failures"]:
+        say(f"failed: {', '.join(findings['failures'])}; the same command tries them again")
+        sys.exit(1)
 
 
 def _show(findings: dict[str, Any], out: Path) -> None:
@@ -173,6 +142,5 @@ def _show(findings: dict[str, Any], out: Path) -> None:
         console.print(f"- {note}", markup=False, highlight=False)
     print(f"any cell again: {findings['cells'][-1]['command']}")
     print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
-    page = page_at_end(out)
-    if page is not None:
+    if (page := page_at_end(out)) is not None:
         print(f"page: {page}")

@@ -3,9 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +13,7 @@ from dograph.errors import ConfigError
 from dograph.progress import duration
 
 if TYPE_CHECKING:
-    from dograph.config import MixerConfig, RunConfig
+    from dograph.config import RunConfig
     from dograph.train.distributed import World
 
 # What may change when a run goes on: where it runs, and what is written when.
@@ -166,13 +165,15 @@ def print_forecast(config: "RunConfig") -> None:
     from rich.table import Table
 
     from dograph.data.corpus import Corpus
+    from dograph.mixers.registry import mixer_class
     from dograph.train.forecast import EFFICIENCY, forecast
 
     def size(count: int) -> str:
         return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
     costs, console = forecast(config, Corpus(ensured(config.data.corpus))), open_console()
-    print(mixer_line(config.mixer))
+    mixer = config.mixer
+    print(f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}")
     table = Table(title="forecast", show_header=False)
     table.add_row("parameters", f"{costs.parameters:,}")
     shared = ", shared by all ranks" if config.train.shard else ""
@@ -194,27 +195,3 @@ def print_forecast(config: "RunConfig") -> None:
         note = [notes.get(source, "")] if notes else []
         sources.add_row(source, f"{weight:.4f}", f"{costs.epochs[source]:.2f}", *note)
     console.print(sources)
-
-
-def mixer_line(mixer: "MixerConfig") -> str:
-    """The mixer, and of DoGraph what its recipe and options come to: domains, objective, scope."""
-    from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
-
-    given = mixer.options
-    if mixer.name != "dograph":
-        return f"mixer: {_with(mixer.name, given)}"
-    recipe = given.pop("recipe", DEFAULT_RECIPE)
-    options = resolve_options(recipe, {k: v for k, v in given.items() if k != "warmup_steps"})
-    objective = options.objective
-    if isinstance(objective, Mapping):
-        rest = {name: value for name, value in objective.items() if name != "name"}
-        objective = _with(str(objective["name"]), rest)
-    return (
-        f"mixer: dograph, recipe {_with(recipe, given)}: {options.num_domains} domains, "
-        f"objective {objective}, scope {options.scope}"
-    )
-
-
-def _with(name: str, options: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{option}={value}" for option, value in options.items())
-    return f"{name} with {told}" if told else name
