@@ -1,5 +1,6 @@
 """dograph inspect: what a model perceives as domains in a corpus, without training."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +74,7 @@ def _print(found: "Inspection") -> None:
 
     console = open_console()
 
-    def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    def show(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         words = ("source", "sources", "part", "farthest", "text")
         table = open_table(*columns, left=words, title=title, box=SIMPLE_HEAD, padding=(0, 1))
         for row in rows:

@@ -144,9 +144,9 @@ def plan(
     require_writable(out)
     options = TableOptions(target or [], test_table, surrogate, prior, cap or [], max_epochs, top)
     if from_table is not None:
-        idle = {"--proxy": proxy, "--workers": workers, "--on": on != "local"}
+        idle: dict[str, object] = {"--proxy": proxy, "--workers": workers, "--on": on != "local"}
         idle |= {"--ray-address": ray_address, "--dry-run": dry_run}
-        if wrong := [name for name, value in idle.items() if value]:
+        if wrong := [name for name, value in idle.items() if value not in (None, False, [])]:
             raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
         plan_from_table(method, settings, from_table, options, out, command())
         return

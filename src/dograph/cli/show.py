@@ -44,18 +44,17 @@ def explain(
     for reason in found.reasons:
         console.print(f"  {reason}", highlight=False, markup=False)
     if found.domains:
-        columns = ("domain", "samples", "share", "weight", "weight/share")
-        columns += ("gradient norm", "mean norm")
-        table = open_table(*columns, title="domains", box=None, pad_edge=False)
+        norms = ("gradient norm", "mean norm")
+        names = ("domain", "samples", "share", "weight", "weight/share", *norms)
+        table = open_table(*names, title="domains", box=None, pad_edge=False)
         for domain in found.domains:
             ratio = domain["weight"] / domain["share"] if domain["share"] else 0.0
             shares = (domain["share"], domain["weight"], ratio)
-            norms = (domain["gradient_norm"], domain["mean_norm"])
             table.add_row(
                 str(domain["domain"]),
                 f"{domain['samples']:.0f}",
                 *(f"{share:.3f}" for share in shares),
-                *(f"{norm:.4g}" for norm in norms),
+                *(f"{domain[name.replace(' ', '_')]:.4g}" for name in norms),
             )
         console.print(table)
     known = {"domain": found.domain_B, "weight": found.weight_B}

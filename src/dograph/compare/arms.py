@@ -13,7 +13,6 @@ from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer, require_mixer
-from dograph.plan.jobs import corpus_digest, numbers_of
 
 # Which methods are compared: mixers with their options, each under a label of its own.
 #
@@ -182,6 +181,8 @@ class Ask:
 
     def record(self, corpus: Corpus) -> dict[str, Any]:
         """All that decides the numbers."""
+        from dograph.plan.jobs import corpus_digest, numbers_of  # not before names are checked
+
         numbers = numbers_of(self.config)
         proxy = None if self.proxy is None else numbers_of(self.proxy)
         return {
