@@ -18,6 +18,7 @@ LAYERS = [
     "types",
     "rng",
     "files",
+    "processes",
     "option_checks",
     "stats",
     "config",
