@@ -17,7 +17,7 @@ from dograph.data.corpus import Manifest
 from dograph.data.options import absent_sources, composition
 from dograph.data.pipeline import Progress as Preparing
 from dograph.data.pipeline import ensure_corpus
-from dograph.data.publish import REPAIRS
+from dograph.data.finish import REPAIRS
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -51,6 +51,11 @@ class TokenizerEntry(BaseModel):
     vocab_size: int
     eot_id: int | None  # appended to every document
 
+    @property
+    def token_dtype(self) -> Literal["uint16", "uint32"]:
+        """The type that its ids are stored as."""
+        return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
+
 
 class Manifest(BaseModel):
     """Everything about a prepared corpus but the tokens."""

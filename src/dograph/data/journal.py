@@ -15,11 +15,9 @@ from pydantic import BaseModel, ValidationError
 from dograph.data.chunks import Position
 from dograph.data.corpus import MANIFEST, Manifest, Split, TokenizerEntry
 from dograph.data.encode import RAW_DOCUMENT_DTYPE, Group
+from dograph.data.options import STAGING, Value
 from dograph.errors import CorpusError
 from dograph.files import sync_file, write_json
-
-# Token and document files while they grow: one pair for each split of each source.
-
 
 # Each source has its own files and its own row in every table: a label with more values than
 # this is a mistake (an address, an author), not a source.
@@ -39,37 +37,50 @@ class Output(BaseModel):
 
 
 class Outputs:
-    """Appends groups of documents. Lengths on record are those of whole chunks only."""
+    """Token and document files while they grow: a pair for each split of each source.
+
+    Lengths on record are those of whole chunks only.
+    """
 
     def __init__(self, folder: Path, outputs: list[Output], dtype: str) -> None:
         self.folder = folder
         self.outputs = outputs
-        self.dtype = np.dtype(dtype)
         self._numbers = {(out.split, out.source): i for i, out in enumerate(outputs)}
         self._unsynced: set[Path] = set()
         for path in (*folder.glob("*.tokens"), *folder.glob("*.documents")):
             if int(path.stem) >= len(outputs):  # begun after the record was made
                 path.unlink()
-        for number, output in enumerate(outputs):
-            _cut(self.tokens_path(number), output.tokens * self.dtype.itemsize)
-            _cut(self.documents_path(number), output.documents * RAW_DOCUMENT_DTYPE.itemsize)
+        for number, output in enumerate(outputs):  # what came after the record is cut off
+            sizes = {
+                ".tokens": output.tokens * np.dtype(dtype).itemsize,
+                ".documents": output.documents * RAW_DOCUMENT_DTYPE.itemsize,
+            }
+            for suffix, size in sizes.items():
+                path = self.stem(number).with_suffix(suffix)
+                have = path.stat().st_size if path.exists() else 0
+                if have < size:
+                    raise CorpusError(
+                        f"{path} should hold {size} bytes, found {have}; begin anew with --restart"
+                    )
+                with open(path, "ab") as file:
+                    file.truncate(size)
 
-    def tokens_path(self, number: int) -> Path:
-        return self.folder / f"{number:04d}.tokens"
-
-    def documents_path(self, number: int) -> Path:
-        return self.folder / f"{number:04d}.documents"
+    def stem(self, number: int) -> Path:
+        """The two files of an output, without .tokens and .documents."""
+        return self.folder / f"{number:04d}"
 
     def append(self, groups: list[Group]) -> None:
         """Write the groups of one chunk; on a failure the record still says what was whole."""
-        numbers = [self._number(group) for group in groups]
-        for number, group in zip(numbers, groups, strict=True):
+        outputs = [self._output(group) for group in groups]
+        for (number, output), group in zip(outputs, groups, strict=True):
             documents = group.document_M.copy()
-            documents["end"] += self.outputs[number].tokens
-            self._write(self.tokens_path(number), group.token_N)
-            self._write(self.documents_path(number), documents)
-        for number, group in zip(numbers, groups, strict=True):
-            output = self.outputs[number]
+            documents["end"] += output.tokens
+            for suffix, values in ((".tokens", group.token_N), (".documents", documents)):
+                path = self.stem(number).with_suffix(suffix)
+                with open(path, "ab") as file:
+                    file.write(values.tobytes())
+                self._unsynced.add(path)
+        for (_, output), group in zip(outputs, groups, strict=True):
             output.tokens += len(group.token_N)
             output.documents += len(group.document_M)
             output.bytes += int(group.document_M["bytes"].sum(dtype=np.int64))
@@ -82,12 +93,7 @@ class Outputs:
             sync_file(path)
         self._unsynced.clear()
 
-    def _write(self, path: Path, values: np.ndarray) -> None:
-        with open(path, "ab") as file:
-            file.write(values.tobytes())
-        self._unsynced.add(path)
-
-    def _number(self, group: Group) -> int:
+    def _output(self, group: Group) -> tuple[int, Output]:
         key = (group.split, group.source)
         if key not in self._numbers:
             if len(self.outputs) >= 2 * MAX_SOURCES:
@@ -97,24 +103,11 @@ class Outputs:
                 )
             self._numbers[key] = len(self.outputs)
             self.outputs.append(Output(split=group.split, source=group.source))
-        return self._numbers[key]
+        return self._numbers[key], self.outputs[self._numbers[key]]
 
 
-def _cut(path: Path, size: int) -> None:
-    """Drop what was written after the last record of its length."""
-    have = path.stat().st_size if path.exists() else 0
-    if have < size:
-        raise CorpusError(
-            f"{path} should hold {size} bytes, found {have}; begin anew with --restart"
-        )
-    with open(path, "ab") as file:
-        file.truncate(size)
-
-
-STAGING = ".preparing"
 _JOURNAL = "journal.json"
 _INDECISIVE = ("bad_records", "left_out")
-Value = str | int | float | bool | None
 # Options that came later: a corpus from before has no record of them, and was made with these.
 _ADDED: dict[str, Value] = {"keep": 1.0}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from dograph.data.corpus import Manifest, StratumEntry, StratumTokens
-from dograph.data.publish import corpus_files, write_document_index
+from dograph.data.finish import corpus_files, write_document_index
 from dograph.data.tokenizer import token_bytes
 from dograph.errors import ConfigError, CorpusError
 from dograph.files import sync_file
