@@ -14,8 +14,8 @@ import dograph
 from dograph.data.chunks import Input
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
 from dograph.data.finish import file_stems, publish, write_document_index
-from dograph.data.journal import clear, fingerprint, read_journal, require_same
-from dograph.data.options import PrepareOptions, Value
+from dograph.data.journal import Recorded, clear, read_journal
+from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import (
     TOKENIZER_FILE,
     FoundTokenizer,
@@ -238,15 +238,14 @@ def prepare_external(
     options: PrepareOptions,
     inputs: list[Input],
     found: FoundTokenizer | None,
-    recorded: dict[str, Value],
-    stamps: dict[str, str],
+    recorded: Recorded,
 ) -> Manifest:
     """Index token files, check them, and write the manifest of a corpus over them."""
     _refuse(options, inputs, found)
     built = options.staging / "finished"
     journal = None if options.restart else read_journal(options.staging)
     if journal is not None:  # of text, half done
-        require_same(journal, recorded, stamps)
+        journal.require_same(recorded)
     clear(options.staging)
     built.mkdir()
     vocab_size, given_eot, bytes_V = options.vocab_size, options.eot_id, None
@@ -280,9 +279,9 @@ def prepare_external(
         train=[entry for run, entry in zip(runs, entries, strict=True) if run.split == "train"],
         validation=[e for run, e in zip(runs, entries, strict=True) if run.split != "train"],
         options={
-            **recorded,
+            **recorded.options,
             "eot_guessed": guessed,
-            "fingerprint": fingerprint(recorded, stamps),
+            "fingerprint": recorded.fingerprint,
         },
         made_by=f"dograph {dograph.__version__}",
     )

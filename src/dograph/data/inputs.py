@@ -311,7 +311,14 @@ def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
             yield from _from_folder(below, wanted._replace(split=into))
         yield from (str(p) for p in sorted(folder.iterdir()) if p not in read and p.name[0] != ".")
     elif files:
-        _refuse_text_folders(folder, folders, files, everything)
+        with_records = {p for file in files for p in file.parents}
+        with_files = {p for file in everything for p in file.parents}
+        for text in folders:
+            if text in with_files and text not in with_records:
+                raise CorpusError(
+                    f"{folder} holds both files of records ({files[0]}) and folders of text "
+                    f"({text}); name each as an input of its own"
+                )
         yield from _from_paths(files, folder, wanted, only_named=has_train)
         yield from (str(p) for p in everything if p.suffix == ".txt")
     elif folders and any(p.parent == folder for p in everything):
@@ -328,19 +335,6 @@ def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
 
 def _is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
-def _refuse_text_folders(
-    folder: Path, folders: list[Path], files: list[Path], everything: list[Path]
-) -> None:
-    with_records = {p for file in files for p in file.parents}
-    with_files = {p for file in everything for p in file.parents}
-    for text in folders:
-        if text in with_files and text not in with_records:
-            raise CorpusError(
-                f"{folder} holds both files of records ({files[0]}) and folders of text ({text}); "
-                "name each as an input of its own"
-            )
 
 
 def _token_pairs(paths: Iterable[Path]) -> list[Path]:
@@ -367,14 +361,9 @@ def _from_paths(
     else:
         into = _assign(present, wanted, str(folder))
     found: list[Input | str] = []
-    left_out: list[str] = []
     for path, name in zip(paths, names, strict=True):
-        split = into.get(name)
-        if split is None:
-            left_out.append(str(path))
-        else:
+        if split := into.get(name):
             found += _from_path(path, wanted._replace(split=split))
-    inputs = [entry for entry in found if isinstance(entry, Input)]
-    yield from sorted(inputs, key=lambda entry: entry.split)
-    yield from (name for name in found if isinstance(name, str))
-    yield from left_out
+    # the inputs by split, then all that is left out
+    yield from sorted(found, key=lambda f: (1, "") if isinstance(f, str) else (0, f.split))
+    yield from (str(path) for path, name in zip(paths, names, strict=True) if not into.get(name))

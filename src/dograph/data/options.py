@@ -1,6 +1,5 @@
 """Everything that `dograph data prepare` can be asked for, and what a corpus is made of."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,10 +100,6 @@ class PrepareOptions:
     @property
     def bpe_vocab_size(self) -> int:
         return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
-
-    @property
-    def num_workers(self) -> int:
-        return self.workers if self.workers is not None else os.cpu_count() or 1
 
     def held_out(self, inputs: list[Input]) -> float:
         """Share of the documents kept for validation: none where the inputs bring some."""

@@ -7,10 +7,12 @@ options alone. A journal is kept on the way, so that the same command goes on af
 import errno
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,14 +26,13 @@ from dograph.data.inputs import EMBEDDED, resolve_all
 from dograph.data.journal import (
     Journal,
     Outputs,
+    Recorded,
     clear,
-    fingerprint,
     finished_corpus,
     lock,
     read_journal,
-    require_same,
 )
-from dograph.data.options import PrepareOptions, Value
+from dograph.data.options import PrepareOptions
 from dograph.data.readers import RefusedRecordError, read_chunks, refusal, where
 from dograph.data.tokenizer import (
     TOKENIZER_FILE,
@@ -107,59 +108,57 @@ def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Pre
         found = find_tokenizer(options.tokenizer)
         content = f"{found.content}\0{found.eos}".encode()
         stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
-    recorded = {**options.recorded(), "left_out": listed(left_out)}
-    manifest = finished_corpus(options.out, recorded, stamps, overwrite=options.overwrite)
+    recorded = Recorded({**options.recorded(), "left_out": listed(left_out)}, stamps)
+    manifest = finished_corpus(options.out, recorded, overwrite=options.overwrite)
     if manifest is not None:
         if options.staging.is_dir():  # left behind by a kill after the manifest was written
             with lock(options.staging):
                 journal = read_journal(options.staging)
-                if journal is None or journal.fingerprint == fingerprint(recorded, stamps):
+                if journal is None or journal.fingerprint == recorded.fingerprint:
                     clear(options.staging)
         return Prepared(manifest, already=True)
     with lock(options.staging):
         remove_replaced(options.staging, options.out)
         if any(entry.is_tokens for entry in inputs):
-            manifest = prepare_external(options, inputs, found, recorded, stamps)
+            manifest = prepare_external(options, inputs, found, recorded)
             return Prepared(manifest, already=False)
-        preparation = Preparation(options, inputs, sizes, report)
-        preparation.encode(found, recorded, stamps)
+        preparation = Preparation(options, inputs, sizes, found, recorded, report)
+        preparation.encode()
         report(Progress("finishing"))
         manifest = finish(options, inputs, preparation.journal, preparation.outputs)
         return Prepared(manifest, already=False)
 
 
+@dataclass
 class Preparation:
     """Text on its way: what has been written so far, and the journal that says so."""
 
-    journal: Journal
-    outputs: Outputs
+    options: PrepareOptions
+    inputs: list[Input]
+    sizes: list[int | None]  # of each input on disk; None where nobody knows
+    found: FoundTokenizer | None  # None: to be trained
+    recorded: Recorded
+    report: Callable[[Progress], None]
+    journal: Journal = field(init=False)
+    outputs: Outputs = field(init=False)
+    _committed: float = field(default_factory=time.monotonic)
+    _writing: bool = False
 
-    def __init__(
-        self,
-        options: PrepareOptions,
-        inputs: list[Input],
-        sizes: list[int | None],
-        report: Callable[[Progress], None],
-    ) -> None:
-        self.options = options
-        self.inputs = inputs
-        self.sizes = sizes
-        self.total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
-        self.report = report
-        self._committed = time.monotonic()
-        self._writing = False
-        self._repairs = options.staging / REPAIRS
+    def __post_init__(self) -> None:
+        self.total_bytes = None if None in self.sizes else sum(size or 0 for size in self.sizes)
+        self._repairs = self.options.staging / REPAIRS
 
-    def encode(
-        self, found: FoundTokenizer | None, recorded: dict[str, Value], stamps: dict[str, str]
-    ) -> None:
+    def encode(self) -> None:
         """Read, encode and write everything that the journal does not have yet."""
         options, inputs = self.options, self.inputs
-        with EncodingWorkers(options.num_workers) as workers:
+        with EncodingWorkers(options.workers or os.cpu_count() or 1) as workers:
             if (self.total_bytes or 0) >= SMALL_CHUNKS * chunks.CHUNK_BYTES:
                 workers.start_all()  # they load their libraries while the tokenizer is made ready
-            self._open(found, recorded, stamps)
-            journal = self.journal
+            self.journal = journal = self._open_journal()
+            self.outputs = Outputs(options.staging, journal.outputs, journal.tokenizer.token_dtype)
+            if self._repairs.exists():
+                with open(self._repairs, "ab") as file:
+                    file.truncate(journal.repairs_bytes)
             if journal.all_read:
                 return
             read = read_chunks(inputs, journal.position, options)
@@ -176,38 +175,33 @@ class Preparation:
         journal.all_read = True
         self.commit()
 
-    def _open(
-        self, found: FoundTokenizer | None, recorded: dict[str, Value], stamps: dict[str, str]
-    ) -> None:
+    def _open_journal(self) -> Journal:
         """The journal to go on with, or a new one with the tokenizer in place."""
-        options, staging = self.options, self.options.staging
+        options, staging, found = self.options, self.options.staging, self.found
         journal = None if options.restart else read_journal(staging)
         if journal is not None:
-            require_same(journal, recorded, stamps)
-            journal.options = recorded
-        else:
-            clear(staging)
-            if found is None:
-                self.report(Progress("training the tokenizer"))
-                texts = sample_texts(options, self.inputs)
-                found = FoundTokenizer(train_bpe(texts, options.bpe_vocab_size), None)
-            path = staging / TOKENIZER_FILE
-            write_text(path, found.content)
-            tokenizer = open_tokenizer(path, options.tokenizer)
-            entry = TokenizerEntry(
-                name=options.tokenizer,
-                file=TOKENIZER_FILE,
-                sha256=sha256_of(path),
-                vocab_size=vocabulary_size(tokenizer),
-                eot_id=end_of_text(tokenizer, options.eot, found.eos),
-            )
-            journal = Journal(options=recorded, stamps=stamps, tokenizer=entry)
-            journal.write(staging)
-        self.journal = journal
-        self.outputs = Outputs(staging, journal.outputs, journal.tokenizer.token_dtype)
-        if self._repairs.exists():
-            with open(self._repairs, "ab") as file:
-                file.truncate(journal.repairs_bytes)
+            journal.require_same(self.recorded)
+            journal.options = self.recorded.options
+            return journal
+        clear(staging)
+        if found is None:
+            self.report(Progress("training the tokenizer"))
+            texts = sample_texts(options, self.inputs)
+            found = FoundTokenizer(train_bpe(texts, options.bpe_vocab_size), None)
+        path = staging / TOKENIZER_FILE
+        write_text(path, found.content)
+        tokenizer = open_tokenizer(path, options.tokenizer)
+        entry = TokenizerEntry(
+            name=options.tokenizer,
+            file=TOKENIZER_FILE,
+            sha256=sha256_of(path),
+            vocab_size=vocabulary_size(tokenizer),
+            eot_id=end_of_text(tokenizer, options.eot, found.eos),
+        )
+        recorded = self.recorded
+        journal = Journal(options=recorded.options, stamps=recorded.stamps, tokenizer=entry)
+        journal.write(staging)
+        return journal
 
     def write(self, encoded: Encoded) -> None:
         """Append a chunk; after an interruption on the way the last commit stands."""
