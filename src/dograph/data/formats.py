@@ -5,10 +5,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from dograph.data import chunks
-from dograph.data.chunks import Bad, Fields, Lost, Row, pick
+from dograph.data.chunks import Bad, Chunk, Fields, Lost, Position, Row, pick
 from dograph.errors import CorpusError, MissingExtraError, did_you_mean, require
 
 # Compressed files as a stream of bytes, in constant memory, that notices where they break off.
@@ -81,53 +81,55 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
         compressed = compressed.lstrip(b"\0")
 
 
-# Lines of a file, plain or compressed, in chunks that end where a line ends.
-
-
-class Lines(NamedTuple):
-    """Whole lines, then perhaps something bad, then bytes to pass over."""
-
-    content: bytes
-    consumed: int  # bytes of the file so far, as it is on disk
-    bad: Bad | None = None
-    skipped: int = 0  # bytes of a line that is too long to take, its line end included
-    last: bool = False
-
-
-def read_lines(path: Path, offset: int) -> Iterator[Lines]:
-    """The file from a byte `offset` on (counted after decompression), in order.
+def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
+    """Lines of a file, plain or compressed, in chunks that end where a line ends.
 
     The last line may lack its end; where an archive breaks off, so may what it was cut to.
     """
+    record, offset = start.record, start.offset
+
+    def chunk(content: bytes, consumed: int, bad: Bad | None = None, skipped: int = 0) -> Chunk:
+        """Whole lines, then perhaps something bad, then bytes of a line to pass over."""
+        nonlocal record, offset
+        first = record
+        record += content.count(b"\n")
+        bads = [] if bad is None else [bad._replace(record=record)]
+        record += bool(skipped) or (bool(content) and not content.endswith(b"\n"))
+        offset += len(content) + skipped
+        end = Position(start.input, record, offset, consumed)
+        return Chunk(start.input, first, content, end, bads)
+
     parts: list[bytes] = []
     size = unended = consumed = 0  # unended: bytes after the last line end
-    skipped = 0  # bytes of a line that is too long, until its end is found
+    skipped = 0  # bytes so far of a line that is too long to take
     bad = None
     try:
         for content, consumed in read_blocks(path, offset):
+            rest = content
             if skipped:
                 end = content.find(b"\n") + 1
                 skipped += end or len(content)
                 if not end:
                     continue
-                yield Lines(b"", consumed, too_long(), skipped)
-                content, skipped = content[end:], 0
-            parts.append(content)
-            size += len(content)
-            cut = content.rfind(b"\n") + 1
-            unended = len(content) - cut if cut else unended + len(content)
+                yield chunk(b"", consumed, too_long(), skipped)
+                rest, skipped = content[end:], 0
+            parts.append(rest)
+            size += len(rest)
+            cut = rest.rfind(b"\n") + 1
+            unended = len(rest) - cut if cut else unended + len(rest)
             if cut and size >= chunks.CHUNK_BYTES:
                 joined = b"".join(parts)
-                yield Lines(joined[: size - unended], consumed)
+                yield chunk(joined[: size - unended], consumed)
                 parts, size = [joined[size - unended :]], unended
             elif unended > chunks.MAX_RECORD_BYTES:
-                yield Lines(b"".join(parts)[: size - unended], consumed)
+                yield chunk(b"".join(parts)[: size - unended], consumed)
                 parts, size, unended, skipped = [], 0, 0, unended
     except BrokenArchiveError as error:
         bad = Bad(None, "broken archive", str(error), "keeps what comes before")
     if skipped:
-        yield Lines(b"", consumed, too_long(), skipped)
-    yield Lines(b"".join(parts), consumed, bad, last=True)
+        yield chunk(b"", consumed, too_long(), skipped)
+    # what is wrong at its end must not be met again on resuming
+    yield chunk(b"".join(parts), consumed, bad)._replace(end=Position(start.input + 1))
 
 
 def too_long() -> Bad:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from dograph.data import chunks
@@ -24,7 +23,7 @@ def read_chunks(
         position = start if index == start.input else Position(input=index)
         entry = inputs[index]
         if entry.kind == "lines" and entry.path is not None:
-            made = _chunks_of_lines(entry.path, position)
+            made = read_lines(entry.path, position)
         else:
             made = _chunks_of_rows(entry, position, options)
         for chunk in made:
@@ -45,21 +44,6 @@ def refusal(entry: Input, bad: Bad) -> CorpusError:
         f"{where(entry, bad)}: {bad.what}. Mend it, or pass --bad-records repair, which "
         f"{bad.repair} and counts it in the manifest"
     )
-
-
-def _chunks_of_lines(path: Path, start: Position) -> Iterator[Chunk]:
-    record, offset = start.record, start.offset
-    for content, consumed, bad, skipped, last in read_lines(path, offset):
-        first = record
-        record += content.count(b"\n")
-        if bad is not None:
-            bad = bad._replace(record=record)
-        record += bool(skipped) or (bool(content) and not content.endswith(b"\n"))
-        offset += len(content) + skipped
-        end = Position(start.input, record, offset, consumed)
-        if last:  # what is wrong at its end must not be met again on resuming
-            end = Position(start.input + 1)
-        yield Chunk(start.input, first, content, end, [bad] if bad else [])
 
 
 def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Chunk]:
