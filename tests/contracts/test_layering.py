@@ -19,6 +19,7 @@ LAYERS = [
     "rng",
     "files",
     "processes",
+    "progress",
     "option_checks",
     "stats",
     "config",
