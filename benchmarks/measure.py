@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dograph.bench.session import median_interval
+from dograph.stats import median_record as median_interval
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")

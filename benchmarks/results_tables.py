@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
 from dograph.compare.findings import Runs, contrasts
-from dograph.stats import METRICS, claim, holm, paired_difference
+from dograph.stats import METRICS, claim, holm, mean_estimate, paired_difference
 
 Cells = Sequence[Mapping[str, Any]]
 PRESET = "gpt2-mini"
@@ -121,20 +121,16 @@ def tuning_table(
         own, base = by_arm.get(arm, {}), by_arm.get(baseline, {})
         if not own:
             continue
-        pairs = [
-            own[s]["summaries"][metric] - base[s]["summaries"][metric] for s in own if s in base
-        ]
-        told = paired_difference(pairs) if arm != baseline and pairs else None
-        pair = None if told is None or told.interval is None else told.interval
+        told = paired_difference(
+            {seed: cell["summaries"][metric] for seed, cell in own.items()},
+            {seed: cell["summaries"][metric] for seed, cell in base.items()},
+        )
         rows.append(
             [
                 arm,
                 str(len(own)),
                 f"{average(own.values(), metric):.3f}" if own else "",
-                ""
-                if told is None
-                else f"{told.mean:+.3f}"
-                + ("" if pair is None else f" [{pair.low:+.3f}, {pair.high:+.3f}]"),
+                told.text("+.3f", " ") if arm != baseline and told.num else "",
                 f"{average(own.values(), 'worst'):.3f}" if own else "",
                 effective(own.values()) if own else "",
             ]
@@ -229,12 +225,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def verdicts(pairs_of: Sequence[Sequence[float]]) -> list[tuple[str, str]]:
     """Mean differences with their intervals, and what may be claimed of all at once (Holm)."""
-    found = []
-    all_told = [paired_difference(pairs) for pairs in pairs_of]
+    all_told = [mean_estimate(pairs) for pairs in pairs_of]
     adjusted = holm([told.p_value for told in all_told])
-    for told, p_holm in zip(all_told, adjusted, strict=True):
-        shown = f"{told.mean:+.4f}"
-        if told.interval is not None:
-            shown += f" [{told.interval.low:+.4f}, {told.interval.high:+.4f}]"
-        found.append((shown, claim(told, p_holm)))
-    return found
+    return [
+        (told.text("+.4f", " "), claim(told, p_holm))
+        for told, p_holm in zip(all_told, adjusted, strict=True)
+    ]

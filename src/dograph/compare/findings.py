@@ -20,12 +20,12 @@ from dograph.stats import (
     LEAST_SEEDS,
     METRICS,
     Blocks,
-    Difference,
+    Estimate,
     Interval,
-    Resampled,
     claim,
     holm,
     paired_difference,
+    percentile_interval,
     resample,
     summaries,
 )
@@ -72,8 +72,8 @@ def contrasts(
         adjusted = holm([tests[label, metric].p_value for label in others])
         for label, p_holm in zip(others, adjusted, strict=True):
             text = over_text[label]
-            figure = None if text is None else summaries(text.loss_RMNS, share_S)[metric]
-            interval = _over_text(text, figure)
+            figure = None if text is None else summaries(text, share_S)[metric]
+            interval = None if figure is None else percentile_interval(figure, 1, 0)
             found[label][metric] = _told(tests[label, metric], p_holm, interval)
 
     family = len(others) * len(sources)
@@ -85,8 +85,8 @@ def contrasts(
     adjusted = holm([test.p_value for test in by_source.values()])
     for ((label, source), test), p_holm in zip(by_source.items(), adjusted, strict=True):
         text = over_text[label]
-        figure = None if text is None else text.loss_RMNS[..., sources.index(source)]
-        interval = _over_text(text, figure)
+        figure = None if text is None else text[..., sources.index(source)]
+        interval = None if figure is None else percentile_interval(figure, 1, 0)
         found[label]["sources"][source] = _told(test, p_holm, interval)
     return found
 
@@ -98,19 +98,19 @@ def _over_seeds(
     seeds: Sequence[int],
     name: str,
     family: int,
-) -> Difference:
+) -> Estimate:
     """`name` is a summary's or a source's; no source has the name of a summary."""
 
     def value(run: Runs) -> float:
         return run.summaries[name] if name in METRICS else run.losses[name]
 
-    pairs = [value(runs[label][seed]) - value(runs[baseline][seed]) for seed in seeds]
-    return paired_difference(pairs, family)
+    own, base = ({seed: value(runs[of][seed]) for seed in seeds} for of in (label, baseline))
+    return paired_difference(own, base, family)
 
 
 def _resampled(
     baseline: BySeed, method: BySeed, seeds: Sequence[int], sources: Sequence[str]
-) -> Resampled | None:
+) -> np.ndarray | None:
     """Both methods on the same resampled blocks; None where a run has none on disk."""
     pair = [[own[seed] for seed in seeds] for own in (baseline, method)]
     if not seeds or any(set(run.blocks) != set(sources) for own in pair for run in own):
@@ -126,27 +126,13 @@ def _resampled(
     return resample(blocks_of)
 
 
-def _over_text(resampled: Resampled | None, figure_RMN: np.ndarray | None) -> Interval | None:
-    if resampled is None or figure_RMN is None:
-        return None
-    return resampled.interval(figure_RMN, 1, 0)
-
-
-def _told(test: Difference, p_holm: float | None, over_text: Interval | None) -> dict[str, Any]:
-    return {
-        "mean": test.mean,
-        "seeds": test.num_seeds,
-        "interval": _pair(test.interval),
-        "simultaneous": _pair(test.simultaneous),
+def _told(test: Estimate, p_holm: float | None, over_text: Interval | None) -> dict[str, Any]:
+    return test.record() | {
         "p": test.p_value,
         "p_holm": p_holm,
-        "over_items": _pair(over_text),
+        "over_items": over_text and asdict(over_text),
         "claim": claim(test, p_holm),
     }
-
-
-def _pair(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else asdict(interval)
 
 
 # What a reader of the tables must know, a line each.

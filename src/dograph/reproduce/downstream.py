@@ -15,14 +15,12 @@ from dograph.data.corpus import Corpus
 from dograph.eval.balance import balance as balance_of
 from dograph.eval.evaluate import Request, evaluate, find_subject
 from dograph.eval.harness import Report
-from dograph.eval.merging import PER_CENT, PER_CENT_CHANGE
 from dograph.eval.tasks import pick_tasks
 from dograph.files import sha256_of, write_json
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE, displayed
 from dograph.reproduce.verdicts import (
     SUBJECTS,
-    Figure,
     Outcome,
     Sheet,
     Study,
@@ -38,6 +36,7 @@ from dograph.reproduce.verdicts import (
     untested,
     values_of,
 )
+from dograph.stats import PER_CENT, PER_CENT_CHANGE, Estimate
 
 AVERAGE = "average"
 Score = Mapping[str, Any]  # eval.json
@@ -177,9 +176,9 @@ def _average_sheet(
         rows.append(
             [
                 label,
-                level(values, label, PER_CENT).level(".2f"),
+                level(values, label, PER_CENT).plus_minus(".2f"),
                 _plain(errors[label].get(AVERAGE), ".2f"),
-                "" if first else _over(values, label, BASELINE).change(".2f"),
+                "" if first else _over(values, label, BASELINE).text("+.2f"),
                 _plain(printed, ".1f"),
                 "" if first else _plain(theirs, "+.1f"),
             ]
@@ -218,7 +217,7 @@ def _gain_sheets(
         rows.append(
             [
                 name,
-                _over(values[name], paper.OURS, BASELINE).change(".2f"),
+                _over(values[name], paper.OURS, BASELINE).text("+.2f"),
                 _plain(errors[paper.OURS].get(name), ".2f"),
                 f"{theirs[0][at] - theirs[1][at]:+.1f}",
             ]
@@ -284,7 +283,7 @@ def _notes(scores: Mapping[str, Score], num_tasks: int) -> list[str]:
     return notes
 
 
-def _over(values: Values, label: str, other: str, family: int = 1) -> Figure:
+def _over(values: Values, label: str, other: str, family: int = 1) -> Estimate:
     """An accuracy less another's, in points."""
     return less(values, label, other, family, ends=PER_CENT_CHANGE)
 
@@ -311,13 +310,13 @@ def cost(study: Study) -> Outcome:
         over = more_per_cent(seconds["total"], label, BASELINE)
         ratio = 100 * (flops[label]["total"] / flops[BASELINE]["total"] - 1)
         trained = level(seconds["train"], label)
-        hours = _hours(findings, trained.mean) if trained.seeds else None
+        hours = _hours(findings, trained.value) if trained.num else None
         rows.append(
             [
                 label,
-                trained.level(".1f"),
+                trained.plus_minus(".1f"),
                 level(seconds["plan"], label).plain(".1f"),
-                "" if label == BASELINE else over.change(".1f"),
+                "" if label == BASELINE else over.text("+.1f"),
                 f"{flops[label]['total']:.3g}",
                 "" if label == BASELINE else f"{ratio:+.1f}",
                 "" if hours is None else f"{hours:.1f}",
@@ -392,9 +391,9 @@ def balance(study: Study) -> Outcome:
         changes = {name: less(values, label, BASELINE) for name, values in figures.items()}
         cells = [label]
         for name in ("spread", "gap"):
-            told = "" if label == BASELINE else changes[name].change(".3f")
-            cells += [levels[name].level(".3f"), told]
-        rows.append([*cells, levels["worst"].level(".3f")])
+            told = "" if label == BASELINE else changes[name].text("+.3f")
+            cells += [levels[name].plus_minus(".3f"), told]
+        rows.append([*cells, levels["worst"].plus_minus(".3f")])
         data[label] = {name: figure.record() for name, figure in levels.items()} | {
             f"{name}_less_uniform": figure.record() for name, figure in changes.items()
         }

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dograph.bench.session import median_interval
 from dograph.compare.findings import Findings
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import partition
@@ -18,7 +17,6 @@ from dograph.reproduce.artefacts import BASELINE, displayed
 from dograph.reproduce.paper import OBJECTIVES
 from dograph.reproduce.verdicts import (
     SUBJECTS,
-    Figure,
     Outcome,
     Sheet,
     Sign,
@@ -35,6 +33,7 @@ from dograph.reproduce.verdicts import (
     untested,
 )
 from dograph.rng import stream
+from dograph.stats import Estimate, median_record
 from dograph.train.distributed import pick_device
 from dograph.types import Domains
 
@@ -79,7 +78,7 @@ def solve_times(device: str) -> dict[str, Solve]:
                 spent[name].append(1e3 * (time.perf_counter() - start))
     found = {}
     for name, times in spent.items():
-        median = median_interval(times)
+        median = median_record(times)
         about = {"device": str(place), "samples": SAMPLES, "num_domains": NUM_DOMAINS}
         found[name] = Solve(median["median"], median["low"], median["high"], median | about)
     return found
@@ -173,8 +172,8 @@ def objectives(study: Study) -> Outcome:
             [
                 label,
                 *_loss_cells(level(values, label)),
-                "" if label == best else less(values, label, best).change(".3f"),
-                "" if label == BASELINE else less(values, label, BASELINE).change(".3f"),
+                "" if label == best else less(values, label, best).text("+.3f"),
+                "" if label == BASELINE else less(values, label, BASELINE).text("+.3f"),
                 _number(printed, ".2f"),
                 "" if label == best else _number(theirs, "+.2f"),
             ]
@@ -240,8 +239,8 @@ def num_domains(study: Study) -> Outcome:
         [
             label,
             *_loss_cells(level(values, label)),
-            "" if label == best else less(values, label, best).change(".3f"),
-            "" if label == BASELINE else less(values, label, BASELINE).change(".3f"),
+            "" if label == best else less(values, label, best).text("+.3f"),
+            "" if label == BASELINE else less(values, label, BASELINE).text("+.3f"),
         ]
         for label in labels
     ]
@@ -262,11 +261,12 @@ def model_scale(study: Study) -> Outcome:
     values = {size: losses(findings) for size, findings in study.findings.items()}
     first = study.findings[sizes[0]]
     labels = displayed([m["label"] for m in first["methods"]])
-    rows = [[label, *(level(values[s], label).level(".4f") for s in sizes)] for label in labels]
+    rows = [
+        [label, *(level(values[s], label).plus_minus(".4f") for s in sizes)] for label in labels
+    ]
     others = [label for label in labels if label != BASELINE]
     changes = [
-        [label, *(less(values[s], label, BASELINE).change(".3f") for s in sizes)]
-        for label in others
+        [label, *(less(values[s], label, BASELINE).text("+.3f") for s in sizes)] for label in others
     ]
     sheets = [
         Sheet("validation loss in nats ± 95 % by model size", ("method", *sizes), rows),
@@ -323,16 +323,16 @@ def _judged(
     return judge(says, less(values, label, rival), sign=sign, paper=paper_value, of=label)
 
 
-def _loss_cells(ours: Figure) -> list[str]:
-    return [ours.level(".4f"), f"{math.exp(ours.mean):.1f}" if ours.seeds else ""]
+def _loss_cells(ours: Estimate) -> list[str]:
+    return [ours.plus_minus(".4f"), f"{math.exp(ours.value):.1f}" if ours.num else ""]
 
 
-def _difference_cells(findings: Findings, label: str, difference: Figure) -> list[str]:
+def _difference_cells(findings: Findings, label: str, difference: Estimate) -> list[str]:
     if label == BASELINE:
         return ["", ""]
     told = _over_text(findings, label)
     text = "" if told is None else f"[{told['low']:+.3f},{told['high']:+.3f}]"
-    return [difference.change(".3f"), text]
+    return [difference.text("+.3f"), text]
 
 
 def _over_text(findings: Findings, label: str) -> Mapping[str, float] | None:
@@ -347,7 +347,7 @@ def _record(values: Values, label: str, other: str) -> dict[str, Any]:
     ours = level(values, label)
     return {
         "loss_nats": ours.record(),
-        "ppl": math.exp(ours.mean) if ours.seeds else None,
+        "ppl": math.exp(ours.value) if ours.num else None,
         f"less_{other}": None if label == other else less(values, label, other).record(),
         "by_seed": {str(seed): value for seed, value in values.get(label, {}).items()},
     }

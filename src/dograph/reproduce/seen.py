@@ -17,9 +17,10 @@ from dograph.compare.findings import Findings
 from dograph.errors import DographError
 from dograph.eval.gradients import probe_pca, read_probe
 from dograph.eval.inspect import perceived
-from dograph.eval.merging import ANY, SHARE_CHANGE, Estimate, Merging, merging
+from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
-from dograph.reproduce.verdicts import Outcome, Sheet, Study, Verdict, bounds, judge, less, untested
+from dograph.reproduce.verdicts import Outcome, Sheet, Study, Verdict, judge, less, untested
+from dograph.stats import ANY, SHARE_CHANGE, Estimate
 
 NUM_DOMAINS = 11
 COORDINATES = "pca.json"
@@ -124,7 +125,7 @@ def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGU
         cells = []
         for name in names:
             found: Estimate = attrgetter(name)(figures)
-            cells.append(f"{found.value:.3f} {bounds(found.interval, '.3f')}".strip())
+            cells.append(found.text(".3f"))
         chance = f"{figures.nmi_by_chance:.3f}, {figures.purity_by_chance:.3f}"
         rows.append([str(figures.step), *cells, chance])
     columns = ("step", *(_FIGURES[name] for name in names), "by chance (NMI, purity)")

@@ -8,94 +8,48 @@ than five seeds there is no verdict, as in `dograph compare`.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dograph.compare.arms import Ask
 from dograph.compare.findings import Findings
-from dograph.eval.merging import ABOVE_ZERO, ANY, Range, cut
 from dograph.reproduce.artefacts import Artefact, Scale
 from dograph.reproduce.paper import OURS
-from dograph.stats import LEAST_SEEDS, Difference, Interval, paired_difference
+from dograph.stats import (
+    ABOVE_ZERO,
+    ANY,
+    LEAST_SEEDS,
+    Estimate,
+    Interval,
+    Range,
+    mean_estimate,
+    paired_difference,
+)
 
 # Numbers over seeds: a mean with its 95 % t interval, and differences taken seed by seed.
 #
-# Intervals end where their quantity does (analyses.bounded): no loss below 0, no accuracy above
+# Intervals end where their quantity does (`stats.Range`): no loss below 0, no accuracy above
 # 100.
 
 
 Values = Mapping[str, Mapping[int, float]]  # of each method, by seed
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A mean over seeds; no interval of one seed."""
-
-    mean: float
-    seeds: int
-    interval: Interval | None
-    simultaneous: Interval | None = None  # holds at once with all others of its family
-
-    @classmethod
-    def of(cls, found: Difference, ends: Range) -> "Figure":
-        own, simultaneous = (cut(one, ends) for one in (found.interval, found.simultaneous))
-        return cls(found.mean, found.num_seeds, own, simultaneous)
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def level(self, shape: str) -> str:
-        """`5.1234 ± 0.0034`, half of the interval; both of its ends where one is cut off.
-
-        A dash of no seeds.
-        """
-        if self.interval is None:
-            return self.plain(shape)
-        below, above = self.mean - self.interval.low, self.interval.high - self.mean
-        if not math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-9):
-            return f"{self.plain(shape)} {bounds(self.interval, shape)}"
-        return f"{self.plain(shape)} ± {above:{shape}}"
-
-    def change(self, shape: str) -> str:
-        """`-0.0123 [-0.0150,-0.0096]`."""
-        return f"{self.plain(f'+{shape}')} {bounds(self.interval, f'+{shape}')}".strip()
-
-    def plain(self, shape: str) -> str:
-        return f"{self.mean:{shape}}" if self.seeds else "-"
-
-
-def bounds(interval: Interval | None, shape: str, gap: str = "") -> str:
-    if interval is None:
-        return ""
-    return f"[{interval.low:{shape}},{gap}{interval.high:{shape}}]"
-
-
-def level(values: Values, label: str, ends: Range = ABOVE_ZERO) -> Figure:
+def level(values: Values, label: str, ends: Range = ABOVE_ZERO) -> Estimate:
     """Of one method."""
-    return Figure.of(paired_difference(list(values.get(label, {}).values())), ends)
+    return mean_estimate(list(values.get(label, {}).values())).within(ends)
 
 
-def less(values: Values, label: str, other: str, family: int = 1, *, ends: Range = ANY) -> Figure:
+def less(values: Values, label: str, other: str, family: int = 1, *, ends: Range = ANY) -> Estimate:
     """A method less another, over the seeds that both have."""
-    return _paired(values, label, other, lambda a, b: a - b, family, ends)
+    return paired_difference(values.get(label, {}), values.get(other, {}), family).within(ends)
 
 
-def more_per_cent(values: Values, label: str, other: str) -> Figure:
+def more_per_cent(values: Values, label: str, other: str) -> Estimate:
     """By how many per cent a method is above another, pair by pair."""
-    return _paired(values, label, other, lambda a, b: 100 * (a / b - 1), 1, (-100.0, math.inf))
-
-
-def _paired(
-    values: Values,
-    label: str,
-    other: str,
-    of: Callable[[float, float], float],
-    family: int,
-    ends: Range,
-) -> Figure:
     own, theirs = values.get(label, {}), values.get(other, {})
-    pairs = [of(own[seed], theirs[seed]) for seed in own if seed in theirs]
-    return Figure.of(paired_difference(pairs, family), ends)
+    found = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
+    return found.within((-100.0, math.inf))
 
 
 def values_of(findings: Findings, read: Callable[[Mapping[str, Any]], float]) -> Values:
@@ -138,7 +92,7 @@ class Verdict:
     of: str  # the method that it is asked of
     says: str
     paper: float | None  # the size claimed, signed; None where it gives none
-    ours: Figure | None
+    ours: Estimate | None
     word: Word
     line: str
 
@@ -156,7 +110,7 @@ class Verdict:
 
 def judge(
     says: str,
-    ours: Figure,
+    ours: Estimate,
     *,
     sign: Sign,
     paper: float | None = None,
@@ -168,7 +122,7 @@ def judge(
     word = _side(ours.interval, sign)
     if word == "confirmed" and paper is not None and not _holds(ours.interval, paper):
         word = "sign only"
-    word = word if ours.seeds >= LEAST_SEEDS else "no verdict"
+    word = word if ours.num >= LEAST_SEEDS else "no verdict"
     claimed = "" if paper is None else f" by {abs(paper):{shape}}{unit}"
     here = _here(ours, ours.interval, shape, unit)
     line = f"{_asked(of)}: {says}{claimed}; here {here}: {_told(word, ours)}"
@@ -177,7 +131,7 @@ def judge(
 
 def judge_all(
     says: str,
-    rivals: Mapping[str, Figure],
+    rivals: Mapping[str, Estimate],
     *,
     sign: Sign,
     shape: str = ".3f",
@@ -191,9 +145,9 @@ def judge_all(
     if not rivals:
         return untested(says, "no such runs were asked for", of)
     words = {name: _side(figure.simultaneous, sign) for name, figure in rivals.items()}
-    few = [name for name, figure in rivals.items() if figure.seeds < LEAST_SEEDS]
+    few = [name for name, figure in rivals.items() if figure.num < LEAST_SEEDS]
     name = max(
-        few or rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].mean)
+        few or rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].value)
     )
     worst, word = rivals[name], "no verdict" if few else words[name]
     here = _here(worst, worst.simultaneous, shape, unit)
@@ -211,28 +165,26 @@ def _asked(of: str) -> str:
     return "the same of the default recipe" if of == DEFAULT else "paper"
 
 
-def _here(figure: Figure, interval: Interval | None, shape: str, unit: str) -> str:
-    text = f"{figure.plain(f'+{shape}')} {bounds(interval, f'+{shape}', ' ')}".strip()
-    return f"{text}{unit}" if figure.seeds else text
+def _here(figure: Estimate, interval: Interval | None, shape: str, unit: str) -> str:
+    text = replace(figure, interval=interval).text(f"+{shape}", " ")
+    return f"{text}{unit}" if figure.num else text
 
 
 def _side(interval: Interval | None, sign: Sign) -> Word:
     if interval is None:
         return "no verdict"
-    low, high = sorted((sign * interval.low, sign * interval.high))
-    if low > 0:
-        return "confirmed"
-    return "opposite" if high < 0 else "unclear"
+    side = sign * interval.side
+    return "confirmed" if side > 0 else "opposite" if side < 0 else "unclear"
 
 
 def _holds(interval: Interval | None, value: float) -> bool:
     return interval is not None and interval.low <= value <= interval.high
 
 
-def _told(word: Word, figure: Figure) -> str:
+def _told(word: Word, figure: Estimate) -> str:
     if word == "no verdict":
-        few = figure.seeds < LEAST_SEEDS
-        why = f"{figure.seeds} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
+        few = figure.num < LEAST_SEEDS
+        why = f"{figure.num} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
         return f"no verdict, {why}"
     return _SAID[word]
 

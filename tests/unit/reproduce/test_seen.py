@@ -40,7 +40,7 @@ def test_changes_are_last_less_first_run_by_run(by_hand, runs, tmp_path):
         expected = stats.ttest_rel(last, first).confidence_interval(0.95)
         ends = (verdict.ours.interval.low, verdict.ours.interval.high)
         assert ends == pytest.approx(tuple(expected))
-        assert (verdict.ours.seeds, verdict.word) == (5, "confirmed")
+        assert (verdict.ours.num, verdict.word) == (5, "confirmed")
     points = json.loads((tmp_path / "pca.json").read_text())["equal"]
     expected = probe_pca(runs[0], basis="own").at[0].coordinate_NC
     np.testing.assert_allclose(points["coordinates"]["0"], expected, rtol=0, atol=1e-6)
@@ -58,7 +58,7 @@ def test_changes_of_shares_end_at_one(by_hand, runs, tmp_path):
         changes = [getattr(own[-1], name).value - getattr(own[0], name).value for own in alone]
         reach = stats.t.ppf(0.975, 1) * stats.sem(changes)
         assert np.mean(changes) - reach < -1
-        assert verdict.ours.mean == pytest.approx(np.mean(changes))
+        assert verdict.ours.value == pytest.approx(np.mean(changes))
         assert verdict.ours.interval.low == -1
         assert verdict.ours.interval.high == pytest.approx(min(1, np.mean(changes) + reach))
 
@@ -88,7 +88,7 @@ def test_a_run_that_failed_is_left_out_of_the_figures(by_hand, runs, tmp_path):
     made = study(by_hand, "clusters", runs, tmp_path)
     made.only["cells"][2] |= {"error": "it broke", "run": "nowhere"}
     found = clusters(made)
-    assert {verdict.ours.seeds for verdict in found.verdicts} == {4}
+    assert {verdict.ours.num for verdict in found.verdicts} == {4}
     assert found.sheets[0].title.startswith("equal: 4 seeds, 27 held-out rows")
 
 
