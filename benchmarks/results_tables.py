@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
-from dograph.compare.findings import Runs, contrasts
+from dograph.compare.findings import Contrast, Contrasts, RunLosses, contrasts
 from dograph.stats import METRICS, claim, holm, mean_estimate, paired_difference
 
 Cells = Sequence[Mapping[str, Any]]
@@ -37,19 +37,19 @@ def select(cells: Cells, table: str, steps: int) -> dict[str, dict[int, Mapping[
     return found
 
 
-def runs_of(cell: Mapping[str, Any]) -> Runs:
+def runs_of(cell: Mapping[str, Any]) -> RunLosses:
     blocks = {
         source: (np.full(len(losses), float(PREDICTIONS)), np.array(losses))
         for source, losses in cell.get("blocks", {}).items()
     }
-    return Runs(cell["losses"], cell["summaries"], blocks)
+    return RunLosses(cell["losses"], cell["summaries"], blocks)
 
 
 def compared(
     by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]],
     baseline: str,
     shares: Mapping[str, float],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Contrasts]:
     """Every arm against the baseline, paired by seed, Holm over the arms."""
     runs = {arm: {s: runs_of(cell) for s, cell in own.items()} for arm, own in by_arm.items()}
     others = [arm for arm in by_arm if arm != baseline]
@@ -67,16 +67,18 @@ def loss_table(
     """A row an arm: what is judged, its differences to plain and to inverse-norm, the rest."""
     to_plain = compared(by_arm, "plain", shares)
     to_norm = compared(by_arm, "inverse-norm", shares) if "inverse-norm" in by_arm else {}
+
+    def figure(of: Mapping[str, Contrasts], arm: str) -> Contrast | None:
+        return of[arm][metric] if arm in of else None
+
     rest = [name for name in METRICS if name != metric]
     rows = [
         [
             arm,
             str(len(by_arm[arm])),
             f"{average(by_arm[arm].values(), metric):.4f}",
-            difference(to_plain.get(arm, {}).get(metric)),
-            interval(to_plain.get(arm, {}).get(metric, {}).get("over_items")),
-            said(to_plain.get(arm, {}).get(metric)),
-            difference(to_norm.get(arm, {}).get(metric)),
+            *difference(figure(to_plain, arm)),
+            difference(figure(to_norm, arm))[0],
             *(f"{average(by_arm[arm].values(), name):.3f}" for name in rest),
             effective(by_arm[arm].values()),
         ]
@@ -105,9 +107,9 @@ def source_table(
         own, row = by_arm[arm], [arm]
         for source in sources:
             loss = float(np.mean([cell["losses"][source] for cell in own.values()]))
-            told = to_plain.get(arm, {}).get("sources", {}).get(source)
-            mark = "!" if told and told["claim"] in ("lower", "higher") else ""
-            row.append(f"{loss:.3f}" + (f" ({told['mean']:+.3f}{mark})" if told else ""))
+            told = to_plain[arm].sources[source] if arm in to_plain else None
+            mark = "!" if told and told.is_claimed else ""
+            row.append(f"{loss:.3f}" + (f" ({told.mean:+.3f}{mark})" if told else ""))
         rows.append(row)
     return markdown(["arm", *(source.removeprefix("RedPajama") for source in sources)], rows)
 
@@ -200,21 +202,14 @@ def effective(cells: Iterable[Mapping[str, Any]]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def difference(told: Mapping[str, Any] | None) -> str:
-    if not told or not told["seeds"]:
-        return ""
-    return f"{told['mean']:+.4f} {interval(told['interval'])}".strip()
-
-
-def interval(pair: Mapping[str, float] | None) -> str:
-    return "" if pair is None else f"[{pair['low']:+.4f}, {pair['high']:+.4f}]"
-
-
-def said(told: Mapping[str, Any] | None) -> str:
-    if not told:
-        return ""
-    few = told["claim"].startswith("no claim")
-    return "none, too few seeds" if few else str(told["claim"])
+def difference(told: Contrast | None) -> tuple[str, str, str]:
+    """Over seeds, over text, and what is claimed."""
+    if told is None:
+        return "", "", ""
+    text = "" if told.over_items is None else told.over_items.text("+.4f", " ")
+    few = told.claim.startswith("no claim")
+    over_seeds = told.estimate.text("+.4f", " ") if told.seeds else ""
+    return over_seeds, text, "none, too few seeds" if few else told.claim
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

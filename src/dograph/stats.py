@@ -175,9 +175,8 @@ def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estim
     return Estimate(float(statistics.median(ordered)), interval, n, level=covered)
 
 
-def median_record(values: Sequence[float]) -> dict[str, Any]:
+def median_record(found: Estimate) -> dict[str, Any]:
     """JSON of a median, as measurements of time write it."""
-    found = median_estimate(values)
     ends = {"low": found.low, "high": found.high}
     return {"median": found.value, **ends, "confidence": found.level, "blocks": found.num}
 

@@ -4,6 +4,9 @@ A claim is a difference with a sign. It is confirmed where the 95 % interval ove
 claimed side of zero, and in size too where it holds the paper's number. Claims over several
 methods at once ("the lowest of all") need every one of their simultaneous intervals. With fewer
 than five seeds there is no verdict, as in `dograph compare`.
+
+Numbers over seeds are means with 95 % t intervals, and differences are taken seed by seed. Their
+intervals end where their quantity does (`stats.Range`): no loss below 0, no accuracy above 100.
 """
 
 import math
@@ -12,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dograph.compare.arms import Ask
-from dograph.compare.findings import Findings
-from dograph.reproduce.artefacts import Artefact, Scale
+from dograph.compare.findings import CellFindings, Findings
+from dograph.reproduce.artefacts import LEAD, Artefact, Scale
 from dograph.reproduce.paper import OURS
 from dograph.stats import (
     ABOVE_ZERO,
@@ -26,13 +29,53 @@ from dograph.stats import (
     paired_difference,
 )
 
-# Numbers over seeds: a mean with its 95 % t interval, and differences taken seed by seed.
-#
-# Intervals end where their quantity does (`stats.Range`): no loss below 0, no accuracy above
-# 100.
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What an artefact is made from, finished comparisons: one, or one for each model size."""
+
+    artefact: Artefact
+    scale: Scale
+    asks: Mapping[str, Ask]
+    findings: Mapping[str, Findings]
+    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
+
+    @property
+    def only(self) -> Findings:
+        (findings,) = self.findings.values()
+        return findings
+
+    @property
+    def rows(self) -> list[str]:
+        """Labels in the order of a table's rows: those that come first, then as asked."""
+        labels = next(iter(self.findings.values())).labels
+        first = [label for label in LEAD if label in labels]
+        return [*first, *(label for label in labels if label not in first)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table as it is printed: text cells, the first column on the left."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 Values = Mapping[str, Mapping[int, float]]  # of each method, by seed
+
+
+def values_of(findings: Findings, read: Callable[[CellFindings], float]) -> Values:
+    """What `read` makes of every cell that was finished."""
+    found: dict[str, dict[int, float]] = {label: {} for label in findings.labels}
+    for cell in findings.finished:
+        found[cell.method][cell.seed] = read(cell)
+    return found
+
+
+def losses(findings: Findings, name: str = "mean") -> Values:
+    """Validation loss in nats: mean, natural, worst or gap."""
+    return values_of(findings, lambda cell: cell.summaries[name])
 
 
 def level(values: Values, label: str, ends: Range = ABOVE_ZERO) -> Estimate:
@@ -50,26 +93,6 @@ def more_per_cent(values: Values, label: str, other: str) -> Estimate:
     own, theirs = values.get(label, {}), values.get(other, {})
     found = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
     return found.within((-100.0, math.inf))
-
-
-def values_of(findings: Findings, read: Callable[[Mapping[str, Any]], float]) -> Values:
-    """What `read` makes of every cell that was finished."""
-    found: dict[str, dict[int, float]] = {m["label"]: {} for m in findings["methods"]}
-    for cell in findings["cells"]:
-        if cell["error"] is None:
-            found[cell["method"]][cell["seed"]] = read(cell)
-    return found
-
-
-def losses(findings: Findings, name: str = "mean") -> Values:
-    """Validation loss in nats: mean, natural, worst or gap."""
-    return values_of(findings, lambda cell: float(cell["summaries"][name]))
-
-
-def present(findings: Findings, labels: Sequence[str]) -> list[str]:
-    """Those of the labels that a run was finished for."""
-    finished = {cell["method"] for cell in findings["cells"] if cell["error"] is None}
-    return [label for label in labels if label in finished]
 
 
 Word = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
@@ -97,15 +120,24 @@ class Verdict:
     line: str
 
     def record(self) -> dict[str, Any]:
-        ours = None if self.ours is None else self.ours.record()
         return {
             "of": self.of,
             "says": self.says,
             "paper": self.paper,
-            "ours": ours,
+            "ours": None if self.ours is None else self.ours.record(),
             "verdict": self.word,
             "line": self.line,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """What an artefact comes to: tables to print, the same as data, a verdict for each claim."""
+
+    sheets: Sequence[Sheet]
+    data: Mapping[str, Any]
+    verdicts: Sequence[Verdict]
+    notes: Sequence[str] = ()
 
 
 def judge(
@@ -120,13 +152,29 @@ def judge(
 ) -> Verdict:
     """One difference: below zero is claimed by sign -1, above by 1."""
     word = _side(ours.interval, sign)
-    if word == "confirmed" and paper is not None and not _holds(ours.interval, paper):
-        word = "sign only"
+    if word == "confirmed" and paper is not None and ours.interval is not None:
+        word = word if ours.interval.low <= paper <= ours.interval.high else "sign only"
     word = word if ours.num >= LEAST_SEEDS else "no verdict"
     claimed = "" if paper is None else f" by {abs(paper):{shape}}{unit}"
-    here = _here(ours, ours.interval, shape, unit)
-    line = f"{_asked(of)}: {says}{claimed}; here {here}: {_told(word, ours)}"
+    line = f"{_asked(of)}: {says}{claimed}; here {_told(word, ours, shape, unit)}"
     return Verdict(of, says, paper, ours, word, line)
+
+
+def judge_less(
+    values: Values,
+    label: str,
+    rival: str,
+    says: str,
+    *,
+    difference: Callable[[Values, str, str], Estimate] = less,
+    why: str | None = None,
+    **rest: Any,
+) -> Verdict:
+    """A method less another, or that it was not tested: neither may lack a finished run."""
+    if missing := [name for name in (label, rival) if not values.get(name)]:
+        why = why or f"no finished run of {' and of '.join(missing)}"
+        return untested(says, why, label)
+    return judge(says, difference(values, label, rival), of=label, **rest)
 
 
 def judge_all(
@@ -150,9 +198,10 @@ def judge_all(
         few or rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].value)
     )
     worst, word = rivals[name], "no verdict" if few else words[name]
-    here = _here(worst, worst.simultaneous, shape, unit)
-    line = f"{_asked(of)}: {says}; here, against {name}, {here}: {_told(word, worst)}"
-    return Verdict(of, says, None, worst, word, line)
+    shown = _told(word, replace(worst, interval=worst.simultaneous), shape, unit)
+    return Verdict(
+        of, says, None, worst, word, f"{_asked(of)}: {says}; here, against {name}, {shown}"
+    )
 
 
 def untested(says: str, why: str, of: str = OURS) -> Verdict:
@@ -165,11 +214,6 @@ def _asked(of: str) -> str:
     return "the same of the default recipe" if of == DEFAULT else "paper"
 
 
-def _here(figure: Estimate, interval: Interval | None, shape: str, unit: str) -> str:
-    text = replace(figure, interval=interval).text(f"+{shape}", " ")
-    return f"{text}{unit}" if figure.num else text
-
-
 def _side(interval: Interval | None, sign: Sign) -> Word:
     if interval is None:
         return "no verdict"
@@ -177,51 +221,11 @@ def _side(interval: Interval | None, sign: Sign) -> Word:
     return "confirmed" if side > 0 else "opposite" if side < 0 else "unclear"
 
 
-def _holds(interval: Interval | None, value: float) -> bool:
-    return interval is not None and interval.low <= value <= interval.high
-
-
-def _told(word: Word, figure: Estimate) -> str:
-    if word == "no verdict":
-        few = figure.num < LEAST_SEEDS
-        why = f"{figure.num} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
-        return f"no verdict, {why}"
-    return _SAID[word]
-
-
-# What an artefact is made from, and what it comes to.
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """Finished comparisons: one, or one for each model size."""
-
-    artefact: Artefact
-    scale: Scale
-    asks: Mapping[str, Ask]
-    findings: Mapping[str, Findings]
-    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
-
-    @property
-    def only(self) -> Findings:
-        (findings,) = self.findings.values()
-        return findings
-
-
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """A table as it is printed: text cells, the first column on the left."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Tables to print, the same as data, and a verdict for each claim."""
-
-    sheets: Sequence[Sheet]
-    data: Mapping[str, Any]
-    verdicts: Sequence[Verdict]
-    notes: Sequence[str] = ()
+def _told(word: Word, figure: Estimate, shape: str, unit: str) -> str:
+    """`-0.040 [-0.060, -0.020]: confirmed`."""
+    text = figure.text(f"+{shape}", " ") + (unit if figure.num else "")
+    if word != "no verdict":
+        return f"{text}: {_SAID[word]}"
+    few = figure.num < LEAST_SEEDS
+    why = f"{figure.num} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
+    return f"{text}: no verdict, {why}"

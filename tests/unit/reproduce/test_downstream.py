@@ -63,6 +63,19 @@ def test_downstream_tasks_beside_the_papers(by_hand):
     json.dumps(found.data)
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"), [(4, ["items asked, of those there are: copa 4 of 100"]), (100, [])]
+)
+def test_how_many_questions_were_asked_is_told_where_it_is_not_all(by_hand, asked, told):
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
+    one = score(dict.fromkeys(paper.TASKS, 0.3)) | {"notes": []}
+    one["tasks"]["copa"] |= {"items": asked, "available": 100}
+    one["tasks"]["sciq"] |= {"items": 100, "available": 100}
+    scores = {cell["label"]: one for cell in cells}
+    found = downstream(by_hand.study("gpt2-medium", by_hand.findings(cells), scores=scores))
+    assert list(found.notes) == told
+
+
 def test_an_error_over_items_is_the_mean_of_the_runs_and_none_if_one_has_none(by_hand):
     """All runs are asked the same questions: more seeds do not make it smaller."""
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})

@@ -59,6 +59,12 @@ def test_losses_beside_the_papers(by_hand):
     assert any("DoReMi below Uniform: not tested, no finished run of doremi" in x for x in lines)
 
 
+def test_rows_that_need_no_domains_come_first(by_hand):
+    means = dict.fromkeys(("uniform", "doge", "inverse-norm", "natural"), 5.0)
+    study = by_hand.study("validation-loss", by_hand.findings(by_hand.levels(means)))
+    assert study.rows == ["natural", "inverse-norm", "uniform", "doge"]
+
+
 def test_few_seeds_show_figures_and_no_verdict(by_hand):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 3.96}, seeds=(10, 11))
     found = validation_loss(by_hand.study("validation-loss", by_hand.findings(cells)))
