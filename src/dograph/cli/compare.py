@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from dograph.cli.console import (
     with_corpus,
 )
 from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dograph.compare.findings import Findings
 
 Settings = Annotated[
     list[str] | None,
@@ -126,21 +129,21 @@ def compare(
         say(f"{stopped}; finished cells are in {out}")
         sys.exit(128 + stopped.number)
     _show(findings, out)
-    if findings["failures"]:
-        say(f"failed: {', '.join(findings['failures'])}; the same command tries them again")
+    if findings.failures:
+        say(f"failed: {', '.join(findings.failures)}; the same command tries them again")
         sys.exit(1)
 
 
-def _show(findings: dict[str, Any], out: Path) -> None:
+def _show(findings: "Findings", out: Path) -> None:
     from dograph.compare.table import tables
     from dograph.report.render import page_at_end
 
     console = open_console()
     for table in tables(findings):
         console.print(table)
-    for note in findings["notes"]:
+    for note in findings.notes:
         console.print(f"- {note}", markup=False, highlight=False)
-    print(f"any cell again: {findings['cells'][-1]['command']}")
+    print(f"any cell again: {findings.cells[-1].command}")
     print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
     if (page := page_at_end(out)) is not None:
         print(f"page: {page}")
