@@ -1,12 +1,17 @@
 """dograph bench: what each mode of the sketch costs beside a plain step."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dograph.cli.console import ensured, open_console, require_writable, say
 from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from dograph.bench.options import BenchOptions
 
 
 def _option(*names: str, help: str, at_least: int | None = None) -> Any:
@@ -88,8 +93,6 @@ def bench(
     given = {name: value for name, value in locals().items() if name not in ("modes", "out")}
     del given["device"]
     from dograph.bench.options import resolve_options
-    from dograph.bench.session import arm_table, footnotes, run_bench
-    from dograph.files import write_json
     from dograph.train.distributed import pick_device
 
     place = pick_device(device)
@@ -102,6 +105,13 @@ def bench(
     require_writable(out)
     if out.exists():
         say(f"{out} is there and will be replaced")
+    _measure(options, place, out)
+
+
+def _measure(options: "BenchOptions", place: "torch.device", out: Path) -> None:
+    from dograph.bench.session import arm_table, footnotes, run_bench
+    from dograph.files import write_json
+
     known: dict[str, Any] = {}
 
     def save(found: dict[str, Any]) -> None:

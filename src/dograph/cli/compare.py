@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,7 +20,8 @@ from dograph.cli.console import (
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dograph.compare.findings import Findings
+    from dograph.compare.arms import Ask
+    from dograph.plan.pool import Pool
 
 Settings = Annotated[
     list[str] | None,
@@ -41,7 +42,7 @@ Seeds = Annotated[str, typer.Option(help="how many, or which: 5, or 10,11,12")]
 Out = Annotated[Path, typer.Option(help="folder of the comparison; the same command goes on in it")]
 Baseline = Annotated[str, typer.Option(help="the method that the others are compared with")]
 BudgetName = Annotated[
-    str,
+    Literal["tokens", "compute"],
     typer.Option(
         metavar="tokens|compute",
         help="what is equal: training tokens, or all FLOPs with plans and sketches counted",
@@ -89,8 +90,6 @@ def compare(
     may be added. OUT has compare.json, methods.csv, cells.csv and every run.
     docs/compare.md tells how to read the table.
     """  # noqa: D301
-    if budget not in ("tokens", "compute"):
-        raise ConfigError(f'--budget={budget}: allowed are "tokens" and "compute"')
     from dograph.compare.arms import Ask, parse_methods, parse_seeds
     from dograph.config import merge, parse_override, resolve_config
 
@@ -101,8 +100,7 @@ def compare(
     if not planned and (replan or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
     # Not before names and seeds are known to be right: torch takes seconds to import.
-    from dograph.compare.session import forecast_lines, open_corpus, run_compare
-    from dograph.plan.jobs import Stopped
+    from dograph.compare.session import forecast_lines, open_corpus
     from dograph.plan.lab import default_proxy
 
     config = with_corpus(config, resolve=True)
@@ -112,7 +110,7 @@ def compare(
         proxy=default_proxy(config, changes) if planned else None,
         methods=tuple(methods),
         seeds=tuple(numbers),
-        budget="tokens" if budget == "tokens" else "compute",
+        budget=budget,
         replan=replan,
         out=out,
         lab=lab,
@@ -122,22 +120,23 @@ def compare(
         for line in forecast_lines(ask, open_corpus(ask)):
             print(line)
         return
+    _run(ask, open_pool(config.train.device, on, workers, ray_address))
+
+
+def _run(ask: "Ask", pool: "Pool") -> None:
+    """Make the runs, and show what their differences are worth."""
+    from dograph.compare.session import run_compare
+    from dograph.compare.table import tables
+    from dograph.plan.jobs import Stopped
+    from dograph.report.render import page_at_end
+
+    out = ask.out
     try:
-        with open_pool(config.train.device, on, workers, ray_address) as pool:
+        with pool:
             findings = run_compare(ask, pool, say)
     except Stopped as stopped:
         say(f"{stopped}; finished cells are in {out}")
         sys.exit(128 + stopped.number)
-    _show(findings, out)
-    if findings.failures:
-        say(f"failed: {', '.join(findings.failures)}; the same command tries them again")
-        sys.exit(1)
-
-
-def _show(findings: "Findings", out: Path) -> None:
-    from dograph.compare.table import tables
-    from dograph.report.render import page_at_end
-
     console = open_console()
     for table in tables(findings):
         console.print(table)
@@ -147,3 +146,6 @@ def _show(findings: "Findings", out: Path) -> None:
     print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
     if (page := page_at_end(out)) is not None:
         print(f"page: {page}")
+    if findings.failures:
+        say(f"failed: {', '.join(findings.failures)}; the same command tries them again")
+        sys.exit(1)

@@ -1,12 +1,15 @@
 """dograph eval: what a model can do, on nine downstream tasks and on its own sources."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dograph.cli.console import ensured, open_console, require_writable, say, stages
 from dograph.errors import CorpusError
+
+if TYPE_CHECKING:
+    from dograph.eval.evaluate import Evaluation
 
 Subjects = Annotated[
     str,
@@ -78,7 +81,7 @@ def evaluate(
     dograph eval gpt2 --device cuda --dtype bfloat16 --batch-size 128 --out gpt2.json
     """  # noqa: D301
     from dograph.data.corpus import Corpus
-    from dograph.eval.evaluate import Request, find_subject, source_table, task_table
+    from dograph.eval.evaluate import Request, find_subject
     from dograph.eval.evaluate import evaluate as evaluated
     from dograph.files import write_json
 
@@ -106,6 +109,13 @@ def evaluate(
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, found.record)
+    _print(found)
+    print("the result was not kept; give --out FILE" if file is None else f"result: {file}")
+
+
+def _print(found: "Evaluation") -> None:
+    from dograph.eval.evaluate import source_table, task_table
+
     console = open_console()
     console.print(task_table(found))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
@@ -113,4 +123,3 @@ def evaluate(
         console.print(source_table(found))
     for note in found.notes:
         print(f"note: {note}")
-    print("the result was not kept; give --out FILE" if file is None else f"result: {file}")

@@ -12,26 +12,28 @@ if TYPE_CHECKING:
     from dograph.mixtures.file import MixtureFile
 
 
+Named = Annotated[
+    str | None,
+    typer.Argument(
+        help="a mixture file, a preset's name, or a run (its last mixture)", show_default=False
+    ),
+]
+Trainer = Annotated[
+    str,
+    typer.Option(
+        help="hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
+    ),
+]
+Places = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=PATH", help="where a source lies; hf:NAME for a dataset of the hub"),
+]
+
+
 def export(
-    mixture: Annotated[
-        str | None,
-        typer.Argument(
-            help="a mixture file, a preset's name, or a run (its last mixture)",
-            show_default=False,
-        ),
-    ] = None,
-    to: Annotated[
-        str,
-        typer.Option(
-            help="hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
-        ),
-    ] = "yaml",
-    place: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PATH", help="where a source lies; hf:NAME for a dataset of the hub"
-        ),
-    ] = None,
+    mixture: Named = None,
+    to: Trainer = "yaml",
+    place: Places = None,
     size: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=TOKENS", help="tokens of a source (axolotl needs them)"),
@@ -72,13 +74,7 @@ def export(
             f"--out {out} is the mixture itself, whose provenance would be lost; name another file"
         )
     file, sizes = find_mixture(mixture, corpus)
-    for name, given in parse_pairs(size, "--size").items():
-        try:
-            sizes[name] = int(float(given))
-        except (ValueError, OverflowError):
-            sizes[name] = 0
-        if sizes[name] <= 0:
-            raise ConfigError(f'--size {name} takes a number of tokens > 0, got "{given}"')
+    sizes |= {name: _tokens(name, given) for name, given in parse_pairs(size, "--size").items()}
     text = export_mixture(to, file.weights, parse_pairs(place, "--place"), sizes)
     if out is None:
         print(text, end="")
@@ -147,3 +143,13 @@ def _last_weights(run: Path) -> dict[str, float]:
     for source, weight in zip(strata.values(), last.weight_S.tolist(), strict=True):
         totals[source] += weight
     return totals
+
+
+def _tokens(name: str, given: str) -> int:
+    try:
+        tokens = int(float(given))
+    except (ValueError, OverflowError):
+        tokens = 0
+    if tokens <= 0:
+        raise ConfigError(f'--size {name} takes a number of tokens > 0, got "{given}"')
+    return tokens

@@ -11,7 +11,7 @@ from dograph.cli.console import say
 from dograph.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from dograph.train.edits import Requests
+    from dograph.train.edits import Offer, Requests
     from dograph.train.run_dir import RunDirectory
 
 POLL_SECONDS = 0.05
@@ -46,7 +46,7 @@ def mix(
     A run that has stopped: dograph train --resume RUN --mixture FILE.
     """  # noqa: D301
     from dograph.data.corpus import Corpus
-    from dograph.train.edits import Requests, facts_of, is_open, read_offer
+    from dograph.train.edits import Requests, facts_of, read_offer
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)
@@ -67,6 +67,17 @@ def mix(
     for note in offer.notes:
         say(f"warning: {note}")
     requests = Requests(run)
+    identity = _place(requests, offer)
+    answer = _Wait(directory, requests, identity, mixture, config.log.every).answer(timeout)
+    for warning in answer.get("warnings", []):
+        say(f"warning: {warning}")
+    print(answer["line"])
+
+
+def _place(requests: "Requests", offer: "Offer") -> str:
+    """Leave the request; returns what its answer will be known by."""
+    from dograph.train.edits import is_open
+
     waiting = requests.read()
     if waiting is not None and is_open(waiting):
         raise RunError(
@@ -83,10 +94,7 @@ def mix(
             "notes": offer.notes,
         }
     )
-    answer = _Wait(directory, requests, identity, mixture, config.log.every).answer(timeout)
-    for warning in answer.get("warnings", []):
-        say(f"warning: {warning}")
-    print(answer["line"])
+    return identity
 
 
 def _not_running(run: "RunDirectory", mixture: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dograph.config import RunConfig
     from dograph.data.corpus import Corpus
     from dograph.data.sampler import Sampler
-    from dograph.plan.lab import Plan
+    from dograph.plan.pool import Pool
 
 Method = Annotated[str, typer.Argument(metavar="METHOD", help="doremi, doge, regmix or mixing-law")]
 Settings = Annotated[
@@ -137,11 +137,7 @@ def plan(
     table_plan = from_table is not None
     if not table_plan:
         require_method(method)  # first of all, and before torch is imported: that takes seconds
-    # Hours of proxies must not end at a file that cannot be written, or that somebody needs.
-    for file in (out, *(() if table_plan else table_files(out))):
-        if file.exists() and not (force or dry_run):
-            raise ConfigError(f"{file} already exists; name another with --out, or add --force")
-    require_writable(out)
+    _require_free(out, *(() if table_plan else table_files(out)), force=force or dry_run)
     options = TableOptions(target or [], test_table, surrogate, prior, cap or [], max_epochs, top)
     if from_table is not None:
         idle: dict[str, object] = {"--proxy": proxy, "--workers": workers, "--on": on != "local"}
@@ -151,45 +147,58 @@ def plan(
         plan_from_table(method, settings, from_table, options, out, command())
         return
     options.refuse_given()
-    run = _resolved(method, settings)
-    from dograph.config import merge, parse_override
-    from dograph.plan.jobs import Stopped
-    from dograph.plan.lab import default_proxy, forecast_plan, make_plan
-
-    smaller = default_proxy(run, merge({}, *(parse_override(setting) for setting in proxy or [])))
+    run, smaller = _resolved(method, settings, proxy or [])
     if dry_run:
+        from dograph.plan.lab import forecast_plan
+
         print(forecast_plan(run, smaller, lab=lab))
         print("later proxies may depend on what these show; they are told when they come")
-        return
-    try:
-        with open_pool(run.train.device, on, workers, ray_address) as pool:
-            made = make_plan(run, smaller, lab=lab, pool=pool, command=command())
-    except Stopped as stopped:
-        say(f"{stopped}; finished proxies are in {lab}")
-        sys.exit(128 + stopped.number)
-    _finish(run, made, out, settings)
+    else:
+        pool = open_pool(run.train.device, on, workers, ray_address)
+        _run(run, smaller, lab, pool, out, settings)
 
 
-def _resolved(method: str, settings: list[str]) -> "RunConfig":
-    """The run to plan for, its mixer being the method."""
-    from dograph.config import resolve_config
+def _require_free(out: Path, *beside: Path, force: bool) -> None:
+    """Hours of proxies must not end at a file that cannot be written, or that somebody needs."""
+    for file in (out, *beside):
+        if file.exists() and not force:
+            raise ConfigError(f"{file} already exists; name another with --out, or add --force")
+    require_writable(out)
+
+
+def _resolved(
+    method: str, settings: list[str], proxy: list[str]
+) -> tuple["RunConfig", "RunConfig"]:
+    """The run to plan for, its mixer being the method, and a proxy of it."""
+    from dograph.config import merge, parse_override, resolve_config
 
     name, own = split_settings(settings)
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
-    from dograph.plan.lab import require_planner
+    from dograph.plan.lab import default_proxy, require_planner
 
     require_planner(config)
-    return with_corpus(config)
+    run = with_corpus(config)
+    return run, default_proxy(run, merge({}, *(parse_override(setting) for setting in proxy)))
 
 
-def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> None:
-    """Write the plan, and tell its shares, its cost, what speaks for it and how to use it."""
+def _run(
+    run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool", out: Path, settings: list[str]
+) -> None:
+    """Make the plan, write it, and tell its shares, cost, what speaks for it and how to use it."""
     from dograph.data.corpus import Corpus
     from dograph.mixtures.file import MixtureFile, write_mixture
     from dograph.mixtures.tables import write_table
+    from dograph.plan.jobs import Stopped
+    from dograph.plan.lab import make_plan
 
+    try:
+        with pool:
+            made = make_plan(run, proxy, lab=lab, pool=pool, command=command())
+    except Stopped as stopped:
+        say(f"{stopped}; finished proxies are in {lab}")
+        sys.exit(128 + stopped.number)
     weights, cost = dict(made.mixture.weights), made.cost
     write_mixture(
         out, MixtureFile(weights=weights, provenance=made.provenance, findings=made.findings)

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 # What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [NAME=VALUE]...",
+        help="a YAML file or a preset, then overrides such as train.steps=200",
+        show_default=False,
+    ),
+]
 Resumed = Annotated[Path | None, typer.Option(help="go on with this run, exactly where it stopped")]
 AnotherMixture = Annotated[
     str | None,
@@ -28,27 +36,23 @@ AnotherMixture = Annotated[
     ),
 ]
 
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="print the resolved settings and stop")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="forecast parameters, memory, tokens, repeats and time, and stop"
+    ),
+]
+
 
 def train(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [NAME=VALUE]...",
-            help="a YAML file or a preset, then overrides such as train.steps=200",
-            show_default=False,
-        ),
-    ] = None,
+    settings: Settings = None,
     resume: Resumed = None,
     mixture: AnotherMixture = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the resolved settings and stop")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="forecast parameters, memory, tokens, repeats and time, and stop"
-        ),
-    ] = False,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train a language model on a prepared corpus.
 
