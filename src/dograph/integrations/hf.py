@@ -31,8 +31,8 @@ from dograph.mixers.dograph import DoGraph
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.ranks import WorldRows, is_sharded, world_size
+from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
-from dograph.sketch.tap import replaced_forward
 from dograph.types import Signals
 
 if TYPE_CHECKING:

@@ -139,7 +139,7 @@ class Probes:
         half = self.config.train.half
         with uncompiled():
             looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
-            parts = [(loss_b, sketch.sketch_BK) for loss_b, sketch in looks]
+            parts = [(loss_b, sketch_bK) for loss_b, sketch_bK, _ in looks]
         return torch.cat([loss_b for loss_b, _ in parts]), torch.cat([s_bK for _, s_bK in parts])
 
 

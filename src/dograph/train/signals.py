@@ -23,9 +23,9 @@ from dograph.mixers.dograph import DoGraph
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
-from dograph.sketch.assembly import Pending, RetainedGraph
+from dograph.sketch.coverage import unwrapped
+from dograph.sketch.gradients import Pending, RetainedGraph
 from dograph.sketch.sketcher import Sketcher
-from dograph.sketch.tap import unwrapped
 from dograph.train.accumulation import require_known_needs
 from dograph.train.distributed import World
 from dograph.train.stopwatch import Stopwatch
