@@ -18,6 +18,7 @@ LAYERS = [
     "types",
     "rng",
     "files",
+    "progress",
     "option_checks",
     "stats",
     "config",

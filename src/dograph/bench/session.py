@@ -34,9 +34,10 @@ from dograph.bench.arms import (
 from dograph.bench.hand import open_hand
 from dograph.bench.options import LEAST_WARMUP_STEPS, Batches, BenchOptions, open_batches
 from dograph.bench.rivals import Opener, measure_rival, open_loop, open_opacus, open_vmap
+from dograph.config import SketchConfig
 from dograph.models.presets import PRESETS
 from dograph.train.distributed import describe_environment
-from dograph.train.forecast import Setting, Work, count_flops, extra_work
+from dograph.train.forecast import Work, count_flops, extra_work
 from dograph.train.stopwatch import Lap
 
 # How fast this device is: what it copies, what it multiplies, and what its maker promises.
@@ -343,16 +344,18 @@ class Session:
     def _floor(self, arm: Arm, mode: str) -> Findings:
         """What this mode costs at least, in milliseconds and as a ratio to the plain step."""
         options = self.options
-        setting = Setting(
-            num_samples=options.batch,
-            num_tokens=options.seq_len,
+        sketch = SketchConfig(mode=mode, dim=options.dim, top_blocks=options.top_blocks)
+        work = extra_work(
+            arm.model,
+            PRESETS[options.model],
+            sketch,
+            options.batch,
+            options.seq_len,
             half=options.dtype == "bfloat16",
-            dim=options.dim,
-            top_blocks=options.top_blocks,
             two_sweeps=options.accumulates == "two_sweeps",
         )
         parts = floor_ms(
-            extra_work(arm.model, PRESETS[options.model], mode, setting),
+            work,
             self.machine.copy_bytes_per_second,
             self.machine.matmul_flops_per_second,
         )

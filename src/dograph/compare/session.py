@@ -11,7 +11,6 @@ OUT/cells.csv      one row a cell
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
-from dograph.plan.jobs import DamagedResultError, Job, Result, read_result
+from dograph.plan.jobs import DamagedResultError, Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
-from dograph.plan.progress import Progress, Tally, open_progress
+from dograph.progress import duration
 from dograph.stats import METRICS
 from dograph.train.assembly import open_lab, open_sampler
 from dograph.train.forecast import EFFICIENCY, measure_matmul, planned_epochs
@@ -148,37 +147,6 @@ def _check_drawn(method: Method, config: RunConfig, corpus: Corpus) -> None:
         raise ConfigError(f"{method.label}: {error}") from error
 
 
-@dataclass(slots=True)
-class _Round:
-    """Cells on their way."""
-
-    outcome: Outcome
-    progress: Progress
-    left: list[Cell] = field(default_factory=list)
-
-    def on_start(self, job: Job) -> None:
-        self.progress.tally.begun(job.label)
-        self.progress.update()
-
-    def on_done(self, job: Job, result: Result) -> None:
-        self.outcome.results[job.label] = result
-        self.left = [cell for cell in self.left if cell.label != job.label]
-        self.progress.tally.ended(job.label, result.seconds)
-        self.progress.update()
-
-    def on_death(self, job: Job, how: str) -> None:
-        self.progress.say(f'the process of "{job.label}" died ({how}); it goes on in another')
-
-    def on_failure(self, error: JobError) -> None:
-        """Set aside the cell that failed."""
-        self.outcome.failures[error.job.label] = str(error)
-        self.left = [cell for cell in self.left if cell.label != error.job.label]
-        # All others were stopped with it, and begin again.
-        self.progress.tally.running.clear()
-        self.progress.tally.total -= 1
-        self.progress.say(str(error))
-
-
 def train_cells(cells: Sequence[Cell], corpus: Corpus, pool: Pool) -> Outcome:
     """Make every cell that is not there; those that fail are left out, and the rest go on."""
     outcome = Outcome({}, {cell.label: cell.problem for cell in cells if cell.problem})
@@ -194,17 +162,21 @@ def train_cells(cells: Sequence[Cell], corpus: Corpus, pool: Pool) -> Outcome:
     if not todo:
         return outcome
     done = len(outcome.results)
-    progress = open_progress(Tally(total=done + len(todo), cached=done, noun="cells"))
-    now = _Round(outcome, progress, todo)
-    try:
-        while now.left:
+    with JobProgress("cells", total=done + len(todo), cached=done) as progress:
+
+        def on_done(job: Job, result: Result) -> None:
+            outcome.results[job.label] = result
+            progress.on_done(job, result)
+
+        while todo:
             try:
-                jobs = [cell.job for cell in now.left]
-                pool.run(jobs, now.on_done, now.on_start, now.on_death)
+                jobs = [cell.job for cell in todo]
+                pool.run(jobs, on_done, progress.on_start, progress.on_death)
             except JobError as error:
-                now.on_failure(error)
-    finally:
-        progress.close()
+                outcome.failures[error.job.label] = str(error)
+                progress.on_failure(str(error))
+            ended = outcome.results.keys() | outcome.failures.keys()
+            todo = [cell for cell in todo if cell.label not in ended]
     return outcome
 
 
@@ -248,9 +220,9 @@ def forecast_lines(ask: Ask, corpus: Corpus, without: Without = leave_out) -> It
         yield "  plans by their first proxies; later ones may depend on what those show"
     flops = sum(cell.flops for cell in cells)
     speed = EFFICIENCY * measure_matmul(ask.config, 256)
-    guess = flops / speed / 60
+    guess = flops / speed
     yield (
-        f"in all {flops:.3g} FLOPs without plans: about {_duration(guess)} of one worker here, "
+        f"in all {flops:.3g} FLOPs without plans: about {duration(guess)} of one worker here, "
         "if its steps reach the usual part of this machine's matmul speed"
     )
 
@@ -271,9 +243,3 @@ def _forecast_plans(ask: Ask, without: Without) -> dict[str, str]:
         told = "\n".join(f"{label}: {error}" for label, error in refused.items())
         raise ConfigError(f"{told}\nOr {without(list(refused))}")
     return plans
-
-
-def _duration(minutes: float) -> str:
-    if minutes < 120:
-        return f"{minutes:.1f} minutes"
-    return f"{minutes / 60:.1f} hours" if minutes < 2880 else f"{minutes / 1440:.1f} days"

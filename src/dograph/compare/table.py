@@ -7,6 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dograph.compare.findings import Findings
+from dograph.progress import duration
 
 SOURCES_ACROSS = 5  # columns of the table by source that fit beside each other
 
@@ -47,8 +48,8 @@ def cost_table(findings: Findings) -> Table:
             " ".join(f"{steps:,}" for steps in method["steps"]),
             f"{flops['total']:.3g}",
             f"{flops['plan'] / flops['total']:.0%}" if flops["plan"] else "",
-            _clock(seconds["total"]) if seconds else "",
-            _clock(seconds["plan"]) if seconds and seconds["plan"] else "",
+            duration(seconds["total"]) if seconds else "",
+            duration(seconds["plan"]) if seconds and seconds["plan"] else "",
             f"{method['peak_bytes'] / 2**30:.2f} GiB" if seconds else "",
             f"{most['source']} {most['epochs']:.2f} x" if most else "",
         )
@@ -111,9 +112,3 @@ def _difference(told: Mapping[str, Any] | None) -> list[str]:
 
 def _interval(pair: Mapping[str, float] | None) -> str:
     return "" if pair is None else f"[{pair['low']:+.3f},{pair['high']:+.3f}]"
-
-
-def _clock(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -21,13 +21,13 @@ from dograph.errors import ConfigError, RunError, require
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
+from dograph.progress import Progress
 from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.train.distributed import World, at_rest, require_shardable
 from dograph.train.edits import Edits
-from dograph.train.metrics import SUMMARIES, Row, validation_row
+from dograph.train.metrics import SUMMARIES, Row, step_note, validation_row
 from dograph.train.optim import build_optimizer
-from dograph.train.progress import Progress, open_progress, step_note
 from dograph.train.run_dir import RunDirectory
 from dograph.train.run_files import RunFiles, stop_for_nonfinite
 from dograph.train.signals import autocast
@@ -214,7 +214,9 @@ class Trainer:
         config, total = self.config, self.config.train.steps
         loader = self.open_loader()
         self.files.open(self.done)
-        progress = open_progress(total, self.done, main=self.world.is_main)
+        progress = Progress(
+            "step {done}/{total}", total, done=self.done, silent=not self.world.is_main
+        )
         clock = Clock(config.tokens_per_step)
         asked = 0
         try:
