@@ -112,7 +112,7 @@ def bench(
 
 def _measure(given: dict[str, Any], modes: str, device: str, out: Path) -> None:
     from dograph.bench.options import resolve_options
-    from dograph.bench.session import run_bench
+    from dograph.bench.session import Session
     from dograph.cli.console import ensured
     from dograph.files import write_json
     from dograph.train.distributed import pick_device
@@ -130,7 +130,7 @@ def _measure(given: dict[str, Any], modes: str, device: str, out: Path) -> None:
         write_json(out, found)
 
     try:
-        run_bench(options, place, _say, save)
+        Session(options, place, _say, save).run()
     except KeyboardInterrupt:
         _say(f"interrupted; finished so far: {', '.join(known.get('arms', {})) or 'nothing'}")
     if known.get("arms"):
