@@ -16,8 +16,7 @@ from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
-from dograph.train.step import TrainStep
-from dograph.train.stopwatch import Lap, Mark, Stopwatch, milliseconds
+from dograph.train.step import Lap, Mark, Stopwatch, TrainStep, milliseconds
 
 _GRAPHS = 64  # of one region: all arms share its code
 IN_A_ROW = 4  # steps
@@ -194,4 +193,3 @@ def top_kernels(arm: Arm, watch: Stopwatch) -> dict[str, Any]:
         "launched": sum(calls for _, calls, _ in found),
         "top": [{"name": key, "ms": ms, "calls": calls} for ms, calls, key in ranked[:TOP]],
     }
-

@@ -18,7 +18,7 @@ from dograph.bench.options import Batches, BenchOptions
 from dograph.models.build import PAD_TO
 from dograph.models.presets import PRESETS, Shape
 from dograph.train.optim import build_optimizer
-from dograph.train.stopwatch import Lap, Stopwatch
+from dograph.train.step import Lap, Stopwatch
 
 
 class Gpt2Block(nn.Module):

@@ -32,7 +32,7 @@ from dograph.sketch.gradients import MicroBatchResult
 from dograph.sketch.ranks import WorldRows, gather_signals, joined
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.optim import build_optimizer
-from dograph.train.stopwatch import Stopwatch
+from dograph.train.step import Stopwatch
 
 STEPS = 2
 SECONDS = 8.0  # after which no further step is begun
@@ -184,9 +184,9 @@ class Opacus(Rival):
         for table in inner.modules():
             if isinstance(table, nn.Embedding) and table is not inner.get_input_embeddings():
                 table.register_forward_pre_hook(spread)
-        hooked: nn.Module = require("opacus.grad_sample", "dev").GradSampleModuleFastGradientClipping(
-            model, batch_first=True, loss_reduction="sum", strict=False, max_grad_norm=1.0
-        )
+        hook = require("opacus.grad_sample", "dev").GradSampleModuleFastGradientClipping
+        options = {"batch_first": True, "loss_reduction": "sum", "strict": False}
+        hooked: nn.Module = hook(model, max_grad_norm=1.0, **options)
         return hooked
 
     def step(self) -> float:

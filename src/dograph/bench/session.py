@@ -38,7 +38,7 @@ from dograph.models.presets import PRESETS
 from dograph.stats import median_record
 from dograph.train.distributed import describe_environment
 from dograph.train.forecast import Work, count_flops, extra_work
-from dograph.train.stopwatch import Lap, Stopwatch
+from dograph.train.step import Lap, Stopwatch
 
 # Dense bfloat16 TFLOP/s from the makers' data sheets; the longest name that fits counts.
 PEAKS = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dograph.bench.arms import UNTIMED, Arm, in_a_row, median_parts, take_turns, warm_up
-from dograph.train.stopwatch import Stopwatch
+from dograph.train.step import Stopwatch
 
 CPU = torch.device("cpu")
 
