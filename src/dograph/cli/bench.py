@@ -109,7 +109,7 @@ def bench(
 
 
 def _measure(options: "BenchOptions", place: "torch.device", out: Path) -> None:
-    from dograph.bench.session import arm_table, footnotes, run_bench
+    from dograph.bench.session import Session, arm_table, footnotes
     from dograph.files import write_json
 
     known: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def _measure(options: "BenchOptions", place: "torch.device", out: Path) -> None:
         write_json(out, found)
 
     try:
-        run_bench(options, place, say, save)
+        Session(options, place, say, save).run()
     except KeyboardInterrupt:
         say(f"interrupted; finished so far: {', '.join(known.get('arms', {})) or 'nothing'}")
     if known.get("arms"):
