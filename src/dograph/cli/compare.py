@@ -104,7 +104,7 @@ def compare(
     from dograph.plan.lab import default_proxy
 
     config = with_corpus(config, resolve=True)
-    changes = merge({}, *(parse_override(setting) for setting in proxy or []))
+    changes = merge({}, *map(parse_override, proxy or []))
     ask = Ask(
         config=config,
         proxy=default_proxy(config, changes) if planned else None,
@@ -117,10 +117,9 @@ def compare(
         command=command(),
     )
     if dry_run:
-        for line in forecast_lines(ask, open_corpus(ask)):
-            print(line)
-        return
-    _run(ask, open_pool(config.train.device, on, workers, ray_address))
+        print("\n".join(forecast_lines(ask, open_corpus(ask))))
+    else:
+        _run(ask, open_pool(config.train.device, on, workers, ray_address))
 
 
 def _run(ask: "Ask", pool: "Pool") -> None:
