@@ -95,9 +95,8 @@ def compare(
 
     config = resolve_config(*split_settings(settings or []))
     methods = parse_methods(mixers, config, baseline)
-    numbers = parse_seeds(seeds, config.seed)
-    planned = any(method.is_planned for method in methods)
-    if not planned and (replan or proxy):
+    numbers = tuple(parse_seeds(seeds, config.seed))
+    if not (planned := any(method.is_planned for method in methods)) and (replan or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
     # Not before names and seeds are known to be right: torch takes seconds to import.
     from dograph.compare.session import forecast_lines, open_corpus
@@ -109,7 +108,7 @@ def compare(
         config=config,
         proxy=default_proxy(config, changes) if planned else None,
         methods=tuple(methods),
-        seeds=tuple(numbers),
+        seeds=numbers,
         budget=budget,
         replan=replan,
         out=out,
