@@ -148,14 +148,8 @@ def plan(
         return
     options.refuse_given()
     run, smaller = _resolved(method, settings, proxy or [])
-    if dry_run:
-        from dograph.plan.lab import forecast_plan
-
-        print(forecast_plan(run, smaller, lab=lab))
-        print("later proxies may depend on what these show; they are told when they come")
-    else:
-        pool = open_pool(run.train.device, on, workers, ray_address)
-        _run(run, smaller, lab, pool, out, settings)
+    pool = None if dry_run else open_pool(run.train.device, on, workers, ray_address)
+    _run(run, smaller, lab, pool, out, settings)
 
 
 def _require_free(out: Path, *beside: Path, force: bool) -> None:
@@ -184,15 +178,27 @@ def _resolved(
 
 
 def _run(
-    run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool", out: Path, settings: list[str]
+    run: "RunConfig",
+    proxy: "RunConfig",
+    lab: Path,
+    pool: "Pool | None",
+    out: Path,
+    settings: list[str],
 ) -> None:
-    """Make the plan, write it, and tell its shares, cost, what speaks for it and how to use it."""
+    """Make the plan, write it, and tell its shares, cost, what speaks for it and how to use it.
+
+    Without a pool, only tell what the first proxies would cost.
+    """
     from dograph.data.corpus import Corpus
     from dograph.mixtures.file import MixtureFile, write_mixture
     from dograph.mixtures.tables import write_table
     from dograph.plan.jobs import Stopped
-    from dograph.plan.lab import make_plan
+    from dograph.plan.lab import forecast_plan, make_plan
 
+    if pool is None:
+        print(forecast_plan(run, proxy, lab=lab))
+        print("later proxies may depend on what these show; they are told when they come")
+        return
     try:
         with pool:
             made = make_plan(run, proxy, lab=lab, pool=pool, command=command())
