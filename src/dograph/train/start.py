@@ -70,7 +70,7 @@ def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> T
     offer = read_offer(mixture, facts_of(config, trainer.corpus))
     trainer.edits.check(offer.mixture, max(run.checkpoint_steps(), default=0))
     trainer.resume()
-    trainer.edits.make(trainer.done, offer, "resume")
+    trainer.edits.make(trainer.done, offer)
     trainer.write_weights()
     return trainer
 
