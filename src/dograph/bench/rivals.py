@@ -103,7 +103,7 @@ class WeightedStep:
         self.options, self.batches, self.device = options, batches, device
         self.config = options.config("reference")
         self.num_samples = min(options.micro_batch or options.batch, options.batch)
-        self.mixer = build_mixer("dograph", self.config.mixer.options)
+        self.mixer = build_mixer(self.config.mixer.name, self.config.mixer.options)
         self.done = 0
 
     def use(self, model: nn.Module) -> None:

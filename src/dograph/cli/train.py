@@ -3,18 +3,17 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from dograph.cli.console import duration, ensured, open_console, split_settings
-from dograph.config import MixerConfig, RunConfig
+from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
+from dograph.mixers.registry import mixer_class
 from dograph.train.forecast import EFFICIENCY, forecast
 
 if TYPE_CHECKING:
@@ -198,7 +197,8 @@ def print_forecast(config: RunConfig) -> None:
     costs = forecast(config, corpus)
     console = open_console()
 
-    print(mixer_line(config.mixer))
+    mixer = config.mixer
+    print(f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}")
     table = Table(title="forecast", show_header=False)
     table.add_row("parameters", f"{costs.parameters:,}")
     shared = ", shared by all ranks" if config.train.shard else ""
@@ -222,28 +222,6 @@ def print_forecast(config: RunConfig) -> None:
         note = f"more than {config.data.warn_epochs:g}" if epochs > config.data.warn_epochs else ""
         sources.add_row(source, f"{weight:.4f}", f"{epochs:.2f}", *([note] if many else []))
     console.print(sources)
-
-
-def mixer_line(mixer: MixerConfig) -> str:
-    """The mixer, and of DoGraph what its recipe and options come to: domains, objective, scope."""
-    given = mixer.options
-    if mixer.name != "dograph":
-        return f"mixer: {_with(mixer.name, given)}"
-    recipe = given.pop("recipe", DEFAULT_RECIPE)
-    options = resolve_options(recipe, {k: v for k, v in given.items() if k != "warmup_steps"})
-    objective = options.objective
-    if isinstance(objective, Mapping):
-        rest = {name: value for name, value in objective.items() if name != "name"}
-        objective = _with(str(objective["name"]), rest)
-    return (
-        f"mixer: dograph, recipe {_with(recipe, given)}: {options.num_domains} domains, "
-        f"objective {objective}, scope {options.scope}"
-    )
-
-
-def _with(name: str, options: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{option}={value}" for option, value in options.items())
-    return f"{name} with {told}" if told else name
 
 
 def _size(count: int) -> str:

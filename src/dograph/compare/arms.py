@@ -11,7 +11,7 @@ from dograph.config import RunConfig, merge, parse_config, parse_override, read_
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
-from dograph.mixers.base import Mixer, Planner
+from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer, require_mixer
 from dograph.plan.jobs import corpus_digest, numbers_of
 
@@ -46,13 +46,13 @@ class Method:
     @property
     def is_planned(self) -> bool:
         """Whether its mixture is made by proxies, before any run."""
-        return isinstance(self._built(), Planner)
+        return self._built().needs_proxies
 
     @property
     def is_sketched(self) -> bool:
         """Whether its cells sketch gradients, and so can be probed; what is planned draws alone."""
         mixer = self._built()
-        return "sketch" in mixer.needs and not isinstance(mixer, Planner)
+        return "sketch" in mixer.needs and not mixer.needs_proxies
 
     def _built(self) -> Mixer:
         options = {name: value for name, value in self.mixer.items() if name != "name"}

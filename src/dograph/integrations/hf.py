@@ -27,7 +27,6 @@ from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.files import sha256_of, write_bytes, write_json
 from dograph.mixers.base import Mixer, Report
-from dograph.mixers.dograph import DoGraph
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.ranks import WorldRows, is_sharded, world_size
@@ -244,18 +243,13 @@ class Weighing:
         if len(self.rows) == 1:
             self.weight_B = self.mixer.weigh(self._world())
             return self.rows[0].local(self.weight_B)
-        if isinstance(self.mixer, DoGraph):
-            weight_b = self.mixer.weigh_lagged(micro, self.num_samples)
-        else:  # it needs nothing, so it weighs all alike
-            equal_B = self.mixer.weigh(replace(micro, num_samples=self.num_samples))
-            weight_b = equal_B[: micro.num_samples]
+        weight_b = self.mixer.weigh_lagged(micro, self.num_samples)
         self.weights.append(weight_b)
         if len(self.seen) == len(self.rows):
             world = self._world()
             every = zip(self.rows, self.weights, strict=True)
             self.weight_B = torch.cat([rows.gather(weight_b) for rows, weight_b in every])
-            if isinstance(self.mixer, DoGraph):
-                self.mixer.observe(world, self.weight_B)
+            self.mixer.observe(world, self.weight_B)
         return weight_b * world_size()
 
     def _world(self) -> Signals:
@@ -373,25 +367,21 @@ def check_mixer(mixer: Mixer, accumulation: int) -> None:
             f"can have {sorted(COMPUTED)}"
         )
     plans = type(mixer).plan is not Mixer.plan and type(mixer).weigh is Mixer.weigh
-    if plans or (isinstance(mixer, DoGraph) and mixer.options.realise != "loss"):
+    if plans or mixer.changes_sampling:
         raise ConfigError(
             f"{name} decides what to draw, but a Trainer draws from its train_dataset; use a mixer "
             "that weighs (DoGraph with realise=loss), or `dograph train`"
         )
-    kept = isinstance(mixer, DoGraph) and mixer.options.keep_shares
-    lagged = isinstance(mixer, DoGraph) and mixer.scope.keeps_identity and not kept
-    if accumulation > 1 and mixer.needs and not lagged:
+    if accumulation > 1 and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
-            f"gradient_accumulation_steps={accumulation}: {name} would have to weigh micro-batches "
-            "before it has seen them all, which DoGraph can with scope=stream or epoch"
-            f"{' and keep_shares=False' if kept else ''}; use that, or one micro-batch a step"
+            f"gradient_accumulation_steps={accumulation}: {name} {why}; or use another mixer that "
+            "weighs lagged (DoGraph with scope=stream or epoch), or one micro-batch a step"
         )
 
 
 def check_sources(mixer: Mixer, sources: str | None, args: Any) -> None:
     """Refuse sources that would not arrive."""
-    needed = mixer.options.keep_shares if isinstance(mixer, DoGraph) else "source" in mixer.needs
-    if sources is None and needed:
+    if sources is None and mixer.requires_sources:
         raise ConfigError(
             f"{type(mixer).__name__} needs the source of every sample; name the input that holds "
             "it: sources=..."
@@ -438,7 +428,7 @@ def attach(
     The gradient of a step is that of sum_i c_i loss_i over its world batch, loss_i the mean NLL of
     sample i over its own labels that are not -100. Without gradient accumulation c = mixer.weigh;
     with it, a micro-batch is weighed before the next is seen: c_i = w_j / (N p_j), with N samples
-    in the world batch and p_j the share of domain j so far (`DoGraph.weigh_lagged`).
+    in the world batch and p_j the share of domain j so far (`Mixer.weigh_lagged`).
 
     Modes: `twopass` sketches every layer, except parameters that `exclude` names, and goes
     backward twice; `head` sketches the output layer alone and goes backward once. `sources` names
@@ -451,8 +441,7 @@ def attach(
     check_mixer(mixer, trainer.args.gradient_accumulation_steps)
     check_sources(mixer, sources, trainer.args)
     check_mode(mode, MODES, trainer.model, exclude)
-    lasting = not isinstance(mixer, DoGraph) or mixer.scope.keeps_identity
-    projection = Projection(dim=dim, seed=seed, refresh="never" if lasting else "step")
+    projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
     weighing = Weighing(trainer, mixer, mode, projection, sources, exclude)
     trainer.training_step, trainer.train = weighing.training_step, weighing.train
     trainer.get_batch_samples = weighing.get_batch_samples

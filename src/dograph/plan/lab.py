@@ -17,7 +17,7 @@ from dograph.config import MixerConfig, RunConfig, merge, parse_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixers.base import Planner, Proxy, ProxyResult
-from dograph.mixers.registry import build_mixer, require_method
+from dograph.mixers.registry import build_planner
 from dograph.mixtures.file import Provenance
 from dograph.mixtures.tables import MixtureTable
 from dograph.plan.jobs import (
@@ -259,11 +259,7 @@ class Plan:
 
 def require_planner(config: RunConfig) -> Planner:
     """The mixer of a run to plan for."""
-    require_method(config.mixer.name)
-    mixer = build_mixer(config.mixer.name, config.mixer.options)
-    if not isinstance(mixer, Planner):
-        raise ConfigError(f"{config.mixer.name} makes no plan: it is no subclass of Planner")
-    return mixer
+    return build_planner(config.mixer.name, config.mixer.options)
 
 
 def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:

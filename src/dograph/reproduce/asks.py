@@ -265,7 +265,7 @@ def differences(study: Study) -> list[str]:
             f"plans: proxies are {proxy.model.preset or proxy.model.path} of {proxy.train.steps:,} "
             "steps; the paper does not say what its were, and one plan serves all seeds"
         )
-    if any(method.mixer["name"] == "dograph" for method in ask.methods):
+    if any(method.is_sketched for method in ask.methods):
         lines.append(
             f"sketches: {ask.config.sketch.dim:,} numbers, {ask.config.sketch.projection} by layer;"
             " the paper's dense Gaussian of 5,000 columns would fill terabytes"

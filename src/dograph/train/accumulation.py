@@ -10,7 +10,6 @@ from typing import Literal
 from dograph.config import RunConfig
 from dograph.errors import ConfigError
 from dograph.mixers.base import SIGNALS, Mixer
-from dograph.mixers.dograph import DoGraph
 
 Way = Literal["keep", "blind", "two_sweeps", "lagged"]
 LOOKS = frozenset({"loss", "reference_loss", "sketch"})  # needs that take a look at the samples
@@ -35,28 +34,12 @@ def require_known_needs(mixer: Mixer) -> None:
         )
 
 
-def lagging_mixer(config: RunConfig, mixer: Mixer) -> DoGraph | None:
-    """The mixer as one of lagged weights, where sketch.accumulation asks for those.
-
-    They are the weights of domains that were known before the step; other mixers are refused.
-    """
+def require_lagged(config: RunConfig, mixer: Mixer) -> None:
+    """Refuse sketch.accumulation=lagged for a mixer that has no lagged weights."""
     if config.sketch.accumulation != "lagged" or "sketch" not in mixer.needs:
-        return None
-    remedy = "use sketch.accumulation=two_sweeps, or keep (mode full)"
-    if not isinstance(mixer, DoGraph):
+        return
+    if (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
-            f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which does not say "
-            f"what a sample counts before it has seen the whole batch; {remedy}"
+            f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
+            "sketch.accumulation=two_sweeps, or keep (mode full)"
         )
-    if not mixer.scope.keeps_identity:
-        raise ConfigError(
-            f"sketch.accumulation=lagged with mixer.scope={mixer.options.scope}: weights of a "
-            "micro-batch need domains that are known before it; set mixer.scope to stream or "
-            f"epoch, or {remedy}"
-        )
-    if mixer.options.keep_shares:
-        raise ConfigError(
-            "sketch.accumulation=lagged with mixer.keep_shares=true: what a source weighs is known "
-            f"of the whole batch, not of a micro-batch; {remedy}"
-        )
-    return mixer

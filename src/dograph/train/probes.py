@@ -20,7 +20,6 @@ from torch import Tensor
 from dograph.config import DEFAULT_DIM, TWO_SIDED, Mode, RunConfig
 from dograph.data.corpus import Corpus, even_blocks
 from dograph.files import write_bytes, write_json
-from dograph.mixers.dograph import DoGraph
 from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher, sketch_rows
@@ -109,9 +108,9 @@ class Probes:
     ) -> tuple[Tensor, Tensor] | None:
         """label_N and closeness_NM in the mixer's domains as they stand, None if it has none."""
         mixer, how = self.eyes.mixer, self.config.sketch
-        if not isinstance(mixer, DoGraph):
+        if not mixer.has_domains:
             return None
-        if mixer.scope.keeps_identity:  # its centroids are in the space of the run's own sketches
+        if mixer.domains_last:  # its centroids are in the space of the run's own sketches
             assert self.eyes.sketcher is not None
             own = self.eyes.sketcher.projection
             epoch = own.epoch(max(step - 1, 0))
@@ -119,7 +118,7 @@ class Probes:
                 mode: Mode = "twopass" if how.mode == "full" else how.mode
                 _, sketch_NK = self.sketches(token_NT, mode, own, epoch)
         finite_N1 = torch.isfinite(sketch_NK).all(dim=1, keepdim=True)
-        return mixer.scope.locate(torch.where(finite_N1, sketch_NK, 0.0), step)
+        return mixer.locate(torch.where(finite_N1, sketch_NK, 0.0), step)
 
     def sketches(
         self, token_NT: Tensor, mode: Mode, projection: Projection, step: int

@@ -9,17 +9,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from dograph.config import Refresh, RunConfig
-from dograph.domains.scopes import FIT_BATCHES
+from dograph.config import RunConfig
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.mixers.doge import DoGEProxy
-from dograph.mixers.dograph import DoGraph
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
@@ -36,7 +32,7 @@ from dograph.types import Batch, Signals
 
 def open_sketcher(config: RunConfig, model: nn.Module, mixer: Mixer) -> Sketcher:
     """The sketcher that the configuration describes, for a mixer that needs sketches."""
-    how, loss, refresh = config.sketch, unwrapped(model), refresh_for(config, mixer)
+    how, loss = config.sketch, unwrapped(model)
     assert isinstance(loss, PerSampleLoss)
     if how.mode == "head":
         loss.require_plain_head()
@@ -46,58 +42,17 @@ def open_sketcher(config: RunConfig, model: nn.Module, mixer: Mixer) -> Sketcher
         dim=how.dim,
         projection=how.projection,
         seed=config.seed,
-        refresh=refresh,
+        refresh=mixer.refresh(how.refresh),
         exclude=tuple(how.exclude),
         top_blocks=how.top_blocks,
         head=loss.head,
     )
 
 
-def refresh_for(config: RunConfig, mixer: Mixer) -> Refresh:
-    """When projections are redrawn: as asked for, or as the mixer's domains need it."""
-    asked = config.sketch.refresh
-    if isinstance(mixer, DoGEProxy) and asked not in (None, "never"):
-        raise ConfigError(
-            f"sketch.refresh={asked} with mixer.name={config.mixer.name}: a source that is absent "
-            "from a batch keeps its last sketch, so all must be under one projection; set "
-            "sketch.refresh=never"
-        )
-    if not isinstance(mixer, DoGraph):
-        return "never" if asked is None else asked
-    if mixer.options.scope == "batch":
-        return "step" if asked is None else asked
-    _require_lasting(mixer, asked)
-    return "never" if asked is None else asked
-
-
-def _require_lasting(mixer: DoGraph, asked: Refresh | None) -> None:
-    """Domains that last need sketches under one projection."""
-    options = mixer.options
-    remedy = "set sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
-    if asked == "step":
-        raise ConfigError(
-            f"sketch.refresh=step with mixer.scope={options.scope}: domains that last need "
-            f"sketches under one projection; {remedy}"
-        )
-    first = options.every if options.scope == "epoch" else FIT_BATCHES
-    if isinstance(asked, int) and 0 < asked <= first:
-        raise ConfigError(
-            f"sketch.refresh={asked} with mixer.scope={options.scope}: domains are found from "
-            f"{first} steps, and would be forgotten before any could use them; {remedy}"
-        )
-
-
 # The reference model: what a sample's loss is compared with, token by token.
 
 
 ALLOWED = "a run directory, a model folder or a Hugging Face name"
-
-
-@runtime_checkable
-class Referring(Protocol):
-    """A mixer that needs `reference_loss` says which model that is of."""
-
-    reference: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +81,7 @@ def open_reference(
     config: RunConfig, mixer: Mixer, vocab_size: int, device: torch.device
 ) -> Reference:
     """The reference that `mixer` names, for a model of this vocabulary."""
-    name = mixer.reference if isinstance(mixer, Referring) else None
-    if name is None:
+    if (name := mixer.reference) is None:
         raise ConfigError(
             f"mixer {config.mixer.name} needs reference_loss, but names no reference model; set "
             f"mixer.reference to {ALLOWED}"

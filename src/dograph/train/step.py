@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dograph.config import RunConfig
 from dograph.mixers.base import Mixer, Report
 from dograph.sketch.ranks import average_gradients
-from dograph.train.accumulation import lagging_mixer, way_of
+from dograph.train.accumulation import require_lagged, way_of
 from dograph.train.distributed import World, clip_gradients
 from dograph.train.optim import learning_rate
 from dograph.train.signals import Eyes, Given, MicroBatch, Piece
@@ -81,7 +81,7 @@ class TrainStep:
         self.optimizer, self.mixer = optimizer, mixer
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.way = way_of(config, mixer.needs, world.size)
-        self.lagging = lagging_mixer(config, mixer)
+        require_lagged(config, mixer)
         self.watch = Stopwatch(world.device)
         self.eyes = Eyes(config, world, model, mixer, self.watch)
         self.halted = torch.zeros((), device=world.device)
@@ -148,14 +148,13 @@ class TrainStep:
 
     def learn_as_they_come(self, given: Given) -> Learned:
         """Way lagged: every micro-batch is weighed by what the mixer knew before this step."""
-        assert self.lagging is not None
         pieces, weights = [], []
         for micro in given.micros:
             with ExitStack() as taps:
                 taps.enter_context(self.world.accumulating(self.model, last=micro.last))
                 piece = self.eyes.see(taps, micro, keep=True)
                 early = self.eyes.early_signals(piece, given.step)
-                weights.append(self.lagging.weigh_lagged(early, given.num_samples))
+                weights.append(self.mixer.weigh_lagged(early, given.num_samples))
                 self.watch.lap("weigh")
                 piece.backward(weights[-1] * self.world.size)
                 self.watch.lap("deferred")
@@ -163,7 +162,7 @@ class TrainStep:
         self.average()
         weight_B = self.world.gather(torch.cat(weights), given.num_samples)
         signals = self.eyes.signals(pieces, given)
-        self.lagging.observe(signals, weight_B)
+        self.mixer.observe(signals, weight_B)
         self.watch.lap("weigh")
         return Learned(weight_B, self.eyes.gathered_losses(pieces, given.num_samples), signals)
 

@@ -5,13 +5,15 @@ from typer.testing import CliRunner
 
 from corpora import write_corpus
 from dograph.cli.main import app
-from dograph.cli.train import _announce, mixer_line
+from dograph.cli.train import _announce
 from dograph.config import resolve_config
+from dograph.mixers.registry import mixer_class
 from dograph.train.run_dir import RunDirectory
 
 
 def line(*settings, name=None):
-    return mixer_line(resolve_config(name, settings).mixer)
+    mixer = resolve_config(name, settings).mixer
+    return f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}"
 
 
 def test_a_dry_run_names_what_the_mixer_comes_to(tmp_path):
