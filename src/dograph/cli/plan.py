@@ -184,9 +184,9 @@ def _resolved(method: str, settings: list[str]) -> "RunConfig":
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
     from dograph.cli.console import ensured
-    from dograph.plan.lab import require_planner
+    from dograph.mixers.registry import build_planner
 
-    require_planner(config)
+    build_planner(config.mixer.name, config.mixer.options)
     data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
     return config.model_copy(update={"data": data})
 

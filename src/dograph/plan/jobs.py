@@ -31,15 +31,15 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
+from dograph.mixers.base import ProxyResult
 from dograph.models.files import WEIGHTS
 from dograph.progress import Progress, duration
-from dograph.train.assembly import inner_parameters
+from dograph.train.assembly import inner_parameters, settled
 from dograph.train.checkpoint import OPTIMIZER
 from dograph.train.distributed import World, pick_device
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
 from dograph.train.run_dir import RunDirectory
-from dograph.train.start import resume_run, settled, start_run
-from dograph.train.trainer import Trainer, peak_bytes, reset_peak
+from dograph.train.trainer import Trainer, peak_bytes, reset_peak, resume_run, start_run
 
 # What a job runs under: alone in its folder, with one thread, printing to a log of its own.
 
@@ -181,15 +181,9 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a run came to."""
+class Result(ProxyResult):
+    """What a run came to, and what it took."""
 
-    losses: Mapping[str, float]  # last validation loss of each source, nats
-    curve: Sequence[tuple[int, Mapping[str, float]]]  # (steps made, losses) at every validation
-    state: Mapping[str, Any]  # of its mixer, when it ended; tensors as lists
-    model: str  # folder of its model
-    parameters: int  # of its model, embeddings and output layer apart
-    tokens: int  # it was trained on
     steps: int
     seconds: float  # of training over all resumes; what a kill undid is not counted
     peak_bytes: int  # most memory held, in the process that ended it

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from dograph import __version__
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean
 from dograph.files import write_json, write_text
 from dograph.mixtures.file import RunFacts, mismatches, read_mixture_file
@@ -192,20 +191,6 @@ def read_offer(name: str, facts: RunFacts) -> Offer:
     return Offer(name, mixture, preset.provenance.record(), notes)
 
 
-def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
-    """What a mixture's provenance is compared with."""
-    tokenizer = corpus.manifest.tokenizer
-    return RunFacts(
-        sources=corpus.sources,
-        corpus=corpus.digest,
-        tokenizer=tokenizer.sha256,
-        tokenizer_name=tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        seq_len=config.data.seq_len,
-        tokens=config.tokens,
-    )
-
-
 REASON = "edited"  # of an edit's entry in the weight log
 
 
@@ -287,8 +272,8 @@ class Edits:
         if asked is None:
             return None
         try:
-            mixture = Mixture(asked["weights"])
-            offer = Offer(asked["given"], mixture, asked["provenance"], asked["notes"])
+            given, mixture = asked["given"], Mixture(asked["weights"])
+            offer = Offer(given, mixture, asked["provenance"], asked["notes"])
             self.check(mixture, done)
             return self._record(done, offer, "mix", str(asked["identity"]))
         except (DographError, KeyError, TypeError, AttributeError) as error:
