@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from dograph.data.corpus import DOCUMENT_DTYPE, MANIFEST, Manifest
-from dograph.files import sync_directory, sync_file
+from dograph.files import sync_file
 
 REPAIRS = "repairs.jsonl"
 _REPLACED = "replaced.json"  # manifest of the corpus that a new one takes the place of
@@ -28,7 +28,7 @@ def publish(manifest: Manifest, built: Path, out: Path) -> None:
         sync_file(built / name)
         (out / name).parent.mkdir(exist_ok=True)
         os.replace(built / name, out / name)
-        sync_directory((out / name).parent)
+        sync_file((out / name).parent)
     manifest.write(out)
 
 
