@@ -108,13 +108,9 @@ class Requests:
         self._claimed = run / f".{NAME}.claimed.tmp"
         self._withdrawn = run / f".{NAME}.withdrawn.tmp"
 
-    def read(self, path: Path | None = None) -> dict[str, Any] | None:
+    def read(self) -> dict[str, Any] | None:
         """What lies there, a request or an answer."""
-        try:
-            found = json.loads((path or self.file).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
-            return None
-        return found if isinstance(found, dict) else None
+        return self._read(self.file)
 
     def place(self, request: dict[str, Any]) -> None:
         """Ask."""
@@ -150,7 +146,14 @@ class Requests:
             os.rename(self.file, to)
         except FileNotFoundError:
             return None
-        return self.read(to)
+        return self._read(to)
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
+            return None
+        return found if isinstance(found, dict) else None
 
 
 def is_open(found: dict[str, Any] | None, identity: str | None = None) -> bool:

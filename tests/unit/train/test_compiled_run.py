@@ -46,7 +46,7 @@ def test_validation_and_probes_run_as_written(corpus, tmp_path):
     assert tracing.called
     trainer.files.open(0)
     trainer.write_validation()
-    assert trainer.files.probe(0) > 0
+    assert trainer.probes.take(0) > 0
     trainer.files.close()
 
 
