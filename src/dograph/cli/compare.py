@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.compare.arms import Ask
+    from dograph.compare.findings import Findings
     from dograph.plan.pool import Pool
 
 Settings = Annotated[
@@ -97,8 +98,8 @@ def compare(
         return
     findings = _made(ask, open_pool(ask.config.train.device, on, workers, ray_address))
     _show(findings, out)
-    if findings["failures"]:
-        failed = ", ".join(findings["failures"])
+    if findings.failures:
+        failed = ", ".join(findings.failures)
         print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
         sys.exit(1)
 
@@ -147,7 +148,7 @@ def _ask(
     )
 
 
-def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
+def _made(ask: "Ask", pool: "Pool") -> "Findings":
     from dograph.compare.session import run_compare
     from dograph.plan.jobs import Stopped
 
@@ -162,16 +163,16 @@ def _made(ask: "Ask", pool: "Pool") -> dict[str, Any]:
         sys.exit(128 + stopped.number)
 
 
-def _show(findings: dict[str, Any], out: Path) -> None:
+def _show(findings: "Findings", out: Path) -> None:
     from dograph.compare.table import tables
     from dograph.report.render import page_at_end
 
     console = open_console()
     for table in tables(findings):
         console.print(table)
-    for note in findings["notes"]:
+    for note in findings.notes:
         console.print(f"- {note}", markup=False, highlight=False)
-    print(f"any cell again: {findings['cells'][-1]['command']}")
+    print(f"any cell again: {findings.cells[-1].command}")
     print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
     page = page_at_end(out)
     if page is not None:

@@ -14,10 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dograph.data.corpus import Manifest
+from dograph.data.finish import REPAIRS
 from dograph.data.options import absent_sources, composition
 from dograph.data.pipeline import Progress as Preparing
 from dograph.data.pipeline import ensure_corpus
-from dograph.data.publish import REPAIRS
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.mixers.registry import build_mixer, build_planner
 from dograph.models.presets import PRESETS
 from dograph.reproduce import artefacts as scales
-from dograph.reproduce.artefacts import ARTEFACTS, PROTOCOL, displayed, find_artefact, spelled_out
+from dograph.reproduce.artefacts import ARTEFACTS, PROTOCOL, find_artefact, spelled_out
 from dograph.reproduce.asks import Wanted, build_asks, require_corpus
 from dograph.types import Signals
 
@@ -169,10 +169,6 @@ def test_methods_by_label_or_in_the_language_of_compare():
         spelled_out("a[x=1,y=2],m7")
         == "a[x=1,y=2],m7=dograph[recipe=paper,sampling=uniform,num_domains=7]"
     )
-    assert displayed(["uniform", "doge", "inverse-norm", "natural"])[:2] == [
-        "natural",
-        "inverse-norm",
-    ]
 
 
 @pytest.mark.parametrize(
