@@ -26,8 +26,7 @@ from dograph.files import write_text
 from dograph.mixers.base import Mixer
 from dograph.mixers.dograph_report import read_together
 from dograph.train.run_dir import RunDirectory
-from dograph.train.step import StepRecord
-from dograph.train.stopwatch import milliseconds
+from dograph.train.step import StepRecord, milliseconds
 
 Row = dict[str, float]
 SUMMARIES = ("mean", "natural", "worst")

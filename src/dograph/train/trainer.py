@@ -41,7 +41,6 @@ from dograph.train.metrics import (
 from dograph.train.optim import build_optimizer
 from dograph.train.probes import Probes
 from dograph.train.run_dir import RunDirectory
-from dograph.train.signals import autocast
 from dograph.train.step import StepRecord, TrainStep
 from dograph.train.validation import BlockLosses, validate, validation_blocks
 
@@ -169,7 +168,7 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
-        self.probes = Probes(config, run, self.corpus, model, self.step.eyes)
+        self.probes = Probes(config, run, self.corpus, model, self.step.collector)
         self.files = RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until it trains
         self.bytes_per_token = self.corpus.bytes_per_token("train")
@@ -372,7 +371,7 @@ class Trainer:
         model, device = self.state.model, self.world.device
 
         def losses(token_bT: Tensor) -> Tensor:
-            with autocast(self.config, device):
+            with self.step.collector.autocast():
                 loss_b: Tensor = model(token_bT.to(device))
             return loss_b
 
