@@ -6,7 +6,7 @@ A value that is wrong is refused with its dotted name, what is allowed and what 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -74,6 +74,53 @@ class ModelConfig(Part):
         if self.path is not None and self.dropout:
             raise ValueError("model.dropout is for presets; a model by path has its own")
         return self
+
+
+class Options(BaseModel):
+    """What a mixer or an objective is built with, refused in the words of other settings.
+
+    `prefix` and `owner` are how options are named in full, and what they are options of.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    prefix: ClassVar[str] = "mixer."
+    owner: ClassVar[str] = ""
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise ConfigError("\n".join(self._refusal(one) for one in error.errors())) from None
+
+    @classmethod
+    def _refusal(cls, problem: Any) -> str:
+        if problem["type"] == "value_error":
+            return str(problem["msg"]).removeprefix("Value error, ")
+        option, known = str(problem["loc"][0]), list(cls.model_fields)
+        name, owner = cls.prefix + option, cls.owner or cls.__name__.lower()
+        if problem["type"] == "extra_forbidden":
+            instead = did_you_mean(option, known) if known else "it takes no options"
+            return f"{name} is not an option of {owner}; {instead}"
+        if problem["type"] == "missing":
+            return f"{owner} needs {name}; give it"
+        given, field = f"{name}={problem['input']!r}", cls.model_fields[option]
+        if problem["type"] == "literal_error":
+            allowed = re.findall("'([^']*)'", problem["ctx"]["expected"])
+            return f"{given}; {did_you_mean(str(problem['input']), allowed)}"
+        if field.annotation is bool:
+            return f"{given}: give true or false"
+        kinds = {field.annotation, *get_args(field.annotation)}
+        if not kinds & {int, float}:
+            return f"{given}: {problem['msg']}"
+        words = {"gt": "above", "ge": "of at least", "le": "at most"}
+        told = [
+            f"{word} {getattr(bound, key):g}"
+            for bound in field.metadata
+            for key, word in words.items()
+            if hasattr(bound, key)
+        ]
+        number = "a whole number" if int in kinds else "a finite number"
+        return " ".join([f"{given}: give {number}", " and ".join(told)]).rstrip()
 
 
 class MixerConfig(BaseModel):

@@ -19,7 +19,6 @@ LAYERS = [
     "rng",
     "files",
     "progress",
-    "option_checks",
     "stats",
     "config",
     "kernels",

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
+
+from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
 from dograph.mixtures.file import Provenance, as_mixture, as_provenance, read_mixture_file
 from dograph.mixtures.published import Preset, find_preset
-from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")
@@ -94,6 +96,12 @@ class Scheduled(Mixer):
         """An edit holds until the next stage."""
 
 
+class UniMaxOptions(Options):
+    owner: ClassVar[str] = "unimax"
+
+    max_epochs: float = Field(4.0, gt=0)
+
+
 class UniMax(Mixer):
     """As uniform as `max_epochs` repeats allow (Chung et al. 2023, Algorithm 1).
 
@@ -102,15 +110,14 @@ class UniMax(Mixer):
     """
 
     def __init__(self, max_epochs: float = 4.0) -> None:
-        require_number("mixer.max_epochs", max_epochs, above=0)
-        self.max_epochs = max_epochs
+        self.options = UniMaxOptions(max_epochs=max_epochs)
 
     def plan(self, lab: Lab) -> Mixture:
-        left = float(lab.budget)
+        left, most = float(lab.budget), self.options.max_epochs
         share: dict[str, float] = {}
         ascending = sorted(lab.tokens, key=lambda name: (lab.tokens[name], name))
         for done, name in enumerate(ascending):
-            share[name] = min(left / (len(ascending) - done), self.max_epochs * lab.tokens[name])
+            share[name] = min(left / (len(ascending) - done), most * lab.tokens[name])
             left -= share[name]
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 

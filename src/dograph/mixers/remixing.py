@@ -11,7 +11,7 @@ Shapes: M domains, S strata.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab
-from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixtures.proposals import capped
 from dograph.types import Domains, Mixture
+
+if TYPE_CHECKING:
+    from dograph.mixers.dograph import DoGraphOptions
 
 NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody asks for it
 
@@ -29,7 +31,7 @@ NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody as
 class Remixing:
     """Counts of strata in domains, and the mixtures that follow from them."""
 
-    def __init__(self, options: DoGraphOptions) -> None:
+    def __init__(self, options: "DoGraphOptions") -> None:
         self.options = options
         self.decay = 0.5 ** (1 / options.half_life)
         self.tokens: dict[str, int] = {}

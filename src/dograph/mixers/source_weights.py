@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from dograph.domains.sample_weights import all_finite
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
-from dograph.mixers.fixed import SAMPLINGS, sampling_mixture
-from dograph.option_checks import require_one_of
+from dograph.mixers.fixed import sampling_mixture
 from dograph.types import Mixture, Signals
 
 MOST_POINTS = 50  # of a path; it is thinned out as it grows
@@ -127,17 +126,13 @@ class SourceMixer(Mixer):
     `sources`, in the order of their indices, or give {name: training tokens}.
     """
 
+    sampling: str = "uniform"
+
     def __init__(
-        self,
-        sources: Mapping[str, float] | Sequence[str] | None,
-        sampling: str,
-        *,
-        counts_first: bool = False,
+        self, sources: Mapping[str, float] | Sequence[str] | None, *, counts_first: bool = False
     ) -> None:
-        require_one_of("mixer.sampling", sampling, SAMPLINGS)
         if sources is not None and (isinstance(sources, str) or not sources):
             raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
-        self.sampling = sampling
         self.learnt = SourceWeights(counts_first=counts_first)
         self._report: Report = {}
         if sources is not None:
@@ -205,15 +200,6 @@ def share_out_sources(each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Te
     return weight_B.to(torch.promote_types(like_B.dtype, torch.float32))
 
 
-def require_sources(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a name that no source has."""
-    for name in given:
-        if name not in known:
-            raise ConfigError(
-                f'mixer.{option} names "{name}", which is not a source; {did_you_mean(name, known)}'
-            )
-
-
 # What a proxy learnt of its sources' weights, read from the state in which its mixer ended.
 
 
@@ -261,12 +247,8 @@ class Outcome:
 
     @property
     def entropy(self) -> float:
+        """Of the average, in nats; exp of it equal weights would have as much."""
         return -math.fsum(w * math.log(w) for w in self.average.values() if w > 0)
-
-    @property
-    def effective_sources(self) -> float:
-        """How many equal weights would have this entropy."""
-        return math.exp(self.entropy)
 
     def findings(self) -> dict[str, Any]:
         """JSON diagnostics."""
@@ -275,7 +257,7 @@ class Outcome:
             "last": self.last,
             "drift": self.drift,
             "entropy_nats": self.entropy,
-            "effective_sources": self.effective_sources,
+            "effective_sources": math.exp(self.entropy),
             "trajectory": self.trajectory,
         }
 
@@ -287,11 +269,12 @@ class Outcome:
                 f"the averaged weights still moved by {self.drift:.3f} (L1) in the last tenth of "
                 "the proxy's steps: train the proxy longer"
             )
-        if len(self.average) > 1 and self.effective_sources < FEW_SOURCES:
+        effective = math.exp(self.entropy)
+        if len(self.average) > 1 and effective < FEW_SOURCES:
             top = max(self.average, key=lambda name: self.average[name])
             advice.append(
                 f"nearly all weight is on {top} ({self.average[top]:.2f}; "
-                f"{self.effective_sources:.2f} effective sources): {remedy}"
+                f"{effective:.2f} effective sources): {remedy}"
             )
         return advice
 

@@ -115,7 +115,7 @@ def test_entropy_and_effective_number():
     assert "weights/drift" not in report  # one step
     assert float(report["weights/b/now"]) == float(report["weights/b/average"]) == 0.5
     outcome = Outcome.of(as_lists(learnt.state_dict()))
-    assert outcome.effective_sources == pytest.approx(2)
+    assert outcome.findings()["effective_sources"] == pytest.approx(2)
     assert outcome.mixture.weights == {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
     assert outcome.drift is None
 
