@@ -1,4 +1,7 @@
-"""DoGE: a mixture from one proxy run that follows gradient alignment (Fan et al., 2024)."""
+"""DoGE: a mixture from one proxy run that follows gradient alignment (Fan et al., 2024).
+
+Shapes: B samples, K sketch, S sources.
+"""
 
 from typing import Any, ClassVar
 
@@ -11,16 +14,13 @@ from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
 from dograph.mixers.source_weights import (
-    Outcome,
+    LearntWeights,
     SourceMixer,
     as_values,
     sensitivity,
     share_out_sources,
 )
 from dograph.types import Mixture, Signals
-
-# The proxy run of DoGE: sources whose gradients help the targets count more (Fan et al., 2024).
-
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
 TINY = 1e-6  # beside norms, as in the authors' code
@@ -83,6 +83,7 @@ class DoGEProxy(SourceMixer):
         self.gradient_SK: Tensor | None = None  # each source's last, scaled down
         self.alignment_S: Tensor | None = None  # W of the last step
         self.projection: int | None = None  # of gradient_SK
+        # Which sources train the model and which are targets, as 1.0 and 0.0; made once.
         self._masks: tuple[Tensor, Tensor] | None = None
 
     def _taught(self, names: list[str]) -> list[str]:
@@ -124,7 +125,14 @@ class DoGEProxy(SourceMixer):
         old_SK = self.gradient_SK.to(mean_SK.device)
         fresh_S = finite & (count_S > 0)
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
-        train_S, target_S = self._roles(own_BS)
+        if self._masks is None or self._masks[0].device != own_BS.device:
+            names = self.learnt.names
+            train, targets = self._taught(names), self.targets or names
+            self._masks = (
+                own_BS.new_tensor([float(name in train) for name in names]),
+                own_BS.new_tensor([float(name in targets) for name in names]),
+            )
+        train_S, target_S = self._masks
         product_SS = self.gradient_SK @ self.gradient_SK.mT
         if self.options.exclude_self:
             product_SS = product_SS - product_SS.diag().diag()
@@ -139,17 +147,6 @@ class DoGEProxy(SourceMixer):
         each_S = self.learnt.weight_S * scale_S / count_S.clamp_min(1)
         self._report = self.learnt.report() | self.learnt.by_name("alignment", self.alignment_S)
         return share_out_sources(each_S, own_BS, finite, sketch_BK)
-
-    def _roles(self, own_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """Which sources train the model and which are targets, as 1.0 and 0.0; made once."""
-        if self._masks is None or self._masks[0].device != own_BS.device:
-            names = self.learnt.names
-            train, targets = self._taught(names), self.targets or names
-            self._masks = (
-                own_BS.new_tensor([float(name in train) for name in names]),
-                own_BS.new_tensor([float(name in targets) for name in names]),
-            )
-        return self._masks
 
     def state_dict(self) -> dict[str, Any]:
         own: dict[str, Any] = {"projection": self.projection}
@@ -206,7 +203,7 @@ class DoGE(Planner):
             )
             for mu in self.mus
         ]
-        outcomes = [Outcome.of(result.state, trained) for result in lab.train(proxies)]
+        outcomes = [LearntWeights.of(result.state, trained) for result in lab.train(proxies)]
         self.findings = outcomes[0].findings() | {"advice": outcomes[0].advice(REMEDY)}
         if len(self.mus) > 1:
             self.findings["sensitivity"] = {"mu": sensitivity(self.mus, outcomes)}

@@ -174,7 +174,6 @@ class DoGraph(Mixer):
 
     def _solved(self, domains: Domains) -> Tensor:
         """w_M: what the objective asks for, with the floor on it."""
-        self.remixing.require_open()
         weight_M = self.objective(self.remixing.at_first(domains))
         if self.options.weight_floor == 0:
             return weight_M

@@ -13,7 +13,7 @@ from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy
 from dograph.mixers.source_weights import (
-    Outcome,
+    LearntWeights,
     SourceMixer,
     as_values,
     means_by_source,
@@ -21,8 +21,6 @@ from dograph.mixers.source_weights import (
     share_out_sources,
 )
 from dograph.types import Mixture, Signals
-
-# The proxy run of DoReMi: Group DRO on the excess over a reference (Xie et al., 2023).
 
 
 class DoReMiUpdate(Options):
@@ -93,7 +91,11 @@ class DoReMiProxy(SourceMixer):
         weight_S = (1 - c) * weight_S + c / len(weight_S)
         self.learnt.update(weight_S, finite)
         if self.options.normaliser == "global":
-            each_S = self.learnt.weight_S / self._sampling_S()
+            drawn_S = torch.full_like(count_S, 1 / len(count_S))
+            if self.sampling == "natural":
+                token_S = self.learnt.known_token_S("mixer.sampling=natural")
+                drawn_S = token_S / token_S.sum()
+            each_S = self.learnt.weight_S / drawn_S
         else:
             each_S = self.learnt.weight_S / count_S.clamp_min(1)
         self._report = self.learnt.report() | self.learnt.by_name("excess_nats", excess_S)
@@ -105,16 +107,6 @@ class DoReMiProxy(SourceMixer):
         return (
             f"with mixer.normaliser=global divides by the shares of mixer.sampling={self.sampling}"
         )
-
-    def _sampling_S(self) -> Tensor:
-        if self.sampling == "uniform":
-            return torch.full_like(self.learnt.weight_S, 1 / len(self.learnt.names))
-        if self.learnt.token_S is None:
-            raise ConfigError(
-                "mixer.sampling=natural needs the sources' sizes: plan first, or give "
-                "sources={name: training tokens}"
-            )
-        return self.learnt.share_S
 
     def state_dict(self) -> dict[str, Any]:
         own = {} if self.excess_S is None else {"excess": self.excess_S}
@@ -204,7 +196,9 @@ class DoReMi(Planner):
         self.findings["advice"] = advice
         return outcome.mixture
 
-    def _round(self, lab: Lab, number: int, reference: Mapping[str, float] | None) -> list[Outcome]:
+    def _round(
+        self, lab: Lab, number: int, reference: Mapping[str, float] | None
+    ) -> list[LearntWeights]:
         """One reference, then one proxy for each eta (in later rounds for the first)."""
         seed = self.options.seed + 2 * (number - 1)
         mixer: dict[str, Any] = {"name": "natural"}
@@ -218,4 +212,4 @@ class DoReMi(Planner):
             Proxy(f"round {number}: proxy, eta {eta:g}", {**options, "eta": eta}, seed + 1)
             for eta in etas
         ]
-        return [Outcome.of(result.state) for result in lab.train(proxies)]
+        return [LearntWeights.of(result.state) for result in lab.train(proxies)]

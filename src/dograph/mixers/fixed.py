@@ -123,7 +123,7 @@ class UniMax(Mixer):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenMixture:
     """A mixture that a configuration brings from elsewhere, and the setting that names it."""
 
     where: str
@@ -132,12 +132,12 @@ class Given:
     preset: Preset | None = None
 
 
-def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
+def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
     """Mixtures that a mixer's options bring and that were not written by hand for this run."""
-    found: list[Given] = []
+    found: list[GivenMixture] = []
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
-        found.append(Given(f"mixer.preset={name}", {}, preset.provenance, preset))
+        found.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
     whole = {key: options[key] for key in STAGE_KEYS if key in options}
     stages = options.get("stages")
     stages = stages if isinstance(stages, Mapping) else {}
@@ -149,10 +149,10 @@ def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
     ):
         if isinstance(given, str):
             file = read_mixture_file(Path(given))
-            found.append(Given(f"{where}={given}", file.weights, file.provenance))
+            found.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
         elif isinstance(given, Mapping) and given.get("provenance") is not None:
             mixture, provenance = stage(given, where)
-            found.append(Given(where, mixture.weights, provenance))
+            found.append(GivenMixture(where, mixture.weights, provenance))
     return found
 
 

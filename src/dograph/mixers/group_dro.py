@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dograph.config import Options
 from dograph.domains.sample_weights import all_finite
-from dograph.errors import ConfigError
 from dograph.mixers.source_weights import (
     SourceMixer,
     means_by_source,
@@ -108,12 +107,7 @@ class GroupDRO(SourceMixer):
         """C / sqrt(n_g): small sources are fitted sooner than they are learnt."""
         if not self.options.adjustment:
             return 0.0
-        if self.learnt.token_S is None:
-            raise ConfigError(
-                "mixer.adjustment needs the sources' sizes: plan first, or give "
-                "sources={name: training tokens}"
-            )
-        return self.options.adjustment / self.learnt.token_S.sqrt()
+        return self.options.adjustment / self.learnt.known_token_S("mixer.adjustment").sqrt()
 
     def state_dict(self) -> dict[str, Any]:
         own = {"recent": self.recent_S, "seen": self.seen_S}

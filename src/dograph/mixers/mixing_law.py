@@ -59,7 +59,16 @@ class MixingLaw(Planner):
 
     def plan(self, lab: Lab) -> Mixture:
         mixtures = self.options.mixtures(lab)
-        results = self._train(lab, mixtures)
+        often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}}
+        own: dict[str, Any] = {} if self.options.nest == "no" else often
+        proxies = []
+        for size in self.options.sizes or [None]:
+            name, settings = "mixture", own
+            if size is not None:
+                name, settings = f"{size}, mixture", own | {"model": {"preset": size}}
+            proxies += self.options.proxies(mixtures, name, settings)
+        trained, number = lab.train(proxies), len(mixtures)  # all are asked for at once
+        results = [trained[first : first + number] for first in range(0, len(trained), number)]
         losses: list[Mapping[str, float]] = [result.losses for result in results[0]]
         nested: dict[str, Any] = {}
         if self.options.nest != "no":
@@ -68,20 +77,6 @@ class MixingLaw(Planner):
         proposal = self.options.propose("mixing-law", lab, self.table, self.options.law)
         self.findings = proposal.findings | nested
         return proposal.mixture
-
-    def _train(self, lab: Lab, mixtures: list[Mixture]) -> list[list[ProxyResult]]:
-        """Results by size and mixture; all proxies are asked for at once."""
-        often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}}
-        own: dict[str, Any] = {} if self.options.nest == "no" else often
-        settings = [own | {"model": {"preset": size}} for size in self.options.sizes] or [own]
-        names = [f"{size}, mixture" for size in self.options.sizes] or ["mixture"]
-        proxies = [
-            proxy
-            for name, one in zip(names, settings, strict=True)
-            for proxy in self.options.proxies(mixtures, name, one)
-        ]
-        results, number = lab.train(proxies), len(mixtures)
-        return [results[first : first + number] for first in range(0, len(results), number)]
 
     def _nested(
         self, lab: Lab, results: list[list[ProxyResult]]

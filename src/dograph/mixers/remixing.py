@@ -55,14 +55,23 @@ class Remixing:
             for name, tokens in lab.strata.items()
         }
 
-    def require_open(self) -> None:
-        """Refuse to weigh for nothing where the emphasis was to come from what is drawn."""
+    def at_first(self, domains: Domains) -> Domains:
+        """The domains with the shares that the first mixture would give them.
+
+        Refuses to weigh for nothing where the emphasis was to come from what is drawn.
+        """
         if self.options.realise != "loss" and not self.tokens:
             raise ConfigError(
                 f"mixer.realise={self.options.realise} moves a mixture over strata, and none was "
                 "planned: call mixer.plan(lab) before the first step and draw by what "
                 "mixer.remix(signals) returns, or set mixer.realise=loss"
             )
+        if not self.active or self.count_MS is None:
+            return domains
+        first_S = torch.tensor(list(self.first.values())).to(self.count_MS)
+        seen_S = self.count_MS.sum(dim=0)
+        times_S = torch.where(seen_S > 0, first_S / seen_S.clamp_min(1e-12), 0.0)
+        return _with_shares(domains, self.count_MS @ times_S)
 
     def add(self, label_B: Tensor, stratum_B: Tensor) -> None:
         """Count a batch."""
@@ -72,15 +81,6 @@ class Remixing:
         added_MS = member_MB @ (stratum_B[:, None] == stratum_S).float()
         before = added_MS * 0 if self.count_MS is None else self.count_MS.to(label_B.device)
         self.count_MS = self.decay * before + added_MS
-
-    def at_first(self, domains: Domains) -> Domains:
-        """The domains with the shares that the first mixture would give them."""
-        if not self.active or self.count_MS is None:
-            return domains
-        first_S = torch.tensor(list(self.first.values())).to(self.count_MS)
-        seen_S = self.count_MS.sum(dim=0)
-        times_S = torch.where(seen_S > 0, first_S / seen_S.clamp_min(1e-12), 0.0)
-        return _with_shares(domains, self.count_MS @ times_S)
 
     def expected(self, domains: Domains) -> Domains:
         """The domains with the shares that the present mixture should give them.

@@ -58,6 +58,15 @@ class SourceWeights:
         token_S = torch.ones_like(self.weight_S) if self.token_S is None else self.token_S
         return token_S / token_S.sum()
 
+    def known_token_S(self, option: str) -> Tensor:
+        """The sources' sizes, for an option that cannot do without."""
+        if self.token_S is None:
+            raise ConfigError(
+                f"{option} needs the sources' sizes: plan first, or give "
+                "sources={name: training tokens}"
+            )
+        return self.token_S
+
     def update(self, weight_S: Tensor, finite: Tensor) -> None:
         """Take these weights, or keep the old ones where not all was `finite`."""
         self.weight_S = torch.where(finite & all_finite(weight_S), weight_S, self.weight_S)
@@ -210,7 +219,7 @@ FEW_SOURCES = 1.5  # effective number of sources below which weights are called 
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LearntWeights:
     """The weights a proxy came to, and how it came to them."""
 
     average: Weights
@@ -219,7 +228,7 @@ class Outcome:
     trajectory: list[dict[str, Any]]  # at most 50 points: steps made, weights, their average
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "Outcome":
+    def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "LearntWeights":
         """From a mixer's state with tensors as lists; of `sources` alone, where given."""
         names, every, count = state["sources"], state["every"], state["count"]
         kept = names if sources is None else sources
@@ -284,7 +293,7 @@ def distance(one: Weights, other: Weights) -> float:
     return math.fsum(abs(one[name] - other[name]) for name in one)
 
 
-def sensitivity(values: Sequence[float], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def sensitivity(values: Sequence[float], outcomes: Sequence[LearntWeights]) -> list[dict[str, Any]]:
     """How far the result is from that of the first value, for each value of an option."""
     return [
         {"value": value, "weights": outcome.average, "l1": distance(outcome.average, first.average)}

@@ -126,7 +126,12 @@ def pairwise_mmd(
         p_values.append(test.p_value)
         mmd_GG[g, h] = mmd_GG[h, g] = test.mmd_squared
         spread = (spread_G[g] + spread_G[h]) / 2
-        separation = _separation(kernel_PP, len(rows[g]), spread, _rounding(kernel_NN))
+        first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < len(rows[g])
+        distance = float(_statistics(kernel_PP, first_P[None], "unbiased")[0])
+        rounding = _rounding(kernel_NN)
+        separation = float("inf") if distance > rounding else 0.0
+        if np.isnan(spread) or spread > rounding:
+            separation = distance / spread
         separation_GG[g, h] = separation_GG[h, g] = separation
     for (g, h), p_value in zip(pairs, holm(p_values), strict=True):
         assert p_value is not None
@@ -193,16 +198,6 @@ def _spread(kernel_PP: Tensor) -> float:
         return float("nan")
     scatter = kernel_PP.trace() - kernel_PP.mean() * len(kernel_PP)
     return float(scatter / (len(kernel_PP) - 1))
-
-
-def _separation(kernel_PP: Tensor, num_first: int, spread: float, rounding: float) -> float:
-    if np.isnan(spread):
-        return spread
-    first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < num_first
-    distance = float(_statistics(kernel_PP, first_P[None], "unbiased")[0])
-    if spread > rounding:
-        return distance / spread
-    return float("inf") if distance > rounding else 0.0
 
 
 def _check_options(estimator: str, num_permutations: int = 1) -> None:
