@@ -62,7 +62,8 @@ class MixingLaw(Planner):
         often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}}
         own: dict[str, Any] = {} if self.options.nest == "no" else often
         proxies = []
-        for size in self.options.sizes or [None]:
+        sizes: list[str | None] = [*self.options.sizes] or [None]
+        for size in sizes:
             name, settings = "mixture", own
             if size is not None:
                 name, settings = f"{size}, mixture", own | {"model": {"preset": size}}
