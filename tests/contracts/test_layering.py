@@ -18,6 +18,7 @@ LAYERS = [
     "types",
     "rng",
     "files",
+    "processes",
     "progress",
     "stats",
     "config",

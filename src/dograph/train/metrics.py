@@ -22,8 +22,7 @@ import torch
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
 from dograph.files import write_text
 from dograph.mixers.dograph_report import read_together
-from dograph.train.step import StepRecord
-from dograph.train.stopwatch import milliseconds
+from dograph.train.step import StepRecord, milliseconds
 
 Row = dict[str, float]
 SUMMARIES = ("mean", "natural", "worst")

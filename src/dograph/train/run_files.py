@@ -21,7 +21,7 @@ from dograph.train.checkpoint import TrainingState
 from dograph.train.metrics import MetricsFile, Row, Sink, open_sink, sample_rows, step_rows
 from dograph.train.probes import Probes
 from dograph.train.run_dir import RunDirectory
-from dograph.train.signals import Eyes
+from dograph.train.signals import SignalCollector
 from dograph.train.step import StepRecord
 
 
@@ -34,14 +34,14 @@ class RunFiles:
         run: RunDirectory,
         corpus: Corpus,
         state: TrainingState,
-        eyes: Eyes,
+        collector: SignalCollector,
         *,
         main: bool,
     ) -> None:
         self.config, self.run, self.mixer, self.main = config, run, state.mixer, main
         self.sources = corpus.sources
         self.bytes_per_token = corpus.bytes_per_token("train")
-        self.probes = Probes(config, run, corpus, state.model, eyes)
+        self.probes = Probes(config, run, corpus, state.model, collector)
         self._files: dict[str, MetricsFile] = {}
         self.sinks: list[Sink] = []
 

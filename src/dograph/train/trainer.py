@@ -30,7 +30,6 @@ from dograph.train.metrics import SUMMARIES, Row, step_note, validation_row
 from dograph.train.optim import build_optimizer
 from dograph.train.run_dir import RunDirectory
 from dograph.train.run_files import RunFiles, stop_for_nonfinite
-from dograph.train.signals import autocast
 from dograph.train.step import StepRecord, TrainStep
 from dograph.train.validation import BlockLosses, validate, validation_blocks
 
@@ -174,7 +173,7 @@ class Trainer:
         runnable = world.wrap(model)
         self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
         self.files = RunFiles(
-            config, run, self.corpus, self.state, self.step.eyes, main=world.is_main
+            config, run, self.corpus, self.state, self.step.collector, main=world.is_main
         )
         self.validation_blocks = {
             source: validation_blocks(
@@ -350,7 +349,7 @@ class Trainer:
             )
 
     def validation_losses(self, token_bT: Tensor) -> Tensor:
-        with autocast(self.config, self.world.device):
+        with self.step.collector.autocast():
             loss_b: Tensor = self.state.model(token_bT.to(self.world.device))
         return loss_b
 
