@@ -12,7 +12,7 @@ from dograph.train.distributed import World
 from dograph.train.start import start_run
 
 SOURCE = Path(dograph.__file__).parent
-FEWER_THAN = 18
+FEWER_THAN = 18  # files
 WARM_UP = 12  # steps, by which domains are known and everything is built
 SETTINGS = (
     "data.seq_len=16",
