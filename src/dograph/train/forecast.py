@@ -22,7 +22,7 @@ from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
 from dograph.train.accumulation import strategy_of
-from dograph.train.assembly import open_lab, open_sampler, open_shape
+from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device, require_shardable
 
 # What a step computes, counted from the shapes of the layers alone.
@@ -286,7 +286,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     sampler = open_sampler(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     require_shardable(config, mixer)
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     return Forecast(
         parameters=parameters,
         state_bytes=16 * parameters,
