@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 import torch
+from dograph.train.start import start_run
 
 import dograph
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.train.distributed import World
-from dograph.train.start import start_run
 
 SOURCE = Path(dograph.__file__).parent
 FEWER_THAN = 18  # files
