@@ -94,33 +94,28 @@ class Options(BaseModel):
 
     @classmethod
     def _refusal(cls, problem: Any) -> str:
-        if problem["type"] == "value_error":
+        kind, given = problem["type"], problem["input"]
+        if kind == "value_error":
             return str(problem["msg"]).removeprefix("Value error, ")
         option, known = str(problem["loc"][0]), list(cls.model_fields)
-        name, owner = cls.prefix + option, cls.owner or cls.__name__.lower()
-        if problem["type"] == "extra_forbidden":
+        name = cls.prefix + option
+        if kind == "extra_forbidden":
             instead = did_you_mean(option, known) if known else "it takes no options"
-            return f"{name} is not an option of {owner}; {instead}"
-        if problem["type"] == "missing":
-            return f"{owner} needs {name}; give it"
-        given, field = f"{name}={problem['input']!r}", cls.model_fields[option]
-        if problem["type"] == "literal_error":
-            allowed = re.findall("'([^']*)'", problem["ctx"]["expected"])
-            return f"{given}; {did_you_mean(str(problem['input']), allowed)}"
-        if field.annotation is bool:
-            return f"{given}: give true or false"
-        kinds = {field.annotation, *get_args(field.annotation)}
-        if not kinds & {int, float}:
-            return f"{given}: {problem['msg']}"
-        words = {"gt": "above", "ge": "of at least", "le": "at most"}
-        told = [
-            f"{word} {getattr(bound, key):g}"
-            for bound in field.metadata
-            for key, word in words.items()
-            if hasattr(bound, key)
-        ]
-        number = "a whole number" if int in kinds else "a finite number"
-        return " ".join([f"{given}: give {number}", " and ".join(told)]).rstrip()
+            return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
+        if kind == "literal_error":
+            words = re.findall("'([^']*)'", problem["ctx"]["expected"])
+            return f"{name}={given!r}; {did_you_mean(str(given), words)}"
+        field = cls.model_fields[option]
+        kinds, allowed = {field.annotation, *get_args(field.annotation)}, problem["msg"]
+        if bool in kinds:
+            allowed = "give true or false"
+        elif kinds & {int, float}:
+            said = {"gt": "above", "ge": "of at least", "le": "at most"}
+            bounds = ((m, key) for m in field.metadata for key in said if hasattr(m, key))
+            told = " and ".join(f"{said[key]} {getattr(m, key):g}" for m, key in bounds)
+            number = "a whole number" if int in kinds else "a finite number"
+            allowed = f"give {number} {told}".rstrip()
+        return f"{name}={given!r}: {allowed}"
 
 
 class MixerConfig(BaseModel):
