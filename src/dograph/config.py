@@ -77,10 +77,7 @@ class ModelConfig(Part):
 
 
 class Options(BaseModel):
-    """What a mixer or an objective is built with, refused in the words of other settings.
-
-    `prefix` and `owner` are how options are named in full, and what they are options of.
-    """
+    """What a mixer or an objective (`owner`) is built with, refused in words of our own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     prefix: ClassVar[str] = "mixer."
