@@ -9,9 +9,9 @@ from torch import Tensor
 from dograph.config import resolve_config
 from dograph.data.loader import Loader
 from dograph.data.pipeline import ensure_corpus
+from dograph.progress import Progress
 from dograph.train.assembly import open_sampler
 from dograph.train.distributed import World
-from dograph.train.progress import Silent
 from dograph.train.start import start_run
 from dograph.train.trainer import Clock, Trainer
 from dograph.types import Mixture
@@ -57,7 +57,7 @@ def open_trainer(args: argparse.Namespace, folder: Path, world: World) -> Traine
 
 
 def train_to(trainer: Trainer, loader: Loader, clock: Clock, step: int) -> None:
-    every, progress = trainer.config.log.every, Silent()
+    every, progress = trainer.config.log.every, Progress(silent=True)
     while trainer.done < step:
         record = trainer.advance(loader)
         if trainer.done % every == 0:

@@ -19,8 +19,8 @@ from benchmarks import measure
 from dograph.config import resolve_config
 from dograph.data.pipeline import ensure_corpus
 from dograph.models import presets
+from dograph.progress import Progress
 from dograph.train.distributed import open_world
-from dograph.train.progress import Silent
 from dograph.train.start import start_run
 from dograph.train.trainer import Clock, Trainer
 
@@ -53,7 +53,7 @@ def open_trainer(args: argparse.Namespace, folder: Path, *overrides: str) -> Tra
 
 def trainer_arm(trainer: Trainer) -> Callable[[], None]:
     """Everything a real run does: sampler, loader, step, metrics for every source, log writes."""
-    loader, progress = trainer.open_loader(), Silent()
+    loader, progress = trainer.open_loader(), Progress(silent=True)
     clock = Clock(trainer.config.train.batch_size * trainer.config.data.seq_len)
 
     def step() -> None:

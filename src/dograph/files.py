@@ -1,10 +1,13 @@
 """Durable files: a reader sees the old content or the new one, never a half-written one."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
+import math
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +57,27 @@ def sync_directory(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """JSON values: what is not finite as null, dataclasses as objects.
+
+    A field that has a default is left out where it holds that default.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        kept = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+        for part in dataclasses.fields(value):
+            factory = part.default_factory
+            default = part.default if factory is dataclasses.MISSING else factory()
+            if kept[part.name] == default:
+                del kept[part.name]
+        return plain(kept)
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value

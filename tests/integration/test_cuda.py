@@ -251,13 +251,13 @@ MEMORY = {"full": 1.35, "topdown": 1.08, "head": 1.08}
 def test_modes_stay_inside_their_budgets():
     """GPT-2 of 24 layers, 48 x 512, bf16, compiled: each mode beside a plain step, 50 turns."""
     from dograph.bench.options import resolve_options
-    from dograph.bench.session import run_bench
+    from dograph.bench.session import Session
 
     device = torch.device("cuda", 0)
     options = resolve_options(
         device, modes=tuple(BUDGETS), model="gpt2-small", steps=50, hand=False, rivals=False
     )
-    arms = run_bench(options, device, print, lambda _: None)["arms"]
+    arms = Session(options, device, print, lambda _: None).run()["arms"]
     for mode, most in BUDGETS.items():
         assert arms[mode]["ratio"]["median"] <= most, mode
         assert arms[mode]["memory_ratio"] <= MEMORY[mode], mode

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dograph.config import Refresh
 from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy
@@ -86,6 +87,15 @@ class DoGEProxy(SourceMixer):
                 "targets leave it out"
             )
         return taught
+
+    def refresh(self, asked: Refresh | None) -> Refresh:
+        if asked not in (None, "never"):
+            raise ConfigError(
+                f"sketch.refresh={asked} with mixer.name=doge-proxy: a source that is absent from "
+                "a batch keeps its last sketch, so all must be under one projection; set "
+                "sketch.refresh=never"
+            )
+        return "never"
 
     def weigh(self, signals: Signals) -> Tensor:
         sketch_BK = self._require("sketch_BK", signals.sketch_BK)

@@ -7,20 +7,23 @@ Sketcher makes them); weights are applied to full gradients, not to projected on
 Shapes: B samples of the world batch, K sketch, M domains, S sources or strata.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from dograph.config import Refresh, RunConfig
 from dograph.domains import sample_weights as budget
 from dograph.domains.agreement import Recent
+from dograph.domains.graph import DomainGraph
 from dograph.domains.partition import sample_weights
 from dograph.domains.sample_weights import all_finite, share_out
-from dograph.domains.scopes import Scope
+from dograph.domains.scopes import FIT_BATCHES, Scope
 from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Mixer, Report
+from dograph.mixers.base import Lab, Mixer, Report, with_options
 from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
-from dograph.mixers.dograph_report import describe
+from dograph.mixers.dograph_report import describe, domain_graph, reasons
 from dograph.mixers.fixed import sampling_mixture
 from dograph.mixers.remixing import Remixing
 from dograph.option_checks import require_whole
@@ -31,6 +34,8 @@ class DoGraph(Mixer):
     """Weighs model-perceived domains. Options: `dograph.mixers.dograph_options`."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
+    has_domains: ClassVar[bool] = True
+    reads_mixtures: ClassVar[bool] = True
 
     def __init__(
         self, recipe: str = DEFAULT_RECIPE, *, warmup_steps: int | None = None, **options: Any
@@ -120,18 +125,13 @@ class DoGraph(Mixer):
         No sample passes the cap; the floor on effective samples holds in the mean over batches
         (`Budget.hold_lagged`). Afterwards `observe` takes the whole batch in.
         """
+        if (why := self.refuses_lagged()) is not None:
+            raise ConfigError(f"DoGraph {why}; or use accumulation=two_sweeps")
         sketch_BK, finite = _finite(signals)
         domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
         equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
         if domains is None or signals.step < self.warmup_steps:
             return equal_b
-        if not self.scope.keeps_identity:
-            raise ConfigError(
-                "weights of a micro-batch need domains that are known before it: "
-                "mixer.scope=stream or epoch, or accumulation=two_sweeps"
-            )
-        if self.options.keep_shares:
-            raise ConfigError("mixer.keep_shares=true needs whole batches: accumulation=two_sweeps")
         weight_M = self._solved(domains)
         weight_b = self._lagged(domains, weight_M, signals, num_samples)
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
@@ -165,12 +165,88 @@ class DoGraph(Mixer):
             return None
         return self.remixing.mixture(signals.step, self.weight_M)
 
+    @property
+    def changes_sampling(self) -> bool:
+        return self.options.realise != "loss"
+
+    @property
+    def requires_sources(self) -> bool:
+        return self.options.keep_shares
+
+    @property
+    def domains_last(self) -> bool:
+        return self.scope.keeps_identity
+
     def refuses_edits(self) -> str | None:
-        if self.options.realise == "loss":
+        if not self.changes_sampling:
             return None
         return (
             f"with mixer.realise={self.options.realise} sets it from the model's domains, every "
             f"mixer.remix_every={self.options.remix_every} steps"
+        )
+
+    def refuses_lagged(self) -> str | None:
+        if not self.domains_last:
+            return (
+                f"with mixer.scope={self.options.scope} knows no domains before it has seen a "
+                "whole batch: set mixer.scope=stream or epoch"
+            )
+        if self.options.keep_shares:
+            return (
+                "with mixer.keep_shares=true needs whole batches to know what a source weighs: "
+                "set mixer.keep_shares=false"
+            )
+        return None
+
+    def refresh(self, asked: Refresh | None) -> Refresh:
+        """Domains of each batch see a new projection each step; those that last need one."""
+        options = self.options
+        if options.scope == "batch":
+            return "step" if asked is None else asked
+        remedy = "set sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
+        if asked == "step":
+            raise ConfigError(
+                f"sketch.refresh=step with mixer.scope={options.scope}: domains that last need "
+                f"sketches under one projection; {remedy}"
+            )
+        first = options.every if options.scope == "epoch" else FIT_BATCHES
+        if isinstance(asked, int) and 0 < asked <= first:
+            raise ConfigError(
+                f"sketch.refresh={asked} with mixer.scope={options.scope}: domains are found from "
+                f"{first} steps, and would be forgotten before any could use them; {remedy}"
+            )
+        return "never" if asked is None else asked
+
+    def graph(self, sources: Sequence[str], step: int) -> DomainGraph | None:
+        return domain_graph(self, sources, step)
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        return self.scope.locate(sketch_BK, step)
+
+    def explain(self, row: Mapping[str, float], step: int, config: RunConfig) -> list[str]:
+        return reasons(self, row, step, config)
+
+    def option(self, name: str) -> Any:
+        return getattr(self.options, name, None)
+
+    @classmethod
+    def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Another default recipe must not change a run that is there."""
+        return {"recipe": DEFAULT_RECIPE, **options}
+
+    @classmethod
+    def describe(cls, name: str, options: Mapping[str, Any]) -> str:
+        """What its recipe and options come to: domains, objective, scope."""
+        given = dict(options)
+        recipe = given.pop("recipe", DEFAULT_RECIPE)
+        found = resolve_options(recipe, {k: v for k, v in given.items() if k != "warmup_steps"})
+        objective = found.objective
+        if isinstance(objective, Mapping):
+            rest = {name: value for name, value in objective.items() if name != "name"}
+            objective = with_options(str(objective["name"]), rest)
+        return (
+            f"{name}, recipe {with_options(recipe, given)}: {found.num_domains} domains, "
+            f"objective {objective}, scope {found.scope}"
         )
 
     def _take_in(

@@ -6,13 +6,14 @@ are made of, some small tensors on the device, and the CPU works them out when t
 Shapes: B samples, K sketch, M domains.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from dograph.config import RunConfig
 from dograph.domains.agreement import agreement_of
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.objectives import Objective
@@ -154,7 +155,7 @@ def listing(keeps_identity: bool, weight_M: Tensor) -> Tensor:
     return weight_M.argsort(descending=True, stable=True)
 
 
-def domain_graph(mixer: "DoGraph", sources: list[str], step: int) -> DomainGraph | None:
+def domain_graph(mixer: "DoGraph", sources: Sequence[str], step: int) -> DomainGraph | None:
     """The domains after `step` steps, None while none are known; this waits for the device.
 
     Sources are counted over the last batches, or over the last one where domains do not last.
@@ -173,3 +174,66 @@ def domain_graph(mixer: "DoGraph", sources: list[str], step: int) -> DomainGraph
         step=step,
         order_M=listing(mixer.scope.keeps_identity, weight_M),
     )
+
+
+# What the objectives weigh by, as far as the table of domains shows it.
+RULES = {
+    "Precision": "weight ~ share x (gradient norm)^-q",
+    "Robust": "weight ~ exp(mean norm / tau), norms in units of their average",
+    "Alignment": "weight ~ agreement of the domain's mean gradient with the update",
+    "Variance": "the weights that make the update shortest",
+    "Uncertainty": "a short update from domains of little spread",
+}
+
+
+def reasons(mixer: "DoGraph", row: Mapping[str, float], step: int, config: RunConfig) -> list[str]:
+    """Why the samples of a step counted what they did."""
+    options, size = mixer.options, config.train.batch_size
+    if "domains/0/mean_norm" not in row:
+        return [
+            f"no domains were known yet (scope {options.scope}): all {size} samples counted alike"
+        ]
+    objective = type(mixer.objective).__name__
+    rule = RULES.get(objective, "an objective of your own")
+    residual = row["weights/solver_residual"]
+    told = [
+        f"objective {objective.lower()}: {rule}; residual {residual:.2g}",
+        f"scope {options.scope}: "
+        + (
+            "domains last, shares and norms are averages over time"
+            if mixer.domains_last
+            else "the domains are those of this batch alone, listed by falling weight"
+        ),
+    ]
+    mixer.warm_up(config.train.steps)
+    if step <= mixer.warmup_steps:
+        told.append(f"warm-up until step {mixer.warmup_steps}: all {size} samples counted alike")
+        return told
+    if row["weights/fallback"]:
+        told.append("some gradient was not finite: all samples counted alike")
+        return told
+    return told + _bounds(mixer, row, config)
+
+
+def _bounds(mixer: "DoGraph", row: Mapping[str, float], config: RunConfig) -> list[str]:
+    """From domain weights to sample weights, in the order in which it is done."""
+    options, size = mixer.options, config.train.batch_size
+    effective = row["weights/effective_samples"]
+    if options.realise == "sampling":
+        steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
+    else:
+        steps = ["a sample counts its domain's weight over its domain's share"]
+    if options.within == "unit":
+        steps.append("divided by its own gradient norm (within: unit)")
+    if options.keep_shares:
+        steps.append("scaled so that each source keeps the share it was drawn with (keep_shares)")
+    if options.cap is not None:
+        steps.append(f"at most {options.cap:g} equal weights (cap)")
+    if options.effective_floor is not None:
+        floor = options.effective_floor
+        # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
+        pieces = (config.train.micro_batch_size or size) < size
+        lagged = pieces and config.sketch.accumulation == "lagged"
+        mean = ", in the mean over batches" if lagged else ""
+        steps.append(f"drawn towards 1 until {floor:.0%} of the samples are effective{mean}")
+    return [", ".join(steps), f"effective samples: {effective:.1f} of {size}"]

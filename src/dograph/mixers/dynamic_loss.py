@@ -32,6 +32,7 @@ class DynamicLoss(Mixer):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
+    reads_mixtures: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
@@ -28,6 +28,8 @@ class Static(Mixer):
     Sources left out are not drawn. `provenance` says where weights come from; a mixture file
     brings its own.
     """
+
+    reads_mixtures: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -62,6 +64,8 @@ class Static(Mixer):
 
 class Scheduled(Mixer):
     """A mixture by step: each stage holds from its step until the next."""
+
+    reads_mixtures: ClassVar[bool] = True
 
     def __init__(self, stages: Mapping[int | str, Mapping[str, Any] | str]) -> None:
         if not isinstance(stages, Mapping):

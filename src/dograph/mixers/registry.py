@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.base import SIGNALS, Mixer
+from dograph.mixers.base import SIGNALS, Mixer, Planner
 from dograph.option_checks import require_known
 
 PLANNERS = {  # their plans come from proxies: subclasses of Planner
@@ -56,10 +56,28 @@ def require_method(name: str) -> None:
     raise ConfigError(f'there is no method "{name}"; {did_you_mean(name, PLANNERS)}')
 
 
+def mixer_class(name: str) -> type[Mixer]:
+    """The class that a name stands for."""
+    require_mixer(name)
+    if name not in MIXERS:
+        return _load(name)
+    module_name, _, class_name = MIXERS[name].partition(":")
+    kind: type[Mixer] = getattr(importlib.import_module(module_name), class_name)
+    return kind
+
+
+def build_planner(name: str, options: Mapping[str, Any]) -> Planner:
+    """The mixer `name`, if it plans with proxies."""
+    require_method(name)
+    mixer = build_mixer(name, options)
+    if not isinstance(mixer, Planner):
+        raise ConfigError(f"{name} makes no plan: it is no subclass of Planner")
+    return mixer
+
+
 def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
     """The mixer `name` with `options` as its arguments."""
-    require_mixer(name)
-    kind = _own(MIXERS[name]) if name in MIXERS else _load(name)
+    kind = mixer_class(name)
     parameters = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
     known = set(parameters)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # it checks them itself
@@ -69,12 +87,6 @@ def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
         return kind(**options)
     except TypeError as error:
         raise ConfigError(f"mixer {name}: {error}") from error
-
-
-def _own(home: str) -> type[Mixer]:
-    module_name, _, class_name = home.partition(":")
-    kind: type[Mixer] = getattr(importlib.import_module(module_name), class_name)
-    return kind
 
 
 def _load(name: str) -> type[Mixer]:

@@ -32,6 +32,7 @@ from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
 from dograph.models.files import WEIGHTS
+from dograph.progress import Progress, duration
 from dograph.train.assembly import inner_parameters
 from dograph.train.checkpoint import OPTIMIZER
 from dograph.train.distributed import World, pick_device
@@ -167,6 +168,7 @@ def _content(name: str) -> str:
 
 RESULT = "result.json"
 FORMAT = 1  # of result.json
+NAMED = 3  # running jobs that are shown by name
 STATE_NUMBERS = 100_000  # a larger tensor of a mixer's state stays in the checkpoint
 
 
@@ -192,6 +194,44 @@ class Result:
     seconds: float  # of training over all resumes; what a kill undid is not counted
     peak_bytes: int  # most memory held, in the process that ended it
     epochs: Mapping[str, float]  # how often each source was read through
+
+
+class JobProgress(Progress):
+    """Shows the jobs of one round. Those that were made before count as done, and for no time."""
+
+    def __init__(self, noun: str, *, total: int, cached: int) -> None:
+        super().__init__(f"{{done}}/{{total}} {noun}", total, done=cached)
+        self.jobs, self.cached, self.done = total, cached, cached
+        self.seconds = 0.0  # of training, in those that were made now
+        self.running: list[str] = []
+
+    def on_start(self, job: Job) -> None:
+        if job.label not in self.running:  # one whose worker died begins again
+            self.running.append(job.label)
+        self.show()
+
+    def on_done(self, job: Job, result: Result) -> None:
+        if job.label in self.running:
+            self.running.remove(job.label)
+        self.done, self.seconds = self.done + 1, self.seconds + result.seconds
+        self.show()
+
+    def on_death(self, job: Job, how: str) -> None:
+        self.say(f'the process of "{job.label}" died ({how}); it goes on in another')
+
+    def on_failure(self, why: str) -> None:
+        """Leave a job out; all others were stopped with it, and begin again."""
+        self.running.clear()
+        self.jobs -= 1
+        self.say(why)
+
+    def show(self) -> None:
+        named = ", ".join(self.running[:NAMED])
+        more = f" and {len(self.running) - NAMED} more" if len(self.running) > NAMED else ""
+        parts = [f"{duration(self.seconds)} of training"]
+        parts += [f"{self.cached} cached"] if self.cached else []
+        parts += [f"running {named}{more}"] if named else []
+        self.update(self.done, "; ".join(parts), total=self.jobs)
 
 
 class Stopped(DographError):

@@ -17,12 +17,19 @@ from dograph.config import MixerConfig, RunConfig, merge, parse_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixers.base import Planner, Proxy, ProxyResult
-from dograph.mixers.registry import build_mixer, require_method
+from dograph.mixers.registry import build_planner
 from dograph.mixtures.file import Provenance
 from dograph.mixtures.tables import MixtureTable
-from dograph.plan.jobs import DamagedResultError, Job, Result, content_key, read_result
+from dograph.plan.jobs import (
+    DamagedResultError,
+    Job,
+    JobProgress,
+    Result,
+    content_key,
+    read_result,
+)
 from dograph.plan.pool import LocalPool, Pool
-from dograph.plan.progress import Tally, clock, open_progress
+from dograph.progress import duration
 from dograph.train.assembly import open_lab, open_sampler, planned_parameters
 from dograph.train.forecast import run_flops
 from dograph.train.start import settled
@@ -93,29 +100,15 @@ class ProxyLab:
                 "with --lab"
             ) from error
         todo = {key: job for key, job in batch.jobs.items() if key not in batch.kept}
-        tally = Tally(total=len(batch.jobs), cached=len(batch.kept))
-        progress = open_progress(tally)
+        progress = JobProgress("proxies", total=len(batch.jobs), cached=len(batch.kept))
         for key in batch.damaged:
             label = batch.jobs[key].label
             progress.say(f'warning: the result of "{label}" is damaged; made anew: {key}')
         progress.say(self.describe(batch))
-
-        def on_start(job: Job) -> None:
-            tally.begun(job.label)
-            progress.update()
-
-        def on_done(job: Job, result: Result) -> None:
-            tally.ended(job.label, result.seconds)
-            progress.update()
-
-        def on_death(job: Job, how: str) -> None:
-            progress.say(f'the process of "{job.label}" died ({how}); it goes on in another')
-
-        try:
+        with progress:
             jobs = list(todo.values())
-            made = self.pool.run(jobs, on_done, on_start, on_death) if jobs else []
-        finally:
-            progress.close()
+            on = (progress.on_done, progress.on_start, progress.on_death)
+            made = self.pool.run(jobs, *on) if jobs else []
         results = dict(batch.kept) | dict(zip(todo, made, strict=True))
         for key, job in batch.jobs.items():
             if key not in self.used:
@@ -189,7 +182,7 @@ class ProxyLab:
         models = sorted({config.model.preset or str(config.model.path) for config in todo})
         steps = sorted({config.train.steps for config in todo})
         spent = sum(result.seconds for result in batch.kept.values())
-        before = f", {len(batch.kept)} more made before ({clock(spent)})" if batch.kept else ""
+        before = f", {len(batch.kept)} more made before ({duration(spent)})" if batch.kept else ""
         share = batch.flops / self.target_flops
         smaller = self._smaller(todo[0]) if share > 1 else ""
         return (
@@ -266,11 +259,7 @@ class Plan:
 
 def require_planner(config: RunConfig) -> Planner:
     """The mixer of a run to plan for."""
-    require_method(config.mixer.name)
-    mixer = build_mixer(config.mixer.name, config.mixer.options)
-    if not isinstance(mixer, Planner):
-        raise ConfigError(f"{config.mixer.name} makes no plan: it is no subclass of Planner")
-    return mixer
+    return build_planner(config.mixer.name, config.mixer.options)
 
 
 def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:

@@ -10,8 +10,6 @@ import numpy as np
 
 from dograph.config import RunConfig
 from dograph.errors import DographError
-from dograph.mixers.dograph import DoGraph
-from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixers.registry import build_mixer
 from dograph.report.content import (
     COMPARISON,
@@ -435,7 +433,7 @@ def num_domains_of(methods: Sequence[Method]) -> list[tuple[str, list[tuple[int,
     """Mean loss by number of domains, for methods that differ in nothing else."""
     found = []
     for rest, own in _families(methods, "num_domains").items():
-        points = [(options.num_domains, method.losses["mean"]) for options, method in own]
+        points = [(num, method.losses["mean"]) for num, method in own]
         if len({num for num, _ in points}) > 1:
             found.append((rest, sorted(points, key=lambda point: point[0])))
     return found
@@ -445,33 +443,30 @@ def objectives_of(methods: Sequence[Method]) -> list[tuple[str, str]]:
     """Objective and method, for methods that differ in their objective alone."""
     found = []
     for own in _families(methods, "objective").values():
-        pairs = [(_objective(options), method.name) for options, method in own]
+        pairs = [
+            (given if isinstance(given, str) else json.dumps(given, default=str), method.name)
+            for given, method in own
+        ]
         found += pairs if len({objective for objective, _ in pairs}) > 1 else []
     return found
 
 
-def _objective(options: DoGraphOptions) -> str:
-    given = options.objective
-    return given if isinstance(given, str) else json.dumps(given, default=str)
-
-
-def _families(
-    methods: Sequence[Method], option: str
-) -> dict[str, list[tuple[DoGraphOptions, Method]]]:
-    """Methods of DoGraph, with all their options, by what else was set than one of them."""
-    found: dict[str, list[tuple[DoGraphOptions, Method]]] = {}
+def _families(methods: Sequence[Method], option: str) -> dict[str, list[tuple[Any, Method]]]:
+    """An option's value, default or given, and the method, by what else the method sets."""
+    found: dict[tuple[str, str], list[tuple[Any, Method]]] = {}
     for method in methods:
         given = {k: v for k, v in method.mixer.items() if k != "name"}
-        if method.mixer.get("name") != "dograph" or "mean" not in method.losses:
+        name = method.mixer.get("name")
+        if name is None or "mean" not in method.losses:
             continue
         try:
-            mixer = build_mixer("dograph", given)
-        except DographError:  # of another version
+            value = build_mixer(name, given).option(option)
+        except DographError:  # of another version, or not at hand
             continue
-        assert isinstance(mixer, DoGraph)
-        rest = ", ".join(f"{k}={json.dumps(v)}" for k, v in given.items() if k != option)
-        found.setdefault(rest, []).append((mixer.options, method))
-    return found
+        if value is not None:
+            rest = ", ".join(f"{k}={json.dumps(v)}" for k, v in given.items() if k != option)
+            found.setdefault((name, rest), []).append((value, method))
+    return {rest: own for (_, rest), own in found.items()}
 
 
 def scales_of(comparisons: Sequence[Comparison]) -> list[Scale]:

@@ -17,8 +17,7 @@ from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.mixers.dograph import DoGraph
-from dograph.mixers.registry import build_mixer
+from dograph.eval.graphs import domains_last
 from dograph.report.content import (
     Domains,
     Drift,
@@ -195,7 +194,7 @@ def domains_of(
         notes.append(str(error))
     if not probes and not graphs and not columns.middles("domains/", "/weight"):
         return None
-    has_identity = keeps_identity(config)
+    has_identity = domains_last(config)
     if not has_identity:
         notes.append(
             "Domains are found anew in every batch and have no identity over steps. "
@@ -233,14 +232,6 @@ def _with_samples(
     steps = [graphs[k].step for k in sorted(chosen) if graphs]
     found = step_examples(run, config, corpus, steps, texts)
     return [replace(graph, examples=found.get(graph.step)) for graph in graphs]
-
-
-def keeps_identity(config: RunConfig) -> bool:
-    """Somebody else's mixer answers for its own domains; its class need not be at hand here."""
-    if config.mixer.name != "dograph":
-        return True
-    mixer = build_mixer(config.mixer.name, config.mixer.options)
-    return isinstance(mixer, DoGraph) and mixer.scope.keeps_identity
 
 
 def _named(graphs: list[dict[str, Any]]) -> list[str]:

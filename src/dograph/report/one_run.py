@@ -13,6 +13,7 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
+from dograph.eval.graphs import domains_last
 from dograph.report.content import (
     ENVIRONMENT,
     RESULT,
@@ -28,7 +29,7 @@ from dograph.report.content import (
     of_weighted,
     read_json,
 )
-from dograph.report.domains import Texts, domains_of, keeps_identity
+from dograph.report.domains import Texts, domains_of
 from dograph.report.series import Columns, Curve, curve
 from dograph.train.edits import edits_of
 from dograph.train.metrics import SUMMARIES
@@ -297,7 +298,7 @@ def _curves(columns: Columns, buckets: int) -> Curves:
 
 def _health(columns: Columns, config: RunConfig, buckets: int) -> list[Measure]:
     # Domains of one batch are not those of the next: taken over ten, they agree with nothing.
-    other = "domains/batch_nmi" if keeps_identity(config) else "domains/nmi"
+    other = "domains/batch_nmi" if domains_last(config) else "domains/nmi"
     found = []
     for name, title, meaning, log in HEALTH:
         if name not in columns or name == other:

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +22,7 @@ import torch
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
 from dograph.files import write_text
 from dograph.mixers.dograph_report import read_together
-from dograph.train.step import StepRecord
-from dograph.train.stopwatch import milliseconds
+from dograph.train.step import StepRecord, milliseconds
 
 Row = dict[str, float]
 SUMMARIES = ("mean", "natural", "worst")
@@ -63,6 +63,15 @@ def step_rows(
     for row, reported, record in zip(rows, report_rows(records), records, strict=True):
         row |= reported | milliseconds(record.laps)
     return rows
+
+
+def step_note(row: Mapping[str, float]) -> str:
+    """What a row of metrics says in a line: loss, speed, and how many domains weigh how evenly."""
+    note = f"loss {row['train/loss_nats']:.3f}  {row['time/tokens_per_second']:,.0f} tokens/s"
+    sizes = [x for name, x in row.items() if re.fullmatch(r"domains/\d+/samples", name)]
+    if sizes and "weights/entropy_nats" in row:
+        note += f"  {sum(x > 0 for x in sizes)} domains, entropy {row['weights/entropy_nats']:.2f}"
+    return note
 
 
 def report_rows(records: Sequence[StepRecord]) -> list[Row]:

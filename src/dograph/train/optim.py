@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dograph.config import OptimConfig
 from dograph.errors import RunError
@@ -30,6 +31,12 @@ def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
     decay_steps = max(total_steps - 1 - config.warmup_steps, 1)
     progress = min((step - config.warmup_steps) / decay_steps, 1.0)
     return config.lr_end + (config.lr - config.lr_end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:
+    """Scale the gradient down to a norm of `most`; return the norm it had, over all shards."""
+    norm = nn.utils.clip_grad_norm_(parameters, most)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def optimizer_tensors(

@@ -17,13 +17,11 @@ from dograph.data.loader import Loader
 from dograph.data.sampler import Sampler
 from dograph.errors import NonFiniteError
 from dograph.files import write_json
-from dograph.mixers.dograph import DoGraph
-from dograph.mixers.dograph_report import domain_graph
 from dograph.train.checkpoint import TrainingState
 from dograph.train.metrics import MetricsFile, Row, Sink, open_sink, sample_rows, step_rows
 from dograph.train.probes import Probes
 from dograph.train.run_dir import RunDirectory
-from dograph.train.signals import Eyes
+from dograph.train.signals import SignalCollector
 from dograph.train.step import StepRecord
 
 
@@ -36,14 +34,14 @@ class RunFiles:
         run: RunDirectory,
         corpus: Corpus,
         state: TrainingState,
-        eyes: Eyes,
+        collector: SignalCollector,
         *,
         main: bool,
     ) -> None:
         self.config, self.run, self.mixer, self.main = config, run, state.mixer, main
         self.sources = corpus.sources
         self.bytes_per_token = corpus.bytes_per_token("train")
-        self.probes = Probes(config, run, corpus, state.model, eyes)
+        self.probes = Probes(config, run, corpus, state.model, collector)
         self._files: dict[str, MetricsFile] = {}
         self.sinks: list[Sink] = []
 
@@ -54,7 +52,7 @@ class RunFiles:
         self._files["metrics"] = MetricsFile(self.run.metrics_file)
         if self.mixer.needs:  # others weigh no sample by what it is
             self._files["samples"] = MetricsFile(self.run.samples_file)
-        if isinstance(self.mixer, DoGraph):
+        if self.mixer.has_domains:
             self._files["graph"] = MetricsFile(self.run.graph_file)
         values, name = self.config.model_dump(mode="json"), self.run.path.name
         self.sinks = [
@@ -78,8 +76,8 @@ class RunFiles:
 
     def write_graph(self, step: int) -> None:
         """Append the domain graph after `step` steps, where domains are known."""
-        if "graph" in self._files and isinstance(self.mixer, DoGraph):
-            graph = domain_graph(self.mixer, self.sources, step)
+        if "graph" in self._files:
+            graph = self.mixer.graph(self.sources, step)
             self._write("graph", [] if graph is None else [graph.to_json()])
 
     def probe(self, step: int) -> float:

@@ -5,15 +5,13 @@ from pathlib import Path
 from dograph.config import MixerConfig, RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
-from dograph.mixers.dograph_options import DEFAULT_RECIPE
 from dograph.mixers.fixed import given_mixtures, inlined
+from dograph.mixers.registry import mixer_class
 from dograph.mixtures.file import mismatches
 from dograph.train.distributed import World, describe_environment
 from dograph.train.edits import facts_of, read_offer
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import Trainer
-
-OF_MIXTURES = ("static", "scheduled", "dograph", "dynamic-loss")  # whose options name mixtures
 
 
 def start_run(config: RunConfig, world: World) -> Trainer:
@@ -36,14 +34,12 @@ def start_run(config: RunConfig, world: World) -> Trainer:
 def settled(config: RunConfig) -> RunConfig:
     """The configuration with what lies outside it brought in, so that it replays the run.
 
-    Mixture files become weights, and paths that exist become absolute; the recipe of DoGraph is
-    named, so that another default does not change a run that is there.
+    Mixture files become weights, and paths that exist become absolute; what a
+    default may change later is named by the mixer.
     """
     name, options = config.mixer.name, config.mixer.options
-    if name in OF_MIXTURES:
-        options = inlined(options)
-    if name == "dograph":
-        options = {"recipe": DEFAULT_RECIPE, **options}
+    kind = mixer_class(name)
+    options = kind.settled(inlined(options) if kind.reads_mixtures else options)
     if isinstance(reference := options.get("reference"), str):
         options["reference"] = _absolute(reference)
     model = config.model
@@ -77,7 +73,7 @@ def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> T
 
 def mixture_warnings(config: RunConfig, corpus: Corpus) -> list[str]:
     """What speaks against the mixtures that a run brings from elsewhere, one line each."""
-    if config.mixer.name not in OF_MIXTURES:
+    if not mixer_class(config.mixer.name).reads_mixtures:
         return []
     facts = facts_of(config, corpus)
     warnings: list[str] = []

@@ -21,16 +21,15 @@ from dograph.errors import ConfigError, RunError, require
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
+from dograph.progress import Progress
 from dograph.train.assembly import open_lab, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.train.distributed import World, at_rest, require_shardable
 from dograph.train.edits import Edits
-from dograph.train.metrics import SUMMARIES, Row, validation_row
+from dograph.train.metrics import SUMMARIES, Row, step_note, validation_row
 from dograph.train.optim import build_optimizer
-from dograph.train.progress import Progress, open_progress, step_note
 from dograph.train.run_dir import RunDirectory
 from dograph.train.run_files import RunFiles, stop_for_nonfinite
-from dograph.train.signals import autocast
 from dograph.train.step import StepRecord, TrainStep
 from dograph.train.validation import BlockLosses, validate, validation_blocks
 
@@ -174,7 +173,7 @@ class Trainer:
         runnable = world.wrap(model)
         self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
         self.files = RunFiles(
-            config, run, self.corpus, self.state, self.step.eyes, main=world.is_main
+            config, run, self.corpus, self.state, self.step.collector, main=world.is_main
         )
         self.validation_blocks = {
             source: validation_blocks(
@@ -214,7 +213,9 @@ class Trainer:
         config, total = self.config, self.config.train.steps
         loader = self.open_loader()
         self.files.open(self.done)
-        progress = open_progress(total, self.done, main=self.world.is_main)
+        progress = Progress(
+            "step {done}/{total}", total, done=self.done, silent=not self.world.is_main
+        )
         clock = Clock(config.tokens_per_step)
         asked = 0
         try:
@@ -348,7 +349,7 @@ class Trainer:
             )
 
     def validation_losses(self, token_bT: Tensor) -> Tensor:
-        with autocast(self.config, self.world.device):
+        with self.step.collector.autocast():
             loss_b: Tensor = self.state.model(token_bT.to(self.world.device))
         return loss_b
 

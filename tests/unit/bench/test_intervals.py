@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.bench.session import median_interval, paired_ratio, spread
+from dograph.bench.session import median_interval, spread
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9, 17, 30, 101])
@@ -24,13 +24,6 @@ def test_it_covers_the_median_as_often_as_it_says():
     found = [median_interval(list(draw.exponential(size=20))) for _ in range(2000)]
     hits = np.mean([f["low"] <= np.log(2) <= f["high"] for f in found])
     assert abs(hits - found[0]["confidence"]) < 4 * np.sqrt(0.05 * 0.95 / 2000)
-
-
-def test_ratios_are_of_pairs():
-    slow = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
-    assert paired_ratio([2 * s for s in slow], slow)["low"] == 2.0
-    with pytest.raises(ValueError, match="argument 2 is longer"):
-        paired_ratio([1.0], [1.0, 2.0])
 
 
 def test_quartiles():

@@ -7,8 +7,9 @@ import pytest
 from dograph.config import resolve_config
 from dograph.domains.objectives import OBJECTIVES
 from dograph.errors import RunError
-from dograph.eval.explain import RULES, explain_step
+from dograph.eval.explain import explain_step
 from dograph.eval.graphs import read_graph
+from dograph.mixers.dograph_report import RULES
 from dograph.train.run_dir import RunDirectory
 
 DOMAINS = {
@@ -115,5 +116,6 @@ def test_steps_and_graphs_that_are_not_there(tmp_path):
     path = write_run(tmp_path / "run", ["mixer.name=dograph"], [{"step": 1, **STEP}])
     with pytest.raises(RunError, match="steps 1 to 1; step 2 is not one"):
         explain_step(path, 2)
+    (path / "graph.jsonl").touch()  # as it is opened with the run
     with pytest.raises(RunError, match="no domain graph yet"):
         read_graph(path, None)

@@ -14,7 +14,7 @@ from dograph.mixers.registry import build_mixer
 from dograph.models.presets import PRESETS
 from dograph.plan.lab import require_planner
 from dograph.reproduce import artefacts as scales
-from dograph.reproduce.artefacts import ARTEFACTS, PROTOCOL, displayed, find_artefact, spelled_out
+from dograph.reproduce.artefacts import ARTEFACTS, PROTOCOL, find_artefact, spelled_out
 from dograph.reproduce.asks import Wanted, build_asks, require_corpus
 from dograph.types import Signals
 
@@ -170,10 +170,6 @@ def test_methods_by_label_or_in_the_language_of_compare():
         spelled_out("a[x=1,y=2],m7")
         == "a[x=1,y=2],m7=dograph[recipe=paper,sampling=uniform,num_domains=7]"
     )
-    assert displayed(["uniform", "doge", "inverse-norm", "natural"])[:2] == [
-        "natural",
-        "inverse-norm",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,19 @@ def test_downstream_tasks_beside_the_papers(by_hand):
     json.dumps(found.data)
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"), [(4, ["items asked, of those there are: copa 4 of 100"]), (100, [])]
+)
+def test_how_many_questions_were_asked_is_told_where_it_is_not_all(by_hand, asked, told):
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
+    one = score(dict.fromkeys(paper.TASKS, 0.3)) | {"notes": []}
+    one["tasks"]["copa"] |= {"items": asked, "available": 100}
+    one["tasks"]["sciq"] |= {"items": 100, "available": 100}
+    scores = {cell["label"]: one for cell in cells}
+    found = downstream(by_hand.study("gpt2-medium", by_hand.findings(cells), scores=scores))
+    assert list(found.notes) == told
+
+
 def test_an_error_over_items_is_the_mean_of_the_runs_and_none_if_one_has_none(by_hand):
     """All runs are asked the same questions: more seeds do not make it smaller."""
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
@@ -104,7 +117,7 @@ def test_the_best_average_is_of_the_papers_methods_at_once(by_hand):
     told = next(v for v in found.verdicts if (v.of, v.says) == ("dograph-paper", says))
     reach = stats.t.ppf(1 - 0.05 / 4, 4) * stats.sem([1.0, 5.0, 3.0, 6.0, 0.0])
     assert told.ours.simultaneous.low == pytest.approx(3 - reach)
-    assert told.ours.mean == pytest.approx(3)
+    assert told.ours.value == pytest.approx(3)
 
 
 def test_downstream_over_some_tasks_says_so(by_hand):

@@ -9,7 +9,7 @@ from dograph.reproduce import session
 
 def test_the_record_has_what_speaks_against_its_numbers(by_hand, tmp_path):
     made = by_hand.findings(by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9}))
-    made["failures"] = {"doge-s10": "it broke"}
+    made = replace(made, failures={"doge-s10": "it broke"})
     study = by_hand.study("balance", made)
     _, record = session.finish(study, Request(), tmp_path, print)
     assert "warning: b was read through 5.0 times" in record["notes"]

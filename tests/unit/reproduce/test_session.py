@@ -19,7 +19,7 @@ from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import build_asks
 from dograph.reproduce.downstream import kept
 from dograph.reproduce.seen import composition
-from dograph.stats import paired_difference
+from dograph.stats import mean_estimate
 from lab_runs import imports_frozen
 
 THREE = {"methods": "natural,dograph-paper", "seeds": "2"}
@@ -123,7 +123,7 @@ def test_downstream_scores_every_cell_once(place, losses):
     scores = [100 * averages[f"dograph-paper-s{seed}"] for seed in (10, 11)]
     assert own["accuracy"]["mean"] == pytest.approx(np.mean(scores))
     pairs = [100 * (averages[f"dograph-paper-s{s}"] - averages[f"uniform-s{s}"]) for s in (10, 11)]
-    assert own["less_uniform"]["mean"] == pytest.approx(paired_difference(pairs).mean)
+    assert own["less_uniform"]["mean"] == pytest.approx(mean_estimate(pairs).value)
     assert own["paper"] == 37.9
     assert "average accuracy in per cent over 9 of the nine tasks, beside GPT-2 Medium" in page
     assert any("the data have 4 items" in note for note in record["notes"])

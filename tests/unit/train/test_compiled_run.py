@@ -9,8 +9,8 @@ import torch
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.models.loss import regions
+from dograph.progress import Progress
 from dograph.sketch.rules import Rule
-from dograph.train.progress import open_progress
 from dograph.train.start import start_run
 from tiny_steps import ALONE, SETTINGS
 
@@ -46,7 +46,7 @@ def test_validation_and_probes_run_as_written(corpus, tmp_path):
     trainer, tracing = compiled_run(corpus, tmp_path)
     assert tracing.called
     trainer.files.open(0)
-    trainer.write_validation(open_progress(1, 0, main=False))
+    trainer.write_validation(Progress(silent=True))
     assert trainer.files.probe(0) > 0
     trainer.files.close()
 

@@ -89,7 +89,7 @@ def test_a_preset_says_what_it_lacks(corpus):
 def test_weights_by_hand_and_other_mixers_are_nobodys_business(corpus):
     assert mixture_warnings(config_of(corpus, "static", weights={"c4": 1}), corpus) == []
     assert mixture_warnings(config_of(corpus, "natural"), corpus) == []
-    own = config_of(corpus, "mine:Mixer", file="notes.txt")
+    own = config_of(corpus, "own_domains:Quadrants", file="notes.txt")
     assert mixture_warnings(own, corpus) == []
     assert settled(own).mixer.options == {"file": "notes.txt"}
 

@@ -101,8 +101,7 @@ def test_micro_batches_change_nothing(corpus, mixer, micro):
 def test_gradient_is_that_of_the_weighted_loss(corpus):
     step, loader, model = make(corpus, ByLoss())
     batch = loader.load(0)
-    learned = step.backward(step.given(batch, 0))
-    weight_B, loss_B = learned.weight_B, learned.loss_B
+    weight_B, loss_B, _ = step.backward(step.start(batch, 0))
     taken = [p.grad.clone() for p in model.parameters()]
     assert torch.allclose(weight_B, torch.softmax(loss_B * 3, dim=0))
     model.zero_grad()
@@ -116,7 +115,7 @@ def test_dropout_depends_on_seed_and_step_alone(corpus):
     runs = []
     for noise in (1, 2):
         step, loader, _ = make(corpus, Mixer(), "model.dropout=0.2")
-        step.eyes.model.train()
+        step.collector.model.train()
         losses = []
         for n in range(3):
             torch.manual_seed(noise * 100 + n)
