@@ -93,20 +93,22 @@ def lowest_huber(
         return np.stack([value_R, 1 / root_R, np.where(outside_R, -0.5 / root_R**3, 0.0)])
 
     def descend(start_P: np.ndarray, steps: int) -> Any:
-        return least_squares(
-            residual,
-            start_P,
-            jacobian,
-            bounds=bounds,
-            method="dogbox",
-            ftol=1e-15,
-            xtol=1e-15,
-            gtol=1e-15,
-            x_scale="jac",
-            loss=rho,
-            f_scale=delta,
-            max_nfev=steps,
-        )
+        # a trial step beyond all sense overflows, is refused, and says nothing to a user
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return least_squares(
+                residual,
+                start_P,
+                jacobian,
+                bounds=bounds,
+                method="dogbox",
+                ftol=1e-15,
+                xtol=1e-15,
+                gtol=1e-15,
+                x_scale="jac",
+                loss=rho,
+                f_scale=delta,
+                max_nfev=steps,
+            )
 
     cost_B = [rho(np.square(residual(start_P) / delta))[0].sum() for start_P in start_BP]
     start_BP = start_BP[np.argsort(cost_B, kind="stable")[:STARTS]]

@@ -122,7 +122,7 @@ class Fit:
     def _parts(self, point_P: np.ndarray) -> tuple[float, np.ndarray, float, np.ndarray]:
         """alpha, x_N, y and bend_N = alpha log(y / x), which is log(L - c) - log(y)."""
         alpha, p_S = 1 / float(point_P[1]), point_P[2:]
-        y = max(float(p_S @ self.mean_S), 1e-200)
+        y = max(float(p_S @ self.mean_S), LEAST_WORTH)
         x_N = np.maximum(self.weight_NS @ p_S, LEAST_WORTH * y)
         bend_N = np.minimum(alpha * np.log(y / x_N), LARGEST_EXPONENT - np.log(y))
         return alpha, x_N, y, bend_N
