@@ -21,7 +21,6 @@ from dograph.domains.partition import sample_weights
 from dograph.domains.sample_weights import Budget, all_finite, floor_weights, share_out
 from dograph.domains.scopes import (
     FIT_BATCHES,
-    BatchScope,
     EpochScope,
     KMeans,
     Scope,
@@ -125,7 +124,7 @@ class DoGraphOptions(Options):
         )
         if self.scope == "stream":
             return StreamScope(cluster, half_life=self.half_life)
-        return EpochScope(cluster, self.every) if self.scope == "epoch" else BatchScope(cluster)
+        return EpochScope(cluster, self.every) if self.scope == "epoch" else Scope(cluster)
 
 
 class DoGraph(Mixer):
