@@ -3,7 +3,7 @@
     python -m benchmarks.price_since OLD_SRC --out benchmarks/results/price-old-new-h200.json
 
 OLD_SRC is the `src` folder of another commit (`git worktree add ../old COMMIT`). The two states
-take turns (old, new, new, old), so that a drift of the machine falls on both. The price of a mode is
+take turns (old, new, new, old), so that a drift of the machine falls on both. A mode's price is
 its step over a plain step of the same state, both from one process. Results are written after every
 turn.
 """
