@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dograph.bench.session import median_interval
+from dograph.stats import median_estimate, median_record
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
@@ -41,6 +41,10 @@ def interleave(
         for name in names:
             seconds[name].append(spent[name] / steps)
     return seconds
+
+
+def median_interval(values: list[float]) -> dict[str, Any]:
+    return median_record(median_estimate(values))
 
 
 def ratio(over: list[float], under: list[float]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import measure
-from dograph.data.embedded import documents
+from dograph.data.embedded import demo_documents
 
 PREPARE = """
 import json, resource, sys
@@ -54,7 +54,7 @@ def run(code: str, *arguments: str) -> list[float]:
 
 
 def main(times: int) -> None:
-    result, texts = {}, list(documents())
+    result, texts = {}, list(demo_documents())
     with tempfile.TemporaryDirectory() as name:
         for label, copies in (("demo", 1), (f"demo x {times}", times)):
             file = Path(name) / f"{copies}.jsonl"

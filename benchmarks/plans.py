@@ -57,7 +57,7 @@ def workers_of(parent: int) -> list[int]:
             line = (stat.parent / "cmdline").read_bytes()
         except OSError:  # it has just ended
             continue
-        if int(fields[1]) == parent and b"dograph.plan.worker" in line:
+        if int(fields[1]) == parent and b"dograph.plan.pool" in line:
             found.append(int(stat.parent.name))
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.evidence_arms import CANDIDATES
 from benchmarks.results_pictures import ByArm
 from benchmarks.results_tables import Cells, markdown, tuning_table, verdicts
-from dograph.stats import paired_difference
+from dograph.stats import mean_estimate, paired_difference
 
 OBJECTIVES = ("paper", "variance", "robust", "alignment", "precision")
 NUM_DOMAINS = ("m=7", "m=9", "paper", "m=13", "m=15")
@@ -86,13 +86,12 @@ def _pooled(main: ByArm, second: ByArm) -> list[str]:
         for seed, own in by_arm.get("inverse-norm", {}).items()
         if seed in by_arm.get("recommended", {})
     ]
-    told = paired_difference(pairs) if pairs else None
-    if told is None or told.interval is None:
+    told = mean_estimate(pairs)
+    if told.interval is None:
         return []
     return [
         f"Beside inverse-norm, over the {len(pairs)} pairs of both tables at once, it is",
-        f"{told.mean:+.4f} [{told.interval.low:+.4f}, {told.interval.high:+.4f}]. That was not "
-        "planned, so it is a lead.",
+        f"{told.text('+.4f', ' ')}. That was not planned, so it is a lead.",
         "",
     ]
 
@@ -105,12 +104,8 @@ def _by_source(main: ByArm) -> list[str]:
     names = list(own[seeds[0]]["losses"])
     row = []
     for source in names:
-        told = paired_difference(
-            [own[s]["losses"][source] - base[s]["losses"][source] for s in seeds]
-        )
-        pair = told.interval
-        ends = "" if pair is None else f" [{pair.low:+.3f}, {pair.high:+.3f}]"
-        row.append(f"{told.mean:+.3f}{ends}")
+        ours, theirs = ({s: run[s]["losses"][source] for s in seeds} for run in (own, base))
+        row.append(paired_difference(ours, theirs).text("+.3f", " "))
     return markdown([name.removeprefix("RedPajama") for name in names], [row])
 
 

@@ -79,17 +79,17 @@ def _saved(figure: Any, path: Path) -> Path:
 
 def _differences(axes: Any, by_arm: ByArm, metric: str, order: Sequence[str], shares: Any) -> None:
     found = compared(by_arm, "plain", shares)
-    arms = [arm for arm in reversed(order) if arm in found and found[arm][metric]["seeds"]]
+    arms = [arm for arm in reversed(order) if arm in found and found[arm][metric].seeds]
     for place, arm in enumerate(arms):
         told = found[arm][metric]
-        claimed = told["claim"] in ("lower", "higher")
-        colour = (BLUE if told["mean"] < 0 else ORANGE) if claimed else GREY
-        if told["interval"] is not None:
-            ends = [told["interval"]["low"], told["interval"]["high"]]
-            axes.plot(ends, [place, place], color=colour, linewidth=2)
-        axes.plot(told["mean"], place, "o", color=colour)
+        colour = (BLUE if told.mean < 0 else ORANGE) if told.is_claimed else GREY
+        if told.interval is not None:
+            axes.plot(
+                [told.interval.low, told.interval.high], [place, place], color=colour, linewidth=2
+            )
+        axes.plot(told.mean, place, "o", color=colour)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(arms)), [f"{arm} ({found[arm][metric]['seeds']})" for arm in arms])
+    axes.set_yticks(range(len(arms)), [f"{arm} ({found[arm][metric].seeds})" for arm in arms])
     axes.set_ylim(-0.6, len(arms) - 0.4)
     axes.set_xlabel(f"{metric} loss less plain, nats; grey: no claim; in brackets: seeds")
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
-from dograph.compare.findings import Runs, contrasts
-from dograph.stats import METRICS, claim, holm, paired_difference
+from dograph.compare.findings import Contrast, Contrasts, RunLosses, contrasts
+from dograph.stats import METRICS, claim, holm, mean_estimate, paired_difference
 
 Cells = Sequence[Mapping[str, Any]]
 PRESET = "gpt2-mini"
@@ -37,19 +37,19 @@ def select(cells: Cells, table: str, steps: int) -> dict[str, dict[int, Mapping[
     return found
 
 
-def runs_of(cell: Mapping[str, Any]) -> Runs:
+def runs_of(cell: Mapping[str, Any]) -> RunLosses:
     blocks = {
         source: (np.full(len(losses), float(PREDICTIONS)), np.array(losses))
         for source, losses in cell.get("blocks", {}).items()
     }
-    return Runs(cell["losses"], cell["summaries"], blocks)
+    return RunLosses(cell["losses"], cell["summaries"], blocks)
 
 
 def compared(
     by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]],
     baseline: str,
     shares: Mapping[str, float],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Contrasts]:
     """Every arm against the baseline, paired by seed, Holm over the arms."""
     runs = {arm: {s: runs_of(cell) for s, cell in own.items()} for arm, own in by_arm.items()}
     others = [arm for arm in by_arm if arm != baseline]
@@ -67,16 +67,18 @@ def loss_table(
     """A row an arm: what is judged, its differences to plain and to inverse-norm, the rest."""
     to_plain = compared(by_arm, "plain", shares)
     to_norm = compared(by_arm, "inverse-norm", shares) if "inverse-norm" in by_arm else {}
+
+    def figure(of: Mapping[str, Contrasts], arm: str) -> Contrast | None:
+        return of[arm][metric] if arm in of else None
+
     rest = [name for name in METRICS if name != metric]
     rows = [
         [
             arm,
             str(len(by_arm[arm])),
             f"{average(by_arm[arm].values(), metric):.4f}",
-            difference(to_plain.get(arm, {}).get(metric)),
-            interval(to_plain.get(arm, {}).get(metric, {}).get("over_items")),
-            said(to_plain.get(arm, {}).get(metric)),
-            difference(to_norm.get(arm, {}).get(metric)),
+            *difference(figure(to_plain, arm)),
+            difference(figure(to_norm, arm))[0],
             *(f"{average(by_arm[arm].values(), name):.3f}" for name in rest),
             effective(by_arm[arm].values()),
         ]
@@ -105,9 +107,9 @@ def source_table(
         own, row = by_arm[arm], [arm]
         for source in sources:
             loss = float(np.mean([cell["losses"][source] for cell in own.values()]))
-            told = to_plain.get(arm, {}).get("sources", {}).get(source)
-            mark = "!" if told and told["claim"] in ("lower", "higher") else ""
-            row.append(f"{loss:.3f}" + (f" ({told['mean']:+.3f}{mark})" if told else ""))
+            told = to_plain[arm].sources[source] if arm in to_plain else None
+            mark = "!" if told and told.is_claimed else ""
+            row.append(f"{loss:.3f}" + (f" ({told.mean:+.3f}{mark})" if told else ""))
         rows.append(row)
     return markdown(["arm", *(source.removeprefix("RedPajama") for source in sources)], rows)
 
@@ -121,20 +123,16 @@ def tuning_table(
         own, base = by_arm.get(arm, {}), by_arm.get(baseline, {})
         if not own:
             continue
-        pairs = [
-            own[s]["summaries"][metric] - base[s]["summaries"][metric] for s in own if s in base
-        ]
-        told = paired_difference(pairs) if arm != baseline and pairs else None
-        pair = None if told is None or told.interval is None else told.interval
+        told = paired_difference(
+            {seed: cell["summaries"][metric] for seed, cell in own.items()},
+            {seed: cell["summaries"][metric] for seed, cell in base.items()},
+        )
         rows.append(
             [
                 arm,
                 str(len(own)),
                 f"{average(own.values(), metric):.3f}" if own else "",
-                ""
-                if told is None
-                else f"{told.mean:+.3f}"
-                + ("" if pair is None else f" [{pair.low:+.3f}, {pair.high:+.3f}]"),
+                told.text("+.3f", " ") if arm != baseline and told.num else "",
                 f"{average(own.values(), 'worst'):.3f}" if own else "",
                 effective(own.values()) if own else "",
             ]
@@ -204,21 +202,14 @@ def effective(cells: Iterable[Mapping[str, Any]]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def difference(told: Mapping[str, Any] | None) -> str:
-    if not told or not told["seeds"]:
-        return ""
-    return f"{told['mean']:+.4f} {interval(told['interval'])}".strip()
-
-
-def interval(pair: Mapping[str, float] | None) -> str:
-    return "" if pair is None else f"[{pair['low']:+.4f}, {pair['high']:+.4f}]"
-
-
-def said(told: Mapping[str, Any] | None) -> str:
-    if not told:
-        return ""
-    few = told["claim"].startswith("no claim")
-    return "none, too few seeds" if few else str(told["claim"])
+def difference(told: Contrast | None) -> tuple[str, str, str]:
+    """Over seeds, over text, and what is claimed."""
+    if told is None:
+        return "", "", ""
+    text = "" if told.over_items is None else told.over_items.text("+.4f", " ")
+    few = told.claim.startswith("no claim")
+    over_seeds = told.estimate.text("+.4f", " ") if told.seeds else ""
+    return over_seeds, text, "none, too few seeds" if few else told.claim
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -229,12 +220,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def verdicts(pairs_of: Sequence[Sequence[float]]) -> list[tuple[str, str]]:
     """Mean differences with their intervals, and what may be claimed of all at once (Holm)."""
-    found = []
-    all_told = [paired_difference(pairs) for pairs in pairs_of]
+    all_told = [mean_estimate(pairs) for pairs in pairs_of]
     adjusted = holm([told.p_value for told in all_told])
-    for told, p_holm in zip(all_told, adjusted, strict=True):
-        shown = f"{told.mean:+.4f}"
-        if told.interval is not None:
-            shown += f" [{told.interval.low:+.4f}, {told.interval.high:+.4f}]"
-        found.append((shown, claim(told, p_holm)))
-    return found
+    return [
+        (told.text("+.4f", " "), claim(told, p_holm))
+        for told, p_holm in zip(all_told, adjusted, strict=True)
+    ]

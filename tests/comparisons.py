@@ -1,11 +1,15 @@
 """Comparisons of tiny runs, in this process."""
 
+import json
+
 from rich.console import Console
 
 from dograph.compare.arms import Ask, parse_methods
+from dograph.compare.findings import Findings
 from dograph.compare.session import run_compare
 from dograph.compare.table import tables
 from dograph.config import parse_config
+from dograph.files import plain
 from dograph.plan.lab import default_proxy
 from dograph.train.run_dir import RunDirectory
 from lab_runs import Here
@@ -41,7 +45,11 @@ def ask(place, mixers, *, out, seeds=(0, 1), **rest):
 
 
 def made(asked, pool=None, say=lambda text: None):
-    return run_compare(asked, pool or Here(), say)
+    """What the comparison found, as compare.json has it but for what is not finite."""
+    found = run_compare(asked, pool or Here(), say)
+    values = plain(found)
+    assert Findings.of_json(json.loads(json.dumps(values))) == found
+    return values
 
 
 def run_of(place, out, cell):
@@ -50,6 +58,6 @@ def run_of(place, out, cell):
 
 def printed(findings):
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for table in tables(findings):
+    for table in tables(Findings.of_json(findings)):
         console.print(table)
     return console.export_text()

@@ -1,10 +1,13 @@
 """Durable files: a reader sees the old content or the new one, never a half-written one."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
+import math
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException as error:
         if isinstance(error, OSError):
             error.filename = str(path)  # what was asked for, not the temporary name
-        with contextlib.suppress(
-            OSError
-        ):  # of a read-only disk: the first error is the one to tell
+        # Of a read-only disk: the first error is the one to tell.
+        with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync_file(path.parent)
 
 
 def write_text(path: Path, content: str) -> None:
@@ -38,7 +40,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Force a file that somebody else wrote onto the disk."""
+    """Force a file onto the disk, or the names in a directory (a rename is one)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -46,11 +48,30 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_directory(path: Path) -> None:
-    """Force the names in a directory (a rename is one) onto the disk."""
-    sync_file(path)
-
-
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """JSON values: what is not finite as null, dataclasses as objects.
+
+    A field that has a default is left out where it holds that default.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        kept = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+        for part in dataclasses.fields(value):
+            factory = part.default_factory
+            default = part.default if factory is dataclasses.MISSING else factory()
+            if kept[part.name] == default:
+                del kept[part.name]
+        return plain(kept)
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value

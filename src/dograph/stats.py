@@ -1,4 +1,4 @@
-"""What a difference over seeds and over validation text is worth.
+"""What a figure over seeds, over rows or over validation text is worth: one estimate type.
 
 Over seeds: runs of two methods with the same seed are a pair (same first weights, same shuffles),
 so the difference is taken within each seed and the t interval is that of N differences:
@@ -16,19 +16,31 @@ Shapes: N seeds, M methods, S sources, n blocks of a source, R resamples.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import operator
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from dograph.errors import require
 from dograph.rng import stream
 
 CONFIDENCE = 0.95
+ALPHA = 1 - CONFIDENCE
 LEAST_SEEDS = 5  # for a claim
 RESAMPLES = 4000
 METRICS = ("mean", "natural", "worst", "gap")
+
+# The range of a quantity. A t interval over few seeds reaches beyond what can be: an NMI of 1.2.
+# Its ends are cut to the range, which loses no coverage, since no true value lies outside.
+Range = tuple[float, float]
+SHARE: Range = (0.0, 1.0)  # NMI, purity
+SHARE_CHANGE: Range = (-1.0, 1.0)  # one of them less another
+PER_CENT: Range = (0.0, 100.0)
+PER_CENT_CHANGE: Range = (-100.0, 100.0)
+ABOVE_ZERO: Range = (0.0, math.inf)  # losses, spreads, seconds
+ANY: Range = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +48,137 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def side(self) -> Literal[-1, 0, 1]:
+        """The side of zero on which all of it lies; 0 where it includes zero."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    def cut(self, ends: Range) -> "Interval":
+        """The part that lies between `ends`."""
+        low, high = (min(max(end, ends[0]), ends[1]) for end in (self.low, self.high))
+        return Interval(low, high)
+
+    def text(self, shape: str, gap: str = "") -> str:
+        """`[-0.015,-0.009]` for the shape `+.3f`."""
+        return f"[{self.low:{shape}},{gap}{self.high:{shape}}]"
+
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A mean of paired differences; no interval and no p of one seed, or of what is not finite."""
+class Estimate:
+    """A figure with its interval; none where nothing tells how the figure would vary."""
 
-    mean: float
-    num_seeds: int
-    interval: Interval | None  # of this difference alone
-    simultaneous: Interval | None  # of a family: all of its intervals hold at once (Bonferroni)
-    p_value: float | None  # two-sided, of no difference
+    value: float
+    interval: Interval | None = None  # of this figure alone, at `level`
+    num: int = 1  # values it is made of: seeds, runs, blocks
+    simultaneous: Interval | None = None  # of a family: all of its intervals hold at once
+    p_value: float | None = None  # two-sided, of a true value of zero
+    level: float = CONFIDENCE
+
+    @property
+    def low(self) -> float | None:
+        return None if self.interval is None else self.interval.low
+
+    @property
+    def high(self) -> float | None:
+        return None if self.interval is None else self.interval.high
+
+    def within(self, ends: Range) -> "Estimate":
+        """Its intervals cut to the range of the quantity; the value is left as it is."""
+        own, family = (i and i.cut(ends) for i in (self.interval, self.simultaneous))
+        return replace(self, interval=own, simultaneous=family)
+
+    def plain(self, shape: str) -> str:
+        """The value alone, or a dash where it is made of nothing."""
+        return f"{self.value:{shape}}" if self.num else "-"
+
+    def text(self, shape: str, gap: str = "") -> str:
+        """`-0.0123 [-0.0150,-0.0096]` for the shape `+.4f`."""
+        ends = "" if self.interval is None else self.interval.text(shape, gap)
+        return f"{self.plain(shape)} {ends}".strip()
+
+    def plus_minus(self, shape: str) -> str:
+        """`5.1234 ± 0.0034`, half the interval's width; both ends where one is cut off."""
+        if self.interval is None:
+            return self.plain(shape)
+        below, above = self.value - self.interval.low, self.interval.high - self.value
+        if not math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-9):
+            return self.text(shape)
+        return f"{self.plain(shape)} ± {above:{shape}}"
+
+    def record(self) -> dict[str, Any]:
+        """JSON of a mean over seeds, as comparisons and reproductions write it."""
+        own, family = (i and asdict(i) for i in (self.interval, self.simultaneous))
+        return {"mean": self.value, "seeds": self.num, "interval": own, "simultaneous": family}
 
 
-def paired_difference(difference_N: Sequence[float], family: int = 1) -> Difference:
-    """The mean of differences taken seed by seed, with its 95 % t interval.
+def t_quantile(freedom: float, alpha: float = ALPHA) -> float:
+    """t(1 - alpha / 2; freedom): how many standard errors an interval reaches to either side."""
+    from scipy.special import stdtrit  # the inverse of Student's distribution function
 
-    `family` is how many differences a table tests; intervals at level 1 - 0.05 / family cover all
-    of their true values at once in at least 95 % of tables. Where all differences are the same,
-    the interval is that one number, and p is 0, or 1 for no difference at all.
+    return float(stdtrit(freedom, 1 - alpha / 2))
+
+
+def t_interval(value: float, error: float, freedom: float, alpha: float = ALPHA) -> Interval:
+    """`value` +- t(1 - alpha / 2; freedom) `error`."""
+    reach = t_quantile(freedom, alpha) * error
+    return Interval(value - reach, value + reach)
+
+
+def mean_estimate(value_N: Sequence[float] | np.ndarray, family: int = 1) -> Estimate:
+    """A mean with its 95 % t interval; no interval and no p of one value, or of what is not finite.
+
+    `family` is how many means a table tests; intervals at level 1 - 0.05 / family cover all of
+    their true values at once in at least 95 % of tables (Bonferroni). Where all values are the
+    same, the interval is that one number, and p is 0, or 1 where the number is 0.
     """
-    value_N = np.asarray(difference_N, dtype=np.float64)
+    value_N = np.asarray(value_N, dtype=np.float64)
     num, mean = len(value_N), float(value_N.mean()) if len(value_N) else math.nan
     if num < 2 or not np.isfinite(value_N).all():
-        return Difference(mean, num, None, None, None)
-    error = float(value_N.std(ddof=1)) / math.sqrt(num)
+        return Estimate(mean, None, num)
     if np.all(value_N == value_N[0]):
         same = Interval(float(value_N[0]), float(value_N[0]))
-        return Difference(mean, num, same, same, 1.0 if value_N[0] == 0 else 0.0)
-    special: Any = require("scipy.special", "plan")  # Student's t: stdtr, and stdtrit its inverse
+        return Estimate(mean, same, num, same, 1.0 if value_N[0] == 0 else 0.0)
+    from scipy.special import stdtr
 
-    def around(alpha: float) -> Interval:
-        reach = float(special.stdtrit(num - 1, 1 - alpha / 2)) * error
-        return Interval(mean - reach, mean + reach)
+    error = float(value_N.std(ddof=1)) / math.sqrt(num)
+    own, at_once = (t_interval(mean, error, num - 1, ALPHA / n) for n in (1, max(family, 1)))
+    p_value = 2 * float(stdtr(num - 1, -abs(mean) / error))
+    return Estimate(mean, own, num, at_once, p_value)
 
-    alpha = 1 - CONFIDENCE
-    p_value = 2 * float(special.stdtr(num - 1, -abs(mean) / error))
-    return Difference(mean, num, around(alpha), around(alpha / max(family, 1)), p_value)
+
+def paired_difference(
+    own: Mapping[int, float],
+    other: Mapping[int, float],
+    family: int = 1,
+    of: Callable[[float, float], float] = operator.sub,
+) -> Estimate:
+    """The mean of `of` (own less other) over the seeds that both have, taken seed by seed."""
+    return mean_estimate([of(own[seed], other[seed]) for seed in own if seed in other], family)
+
+
+def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estimate:
+    """The median and its exact distribution-free interval, from order statistics.
+
+    Between the k-th smallest and the k-th largest of n values lies the true median with
+    probability 1 - 2 P(Bin(n, 1/2) < k), whatever the distribution; k is the largest for which
+    that is at least `level`. Of too few values all are taken; what they cover is the estimate's
+    own level.
+    """
+    ordered, n = sorted(values), len(values)
+    below = [math.comb(n, k) / 2**n for k in range(n + 1)]
+    k, tail = 0, below[0]  # tail: P(Bin <= k)
+    while 2 * (tail + below[k + 1]) <= 1 - level:
+        k += 1
+        tail += below[k]
+    interval = Interval(float(ordered[k]), float(ordered[n - 1 - k]))
+    covered = round(max(1 - 2 * tail, 0.0), 4)
+    return Estimate(float(statistics.median(ordered)), interval, n, level=covered)
+
+
+def median_record(found: Estimate) -> dict[str, Any]:
+    """JSON of a median, as measurements of time write it."""
+    ends = {"low": found.low, "high": found.high}
+    return {"median": found.value, **ends, "confidence": found.level, "blocks": found.num}
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -91,15 +198,15 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def claim(difference: Difference, adjusted: float | None) -> str:
+def claim(difference: Estimate, adjusted: float | None) -> str:
     """What a table may say of a row: lower, higher, unclear, or that it may say nothing."""
-    if difference.num_seeds < LEAST_SEEDS:
-        return f"no claim: {difference.num_seeds} of {LEAST_SEEDS} seeds"
+    if difference.num < LEAST_SEEDS:
+        return f"no claim: {difference.num} of {LEAST_SEEDS} seeds"
     if adjusted is None:
         return "no claim: a loss is not finite"
-    if adjusted > 1 - CONFIDENCE:
+    if adjusted > ALPHA:
         return "unclear"
-    return "lower" if difference.mean < 0 else "higher"
+    return "lower" if difference.value < 0 else "higher"
 
 
 def summaries(loss_S: np.ndarray, share_S: np.ndarray) -> dict[str, np.ndarray]:
@@ -125,46 +232,34 @@ class Blocks:
     loss_nMN: np.ndarray  # block, method, seed
 
 
-@dataclass(frozen=True, slots=True)
-class Resampled:
-    """Losses of every source in every run, on resampled validation text."""
-
-    loss_RMNS: np.ndarray
-    sources: list[str]
-
-    def interval(self, figure_RMN: np.ndarray, method: int, baseline: int) -> Interval | None:
-        """Of the difference to the baseline, averaged over the seeds."""
-        difference_R = (figure_RMN[:, method] - figure_RMN[:, baseline]).mean(axis=-1)
-        if not np.isfinite(difference_R).all():
-            return None
-        tail = (1 - CONFIDENCE) / 2
-        low, high = np.quantile(difference_R, [tail, 1 - tail])
-        return Interval(float(low), float(high))
-
-
 def resample(
     blocks_of: Mapping[str, Blocks], *, seed: int = 0, number: int = RESAMPLES
-) -> Resampled | None:
-    """Bootstrap the blocks inside each source, all runs on the same draws.
+) -> np.ndarray | None:
+    """Losses on resampled validation text, (R, M, N, S): blocks are drawn inside each source.
 
-    None where a source has a single block: nothing tells how it would vary.
+    All runs are on the same draws, and a source's predictions count alike. None where a source
+    has a single block: nothing tells how it would vary.
     """
     if not blocks_of or any(len(blocks.prediction_n) < 2 for blocks in blocks_of.values()):
         return None
-    drawn = [
-        _resampled(blocks, stream(seed, "compare", "bootstrap", source), number)
-        for source, blocks in blocks_of.items()
-    ]
-    return Resampled(np.stack(drawn, axis=-1), list(blocks_of))
+    loss_by_source = []
+    for source, blocks in blocks_of.items():
+        draws, num = stream(seed, "compare", "bootstrap", source), len(blocks.prediction_n)
+        flat_nX = (blocks.prediction_n[:, None, None] * blocks.loss_nMN).reshape(num, -1)
+        parts = []
+        for first in range(0, number, 500):  # all at once would hold R n numbers
+            size = min(500, number - first)
+            count_Rn = draws.multinomial(num - 1, np.full(num, 1 / num), size=size).astype(float)
+            parts.append((count_Rn @ flat_nX) / (count_Rn @ blocks.prediction_n)[:, None])
+        loss_by_source.append(np.concatenate(parts).reshape(number, *blocks.loss_nMN.shape[1:]))
+    return np.stack(loss_by_source, axis=-1)
 
 
-def _resampled(blocks: Blocks, draws: np.random.Generator, number: int) -> np.ndarray:
-    """The source's loss in every resample and run: predictions of all drawn blocks alike."""
-    num = len(blocks.prediction_n)
-    flat_nX = (blocks.prediction_n[:, None, None] * blocks.loss_nMN).reshape(num, -1)
-    found = []
-    for first in range(0, number, 500):  # all at once would hold R n numbers
-        size = min(500, number - first)
-        count_Rn = draws.multinomial(num - 1, np.full(num, 1 / num), size=size).astype(np.float64)
-        found.append((count_Rn @ flat_nX) / (count_Rn @ blocks.prediction_n)[:, None])
-    return np.concatenate(found).reshape(number, *blocks.loss_nMN.shape[1:])
+def percentile_interval(figure_RMN: np.ndarray, method: int, baseline: int) -> Interval | None:
+    """Of a resampled figure's difference to the baseline, averaged over the seeds."""
+    difference_R = (figure_RMN[:, method] - figure_RMN[:, baseline]).mean(axis=-1)
+    if not np.isfinite(difference_R).all():
+        return None
+    tail = ALPHA / 2
+    low, high = np.quantile(difference_R, [tail, 1 - tail])
+    return Interval(float(low), float(high))

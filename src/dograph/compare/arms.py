@@ -2,20 +2,19 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from dograph.config import RunConfig, merge, parse_config, parse_override, read_yaml
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
-from dograph.mixers.base import Mixer, Planner
+from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer, require_mixer
-from dograph.plan.jobs import corpus_digest, numbers_of
 
-# Which methods are compared: mixers with their options, each under a label of its own.
+# Methods to compare are mixers with their options, each under a label of its own:
 #
 # dograph                          a mixer by name
 # dograph[recipe=paper]            with options, read as YAML
@@ -24,7 +23,9 @@ from dograph.plan.jobs import corpus_digest, numbers_of
 # all                              the seven of `ALL`
 # methods.yaml                     a file: label: {mixer: {...}, sketch: {...}}
 
-
+Budget = Literal["tokens", "compute"]
+ASK = "ask.json"
+MOST_SETTINGS = 8  # told of what only one side has
 ALL = ("uniform", "dynamic-loss", "doremi", "doge", "regmix", "mixing-law", "dograph")
 OWN = ("mixer", "sketch")  # settings that a method may have of its own; pairing needs the rest
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -46,13 +47,13 @@ class Method:
     @property
     def is_planned(self) -> bool:
         """Whether its mixture is made by proxies, before any run."""
-        return isinstance(self._built(), Planner)
+        return self._built().needs_proxies
 
     @property
     def is_sketched(self) -> bool:
         """Whether its cells sketch gradients, and so can be probed; what is planned draws alone."""
         mixer = self._built()
-        return "sketch" in mixer.needs and not isinstance(mixer, Planner)
+        return "sketch" in mixer.needs and not mixer.needs_proxies
 
     def _built(self) -> Mixer:
         options = {name: value for name, value in self.mixer.items() if name != "name"}
@@ -65,10 +66,11 @@ def parse_methods(text: str, base: RunConfig, baseline: str) -> list[Method]:
     for part in _split(text):
         if part == "all":
             found += [_named(name, base) for name in ALL]
-        elif Path(part).suffix in (".yaml", ".yml"):
-            found += _from_file(Path(part), base)
-        else:
+        elif Path(part).suffix not in (".yaml", ".yml"):
             found.append(_named(part, base))
+        else:
+            for label, content in read_yaml(Path(part)).items():
+                found.append(_from_file(part, str(label), content, base))
     if not found:
         raise ConfigError("--mixers names no mixer; give all, or names such as uniform,dograph")
     first = next((method for method in found if method.label == baseline), None)
@@ -114,23 +116,20 @@ def _named(text: str, base: RunConfig) -> Method:
     if inside is None and name == base.mixer.name:
         options = base.mixer.options
     derived = name if inside is None else f"{name}-{inside}"
-    return Method(_checked(label or _slug(derived)), {"name": name, **options})
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", derived).strip("-.")
+    return Method(_checked(label or slug), {"name": name, **options})
 
 
-def _from_file(path: Path, base: RunConfig) -> list[Method]:
-    found = []
-    for label, content in read_yaml(path).items():
-        if isinstance(content, str):
-            found.append(_named(f"{label}={content}", base))
-            continue
-        mixer = content.get("mixer") if isinstance(content, Mapping) else None
-        if not isinstance(mixer, Mapping) or "name" not in mixer or set(content) - set(OWN):
-            raise ConfigError(
-                f"{path}: {label} must be a mixer's name or hold `mixer: {{name: ...}}` and "
-                f"perhaps `sketch`, got {content!r}. Other settings are the same for all methods"
-            )
-        found.append(Method(_checked(str(label)), dict(mixer), dict(content.get("sketch") or {})))
-    return found
+def _from_file(file: str, label: str, content: Any, base: RunConfig) -> Method:
+    if isinstance(content, str):
+        return _named(f"{label}={content}", base)
+    mixer = content.get("mixer") if isinstance(content, Mapping) else None
+    if not isinstance(mixer, Mapping) or "name" not in mixer or set(content) - set(OWN):
+        raise ConfigError(
+            f"{file}: {label} must be a mixer's name or hold `mixer: {{name: ...}}` and "
+            f"perhaps `sketch`, got {content!r}. Other settings are the same for all methods"
+        )
+    return Method(_checked(label), dict(mixer), dict(content.get("sketch") or {}))
 
 
 def _split(text: str) -> list[str]:
@@ -147,10 +146,6 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
-
-
 def _checked(label: str) -> str:
     if not _LABEL.fullmatch(label):
         raise ConfigError(
@@ -160,15 +155,9 @@ def _checked(label: str) -> str:
     return label
 
 
-Budget = Literal["tokens", "compute"]
-Name = TypeVar("Name")
-ASK = "ask.json"
-MOST_SETTINGS = 8  # told of what only one side has
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The first method is the baseline."""
+    """What is asked of a comparison; the first method is the baseline."""
 
     config: RunConfig  # of all cells, but for mixer, seed and run; its corpus is a folder
     proxy: RunConfig | None  # what planned methods train in the lab; None: none is planned
@@ -181,10 +170,11 @@ class Ask:
     command: str | None = None  # what the user typed
 
     def record(self, corpus: Corpus) -> dict[str, Any]:
-        """All that decides the numbers."""
+        """All that decides the numbers, as it comes back from a file."""
+        from dograph.plan.jobs import corpus_digest, numbers_of  # not before names are checked
+
         numbers = numbers_of(self.config)
-        proxy = None if self.proxy is None else numbers_of(self.proxy)
-        return {
+        asked = {
             "settings": {name: numbers[name] for name in numbers if name not in ("mixer", "seed")},
             "corpus": corpus_digest(corpus),
             "baseline": self.methods[0].label,
@@ -195,14 +185,27 @@ class Ask:
             "seeds": list(self.seeds),
             "budget": self.budget,
             "replan": self.replan,
-            "proxy": proxy,
+            "proxy": None if self.proxy is None else numbers_of(self.proxy),
         }
+        plain: dict[str, Any] = json.loads(json.dumps(asked))
+        return plain
 
     def take_folder(self, corpus: Corpus) -> None:
-        """Begin in an empty folder, or go on in one that holds this comparison."""
-        asked, there = self._plain(corpus), self._there()
+        """Begin in an empty folder, or go on in one that holds this comparison.
+
+        Seeds may be added, and methods where they do not share a budget.
+        """
+        asked, there = self.record(corpus), self._there()
         if there is not None:
-            self._refuse_unlike(_bounded(there, asked), asked)
+            grown = dict(there)
+            if set(there["seeds"]) <= set(asked["seeds"]):
+                grown["seeds"] = asked["seeds"]
+            if asked["budget"] == "tokens":
+                new = {k: v for k, v in asked["methods"].items() if k not in there["methods"]}
+                grown["methods"] = there["methods"] | new
+                if there["proxy"] is None:
+                    grown["proxy"] = asked["proxy"]
+            self._refuse_unlike(grown, asked)
         self._write(asked)
 
     def join_folder(self, corpus: Corpus) -> "Ask":
@@ -212,25 +215,28 @@ class Ask:
         the same, and so must all settings.
         """
         assert self.budget == "tokens", "methods that share a budget decide each other's steps"
-        asked, there = self._plain(corpus), self._there()
+        asked, there = self.record(corpus), self._there()
         if there is None:
             self._write(asked)
             return self
-        joined, as_asked = _joined(there, asked)
+        # Each with what only the other has: where they differ now, they contradict each other.
+        labels = _both(list(there["methods"]), list(asked["methods"]))
+        same = {"seeds": _both(there["seeds"], asked["seeds"]), "baseline": there["baseline"]}
+        sides = []
+        for own, other in ((there, asked), (asked, there)):
+            specs, proxy = other["methods"] | own["methods"], own["proxy"] or other["proxy"]
+            methods = {label: specs[label] for label in labels}
+            sides.append(own | same | {"methods": methods, "proxy": proxy})
+        joined, as_asked = sides
         self._refuse_unlike(joined, as_asked)
         self._write(joined)
         mine = {method.label: method for method in self.methods}
-        methods = [
+        all_methods = [
             mine.get(label) or Method(label, spec["mixer"], spec["sketch"])
             for label, spec in joined["methods"].items()
         ]
-        methods.sort(key=lambda method: method.label != joined["baseline"])
-        return replace(self, methods=tuple(methods), seeds=tuple(joined["seeds"]))
-
-    def _plain(self, corpus: Corpus) -> dict[str, Any]:
-        """The record as it comes back from a file."""
-        plain: dict[str, Any] = json.loads(json.dumps(self.record(corpus)))
-        return plain
+        all_methods.sort(key=lambda method: method.label != joined["baseline"])
+        return replace(self, methods=tuple(all_methods), seeds=tuple(joined["seeds"]))
 
     def _there(self) -> dict[str, Any] | None:
         """What the folder was asked; None where it is empty or not there."""
@@ -260,36 +266,10 @@ class Ask:
             ) from error
 
 
-def _joined(there: dict[str, Any], asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each with what only the other has: where they differ now, they contradict each other."""
-    labels = _both(there["methods"], asked["methods"])
-    same = {"seeds": _both(there["seeds"], asked["seeds"]), "baseline": there["baseline"]}
-    sides = []
-    for own, other in ((there, asked), (asked, there)):
-        specs = other["methods"] | own["methods"]
-        methods = {label: specs[label] for label in labels}
-        proxy = own["proxy"] or other["proxy"]
-        sides.append(own | same | {"methods": methods, "proxy": proxy})
-    return sides[0], sides[1]
-
-
-def _both(there: Iterable[Name], asked: Iterable[Name]) -> list[Name]:
+def _both(there: list[Any], asked: list[Any]) -> list[Any]:
     """All of them, in the order of what is asked if that has all."""
     wide, more = dict.fromkeys(asked), dict.fromkeys(there)
     return list(wide if more.keys() <= wide.keys() else more | wide)
-
-
-def _bounded(there: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """What may grow taken as grown: seeds, and methods where they do not share a budget."""
-    grown = dict(there)
-    if set(there["seeds"]) <= set(asked["seeds"]):
-        grown["seeds"] = asked["seeds"]
-    if asked["budget"] == "tokens":
-        new = {k: v for k, v in asked["methods"].items() if k not in there["methods"]}
-        grown["methods"] = there["methods"] | new
-        if there["proxy"] is None:
-            grown["proxy"] = asked["proxy"]
-    return grown
 
 
 def _differences(there: Any, asked: Any, name: str = "") -> Iterator[str]:

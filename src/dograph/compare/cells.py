@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dograph.compare.arms import Ask, Method
 from dograph.config import RunConfig
@@ -29,8 +29,8 @@ from dograph.train.forecast import step_flops
 # OUT/plans/<method>.json      what it cost; with it, the plan is complete
 # With a plan for each seed, <method>-s<seed>.
 
-
 Say = Callable[[str], None]
+CellKey = tuple[str, int]  # method and seed
 PlanKey = tuple[str, int | None]  # method, and seed where each has its own plan
 
 
@@ -45,9 +45,6 @@ class Planned:
     proxies: int
     seed: int | None  # of the plan, where there is one for each seed
     findings: dict[str, Any]
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self) | {"file": str(self.file)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +114,6 @@ def _plan(ask: Ask, method: Method, seed: int | None, pool: Pool, say: Say) -> P
 # stretched to them: warm-up keeps its share of the run, and the decay ends at the last step.
 
 
-Key = TypeVar("Key")
-
-
 @dataclass(frozen=True, slots=True)
 class Price:
     """FLOPs of a run's plan (0: none is needed) and of each of its steps."""
@@ -131,7 +125,7 @@ class Price:
         return self.plan + steps * self.step
 
 
-def equal_compute(prices: Mapping[Key, Price], steps: int) -> dict[Key, int]:
+def equal_compute(prices: Mapping[CellKey, Price], steps: int) -> dict[CellKey, int]:
     """Steps of each run under the total of the dearest one at `steps`."""
     total = max((price.total(steps) for price in prices.values()), default=0.0)
     # A part in 1e9 of a step is rounding, and must not cost the dearest run a step.
@@ -179,45 +173,35 @@ class Cell:
         config = Path(self.config.run) / "config.yaml"
         run = f"dograph train {shlex.quote(str(config))} run=ELSEWHERE"
         # A cell computes with one thread, whose sums are added up in another order than many's.
-        return f"OMP_NUM_THREADS=1 {run}" if _on_cpu(self.config) else run
+        return (
+            f"OMP_NUM_THREADS=1 {run}"
+            if pick_device(self.config.train.device).type == "cpu"
+            else run
+        )
 
 
 def lay_out(ask: Ask, corpus: Corpus, plans: Plans) -> list[Cell]:
     """All cells, seed by seed, so that pairs are complete early."""
-    step_of = {m.label: step_flops(_trained(ask, m), corpus) for m in ask.methods}
-    prices: dict[tuple[str, int], Price] = {}
+    config_of = {method.label: method.config(ask.config) for method in ask.methods}
+    step_of = {label: step_flops(config, corpus) for label, config in config_of.items()}
+    prices: dict[CellKey, Price] = {}
     for seed in ask.seeds:
-        for method in ask.methods:
-            plan = plans.made.get(plans.key(method.label, seed))
-            flops = plan.flops if plan is not None else 0.0
-            prices[method.label, seed] = Price(flops, step_of[method.label])
+        for label, flops in step_of.items():
+            plan = plans.made.get(plans.key(label, seed))
+            prices[label, seed] = Price(0.0 if plan is None else plan.flops, flops)
     steps = dict.fromkeys(prices, ask.config.train.steps)
     if ask.budget == "compute":
-        failed = {key for key in prices if plans.key(*key) in plans.failed}
-        able = {key: price for key, price in prices.items() if key not in failed}
+        able = {k: price for k, price in prices.items() if plans.key(*k) not in plans.failed}
         steps |= equal_compute(able, ask.config.train.steps)
-    return [
-        _cell(ask, method, seed, steps[method.label, seed], prices[method.label, seed], plans)
-        for seed in ask.seeds
-        for method in ask.methods
-    ]
-
-
-def _cell(ask: Ask, method: Method, seed: int, steps: int, price: Price, plans: Plans) -> Cell:
-    key = plans.key(method.label, seed)
-    plan = plans.made.get(key)
-    config = stretched(_trained(ask, method), steps)
-    if plan is not None:
-        mixer = config.mixer.model_validate({"name": "static", "file": str(plan.file)})
-        config = config.model_copy(update={"mixer": mixer})
-    run = (ask.out / "cells" / f"{method.label}-s{seed}").resolve()
-    config = config.model_copy(update={"seed": seed, "run": str(run)})
-    return Cell(method.label, seed, config, price, plans.failed.get(key))
-
-
-def _trained(ask: Ask, method: Method) -> RunConfig:
-    return method.config(ask.config)
-
-
-def _on_cpu(config: RunConfig) -> bool:
-    return pick_device(config.train.device).type == "cpu"
+    cells = []
+    for (label, seed), price in prices.items():
+        key = plans.key(label, seed)
+        config = stretched(config_of[label], steps[label, seed])
+        if key in plans.made:
+            static = {"name": "static", "file": str(plans.made[key].file)}
+            mixer = config.mixer.model_validate(static)
+            config = config.model_copy(update={"mixer": mixer})
+        run = (ask.out / "cells" / f"{label}-s{seed}").resolve()
+        config = config.model_copy(update={"seed": seed, "run": str(run)})
+        cells.append(Cell(label, seed, config, price, plans.failed.get(key)))
+    return cells

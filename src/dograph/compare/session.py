@@ -10,117 +10,90 @@ OUT/cells.csv      one row a cell
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from dograph.compare.arms import Ask, Method
 from dograph.compare.cells import Cell, Plans, Say, lay_out, make_plans
-from dograph.compare.findings import Findings, Outcome, as_json, find
-from dograph.config import RunConfig
+from dograph.compare.findings import (
+    REPORT,
+    CellFindings,
+    Contrast,
+    Findings,
+    MethodFindings,
+    as_json,
+    find,
+)
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import write_text
 from dograph.mixers.registry import build_mixer
-from dograph.plan.jobs import DamagedResultError, Job, Result, read_result
+from dograph.plan.jobs import DamagedResultError, Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
-from dograph.plan.progress import Progress, Tally, open_progress
+from dograph.progress import duration
 from dograph.stats import METRICS
-from dograph.train.assembly import open_lab, open_sampler
+from dograph.train.assembly import CorpusLab, open_sampler
 from dograph.train.forecast import EFFICIENCY, measure_matmul, planned_epochs
 
-# What a comparison writes: all of it as JSON, a row a method and a row a cell as CSV.
+METHODS, CELLS = "methods.csv", "cells.csv"
 
 
-REPORT, METHODS, CELLS = "compare.json", "methods.csv", "cells.csv"
-
-
-def write_findings(out: Path, findings: Findings) -> None:
-    write_text(out / CELLS, as_csv(cell_rows(findings)))
-    write_text(out / METHODS, as_csv(method_rows(findings)))
-    write_text(out / REPORT, as_json(findings))
-
-
-def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Columns are those of all rows, in the order they come up."""
-    rows = list(rows)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def cell_rows(findings: Findings) -> list[dict[str, Any]]:
-    return [_cell_row(cell) for cell in findings["cells"]]
-
-
-def method_rows(findings: Findings) -> list[dict[str, Any]]:
-    return [_method_row(method) for method in findings["methods"]]
-
-
-def _cell_row(cell: Mapping[str, Any]) -> dict[str, Any]:
-    row = {name: cell[name] for name in ("label", "method", "seed", "steps", "tokens")}
-    row |= {f"loss_{name}": value for name, value in cell.get("summaries", {}).items()}
-    row |= {f"loss/{name}": value for name, value in cell.get("losses", {}).items()}
-    row |= {f"epochs/{name}": value for name, value in cell.get("epochs", {}).items()}
-    return row | _costs(cell) | {"command": cell["command"], "error": cell["error"] or ""}
-
-
-def _method_row(method: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "method": method["label"],
-        "mixer": method["mixer"]["name"],
-        "seeds": len(method["cells"]) - len(method["failed"]),
-        "one_plan_for_all_seeds": method["one_plan_for_all_seeds"],
-        "steps": " ".join(map(str, method["steps"])),
-    }
-    for name in METRICS:
-        row[f"loss_{name}"] = method.get("losses", {}).get(name, {}).get("mean", "")
-        row |= _difference(name, method.get("differences", {}).get(name))
-    for name, spread in method.get("sources", {}).items():
-        row[f"loss/{name}"] = spread["mean"]
-    for name, told in method.get("differences", {}).get("sources", {}).items():
-        row |= _difference(f"source/{name}", told)
-    row |= {f"epochs/{name}": value for name, value in method.get("epochs", {}).items()}
-    return row | _costs(method)
-
-
-def _difference(name: str, told: Mapping[str, Any] | None) -> dict[str, Any]:
-    if told is None:
-        return {}
-    row = {f"difference_{name}": told["mean"]}
-    for kind in ("interval", "simultaneous", "over_items"):
-        for end in ("low", "high"):
-            row[f"difference_{name}_{kind}_{end}"] = (told[kind] or {}).get(end, "")
-    row[f"difference_{name}_p"] = "" if told["p"] is None else told["p"]
-    row[f"difference_{name}_p_holm"] = "" if told["p_holm"] is None else told["p_holm"]
-    row[f"difference_{name}_claim"] = told["claim"]
-    return row
-
-
-def _costs(row: Mapping[str, Any]) -> dict[str, Any]:
-    costs = {f"flops_{part}": value for part, value in row["flops"].items()}
-    costs |= {f"seconds_{part}": value for part, value in row.get("seconds", {}).items()}
-    return costs | {"peak_bytes": row.get("peak_bytes", "")}
-
-
-def run_compare(ask: Ask, pool: Pool, say: Say) -> dict[str, Any]:
+def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) -> Findings:
     """Make what is not there yet; write and return what was found.
 
-    A plan or cell that fails is named in the findings, and all others are made.
+    A plan or cell that fails is named in the findings, and all others are made. A folder that is
+    shared may hold more than is asked for: only what is asked for is trained and returned, and
+    compare.json has every finished cell, so that a look at some rows takes none away.
     """
     corpus = open_corpus(ask)
-    ask.take_folder(corpus)
+    whole = ask
+    if shares_folder:
+        joined = ask.join_folder(corpus)
+        whole = replace(joined, methods=tuple(_known(joined.methods, say)))
+    else:
+        ask.take_folder(corpus)
     plans = make_plans(ask, pool, say)
     cells = lay_out(ask, corpus, plans)
-    outcome = train_cells(cells, corpus, pool)
-    findings = find(ask, corpus, plans, cells, outcome)
-    write_findings(ask.out, findings)
+    results, failures = train_cells(cells, corpus, pool)
+    findings = everything = find(ask, corpus, plans, cells, results, failures)
+    if (whole.methods, whole.seeds) != (ask.methods, ask.seeds):
+        there = [m for m in whole.methods if (whole.out / "plans" / f"{m.label}.json").is_file()]
+        # Plans on disk are read, none is made; what they say was said when they were made.
+        before = make_plans(replace(whole, methods=tuple(there)), pool, lambda text: None)
+        both = Plans(before.made | plans.made, plans.failed)
+        shown = []
+        asked = {cell.label for cell in cells}
+        for cell in lay_out(whole, corpus, both):
+            result = None if cell.label in asked else _kept(cell, corpus)
+            if result is not None:
+                results[cell.label] = result
+            if cell.label in asked or result is not None:
+                shown.append(cell)
+        labels = {cell.method for cell in shown}
+        methods = tuple(method for method in whole.methods if method.label in labels)
+        wide = replace(whole, methods=methods)
+        everything = find(wide, corpus, both, shown, results, failures)
+        if everything.proxy is None and (ask.out / REPORT).is_file():
+            # What the proxies of the folder's plans were; what is asked for now may have none.
+            proxy = json.loads((ask.out / REPORT).read_text(encoding="utf-8"))["proxy"]
+            everything = replace(everything, proxy=proxy)
+    write_findings(ask.out, everything)
     return findings
+
+
+def _known(methods: Sequence[Method], say: Say) -> Iterator[Method]:
+    """Those whose mixers can be built; a mixer of the user's own may have moved since."""
+    for method in methods:
+        try:
+            method.is_planned  # noqa: B018  builds it
+        except ConfigError as error:
+            say(f"{method.label} stays in cells/, but is not in {REPORT} this time: {error}")
+        else:
+            yield method
 
 
 def open_corpus(ask: Ask) -> Corpus:
@@ -132,56 +105,29 @@ def open_corpus(ask: Ask) -> Corpus:
             "it with some held out"
         )
     for method in ask.methods:
-        if not method.is_planned:
-            _check_drawn(method, method.config(ask.config), corpus)
+        if method.is_planned:
+            continue
+        # A source that is misspelt should not be told by the last cell, days later.
+        config = method.config(ask.config)
+        mixer = build_mixer(config.mixer.name, config.mixer.options)
+        sampler = open_sampler(config, corpus)
+        try:
+            sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), reason="plan")
+            planned_epochs(config, sampler, mixer)  # what is drawn later, too
+        except DographError as error:
+            raise ConfigError(f"{method.label}: {error}") from error
     return corpus
 
 
-def _check_drawn(method: Method, config: RunConfig, corpus: Corpus) -> None:
-    """A source that is misspelt should not be told by the last cell, days later."""
-    mixer = build_mixer(config.mixer.name, config.mixer.options)
-    sampler = open_sampler(config, corpus)
-    try:
-        sampler.remix(0, mixer.plan(open_lab(config, corpus)), reason="plan")
-        planned_epochs(config, sampler, mixer)  # what is drawn later, too
-    except DographError as error:
-        raise ConfigError(f"{method.label}: {error}") from error
+def train_cells(
+    cells: Sequence[Cell], corpus: Corpus, pool: Pool
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Make every cell that is not there: results and failures, by label.
 
-
-@dataclass(slots=True)
-class _Round:
-    """Cells on their way."""
-
-    outcome: Outcome
-    progress: Progress
-    left: list[Cell] = field(default_factory=list)
-
-    def on_start(self, job: Job) -> None:
-        self.progress.tally.begun(job.label)
-        self.progress.update()
-
-    def on_done(self, job: Job, result: Result) -> None:
-        self.outcome.results[job.label] = result
-        self.left = [cell for cell in self.left if cell.label != job.label]
-        self.progress.tally.ended(job.label, result.seconds)
-        self.progress.update()
-
-    def on_death(self, job: Job, how: str) -> None:
-        self.progress.say(f'the process of "{job.label}" died ({how}); it goes on in another')
-
-    def on_failure(self, error: JobError) -> None:
-        """Set aside the cell that failed."""
-        self.outcome.failures[error.job.label] = str(error)
-        self.left = [cell for cell in self.left if cell.label != error.job.label]
-        # All others were stopped with it, and begin again.
-        self.progress.tally.running.clear()
-        self.progress.tally.total -= 1
-        self.progress.say(str(error))
-
-
-def train_cells(cells: Sequence[Cell], corpus: Corpus, pool: Pool) -> Outcome:
-    """Make every cell that is not there; those that fail are left out, and the rest go on."""
-    outcome = Outcome({}, {cell.label: cell.problem for cell in cells if cell.problem})
+    Cells that fail are left out, and the rest go on.
+    """
+    results: dict[str, Result] = {}
+    failures = {cell.label: cell.problem for cell in cells if cell.problem}
     todo = []
     for cell in cells:
         if cell.problem:
@@ -190,22 +136,26 @@ def train_cells(cells: Sequence[Cell], corpus: Corpus, pool: Pool) -> Outcome:
         if result is None:
             todo.append(cell)
         else:
-            outcome.results[cell.label] = result
+            results[cell.label] = result
     if not todo:
-        return outcome
-    done = len(outcome.results)
-    progress = open_progress(Tally(total=done + len(todo), cached=done, noun="cells"))
-    now = _Round(outcome, progress, todo)
-    try:
-        while now.left:
+        return results, failures
+    done = len(results)
+    with JobProgress("cells", total=done + len(todo), cached=done) as progress:
+
+        def on_done(job: Job, result: Result) -> None:
+            results[job.label] = result
+            progress.on_done(job, result)
+
+        while todo:
             try:
-                jobs = [cell.job for cell in now.left]
-                pool.run(jobs, now.on_done, now.on_start, now.on_death)
+                jobs = [cell.job for cell in todo]
+                pool.run(jobs, on_done, progress.on_start, progress.on_death)
             except JobError as error:
-                now.on_failure(error)
-    finally:
-        progress.close()
-    return outcome
+                failures[error.job.label] = str(error)
+                progress.on_failure(str(error))
+            ended = results.keys() | failures.keys()
+            todo = [cell for cell in todo if cell.label not in ended]
+    return results, failures
 
 
 def _kept(cell: Cell, corpus: Corpus) -> Result | None:
@@ -215,23 +165,28 @@ def _kept(cell: Cell, corpus: Corpus) -> Result | None:
         return None  # the pool makes it anew
 
 
-# What a comparison would cost, before it is started.
-
-
-Without = Callable[[Sequence[str]], str]
-
-
-def leave_out(labels: Sequence[str]) -> str:
-    """How a comparison goes without some methods."""
-    return f"leave {', '.join(labels)} out of --mixers"
-
-
-def forecast_lines(ask: Ask, corpus: Corpus, without: Without = leave_out) -> Iterator[str]:
-    """Cells, FLOPs and a guess of the time; plans by what their first proxies would cost.
+def forecast_lines(
+    ask: Ask,
+    corpus: Corpus,
+    without: Callable[[list[str]], str] = lambda own: f"leave {', '.join(own)} out of --mixers",
+) -> Iterator[str]:
+    """What it would cost: cells, FLOPs, a guess of the time; plans by their first proxies.
 
     `without` tells the user how to do without methods whose plans are refused.
     """
-    plans = _forecast_plans(ask, without)  # first: a refusal should not come after half of it
+    plans: dict[str, str] = {}
+    refused: dict[str, ConfigError] = {}
+    for method in ask.methods:  # first: a refusal should not come after half of it
+        if method.is_planned:
+            assert ask.proxy is not None
+            try:
+                target = method.config(ask.config)
+                plans[method.label] = forecast_plan(target, ask.proxy, lab=ask.lab)
+            except ConfigError as error:
+                refused[method.label] = error
+    if refused:  # all of them at once
+        told = "\n".join(f"{label}: {error}" for label, error in refused.items())
+        raise ConfigError(f"{told}\nOr {without(list(refused))}")
     cells = lay_out(ask, corpus, Plans({}, {}))
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))
@@ -241,39 +196,79 @@ def forecast_lines(ask: Ask, corpus: Corpus, without: Without = leave_out) -> It
         steps = own.config.train.steps
         more = " or more" if ask.budget == "compute" else ""
         yield f"  {method.label}: {steps:,} steps{more}, {own.flops:.3g} FLOPs a run"
-        if method.is_planned:
+        if method.label in plans:
             number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
             yield f"    {number}: {plans[method.label]}"
-    if any(method.is_planned for method in ask.methods):
+    if plans:
         yield "  plans by their first proxies; later ones may depend on what those show"
     flops = sum(cell.flops for cell in cells)
-    speed = EFFICIENCY * measure_matmul(ask.config, 256)
-    guess = flops / speed / 60
+    guess = flops / (EFFICIENCY * measure_matmul(ask.config, 256))
     yield (
-        f"in all {flops:.3g} FLOPs without plans: about {_duration(guess)} of one worker here, "
+        f"in all {flops:.3g} FLOPs without plans: about {duration(guess)} of one worker here, "
         "if its steps reach the usual part of this machine's matmul speed"
     )
 
 
-def _forecast_plans(ask: Ask, without: Without) -> dict[str, str]:
-    """What each plan would cost; all that are refused are told at once."""
-    plans: dict[str, str] = {}
-    refused: dict[str, ConfigError] = {}
-    for method in ask.methods:
-        if method.is_planned:
-            assert ask.proxy is not None
-            try:
-                target = method.config(ask.config)
-                plans[method.label] = forecast_plan(target, ask.proxy, lab=ask.lab)
-            except ConfigError as error:
-                refused[method.label] = error
-    if refused:
-        told = "\n".join(f"{label}: {error}" for label, error in refused.items())
-        raise ConfigError(f"{told}\nOr {without(list(refused))}")
-    return plans
+def write_findings(out: Path, findings: Findings) -> None:
+    """All of it as JSON, a row a method and a row a cell as CSV."""
+    write_text(out / CELLS, _csv([_cell_row(cell) for cell in findings.cells]))
+    write_text(out / METHODS, _csv([_method_row(method) for method in findings.methods]))
+    write_text(out / REPORT, as_json(findings))
 
 
-def _duration(minutes: float) -> str:
-    if minutes < 120:
-        return f"{minutes:.1f} minutes"
-    return f"{minutes / 60:.1f} hours" if minutes < 2880 else f"{minutes / 1440:.1f} days"
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Columns are those of all rows, in the order they come up."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _cell_row(cell: CellFindings) -> dict[str, Any]:
+    row = {name: getattr(cell, name) for name in ("label", "method", "seed", "steps", "tokens")}
+    row |= {f"loss_{name}": value for name, value in cell.summaries.items()}
+    row |= {f"loss/{name}": value for name, value in cell.losses.items()}
+    row |= {f"epochs/{name}": value for name, value in cell.epochs.items()}
+    return row | _costs(cell) | {"command": cell.command, "error": cell.error or ""}
+
+
+def _method_row(method: MethodFindings) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "method": method.label,
+        "mixer": method.mixer["name"],
+        "seeds": len(method.cells) - len(method.failed),
+        "one_plan_for_all_seeds": method.one_plan_for_all_seeds,
+        "steps": " ".join(map(str, method.steps)),
+    }
+    differences = method.differences
+    for name in METRICS:
+        row[f"loss_{name}"] = method.losses[name].mean if method.losses else ""
+        if differences is not None:
+            row |= _difference_columns(name, differences[name])
+    row |= {f"loss/{name}": spread.mean for name, spread in method.sources.items()}
+    if differences is not None:
+        for name, contrast in differences.sources.items():
+            row |= _difference_columns(f"source/{name}", contrast)
+    row |= {f"epochs/{name}": value for name, value in method.epochs.items()}
+    return row | _costs(method)
+
+
+def _difference_columns(name: str, contrast: Contrast) -> dict[str, Any]:
+    row: dict[str, Any] = {"": contrast.mean}
+    for kind in ("interval", "simultaneous", "over_items"):
+        for end in ("low", "high"):
+            row[f"_{kind}_{end}"] = getattr(getattr(contrast, kind), end, "")
+    for p in ("p", "p_holm"):
+        value = getattr(contrast, p)
+        row[f"_{p}"] = "" if value is None else value
+    row["_claim"] = contrast.claim
+    return {f"difference_{name}{column}": value for column, value in row.items()}
+
+
+def _costs(row: CellFindings | MethodFindings) -> dict[str, Any]:
+    costs = {f"flops_{part}": value for part, value in asdict(row.flops).items()}
+    if row.seconds is not None:
+        costs |= {f"seconds_{part}": value for part, value in asdict(row.seconds).items()}
+    return costs | {"peak_bytes": "" if row.peak_bytes is None else row.peak_bytes}

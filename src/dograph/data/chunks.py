@@ -1,8 +1,8 @@
-"""What travels from the reader to the workers: rows not yet checked, and where they came from."""
+"""What is read, and what travels from the reader to the workers: records not yet checked."""
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
@@ -15,6 +15,30 @@ from dograph.errors import CorpusError
 CHUNK_BYTES = 1 << 20
 # A record longer than this is a mistake (a file without line ends), not a document.
 MAX_RECORD_BYTES = 256 << 20
+Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One thing to read: a file, a folder of text, one split of a dataset."""
+
+    kind: Kind
+    name: str  # as the manifest and every message show it
+    split: Split
+    source: str | None  # None: each record says
+    path: Path | None = None
+    hub: tuple[str, str | None] | None = None  # dataset and config
+    part: str | None = None  # split of a dataset
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it holds tokens made elsewhere, not text."""
+        return self.kind in ("megatron", "nanogpt")
+
+    @property
+    def size(self) -> int | None:
+        """Bytes on disk, None where nobody knows."""
+        return None if self.path is None else sum(file.stat().st_size for file in walk(self.path))
 
 
 class Fields(NamedTuple):
@@ -68,9 +92,9 @@ class Chunk(NamedTuple):
     bad: list[Bad]  # what the reader itself had to mend
 
 
-def pick(record: object, path: str) -> object:
+def pick(record: object, path: str | None) -> object:
     """The value at a dotted path, None where there is none; a key may itself hold dots."""
-    if isinstance(record, dict):
+    if isinstance(record, dict) and path is not None:
         if path in record:
             return record[path]
         head, _, rest = path.partition(".")
@@ -79,88 +103,27 @@ def pick(record: object, path: str) -> object:
     return None
 
 
-# What every kind of input is turned into before it is tokenised.
-
-
-class Document(NamedTuple):
-    """One text and the human label it came with."""
-
-    source: str
-    text: str
-
-
-# One thing to read, as every later step sees it.
-
-
-Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
-_LISTED = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One thing to read: a file, a folder of text, one split of a dataset."""
-
-    kind: Kind
-    name: str  # as the manifest and every message show it
-    split: Split
-    source: str | None  # None: each record says
-    path: Path | None = None
-    hub: tuple[str, str | None] | None = None  # dataset and config
-    part: str | None = None  # split of a dataset
-
-    @property
-    def is_tokens(self) -> bool:
-        """Whether it holds tokens made elsewhere, not text."""
-        return self.kind in ("megatron", "nanogpt")
-
-
-class Resolved(NamedTuple):
-    """What to read, and what lies beside it and is not read."""
-
-    inputs: list[Input]
-    left_out: list[str]
-
-
-def joined(found: Iterable[Resolved]) -> Resolved:
-    """Several as one, in order."""
-    inputs: list[Input] = []
-    left_out: list[str] = []
-    for one in found:
-        inputs += one.inputs
-        left_out += one.left_out
-    return Resolved(inputs, left_out)
-
-
-def listed(names: Sequence[str]) -> str | None:
+def listed(names: Sequence[str], most: int = 20) -> str | None:
     """Names in a line of bounded length, None where there are none."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more if names else None
-
-
-# The files behind an input on disk: in what order, how large, and whether they have changed.
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else None
 
 
 def walk(folder: Path) -> Iterator[Path]:
     """Every file under a folder (or the file itself), hidden ones apart, in a fixed order."""
+
+    def unreadable(error: OSError) -> NoReturn:
+        raise CorpusError(
+            f"cannot look into {error.filename} ({error.strerror}); make it readable, or move it "
+            "away"
+        ) from error
+
     if folder.is_file():
         yield folder
         return
-    for root, folders, files in os.walk(folder, onerror=_unreadable):
+    for root, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root) / name for name in sorted(files) if not name.startswith("."))
-
-
-def _unreadable(error: OSError) -> NoReturn:
-    raise CorpusError(
-        f"cannot look into {error.filename} ({error.strerror}); make it readable, or move it away"
-    ) from error
-
-
-def size_of(path: Path | None) -> int | None:
-    """Bytes on disk, None where nobody knows."""
-    if path is None:
-        return None
-    return sum(file.stat().st_size for file in walk(path))
 
 
 def stamp(path: Path | None) -> str:

@@ -15,9 +15,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dograph.errors import CorpusError, require
 from dograph.files import write_json
 
-# The manifest of a prepared corpus: what is in it, how it was made, digests to check it by.
-
-
 MANIFEST = "manifest.json"
 Split = Literal["train", "validation"]
 
@@ -51,9 +48,14 @@ class TokenizerEntry(BaseModel):
     vocab_size: int
     eot_id: int | None  # appended to every document
 
+    @property
+    def token_dtype(self) -> Literal["uint16", "uint32"]:
+        """The type that its ids are stored as."""
+        return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
+
 
 class Manifest(BaseModel):
-    """Everything about a prepared corpus but the tokens."""
+    """What is in a prepared corpus, how it was made, digests to check it by."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -85,12 +87,6 @@ class Manifest(BaseModel):
         write_json(directory / MANIFEST, self.model_dump())
 
 
-# Memory-mapped tokens of one stratum: blocks for training, documents for people.
-#
-# A block is `seq_len` consecutive tokens; blocks do not overlap, and the tail that does not fill a
-# block is left out. Documents run on inside a block, divided by the end-of-text token.
-
-
 # One record a document, in the order of the tokens.
 DOCUMENT_DTYPE = np.dtype(
     [
@@ -113,7 +109,12 @@ class DocumentSpan:
 
 
 class StratumTokens:
-    """One stratum, memory-mapped: opening it reads nothing."""
+    """One stratum, memory-mapped: blocks for training, documents for people.
+
+    Opening it reads nothing. A block is `seq_len` consecutive tokens; blocks do not overlap, and
+    the tail that does not fill a block is left out. Documents run on inside a block, divided by the
+    end-of-text token.
+    """
 
     def __init__(self, directory: Path, entry: StratumEntry) -> None:
         self.entry = entry
@@ -195,9 +196,8 @@ class Corpus:
     def tokens_by_source(self, split: Split = "train") -> dict[str, int]:
         totals = dict.fromkeys(self.sources, 0)
         for stratum in self.strata(split):
-            totals[stratum.entry.source] = (
-                totals.get(stratum.entry.source, 0) + stratum.entry.tokens
-            )
+            source = stratum.entry.source
+            totals[source] = totals.get(source, 0) + stratum.entry.tokens
         return totals
 
     def bytes_per_token(self, split: Split) -> dict[str, float | None]:
@@ -228,7 +228,6 @@ class Corpus:
 
 
 # A fixed choice of blocks with equally many from every source, for looking at what a model sees.
-#
 # No draw is involved: the same corpus and numbers give the same blocks.
 
 

@@ -1,8 +1,9 @@
-"""The embedded demo corpus: real text that every Python installation carries, each kind a source.
+"""Corpora that need no download: the demo corpus, and planted ones.
 
-It needs no download. `docstrings`, `bytecode`, `topics`, `unicode` and `tables` are there on every
-CPython, `code` wherever the standard library has its source files, and `tests`, `mail` and
-`numbers` wherever it has its test suite.
+The demo corpus is real text that every Python installation carries, each kind a source.
+`docstrings`, `bytecode`, `topics`, `unicode` and `tables` are there on every CPython, `code`
+wherever the standard library has its source files, and `tests`, `mail` and `numbers` wherever it
+has its test suite.
 """
 
 import ast
@@ -14,7 +15,7 @@ import re
 import sys
 import sysconfig
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from encodings import aliases
 from html.entities import html5
 from http import HTTPStatus
@@ -22,12 +23,11 @@ from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType
-from typing import Any, Literal
+from typing import Any, NamedTuple
 from zipimport import zipimporter
 
 import numpy as np
 
-from dograph.data.chunks import Document
 from dograph.errors import ConfigError, did_you_mean
 from dograph.rng import key64, stream
 
@@ -57,11 +57,18 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _Documented = ast.Module | _Definition
 
 
+class Document(NamedTuple):
+    """One text and the human label it came with."""
+
+    source: str
+    text: str
+
+
 def demo_documents() -> Iterator[Document]:
     """The demo corpus, source by source: the same on every run of one Python installation."""
-    makers = {
-        "code": _code,
-        "tests": _tests,
+    makers: dict[str, Callable[[], Iterable[str]]] = {
+        "code": lambda: (without_docstrings(source, tree) for _, source, tree in _modules()),
+        "tests": lambda: map(_read, _mixed_files(_standard_library().glob("test/**/test_*.py"))),
         "docstrings": _docstrings,
         "bytecode": _bytecode,
         "topics": _topics,
@@ -94,35 +101,24 @@ def without_docstrings(source: str, tree: ast.Module) -> str:
     return "\n".join(line for line in lines if line is not None)
 
 
-def _code() -> Iterator[str]:
-    return (without_docstrings(source, tree) for _, source, tree in _modules())
-
-
-def _tests() -> Iterator[str]:
-    return map(_read, _mixed_files(_standard_library().glob("test/**/test_*.py")))
-
-
 def _docstrings() -> Iterator[str]:
     # Those of the built-in types are compiled in, so they need no source file.
     for name, value in sorted(vars(builtins).items()):
         if isinstance(value, type):
-            yield from _packed(f"{key}\n\n{text}" for key, text in _live_docstrings(name, value))
+            members: list[tuple[str, Any]] = [(name, value)]
+            members += [(f"{name}.{key}", member) for key, member in sorted(vars(value).items())]
+            yield from _packed(
+                f"{key}\n\n{member.__doc__}"
+                for key, member in members
+                if isinstance(member.__doc__, str)
+            )
     for module, _, tree in _modules():
-        found = _docstrings_of(tree, module)
-        yield from _packed(f"{name}\n\n{text}" for name, text in found)
+        yield from _packed(_docstrings_of(tree, module))
 
 
-def _live_docstrings(name: str, value: type) -> Iterator[tuple[str, str]]:
-    members: list[tuple[str, Any]] = [(name, value)]
-    members += [(f"{name}.{key}", member) for key, member in sorted(vars(value).items())]
-    for key, member in members:
-        if isinstance(member.__doc__, str):
-            yield key, member.__doc__
-
-
-def _docstrings_of(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+def _docstrings_of(node: ast.AST, name: str) -> Iterator[str]:
     if isinstance(node, _Documented) and (text := ast.get_docstring(node)):
-        yield name, text
+        yield f"{name}\n\n{text}"
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             inner = f"{name}.{child.name}" if isinstance(child, _Definition) else name
@@ -158,15 +154,15 @@ def _disassembled(code: CodeType, name: str) -> Iterator[str]:
             yield from _disassembled(constant, f"{name}.{constant.co_name}")
 
 
-def _topics() -> Iterator[str]:
+def _topics() -> list[str]:
     try:
         from pydoc_data.topics import topics  # here, for it is half a megabyte
     except ModuleNotFoundError:  # a minimal installation
-        return iter(())
-    return (text for _, text in sorted(topics.items()))
+        return []
+    return [text for _, text in sorted(topics.items())]
 
 
-def _unicode() -> Iterator[str]:
+def _unicode() -> list[str]:
     lines: list[str] = []
     for char in map(chr, range(0x20, 0x20000)):
         name = unicodedata.name(char, "")
@@ -179,23 +175,21 @@ def _unicode() -> Iterator[str]:
             if parts := unicodedata.decomposition(char):
                 facts.append(f"made of {parts}")
             lines.append(f"{char} U+{ord(char):04X} is {name.lower()}: {', '.join(facts)}.")
-    return iter(_mixed(_packed(lines, "\n")))
+    return _mixed(_packed(lines, "\n"))
 
 
-def _numbers() -> Iterator[str]:
+def _numbers() -> list[str]:
     texts = map(_read, sorted(_standard_library().glob("test/**/*.decTest")))
-    return iter(_mixed(part for text in texts for part in _packed(text.splitlines(), "\n")))
+    return _mixed(part for text in texts for part in _packed(text.splitlines(), "\n"))
 
 
 def _tables() -> Iterator[str]:
-    yield from _packed((f"&{k}\t{v}\t{_names(v)}" for k, v in sorted(html5.items())), "\n")
+    spelled = {text: [unicodedata.name(c, "CONTROL") for c in text] for text in html5.values()}
+    entities = (f"&{k}\t{v}\t{', '.join(spelled[v])}" for k, v in sorted(html5.items()))
+    yield from _packed(entities, "\n")
     yield from _packed((f"{k}\t{v}" for k, v in sorted(locale.locale_alias.items())), "\n")
     yield from _packed((f"{k}\t{v}" for k, v in sorted(aliases.aliases.items())), "\n")
     yield from _packed((f"{s.value}\t{s.phrase}\t{s.description}" for s in HTTPStatus), "\n")
-
-
-def _names(text: str) -> str:
-    return ", ".join(unicodedata.name(char, "CONTROL") for char in text)
 
 
 def _mail() -> Iterator[str]:
@@ -248,51 +242,40 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _packed(pieces: Iterable[str], separator: str = "\n\n") -> Iterator[str]:
-    """Join short pieces to texts of about PACK_CHARS."""
+def _packed(
+    pieces: Iterable[str], separator: str = "\n\n", chars: float = PACK_CHARS
+) -> Iterator[str]:
+    """Join short pieces to texts of about `chars`."""
     packed, length = [], 0
     for piece in pieces:
         packed.append(piece)
         length += len(piece)
-        if length >= PACK_CHARS:
+        if length >= chars:
             yield separator.join(packed)
             packed, length = [], 0
     yield separator.join(packed)
 
 
 def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:
-    """Split long texts, leave out what is too short or is not UTF-8, stop at `max_chars`."""
+    """Split long texts, leave out what is too short or is not UTF-8, stop at `max_chars`.
+
+    The parts of a text are whole lines of about equal length, none much longer than SPLIT_CHARS.
+    """
     kept: list[str] = []
     length = 0
     for text in texts:
-        for part in _split(text):
+        num_parts = max(math.ceil(len(text) / SPLIT_CHARS), 1)
+        for part in _packed(text.splitlines(keepends=True), "", len(text) / num_parts):
             if length >= max_chars:
                 return kept
-            if len(part) >= MIN_CHARS and _is_utf8(part):
+            try:
+                part.encode()
+            except UnicodeEncodeError:  # a lone surrogate
+                continue
+            if len(part) >= MIN_CHARS:
                 kept.append(part)
                 length += len(part)
     return kept
-
-
-def _split(text: str) -> Iterator[str]:
-    """Parts of whole lines and about equal length, none much longer than SPLIT_CHARS."""
-    num_parts = math.ceil(len(text) / SPLIT_CHARS)
-    part, length = [], 0
-    for line in text.splitlines(keepends=True):
-        part.append(line)
-        length += len(line)
-        if length * num_parts >= len(text):
-            yield "".join(part)
-            part, length = [], 0
-    yield "".join(part)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return True
 
 
 # Planted corpora: made-up text whose sources, and whose best possible loss, are known exactly.
@@ -305,9 +288,6 @@ def _is_utf8(text: str) -> bool:
 #
 # The optional source `noise` draws words independently and uniformly: there is nothing to learn.
 
-
-Kind = Literal["unigram", "bigram"]
-
 NUM_WORDS = 64
 NOISE = "noise"
 # Frequency of the r-th most frequent word of a source is proportional to r ** -exponent. The
@@ -319,7 +299,7 @@ FOLLOW_PROBABILITIES = {"alpha": 0.995, "beta": 0.99, "gamma": 0.98, "delta": 0.
 
 
 def planted_documents(
-    kind: Kind,
+    kind: str,
     *,
     noise: bool = False,
     seed: int = 0,
@@ -332,7 +312,15 @@ def planted_documents(
         first_V = word_probabilities(kind, source, seed)
         next_VV = transitions(kind, source, seed)
         rng = stream(seed, "planted", kind, source)
-        for word_T in _sample(first_V, next_VV, (num_documents, num_words), rng):
+        word_DT = np.empty((num_documents, num_words), dtype=np.int64)
+        # Inverse transform sampling; the last threshold is left out: rounding may put it below 1.
+        threshold_VV = next_VV.cumsum(axis=1)[:, :-1]
+        uniform_D = rng.random(num_documents)
+        word_DT[:, 0] = np.searchsorted(first_V.cumsum()[:-1], uniform_D, side="right")
+        for position in range(1, num_words):
+            threshold_DV = threshold_VV[word_DT[:, position - 1]]
+            word_DT[:, position] = (threshold_DV <= rng.random((num_documents, 1))).sum(axis=1)
+        for word_T in word_DT:
             yield Document(source, " ".join(words[word] for word in word_T))
 
 
@@ -352,7 +340,7 @@ def vocabulary(seed: int = 0) -> list[str]:
     ]
 
 
-def word_probabilities(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
+def word_probabilities(kind: str, source: str, seed: int = 0) -> np.ndarray:
     """How frequent each word is in a source, (V,): the stationary distribution of its chain."""
     _check(kind, source)
     if kind == "bigram" or source == NOISE:
@@ -363,7 +351,7 @@ def word_probabilities(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
     return frequency_V
 
 
-def transitions(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
+def transitions(kind: str, source: str, seed: int = 0) -> np.ndarray:
     """Probability of the next word (column) given this one (row), (V, V).
 
     In `bigram` this is a mixture of the uniform matrix and six random permutations. All are doubly
@@ -381,7 +369,7 @@ def transitions(kind: Kind, source: str, seed: int = 0) -> np.ndarray:
     return next_VV
 
 
-def entropy_rate(kind: Kind, source: str, seed: int = 0) -> float:
+def entropy_rate(kind: str, source: str, seed: int = 0) -> float:
     """Nats per word that remain when the chain is known: no model's loss can be lower.
 
     H = -sum_i p_i sum_j P_ij log P_ij, with p stationary. The first word of a document costs
@@ -391,27 +379,8 @@ def entropy_rate(kind: Kind, source: str, seed: int = 0) -> float:
     return float(-p_V @ (next_VV * np.log(next_VV)).sum(axis=1))
 
 
-def _sample(
-    first_V: np.ndarray, next_VV: np.ndarray, shape: tuple[int, int], rng: np.random.Generator
-) -> np.ndarray:
-    """Word indices, (D, T), from a chain that starts in its stationary distribution."""
-    num_documents, num_words = shape
-    word_DT = np.empty(shape, dtype=np.int64)
-    # Inverse transform sampling; the last threshold is left out, for rounding may put it below 1.
-    threshold_VV = next_VV.cumsum(axis=1)[:, :-1]
-    word_DT[:, 0] = np.searchsorted(first_V.cumsum()[:-1], rng.random(num_documents), side="right")
-    for position in range(1, num_words):
-        threshold_DV = threshold_VV[word_DT[:, position - 1]]
-        word_DT[:, position] = (threshold_DV <= rng.random((num_documents, 1))).sum(axis=1)
-    return word_DT
-
-
 def _check(kind: str, source: str) -> None:
-    if kind not in ("unigram", "bigram"):
-        raise ConfigError(
-            f'no planted corpus "{kind}"; {did_you_mean(kind, ["unigram", "bigram"])}'
-        )
-    if source not in source_names(noise=True):
-        raise ConfigError(
-            f'no planted source "{source}"; {did_you_mean(source, source_names(noise=True))}'
-        )
+    allowed = {"corpus": ["unigram", "bigram"], "source": source_names(noise=True)}
+    for what, given in (("corpus", kind), ("source", source)):
+        if given not in allowed[what]:
+            raise ConfigError(f'no planted {what} "{given}"; {did_you_mean(given, allowed[what])}')

@@ -6,23 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 import dograph
 from dograph.data.chunks import Input
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
-from dograph.data.journal import (
-    STAGING,
-    Value,
-    clear,
-    fingerprint,
-    read_journal,
-    require_same,
-)
+from dograph.data.finish import file_stems, publish, write_document_index
+from dograph.data.journal import Recorded, clear, read_journal
 from dograph.data.options import PrepareOptions
-from dograph.data.publish import file_stems, publish, write_document_index
 from dograph.data.tokenizer import (
     TOKENIZER_FILE,
     FoundTokenizer,
@@ -34,11 +27,9 @@ from dograph.data.tokenizer import (
 from dograph.errors import ConfigError, CorpusError
 from dograph.files import sha256_of, write_text
 
-# Files of tokens made elsewhere, read block by block.
-
-
 TokenDtype = Literal["uint8", "uint16", "uint32", "int16", "int32", "int64"]
 BLOCK_TOKENS = 1 << 20
+_BLOCK_DOCUMENTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,55 +50,15 @@ class TokenFile:
                 yield np.fromfile(file, dtype, min(BLOCK_TOKENS, end - first))
 
 
-class Digest(NamedTuple):
-    """What reading a run of tokens tells."""
-
-    sha256: str
-    largest: int
-    bytes: int | None
-
-
-def digest(
-    file: TokenFile, start: int, end: int, vocab_size: int | None, bytes_V: np.ndarray | None
-) -> Digest:
-    """Read a run of tokens once: refuse ids out of range, hash, find the largest, count bytes."""
-    sha = hashlib.sha256()
-    largest = size = 0
-    position = start
-    for block in file.blocks(start, end):
-        low, high = int(block.min()), int(block.max())
-        if low < 0 or (vocab_size is not None and high >= vocab_size):
-            wrong = (block < 0) | (block >= (vocab_size if vocab_size is not None else high + 1))
-            at = int(np.flatnonzero(wrong)[0])
-            limit = "" if vocab_size is None else f" and below the vocabulary size {vocab_size}"
-            raise CorpusError(
-                f"{file.path}: token {position + at} is {int(block[at])}; ids must be at least 0"
-                f"{limit}. Is it the right --tokenizer (or --vocab-size) for this file?"
-            )
-        largest = max(largest, high)
-        if bytes_V is not None:
-            size += int(bytes_V[block].sum())
-        sha.update(block.tobytes())
-        position += len(block)
-    return Digest(sha.hexdigest(), largest, size if bytes_V is not None else None)
-
-
 # Megatron's indexed datasets: tokens in NAME.bin, sequences and documents in NAME.idx.
 #
 # The index: magic, version, type code of the tokens, number of sequences, number of document
 # bounds; then the sequences' lengths (int32) and byte offsets (int64), then the bounds (int64),
 # which count sequences. All little-endian.
 
-
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-_DTYPES: dict[int, TokenDtype] = {
-    1: "uint8",
-    3: "int16",
-    4: "int32",
-    5: "int64",
-    8: "uint16",
-}
+_DTYPES: dict[int, TokenDtype] = {1: "uint8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _UNUSABLE = {2: "int8", 6: "float64", 7: "float32"}
 
 
@@ -132,21 +83,34 @@ def open_megatron(tokens: Path) -> tuple[TokenFile, Iterator[np.ndarray]]:
             f"{index} holds {index.stat().st_size} bytes; {sequences} sequences and {bounds} "
             f"document bounds need {wanted}, and there must be at least one document"
         )
-    unmeasured = TokenFile(tokens, _DTYPES[code], header_bytes=0, tokens=0)
-    return _checked(unmeasured, index, sequences, bounds)
-
-
-def _checked(
-    file: TokenFile, index: Path, sequences: int, bounds: int
-) -> tuple[TokenFile, Iterator[np.ndarray]]:
-    """Refuse an index that does not describe this token file from end to end."""
-    at = _HEADER.size
+    at, itemsize = _HEADER.size, np.dtype(_DTYPES[code]).itemsize
     length_S = np.memmap(index, "<i4", "r", at, (sequences,))
     offset_S = np.memmap(index, "<i8", "r", at + 4 * sequences, (sequences,))
     bound_D = np.memmap(index, "<i8", "r", at + 12 * sequences, (bounds,))
-    itemsize = np.dtype(file.dtype).itemsize
+    _refuse_index(index, tokens, itemsize, length_S, offset_S, bound_D)
+    num_tokens = tokens.stat().st_size // itemsize
+
+    def ends_D() -> Iterator[np.ndarray]:
+        """A document ends where the sequence after it starts."""
+        for first in range(1, bounds, BLOCK_TOKENS):
+            block = bound_D[first : first + BLOCK_TOKENS]
+            inside = np.minimum(block, sequences - 1)
+            yield np.where(block < sequences, offset_S[inside] // itemsize, num_tokens)
+
+    return TokenFile(tokens, _DTYPES[code], 0, num_tokens), ends_D()
+
+
+def _refuse_index(
+    index: Path,
+    tokens: Path,
+    itemsize: int,
+    length_S: np.ndarray,
+    offset_S: np.ndarray,
+    bound_D: np.ndarray,
+) -> None:
+    """Refuse an index that does not describe its token file from end to end."""
     expected = 0  # where the next sequence should start
-    for first in range(0, sequences, BLOCK_TOKENS):
+    for first in range(0, len(length_S), BLOCK_TOKENS):
         lengths = length_S[first : first + BLOCK_TOKENS].astype(np.int64)
         ends = expected + np.cumsum(lengths) * itemsize
         starts = np.concatenate([[expected], ends[:-1]])
@@ -157,37 +121,23 @@ def _checked(
                 "the index is damaged"
             )
         expected = int(ends[-1])
-    size = file.path.stat().st_size
+    size = tokens.stat().st_size
     if size != expected or not size:
         raise CorpusError(
-            f"{file.path} holds {size} bytes, its index {index} describes {expected}; "
+            f"{tokens} holds {size} bytes, its index {index} describes {expected}; "
             "copy both files again"
         )
     previous = 0
-    for first in range(0, bounds, BLOCK_TOKENS):
+    for first in range(0, len(bound_D), BLOCK_TOKENS):
         block = bound_D[first : first + BLOCK_TOKENS]
-        if (np.diff(block, prepend=previous) < 0).any() or int(block[-1]) > sequences:
+        if (np.diff(block, prepend=previous) < 0).any() or int(block[-1]) > len(length_S):
             raise CorpusError(f"{index}: its document bounds are out of range or out of order")
         previous = int(block[-1])
-    if bound_D[0] != 0 or bound_D[-1] != sequences:
-        raise CorpusError(f"{index}: its documents do not cover all {sequences} sequences")
-    num_tokens = size // itemsize
-    ends_D = _document_ends(bound_D, offset_S, itemsize, num_tokens)
-    return replace(file, tokens=num_tokens), ends_D
-
-
-def _document_ends(
-    bound_D: np.ndarray, offset_S: np.ndarray, itemsize: int, num_tokens: int
-) -> Iterator[np.ndarray]:
-    """A document ends where the sequence after it starts."""
-    for first in range(1, len(bound_D), BLOCK_TOKENS):
-        block = bound_D[first : first + BLOCK_TOKENS]
-        inside = np.minimum(block, len(offset_S) - 1)
-        yield np.where(block < len(offset_S), offset_S[inside] // itemsize, num_tokens)
+    if bound_D[0] != 0 or bound_D[-1] != len(length_S):
+        raise CorpusError(f"{index}: its documents do not cover all {len(length_S)} sequences")
 
 
 # Flat files of tokens: nanoGPT's (nothing but uint16), and those of llm.c with a header.
-
 
 GPT2_EOT = 50256
 _HEADER_INTS = 256
@@ -230,18 +180,11 @@ def document_ends(file: TokenFile, eot_id: int | None) -> Iterator[np.ndarray]:
         yield np.array([file.tokens], np.int64)
 
 
-def holds_token(file: TokenFile, token: int) -> bool:
-    return any(bool((block == token).any()) for block in file.blocks(0, file.tokens))
-
-
-_BLOCK_DOCUMENTS = 1 << 16
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Consecutive documents of a token file that go to one split."""
 
-    entry: Input
+    source: str
     number: int  # of the input
     split: Split
     file: TokenFile
@@ -266,89 +209,87 @@ class _Run:
             block["input"] = self.number
             yield block
 
+    def digest(
+        self, vocab_size: int | None, bytes_V: np.ndarray | None
+    ) -> tuple[str, int, int | None]:
+        """Read the tokens once, refuse ids out of range: their hash, the largest, their bytes."""
+        sha = hashlib.sha256()
+        largest = size = 0
+        position = self.start
+        for block in self.file.blocks(self.start, self.end):
+            low, high = int(block.min()), int(block.max())
+            if low < 0 or (vocab_size is not None and high >= vocab_size):
+                most = high if vocab_size is None else vocab_size - 1
+                at = int(np.flatnonzero((block < 0) | (block > most))[0])
+                limit = "" if vocab_size is None else f" and below the vocabulary size {vocab_size}"
+                raise CorpusError(
+                    f"{self.file.path}: token {position + at} is {int(block[at])}; ids must be at "
+                    f"least 0{limit}. Is it the right --tokenizer (or --vocab-size) for this file?"
+                )
+            largest = max(largest, high)
+            if bytes_V is not None:
+                size += int(bytes_V[block].sum())
+            sha.update(block.tobytes())
+            position += len(block)
+        return sha.hexdigest(), largest, size if bytes_V is not None else None
+
 
 def prepare_external(
-    inputs: list[Input],
     options: PrepareOptions,
+    inputs: list[Input],
     found: FoundTokenizer | None,
-    recorded: dict[str, Value],
-    stamps: dict[str, str],
+    recorded: Recorded,
 ) -> Manifest:
     """Index token files, check them, and write the manifest of a corpus over them."""
-    _refuse_text(inputs, options, found)
-    _refuse_strata(inputs, options.strata)
-    built = options.out / STAGING / "finished"
-    journal = None if options.restart else read_journal(built.parent)
+    _refuse(options, inputs, found)
+    built = options.staging / "finished"
+    journal = None if options.restart else read_journal(options.staging)
     if journal is not None:  # of text, half done
-        require_same(journal, recorded, stamps)
-    clear(built.parent)
+        journal.require_same(recorded)
+    clear(options.staging)
     built.mkdir()
-    meaning = _meaning(options, found, built)
-    given = any(entry.split == "validation" for entry in inputs)
-    fraction = 0.0 if given else options.held_out
+    vocab_size, given_eot, bytes_V = options.vocab_size, options.eot_id, None
+    if found is not None:
+        path = built / TOKENIZER_FILE
+        write_text(path, found.content)
+        tokenizer = open_tokenizer(path, options.tokenizer)
+        if given_eot is None:
+            given_eot = end_of_text(tokenizer, options.eot, found.eos)
+        vocab_size, bytes_V = vocabulary_size(tokenizer), token_bytes(path, given_eot)
     runs: list[_Run] = []
-    eot_id = meaning.eot_id
+    eot_id = given_eot
     guessed = False
     for number, entry in enumerate(inputs):
-        file, ends_D, used_eot = _open(entry, number, meaning.eot_id, built.parent)
-        guessed |= used_eot is not None and meaning.eot_id is None
+        file, ends_D, used_eot = _open(entry, number, given_eot, options.staging)
+        guessed |= used_eot is not None and given_eot is None
         eot_id = used_eot if eot_id is None else eot_id
-        runs += _split(_Run(entry, number, entry.split, file, ends_D, 0, len(ends_D)), fraction)
-    digests = [
-        digest(run.file, run.start, run.end, meaning.vocab_size, meaning.bytes_V) for run in runs
-    ]
-    vocab_size = meaning.vocab_size or max(made.largest for made in digests) + 1
+        whole = _Run(entry.source or "", number, entry.split, file, ends_D, 0, len(ends_D))
+        runs += _split(whole, options.held_out(inputs))
+    digests = [run.digest(vocab_size, bytes_V) for run in runs]
     entries = _entries(runs, digests, built)
     manifest = Manifest(
         tokenizer=TokenizerEntry(
             name=options.tokenizer if found else "unknown",
             file=TOKENIZER_FILE if found else None,
             sha256=sha256_of(built / TOKENIZER_FILE) if found else None,
-            vocab_size=vocab_size,
+            vocab_size=vocab_size or max(largest for _, largest, _ in digests) + 1,
             eot_id=eot_id,
         ),
         inputs=[entry.name for entry in inputs],
         train=[entry for run, entry in zip(runs, entries, strict=True) if run.split == "train"],
         validation=[e for run, e in zip(runs, entries, strict=True) if run.split != "train"],
         options={
-            **recorded,
+            **recorded.options,
             "eot_guessed": guessed,
-            "fingerprint": fingerprint(recorded, stamps),
+            "fingerprint": recorded.fingerprint,
         },
         made_by=f"dograph {dograph.__version__}",
     )
-    if options.strata > 1:
-        from dograph.data.strata import split_into_strata
-
-        manifest = split_into_strata(built, manifest, options.strata, options.seed)
-    publish(manifest, built, options.out)
-    clear(built.parent)
-    return manifest
+    return publish(options, manifest, built)
 
 
-@dataclass(frozen=True, slots=True)
-class _Meaning:
-    """What is known of the token ids."""
-
-    vocab_size: int | None
-    eot_id: int | None
-    bytes_V: np.ndarray | None
-
-
-def _meaning(options: PrepareOptions, found: FoundTokenizer | None, built: Path) -> _Meaning:
-    if found is None:
-        return _Meaning(options.vocab_size, options.eot_id, None)
-    write_text(built / TOKENIZER_FILE, found.content)
-    tokenizer = open_tokenizer(built / TOKENIZER_FILE, options.tokenizer)
-    eot_id = options.eot_id
-    if eot_id is None:
-        eot_id = end_of_text(tokenizer, options.eot, found.eos)
-    return _Meaning(vocabulary_size(tokenizer), eot_id, token_bytes(built / TOKENIZER_FILE, eot_id))
-
-
-def _refuse_text(
-    inputs: list[Input], options: PrepareOptions, found: FoundTokenizer | None
-) -> None:
+def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer | None) -> None:
+    """What tokens made elsewhere cannot be asked for."""
     text = [entry.name for entry in inputs if not entry.is_tokens]
     if text:
         raise CorpusError(
@@ -357,12 +298,9 @@ def _refuse_text(
         )
     if options.eot is not None and found is None:
         raise ConfigError("--eot names a token of --tokenizer; without one, give --eot-id")
-
-
-def _refuse_strata(inputs: list[Input], strata: int) -> None:
     files = Counter((entry.split, entry.source) for entry in inputs)
     for (split, source), number in files.items():
-        if strata > 1 and number > 1:
+        if options.strata > 1 and number > 1:
             raise ConfigError(
                 f'--strata cannot divide "{source}": it lies in {number} token files ({split}), '
                 "and only a source in one file can be divided; leave --strata out, make one file "
@@ -379,13 +317,14 @@ def _open(
         file, blocks = open_megatron(entry.path)
     else:
         file = open_nanogpt(entry.path)
-        if eot_id is None and file.dtype == "uint16" and holds_token(file, GPT2_EOT):
-            eot_id = GPT2_EOT
+        if eot_id is None and file.dtype == "uint16":
+            ends = (bool((block == GPT2_EOT).any()) for block in file.blocks(0, file.tokens))
+            eot_id = GPT2_EOT if any(ends) else None
         blocks = document_ends(file, eot_id)
     path = folder / f"{number:04d}.ends"
-    with open(path, "wb") as ends:
+    with open(path, "wb") as output:
         for block in blocks:
-            ends.write(block.astype("<i8").tobytes())
+            output.write(block.astype("<i8").tobytes())
     return file, np.memmap(path, "<i8", "r"), eot_id
 
 
@@ -400,34 +339,34 @@ def _split(run: _Run, fraction: float) -> list[_Run]:
     return [replace(run, last=cut), replace(run, first=cut, split="validation")]
 
 
-def _entries(runs: list[_Run], digests: list[Digest], built: Path) -> list[StratumEntry]:
-    files = Counter((run.split, run.entry.source) for run in runs)
-    stems = file_stems({run.entry.source or "" for run in runs})
+def _entries(
+    runs: list[_Run], digests: list[tuple[str, int, int | None]], built: Path
+) -> list[StratumEntry]:
+    """The strata, with their document files: a source in several files is one stratum a file."""
+    files = Counter((run.split, run.source) for run in runs)
+    stems = file_stems({run.source for run in runs})
     seen: Counter[tuple[Split, str]] = Counter()
     entries = []
-    for run, made in zip(runs, digests, strict=True):
-        source = run.entry.source or ""
-        key = (run.split, source)
-        # a source in several files is several strata, one a file
-        several = files[key] > 1
-        suffix = f".{seen[key]}" if several else ""
-        name = f"{run.split}/{stems[source]}{suffix}.documents.npy"
+    for run, (sha256, _, num_bytes) in zip(runs, digests, strict=True):
+        key = (run.split, run.source)
+        number = f"{seen[key]}" if files[key] > 1 else ""
+        seen[key] += 1
+        name = f"{run.split}/{stems[run.source]}{number and f'.{number}'}.documents.npy"
         (built / name).parent.mkdir(exist_ok=True)
         write_document_index(built / name, run.documents(), run.last - run.first)
         entries.append(
             StratumEntry(
-                source=source,
-                stratum=f"{source}/{seen[key]}" if several else source,
+                source=run.source,
+                stratum=f"{run.source}/{number}" if number else run.source,
                 file=str(run.file.path.resolve()),
                 dtype=run.file.dtype,
                 header_bytes=run.file.header_bytes,
                 first_token=run.start,
                 tokens=run.end - run.start,
                 documents=run.last - run.first,
-                bytes=made.bytes,
-                sha256=made.sha256,
+                bytes=num_bytes,
+                sha256=sha256,
                 documents_file=name,
             )
         )
-        seen[key] += 1
     return entries

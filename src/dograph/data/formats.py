@@ -1,30 +1,157 @@
-"""Parquet files, row by row, reading only the columns that are asked for."""
+"""The file formats of text: lines (plain or compressed), parquet, Hugging Face datasets."""
 
 import lzma
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from dograph.data import chunks
-from dograph.data.chunks import Bad, Fields, Lost, Row, pick
+from dograph.data.chunks import Bad, Chunk, Fields, Lost, Position, Row, pick
 from dograph.errors import CorpusError, MissingExtraError, did_you_mean, require
 
+# Compressed files as a stream of bytes, in constant memory, that notices where they break off.
+
+READ_BYTES = 64 << 10
+ARCHIVES = (".gz", ".xz", ".zst")
+
+
+class BrokenArchiveError(CorpusError):
+    """A compressed file ends too early or is damaged; everything before was handed out."""
+
+
+def read_blocks(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+    """The decompressed content from `offset` on, and how much of the file was read for it."""
+    with open(path, "rb") as file:
+        if path.suffix not in ARCHIVES:
+            file.seek(offset)
+            while content := file.read(READ_BYTES):
+                yield content, file.tell()
+            return
+        for content in _decompressed(file, path.suffix):
+            if offset < len(content):
+                yield content[offset:], file.tell()
+            offset = max(offset - len(content), 0)
+
+
+def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
+    """Every stream of an archive: several may follow each other in one file.
+
+    It hands out bounded pieces, so that a damaged archive loses only the last one and a highly
+    compressed one never unfolds in memory at once.
+    """
+    broken: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, MemoryError)
+    if suffix == ".zst":
+        zstandard = require("zstandard", "corpus")
+        broken = (*broken, zstandard.ZstdError)
+    compressed = file.read(READ_BYTES)
+    while compressed:
+        decoder: Any
+        if suffix == ".gz":
+            decoder = zlib.decompressobj(wbits=31)
+        elif suffix == ".xz":
+            decoder = lzma.LZMADecompressor(format=lzma.FORMAT_AUTO)
+        else:  # files made with `zstd --long` ask for a window of up to 2 GiB
+            decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        while not decoder.eof:
+            try:
+                if suffix == ".zst":  # what it puts out has no bound, so what it takes in gets one
+                    content = decoder.decompress(compressed[:4096])
+                    compressed = compressed[4096:]
+                else:
+                    content = decoder.decompress(compressed, READ_BYTES)
+                    # at the end of a stream the tail is also in unused_data
+                    is_used = suffix == ".xz" or decoder.eof
+                    compressed = b"" if is_used else decoder.unconsumed_tail
+            except broken as error:
+                raise BrokenArchiveError(f"the archive is damaged ({error})") from error
+            if content:
+                yield content
+            elif not compressed and not decoder.eof:
+                compressed = file.read(READ_BYTES)
+                if not compressed:
+                    raise BrokenArchiveError("the archive ends too early, it was cut off")
+        compressed = decoder.unused_data + compressed
+        # xz pads with zeros between streams, tape archivers after the last one
+        while not compressed.strip(b"\0"):
+            compressed = file.read(READ_BYTES)
+            if not compressed:
+                return
+        compressed = compressed.lstrip(b"\0")
+
+
+def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
+    """Lines of a file, plain or compressed, in chunks that end where a line ends.
+
+    The last line may lack its end; where an archive breaks off, so may what it was cut to.
+    """
+    record, offset = start.record, start.offset
+
+    def chunk(content: bytes, consumed: int, bad: Bad | None = None, skipped: int = 0) -> Chunk:
+        """Whole lines, then perhaps something bad, then bytes of a line to pass over."""
+        nonlocal record, offset
+        first = record
+        record += content.count(b"\n")
+        bads = [] if bad is None else [bad._replace(record=record)]
+        record += bool(skipped) or (bool(content) and not content.endswith(b"\n"))
+        offset += len(content) + skipped
+        end = Position(start.input, record, offset, consumed)
+        return Chunk(start.input, first, content, end, bads)
+
+    parts: list[bytes] = []
+    size = unended = consumed = 0  # unended: bytes after the last line end
+    skipped = 0  # bytes so far of a line that is too long to take
+    bad = None
+    try:
+        for content, consumed in read_blocks(path, offset):
+            rest = content
+            if skipped:
+                end = content.find(b"\n") + 1
+                skipped += end or len(content)
+                if not end:
+                    continue
+                yield chunk(b"", consumed, too_long(), skipped)
+                rest, skipped = content[end:], 0
+            parts.append(rest)
+            size += len(rest)
+            cut = rest.rfind(b"\n") + 1
+            unended = len(rest) - cut if cut else unended + len(rest)
+            if cut and size >= chunks.CHUNK_BYTES:
+                joined = b"".join(parts)
+                yield chunk(joined[: size - unended], consumed)
+                parts, size = [joined[size - unended :]], unended
+            elif unended > chunks.MAX_RECORD_BYTES:
+                yield chunk(b"".join(parts)[: size - unended], consumed)
+                parts, size, unended, skipped = [], 0, 0, unended
+    except BrokenArchiveError as error:
+        bad = Bad(None, "broken archive", str(error), "keeps what comes before")
+    if skipped:
+        yield chunk(b"", consumed, too_long(), skipped)
+    # what is wrong at its end must not be met again on resuming
+    yield chunk(b"".join(parts), consumed, bad)._replace(end=Position(start.input + 1))
+
+
+def too_long() -> Bad:
+    limit = chunks.MAX_RECORD_BYTES >> 20
+    what = f"this record is longer than {limit} MiB: is the file one object a line?"
+    return Bad(None, "record too long", what, "skips the record")
+
+
+# Parquet files, row by row, reading only the columns that are asked for.
+
 _BATCH_ROWS = 64
-
-
-class Columns(NamedTuple):
-    """The columns of a table that hold the fields asked for."""
-
-    text: str
-    source: str | None
 
 
 def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[Row | Lost]:
     """Rows from number `start` on; what is damaged is told as `Lost` and the rest goes on."""
     pyarrow = require("pyarrow", "corpus")
     broken = (pyarrow.ArrowException, OSError, MemoryError)
+
+    def damaged(what: str, error: Exception, record: int | None = None) -> Bad:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return Bad(record, "damaged file", f"{what} ({reason})", "keeps what can be read")
+
     try:
         # without pre-buffering a row group is read as it is needed, not at once
         file = require("pyarrow.parquet", "corpus").ParquetFile(
@@ -34,7 +161,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[Row | Lost]
         names = list(file.schema_arrow.names)
     except broken as error:
         if start == 0:
-            yield Lost(0, _unreadable(f"the file cannot be read ({_first_line(error)})"))
+            yield Lost(0, damaged("the file cannot be read", error))
         return
     columns = find_columns(names, fields)
     if isinstance(columns, Bad):
@@ -45,20 +172,17 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[Row | Lost]
     for group, rows in enumerate(num_rows):
         row = max(start, begin)
         try:
-            for piece in _read_group(file, group, columns, fields, skip=row - begin):
-                row += 1
-                yield piece
+            if row < begin + rows:
+                for piece in _read_group(file, group, columns, fields, skip=row - begin):
+                    row += 1
+                    yield piece
         except broken as error:
-            what = f"row group {group} is damaged ({_first_line(error)})"
-            yield Lost(begin + rows - row, _unreadable(what)._replace(record=row))
+            bad = damaged(f"row group {group} is damaged", error, row)
+            yield Lost(begin + rows - row, bad)
         begin += rows
 
 
-def _read_group(
-    file: Any, group: int, columns: Columns, fields: Fields, skip: int
-) -> Iterator[Row]:
-    if skip >= file.metadata.row_group(group).num_rows:
-        return
+def _read_group(file: Any, group: int, columns: Fields, fields: Fields, skip: int) -> Iterator[Row]:
     wanted = [name for name in columns if name]
     for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted):
         if skip >= batch.num_rows:
@@ -70,7 +194,7 @@ def _read_group(
             sources = _values(batch.column(columns.source)[skip:])
         skip = 0
         for text, source in zip(texts, sources, strict=True):
-            picked = pick({columns.source: source}, fields.source) if fields.source else None
+            picked = pick({columns.source: source}, fields.source)
             if isinstance(picked, bytes):
                 picked = picked.decode(errors="replace")
             yield Row(pick({columns.text: text}, fields.text), picked)
@@ -82,21 +206,19 @@ def _values(column: Any) -> list[object]:
     types = pyarrow.types
     if types.is_string(column.type) or types.is_large_string(column.type):
         binary = pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary()
-        values: list[object] = column.cast(binary).to_pylist()
-        return values
-    return [_value(item) for item in column]
+        column = column.cast(binary)
+    values: list[object] = []
+    for item in column:
+        try:
+            values.append(item.as_py())
+        except UnicodeDecodeError:  # in a nested column: the record counts as without the field
+            values.append(None)
+    return values
 
 
-def _value(item: Any) -> object:
-    try:
-        value: object = item.as_py()
-    except UnicodeDecodeError:  # in a nested column: the record counts as without the field
-        return None
-    return value
-
-
-def find_columns(names: list[str], fields: Fields) -> Columns | Bad:
-    found: list[str | None] = []
+def find_columns(names: list[str], fields: Fields) -> Fields | Bad:
+    """The columns that hold the fields asked for."""
+    found = []
     for path in fields:
         column = path if path is None or path in names else path.partition(".")[0]
         if path is not None and column not in names:
@@ -105,15 +227,7 @@ def find_columns(names: list[str], fields: Fields) -> Columns | Bad:
         found.append(column)
     text, source = found
     assert text is not None
-    return Columns(text, source)
-
-
-def _unreadable(what: str) -> Bad:
-    return Bad(None, "damaged file", what, "keeps what can be read")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return Fields(text, source)
 
 
 def count_rows(path: Path) -> int:
@@ -124,173 +238,6 @@ def count_rows(path: Path) -> int:
     except (pyarrow.ArrowException, OSError):
         return 0
     return rows
-
-
-# Compressed files as a stream of bytes, in constant memory, that notices where they break off.
-
-
-READ_BYTES = 64 << 10
-ARCHIVES = (".gz", ".xz", ".zst")
-
-
-class BrokenArchiveError(CorpusError):
-    """A compressed file ends too early or is damaged; everything before was handed out."""
-
-
-class Block(NamedTuple):
-    """Decompressed bytes, and how much of the file they and all before them took."""
-
-    content: bytes
-    consumed: int
-
-
-def read_blocks(path: Path, offset: int = 0) -> Iterator[Block]:
-    """The decompressed content of a file, from `offset` on."""
-    with open(path, "rb") as file:
-        if path.suffix not in ARCHIVES:
-            file.seek(offset)
-            while content := file.read(READ_BYTES):
-                yield Block(content, file.tell())
-            return
-        for content in _streams(file, path.suffix):
-            if offset < len(content):
-                yield Block(content[offset:], file.tell())
-            offset = max(offset - len(content), 0)
-
-
-def _streams(file: BinaryIO, suffix: str) -> Iterator[bytes]:
-    """Every stream of an archive: several may follow each other in one file."""
-    compressed = file.read(READ_BYTES)
-    while compressed:
-        compressed = yield from _one_stream(file, suffix, compressed)
-        # xz pads with zeros between streams, tape archivers after the last one
-        while not compressed.strip(b"\0"):
-            compressed = file.read(READ_BYTES)
-            if not compressed:
-                return
-        compressed = compressed.lstrip(b"\0")
-
-
-def _one_stream(file: BinaryIO, suffix: str, compressed: bytes) -> Generator[bytes, None, bytes]:
-    """One stream; returns the bytes after it."""
-    broken: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, MemoryError)
-    decoder: Any
-    if suffix == ".gz":
-        decoder = zlib.decompressobj(wbits=31)
-        step = _step_zlib
-    elif suffix == ".xz":
-        decoder = lzma.LZMADecompressor(format=lzma.FORMAT_AUTO)
-        step = _step_lzma
-    else:
-        zstandard = require("zstandard", "corpus")
-        broken = (*broken, zstandard.ZstdError)
-        # files made with `zstd --long` ask for a window of up to 2 GiB
-        decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        step = _step_zstd
-    while True:
-        try:
-            content, compressed = step(decoder, compressed)
-        except broken as error:
-            raise BrokenArchiveError(f"the archive is damaged ({error})") from error
-        if content:
-            yield content
-        if decoder.eof:
-            rest: bytes = decoder.unused_data + compressed
-            return rest
-        if not content and not compressed:
-            compressed = file.read(READ_BYTES)
-            if not compressed:
-                raise BrokenArchiveError("the archive ends too early, it was cut off")
-
-
-# A step hands out a bounded piece, so that a damaged archive loses only the last one and a highly
-# compressed one never unfolds in memory at once. It returns the input it has not used yet.
-
-
-def _step_zlib(decoder: Any, compressed: bytes) -> tuple[bytes, bytes]:
-    content = decoder.decompress(compressed, READ_BYTES)
-    # at the end of a stream the tail is also in unused_data
-    return content, b"" if decoder.eof else decoder.unconsumed_tail
-
-
-def _step_lzma(decoder: Any, compressed: bytes) -> tuple[bytes, bytes]:
-    return decoder.decompress(compressed, READ_BYTES), b""
-
-
-def _step_zstd(decoder: Any, compressed: bytes) -> tuple[bytes, bytes]:
-    piece = 4096
-    content = decoder.decompress(compressed[:piece])
-    return content, compressed[piece:]
-
-
-# Lines of a file, plain or compressed, in chunks that end where a line ends.
-
-
-class Lines(NamedTuple):
-    """Whole lines, then perhaps something bad, then bytes to pass over."""
-
-    content: bytes
-    consumed: int  # bytes of the file so far, as it is on disk
-    bad: Bad | None = None
-    skipped: int = 0  # bytes of a line that is too long to take, its line end included
-    last: bool = False
-
-
-def read_lines(path: Path, offset: int) -> Iterator[Lines]:
-    """The file from a byte `offset` on (counted after decompression), in order.
-
-    The last line may lack its end; where an archive breaks off, so may what it was cut to.
-    """
-    parts: list[bytes] = []
-    size = unended = consumed = 0  # unended: bytes after the last line end
-    blocks = _blocks(path, offset)
-    bad = None
-    for block in blocks:
-        if isinstance(block, Bad):
-            bad = block
-            break
-        content, consumed = block
-        parts.append(content)
-        size += len(content)
-        cut = content.rfind(b"\n") + 1
-        unended = len(content) - cut if cut else unended + len(content)
-        if cut and size >= chunks.CHUNK_BYTES:
-            joined = b"".join(parts)
-            yield Lines(joined[: size - unended], consumed)
-            parts, size = [joined[size - unended :]], unended
-        elif unended > chunks.MAX_RECORD_BYTES:
-            yield Lines(b"".join(parts)[: size - unended], consumed)
-            skipped, rest, bad = _pass_over(blocks)
-            yield Lines(b"", consumed, too_long(), unended + skipped)
-            parts, size, unended = [rest], len(rest), len(rest) - rest.rfind(b"\n") - 1
-    yield Lines(b"".join(parts), consumed, bad, last=True)
-
-
-def _blocks(path: Path, offset: int) -> Iterator[Block | Bad]:
-    """The blocks of a file; where it breaks off, what is wrong comes last."""
-    try:
-        yield from read_blocks(path, offset)
-    except BrokenArchiveError as error:
-        yield Bad(None, "broken archive", str(error), "keeps what comes before")
-
-
-def too_long() -> Bad:
-    limit = chunks.MAX_RECORD_BYTES >> 20
-    what = f"this record is longer than {limit} MiB: is the file one object a line?"
-    return Bad(None, "record too long", what, "skips the record")
-
-
-def _pass_over(blocks: Iterator[Block | Bad]) -> tuple[int, bytes, Bad | None]:
-    """Go on to the next line end: how many bytes that took, and what follows it."""
-    skipped = 0
-    for block in blocks:
-        if isinstance(block, Bad):
-            return skipped, b"", block
-        end = block.content.find(b"\n")
-        if end >= 0:
-            return skipped + end + 1, block.content[end + 1 :], None
-        skipped += len(block.content)
-    return skipped, b"", None
 
 
 # Hugging Face datasets: by name from the hub (streamed), or saved on disk.
@@ -341,8 +288,7 @@ def read_disk(folder: Path, part: str | None, start: int, fields: Fields) -> Ite
 def _rows(records: Iterable[dict[str, Any]], name: str, fields: Fields) -> Iterator[Row]:
     with _named(name):
         for record in records:
-            source = pick(record, fields.source) if fields.source else None
-            yield Row(pick(record, fields.text), source)
+            yield Row(pick(record, fields.text), pick(record, fields.source))
 
 
 @contextmanager

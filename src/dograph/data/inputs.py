@@ -2,12 +2,12 @@
 
 import glob
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dograph.data.chunks import Input, Kind, Resolved, joined, walk
+from dograph.data.chunks import Input, Kind, walk
 from dograph.data.corpus import Split
 from dograph.data.formats import ARCHIVES, disk_splits, hub_splits
 from dograph.errors import CorpusError
@@ -28,11 +28,6 @@ class Recipe:
     source_field: str
     table: Mapping[str, float]  # source -> size in the paper, in any unit
     closed: bool  # documents of a source outside the table are left out
-
-    @property
-    def validation_split(self) -> str:
-        """The split of the dataset to validate on."""
-        return next(part for part, into in self.splits.items() if into == "validation")
 
     def shares(self) -> dict[str, float]:
         """Share of bytes of each source in the paper."""
@@ -86,9 +81,7 @@ _PILE = Recipe(
 
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (_SLIMPAJAMA, _PILE)}
 
-
 # Which parts of an input are for training and which for validation, by their names.
-
 
 # The first of these that an input has is its validation split.
 VALIDATION_WORDS = ("validation", "valid", "val", "test")
@@ -104,12 +97,6 @@ _MEGATRON = re.compile(r"_(text|content)_(document|sentence)$")
 _NAMELESS = ("", "part", "shard", "chunk", "data")
 
 
-def choose_validation(names: Iterable[str | None], preferred: str | None = None) -> str | None:
-    """The split to validate on, where the input names its splits."""
-    present = set(names)
-    return next((word for word in (preferred, *VALIDATION_WORDS) if word in present), None)
-
-
 def split_word(path: Path, folder: Path | None = None) -> str | None:
     """The split that a file's name speaks of: "val" for fineweb_val_000001.bin.
 
@@ -121,7 +108,7 @@ def split_word(path: Path, folder: Path | None = None) -> str | None:
             return name.lower()
     if path.is_dir():
         return None
-    match = _SPLIT.search(_NUMBER.sub("", _MEGATRON.sub("", _stem(path))))
+    match = _SPLIT.search(_NUMBER.sub("", _MEGATRON.sub("", _ENDINGS.sub("", path.name))))
     return match.group(2).lower() if match else None
 
 
@@ -131,17 +118,13 @@ def source_of(path: Path) -> str:
     Shard numbers and split words are left out, so that the shards of a source come together and
     its validation file bears the same name; where nothing remains, the folder's name is taken.
     """
-    stem = _SPLIT.sub("", _SHARD.sub("", _MEGATRON.sub("", _stem(path))))
+    stem = _SPLIT.sub("", _SHARD.sub("", _MEGATRON.sub("", _ENDINGS.sub("", path.name))))
     if stem.lower() not in _NAMELESS:
         return stem
     parent = path.absolute().parent
     while parent.name in (*SPLIT_WORDS, "data") and parent.parent != parent:
         parent = parent.parent
     return parent.name or "text"
-
-
-def _stem(path: Path) -> str:
-    return _ENDINGS.sub("", path.name)
 
 
 EMBEDDED = ("demo", "unigram", "bigram")
@@ -156,12 +139,23 @@ _ALLOWED = (
 )
 
 
+class Resolved(NamedTuple):
+    """What to read, and the names of what lies beside it and is not read."""
+
+    inputs: list[Input]
+    left_out: list[str]
+
+
 class _Wanted(NamedTuple):
     """What is asked of an argument."""
 
     split: Split
     labelled: bool  # records name their own source
     preferred: str | None  # split to validate on, where it is there
+
+
+# While an argument is looked into: something to read, or the name of something left out.
+_Found = Iterator[Input | str]
 
 
 def resolve_all(
@@ -172,17 +166,15 @@ def resolve_all(
     recipe: Recipe | None = None,
 ) -> Resolved:
     """Everything to read, in order; an explicit validation replaces one that an input brings."""
-    inputs, left_out = joined(
-        resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs
-    )
+    found = [resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs]
+    inputs = [entry for one in found for entry in one.inputs]
+    left_out = [name for one in found for name in one.left_out]
     if validation:
-        given, unused = joined(
-            resolve(spec, "validation", labelled=labelled, recipe=recipe) for spec in validation
-        )
-        replaced = [entry.name for entry in inputs if entry.split == "validation"]
-        left_out = [*left_out, *replaced, *unused]
+        given = [resolve(s, "validation", labelled=labelled, recipe=recipe) for s in validation]
+        left_out += [entry.name for entry in inputs if entry.split == "validation"]
+        left_out += [name for one in given for name in one.left_out]
         inputs = [entry for entry in inputs if entry.split == "train"]
-        inputs += [entry for entry in given if entry.split == "validation"]
+        inputs += [entry for one in given for entry in one.inputs if entry.split == "validation"]
     seen: dict[tuple[object, ...], str] = {}
     for entry in inputs:
         key = (entry.path.resolve() if entry.path else entry.name, entry.part)
@@ -198,62 +190,66 @@ def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = 
     """The inputs behind one argument; `labelled` records name their own source."""
     name, separator, rest = spec.partition("=")
     if separator and "/" not in name and not Path(spec).exists():
-        found = resolve(rest, split, labelled=False, recipe=recipe)
-        return found._replace(inputs=[replace(entry, source=name) for entry in found.inputs])
-    if spec in EMBEDDED:
-        return Resolved([Input("embedded", spec, split, None)], [])
-    if spec in RECIPES:
-        hub, splits = RECIPES[spec].hub, RECIPES[spec].splits
-        parts = splits.items()
-        inputs = [
-            Input("hub", f"hf:{hub}@{p}", to, None, hub=(hub, None), part=p) for p, to in parts
-        ]
-        return Resolved(inputs, [])
-    wanted = _Wanted(split, labelled, recipe.validation_split if recipe else None)
-    if spec.startswith("hf:"):
-        return _from_hub(spec.removeprefix("hf:"), wanted)
+        named = resolve(rest, split, labelled=False, recipe=recipe)
+        return named._replace(inputs=[replace(entry, source=name) for entry in named.inputs])
+    preferred = None
+    if recipe is not None:
+        preferred = next(part for part, into in recipe.splits.items() if into == "validation")
+    found = list(_find(spec, _Wanted(split, labelled, preferred)))
+    inputs = [entry for entry in found if isinstance(entry, Input)]
+    return Resolved(inputs, [name for name in found if isinstance(name, str)])
+
+
+def _find(spec: str, wanted: _Wanted) -> _Found:
     path = Path(spec)
-    if path.exists():
-        return _from_path(path, wanted)
-    if Path(f"{spec}.idx").is_file():
-        return _from_path(Path(f"{spec}.idx"), wanted)
-    if glob.has_magic(spec):
-        return _from_glob(spec, wanted)
+    if spec in EMBEDDED:
+        yield Input("embedded", spec, wanted.split, None)
+    elif spec in RECIPES:
+        hub = RECIPES[spec].hub
+        whole = Input("hub", f"hf:{hub}", wanted.split, None, hub=(hub, None))
+        yield from _divided(whole, RECIPES[spec].splits)
+    elif spec.startswith("hf:"):
+        yield from _from_hub(spec.removeprefix("hf:"), wanted)
+    elif path.exists():
+        yield from _from_path(path, wanted)
+    elif Path(f"{spec}.idx").is_file():
+        yield from _from_path(Path(f"{spec}.idx"), wanted)
+    elif glob.has_magic(spec):
+        paths = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
+        if not paths:
+            raise CorpusError(f"no file matches {spec!r}; {_ALLOWED}")
+        while glob.has_magic(str(path)):
+            path = path.parent
+        yield from _from_paths(_token_pairs(paths), path, wanted)
     # a name such as user/dataset; where user/ is a folder here, a path was meant
-    is_file_name = spec.endswith((*_RECORDS, *_TOKENS))
-    if _HUB_NAME.fullmatch(spec) and not is_file_name and not path.parent.exists():
-        return _from_hub(spec, wanted)
-    raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
+    elif (
+        _HUB_NAME.fullmatch(spec)
+        and not spec.endswith((*_RECORDS, *_TOKENS))
+        and not path.parent.exists()
+    ):
+        yield from _from_hub(spec, wanted)
+    else:
+        raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
 
 
-def _from_glob(spec: str, wanted: _Wanted) -> Resolved:
-    paths = [Path(path) for path in sorted(glob.glob(spec, recursive=True))]
-    if not paths:
-        raise CorpusError(f"no file matches {spec!r}; {_ALLOWED}")
-    fixed = Path(spec)
-    while glob.has_magic(str(fixed)):
-        fixed = fixed.parent
-    return _from_paths(_token_pairs(paths), fixed, wanted)
-
-
-def _from_hub(spec: str, wanted: _Wanted) -> Resolved:
+def _from_hub(spec: str, wanted: _Wanted) -> _Found:
     match = _HUB.fullmatch(spec)
     if match is None:
         raise CorpusError(f"cannot read the dataset name {spec!r}; write hf:NAME[:CONFIG][@SPLIT]")
     name, config, part = match["name"], match["config"], match["part"]
-    parts: dict[str, Split | None] = {part: wanted.split} if part else {}
+    into: Mapping[str, Split | None] = {part: wanted.split}
     if not part:
-        parts = _assign(hub_splits(name, config), wanted, f"hf:{spec}")
-    source = None if wanted.labelled else Path(name).name
+        into = _assign(hub_splits(name, config), wanted, f"hf:{spec}")
     label = f"hf:{name}:{config}" if config else f"hf:{name}"
-    return Resolved(
-        [
-            Input("hub", f"{label}@{part}", into, source, hub=(name, config), part=part)
-            for part, into in parts.items()
-            if into is not None
-        ],
-        [f"{label}@{part}" for part, into in parts.items() if into is None],
-    )
+    source = None if wanted.labelled else Path(name).name
+    yield from _divided(Input("hub", label, wanted.split, source, hub=(name, config)), into)
+
+
+def _divided(whole: Input, into: Mapping[str, Split | None]) -> _Found:
+    """The splits of a dataset as inputs of their own."""
+    for part, split in into.items():
+        name = f"{whole.name}@{part}"
+        yield replace(whole, name=name, split=split, part=part) if split else name
 
 
 def _assign(parts: Iterable[str], wanted: _Wanted, name: str) -> dict[str, Split | None]:
@@ -263,7 +259,7 @@ def _assign(parts: Iterable[str], wanted: _Wanted, name: str) -> dict[str, Split
         return {parts[0]: wanted.split}
     if "train" not in parts:
         raise CorpusError(f"{name} has the splits {', '.join(parts)}; pick one as {name}@SPLIT")
-    chosen = choose_validation(parts, wanted.preferred)
+    chosen = next((word for word in (wanted.preferred, *VALIDATION_WORDS) if word in parts), None)
     into: dict[str, Split | None] = {}
     if chosen is None or wanted.split == "train":
         into["train"] = wanted.split
@@ -272,31 +268,35 @@ def _assign(parts: Iterable[str], wanted: _Wanted, name: str) -> dict[str, Split
     return {**into, **{part: None for part in parts if part not in into}}
 
 
-def _from_path(path: Path, wanted: _Wanted) -> Resolved:
+def _from_path(path: Path, wanted: _Wanted) -> _Found:
     if path.is_dir():
-        return _from_folder(path, wanted)
-    return Resolved([_from_file(path, wanted.split, wanted.labelled)], [])
-
-
-def _from_file(path: Path, split: Split, labelled: bool) -> Input:
-    if path.suffix in _TOKENS:
-        paired = path.with_suffix(".idx").is_file()
-        kind: Kind = "megatron" if paired else "nanogpt"
+        yield from _from_folder(path, wanted)
+    elif path.suffix in _TOKENS:
         file = path.with_suffix(".bin")
         if not file.is_file():
             raise CorpusError(f"{path} has no tokens beside it: {file} is missing")
-        return Input(kind, str(file), split, source_of(file), file)
-    if path.name.endswith(_RECORDS):
+        kind: Kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
+        yield Input(kind, str(file), wanted.split, source_of(file), file)
+    elif path.name.endswith(_RECORDS):
         kind = "parquet" if path.suffix == ".parquet" else "lines"
-        return Input(kind, str(path), split, None if labelled else source_of(path), path)
-    if path.suffix in (".txt", ".md"):
-        return Input("text", str(path), split, source_of(path), path)
-    raise CorpusError(f"cannot tell what {path} is by its name; {_ALLOWED}")
+        source = None if wanted.labelled else source_of(path)
+        yield Input(kind, str(path), wanted.split, source, path)
+    elif path.suffix in (".txt", ".md"):
+        yield Input("text", str(path), wanted.split, source_of(path), path)
+    else:
+        raise CorpusError(f"cannot tell what {path} is by its name; {_ALLOWED}")
 
 
-def _from_folder(folder: Path, wanted: _Wanted) -> Resolved:
+def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
     if _is_saved(folder):
-        return _from_disk(folder, wanted)
+        source = None if wanted.labelled else folder.absolute().name
+        saved = Input("disk", str(folder), wanted.split, source, folder)
+        parts = disk_splits(folder)
+        if parts is None:
+            yield saved
+        else:
+            yield from _divided(saved, _assign(parts, wanted, str(folder)))
+        return
     everything = list(walk(folder))
     files = _token_pairs(p for p in everything if p.name.endswith((*_RECORDS, *_TOKENS)))
     folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -304,43 +304,37 @@ def _from_folder(folder: Path, wanted: _Wanted) -> Resolved:
     if has_train and not any(walk(folder / "train")):
         raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
     if has_train and (not files or _is_saved(folder / "train")):
-        return _from_split_folders(folder, folders, wanted)
-    if files:
-        _refuse_text_folders(folder, folders, files, everything)
-        loose = [str(p) for p in everything if p.suffix == ".txt"]
-        found = _from_paths(files, folder, wanted, only_named=has_train)
-        return found._replace(left_out=found.left_out + loose)
-    if any(p.parent == folder for p in everything) and folders:
+        # train/ and the like, each with text or a saved dataset in it
+        splits = _assign([p.name for p in folders if p.name in SPLIT_WORDS], wanted, str(folder))
+        read = {folder / name: into for name, into in splits.items() if into is not None}
+        for below, into in read.items():
+            yield from _from_folder(below, wanted._replace(split=into))
+        yield from (str(p) for p in sorted(folder.iterdir()) if p not in read and p.name[0] != ".")
+    elif files:
+        with_records = {p for file in files for p in file.parents}
+        with_files = {p for file in everything for p in file.parents}
+        for text in folders:
+            if text in with_files and text not in with_records:
+                raise CorpusError(
+                    f"{folder} holds both files of records ({files[0]}) and folders of text "
+                    f"({text}); name each as an input of its own"
+                )
+        yield from _from_paths(files, folder, wanted, only_named=has_train)
+        yield from (str(p) for p in everything if p.suffix == ".txt")
+    elif folders and any(p.parent == folder for p in everything):
         raise CorpusError(
             f"{folder} holds both text files and folders; to take each folder as a source and "
             f"leave the loose files out, write '{folder}/*/'"
         )
-    if not everything:
+    elif not everything:
         raise CorpusError(f"{folder} is empty; {_ALLOWED}")
-    texts = folders or [folder]
-    return Resolved([Input("text", str(p), wanted.split, p.absolute().name, p) for p in texts], [])
+    else:
+        for text in folders or [folder]:
+            yield Input("text", str(text), wanted.split, text.absolute().name, text)
 
 
-def _from_split_folders(folder: Path, folders: list[Path], wanted: _Wanted) -> Resolved:
-    """A folder of train/ and the like, each with text or a saved dataset in it."""
-    splits = _assign([p.name for p in folders if p.name in SPLIT_WORDS], wanted, str(folder))
-    read = {folder / name: into for name, into in splits.items() if into is not None}
-    found = joined(_from_folder(p, wanted._replace(split=into)) for p, into in read.items())
-    beside = [str(p) for p in sorted(folder.iterdir()) if p not in read and p.name[0] != "."]
-    return found._replace(left_out=found.left_out + beside)
-
-
-def _refuse_text_folders(
-    folder: Path, folders: list[Path], files: list[Path], everything: list[Path]
-) -> None:
-    with_records = {p for file in files for p in file.parents}
-    with_files = {p for file in everything for p in file.parents}
-    for text in folders:
-        if text in with_files and text not in with_records:
-            raise CorpusError(
-                f"{folder} holds both files of records ({files[0]}) and folders of text ({text}); "
-                "name each as an input of its own"
-            )
+def _is_saved(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def _token_pairs(paths: Iterable[Path]) -> list[Path]:
@@ -350,7 +344,7 @@ def _token_pairs(paths: Iterable[Path]) -> list[Path]:
 
 def _from_paths(
     paths: list[Path], folder: Path, wanted: _Wanted, *, only_named: bool = False
-) -> Resolved:
+) -> _Found:
     """Paths below a folder; those named after a validation split go there if others train.
 
     `only_named` leaves out those that no split is named for.
@@ -366,33 +360,10 @@ def _from_paths(
         )
     else:
         into = _assign(present, wanted, str(folder))
-    found = []
-    left_out = []
+    found: list[Input | str] = []
     for path, name in zip(paths, names, strict=True):
-        split = into.get(name)
-        if split is None:
-            left_out.append(str(path))
-        else:
-            found.append(_from_path(path, wanted._replace(split=split)))
-    inputs, below = joined(found)
-    return Resolved(sorted(inputs, key=lambda entry: entry.split), [*below, *left_out])
-
-
-def _is_saved(folder: Path) -> bool:
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
-def _from_disk(folder: Path, wanted: _Wanted) -> Resolved:
-    source = None if wanted.labelled else folder.absolute().name
-    parts = disk_splits(folder)
-    if parts is None:
-        return Resolved([Input("disk", str(folder), wanted.split, source, folder)], [])
-    into = _assign(parts, wanted, str(folder))
-    return Resolved(
-        [
-            Input("disk", f"{folder}@{part}", split, source, folder, part=part)
-            for part, split in into.items()
-            if split is not None
-        ],
-        [f"{folder}@{part}" for part, split in into.items() if split is None],
-    )
+        if split := into.get(name):
+            found += _from_path(path, wanted._replace(split=split))
+    # the inputs by split, then all that is left out
+    yield from sorted(found, key=lambda f: (1, "") if isinstance(f, str) else (0, f.split))
+    yield from (str(path) for path, name in zip(paths, names, strict=True) if not into.get(name))

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -15,11 +15,9 @@ from pydantic import BaseModel, ValidationError
 from dograph.data.chunks import Position
 from dograph.data.corpus import MANIFEST, Manifest, Split, TokenizerEntry
 from dograph.data.encode import RAW_DOCUMENT_DTYPE, Group
+from dograph.data.options import STAGING, Value
 from dograph.errors import CorpusError
 from dograph.files import sync_file, write_json
-
-# Token and document files while they grow: one pair for each split of each source.
-
 
 # Each source has its own files and its own row in every table: a label with more values than
 # this is a mistake (an address, an author), not a source.
@@ -39,37 +37,50 @@ class Output(BaseModel):
 
 
 class Outputs:
-    """Appends groups of documents. Lengths on record are those of whole chunks only."""
+    """Token and document files while they grow: a pair for each split of each source.
+
+    Lengths on record are those of whole chunks only.
+    """
 
     def __init__(self, folder: Path, outputs: list[Output], dtype: str) -> None:
         self.folder = folder
         self.outputs = outputs
-        self.dtype = np.dtype(dtype)
         self._numbers = {(out.split, out.source): i for i, out in enumerate(outputs)}
         self._unsynced: set[Path] = set()
         for path in (*folder.glob("*.tokens"), *folder.glob("*.documents")):
             if int(path.stem) >= len(outputs):  # begun after the record was made
                 path.unlink()
-        for number, output in enumerate(outputs):
-            _cut(self.tokens_path(number), output.tokens * self.dtype.itemsize)
-            _cut(self.documents_path(number), output.documents * RAW_DOCUMENT_DTYPE.itemsize)
+        for number, output in enumerate(outputs):  # what came after the record is cut off
+            sizes = {
+                ".tokens": output.tokens * np.dtype(dtype).itemsize,
+                ".documents": output.documents * RAW_DOCUMENT_DTYPE.itemsize,
+            }
+            for suffix, size in sizes.items():
+                path = self.stem(number).with_suffix(suffix)
+                have = path.stat().st_size if path.exists() else 0
+                if have < size:
+                    raise CorpusError(
+                        f"{path} should hold {size} bytes, found {have}; begin anew with --restart"
+                    )
+                with open(path, "ab") as file:
+                    file.truncate(size)
 
-    def tokens_path(self, number: int) -> Path:
-        return self.folder / f"{number:04d}.tokens"
-
-    def documents_path(self, number: int) -> Path:
-        return self.folder / f"{number:04d}.documents"
+    def stem(self, number: int) -> Path:
+        """The two files of an output, without .tokens and .documents."""
+        return self.folder / f"{number:04d}"
 
     def append(self, groups: list[Group]) -> None:
         """Write the groups of one chunk; on a failure the record still says what was whole."""
-        numbers = [self._number(group) for group in groups]
-        for number, group in zip(numbers, groups, strict=True):
+        outputs = [self._output(group) for group in groups]
+        for (number, output), group in zip(outputs, groups, strict=True):
             documents = group.document_M.copy()
-            documents["end"] += self.outputs[number].tokens
-            self._write(self.tokens_path(number), group.token_N)
-            self._write(self.documents_path(number), documents)
-        for number, group in zip(numbers, groups, strict=True):
-            output = self.outputs[number]
+            documents["end"] += output.tokens
+            for suffix, values in ((".tokens", group.token_N), (".documents", documents)):
+                path = self.stem(number).with_suffix(suffix)
+                with open(path, "ab") as file:
+                    file.write(values.tobytes())
+                self._unsynced.add(path)
+        for (_, output), group in zip(outputs, groups, strict=True):
             output.tokens += len(group.token_N)
             output.documents += len(group.document_M)
             output.bytes += int(group.document_M["bytes"].sum(dtype=np.int64))
@@ -82,12 +93,7 @@ class Outputs:
             sync_file(path)
         self._unsynced.clear()
 
-    def _write(self, path: Path, values: np.ndarray) -> None:
-        with open(path, "ab") as file:
-            file.write(values.tobytes())
-        self._unsynced.add(path)
-
-    def _number(self, group: Group) -> int:
+    def _output(self, group: Group) -> tuple[int, Output]:
         key = (group.split, group.source)
         if key not in self._numbers:
             if len(self.outputs) >= 2 * MAX_SOURCES:
@@ -97,34 +103,34 @@ class Outputs:
                 )
             self._numbers[key] = len(self.outputs)
             self.outputs.append(Output(split=group.split, source=group.source))
-        return self._numbers[key]
+        return self._numbers[key], self.outputs[self._numbers[key]]
 
 
-def _cut(path: Path, size: int) -> None:
-    """Drop what was written after the last record of its length."""
-    have = path.stat().st_size if path.exists() else 0
-    if have < size:
-        raise CorpusError(
-            f"{path} should hold {size} bytes, found {have}; begin anew with --restart"
-        )
-    with open(path, "ab") as file:
-        file.truncate(size)
-
-
-STAGING = ".preparing"
 _JOURNAL = "journal.json"
 _INDECISIVE = ("bad_records", "left_out")
-Value = str | int | float | bool | None
 # Options that came later: a corpus from before has no record of them, and was made with these.
 _ADDED: dict[str, Value] = {"keep": 1.0}
+
+
+class Recorded(NamedTuple):
+    """All that decides what a corpus is."""
+
+    options: dict[str, Value]
+    stamps: dict[str, str]  # of every input, in order, and of the tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal options and unchanged inputs in the same order."""
+        content = json.dumps([dict(sorted(_decisive(self.options).items())), self.stamps])
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 class Journal(BaseModel):
     """State after a whole number of chunks. Files may hold more: that is cut off on resuming."""
 
     version: Literal[1] = 1
-    options: dict[str, Value]  # everything that decides the outcome
-    stamps: dict[str, str]  # of every input, in order, and of the tokenizer
+    options: dict[str, Value]  # as in Recorded
+    stamps: dict[str, str]
     tokenizer: TokenizerEntry
     position: Position = Position()
     outputs: list[Output] = []
@@ -134,16 +140,30 @@ class Journal(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.options, self.stamps)
+        return Recorded(self.options, self.stamps).fingerprint
 
     def write(self, staging: Path) -> None:
         write_json(staging / _JOURNAL, self.model_dump())
 
-
-def fingerprint(options: Mapping[str, Value], stamps: Mapping[str, str]) -> str:
-    """Equal for equal options and unchanged inputs in the same order."""
-    content = json.dumps([dict(sorted(_decisive(options).items())), dict(stamps)])
-    return hashlib.sha256(content.encode()).hexdigest()
+    def require_same(self, now: Recorded) -> None:
+        """Refuse to go on with other options or inputs than the preparation began with."""
+        changes = _option_changes(self.options, now.options)
+        for name in sorted({*self.stamps, *now.stamps}):
+            if name not in now.stamps or name not in self.stamps:
+                changes.append(f"{name} was {'added' if name in now.stamps else 'left out'}")
+            elif self.stamps[name] != now.stamps[name]:
+                changes.append(f"{name} has changed")
+        if not changes and list(self.stamps) != list(now.stamps):
+            changes.append(f"the order was {', '.join(self.stamps)}, now {', '.join(now.stamps)}")
+        policies = (self.options["bad_records"], now.options["bad_records"])
+        if self.repairs and policies == ("repair", "refuse"):
+            changes.append("bad records were repaired, which is now refused")
+        if changes:
+            raise CorpusError(
+                "a preparation that began differently is unfinished here: "
+                f"{'; '.join(changes)}. Repeat the command it began with to go on, "
+                "or begin anew with --restart"
+            )
 
 
 def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
@@ -156,6 +176,16 @@ def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
+def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> list[str]:
+    """Which options differ, in words."""
+    old, new = _ADDED | _decisive(before), _ADDED | _decisive(now)
+    return [
+        f"--{name.replace('_', '-')} was {old.get(name)}, now {new.get(name)}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
 def read_journal(staging: Path) -> Journal | None:
     path = staging / _JOURNAL
     if not path.is_file():
@@ -166,45 +196,10 @@ def read_journal(staging: Path) -> Journal | None:
         raise CorpusError(f"{path} is damaged; begin anew with --restart ({error})") from error
 
 
-def require_same(journal: Journal, options: Mapping[str, Value], stamps: Mapping[str, str]) -> None:
-    """Refuse to go on with other options or inputs than the preparation began with."""
-    changes = option_changes(journal.options, options)
-    for name in sorted({*journal.stamps, *stamps}):
-        if name not in stamps or name not in journal.stamps:
-            changes.append(f"{name} was {'added' if name in stamps else 'left out'}")
-        elif journal.stamps[name] != stamps[name]:
-            changes.append(f"{name} has changed")
-    if not changes and list(journal.stamps) != list(stamps):
-        changes.append(f"the order was {', '.join(journal.stamps)}, now {', '.join(stamps)}")
-    if journal.repairs and (journal.options["bad_records"], options["bad_records"]) == (
-        "repair",
-        "refuse",
-    ):
-        changes.append("bad records were repaired, which is now refused")
-    if changes:
-        raise CorpusError(
-            "a preparation that began differently is unfinished here: "
-            f"{'; '.join(changes)}. Repeat the command it began with to go on, "
-            "or begin anew with --restart"
-        )
-
-
-def option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> list[str]:
-    """Which options differ, in words."""
-    old, new = _ADDED | _decisive(before), _ADDED | _decisive(now)
-    return [
-        f"--{name.replace('_', '-')} was {old.get(name)}, now {new.get(name)}"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
-    ]
-
-
-def finished_corpus(
-    out: Path, options: Mapping[str, Value], stamps: Mapping[str, str], *, overwrite: bool
-) -> Manifest | None:
+def finished_corpus(out: Path, recorded: Recorded, *, overwrite: bool) -> Manifest | None:
     """The corpus in `out` if it is what these options give; refuses to touch anything else."""
     if not (out / MANIFEST).is_file():
-        strangers = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+        strangers = [path.name for path in out.iterdir()] if out.is_dir() else []
         if strangers and STAGING not in strangers:
             raise CorpusError(f"{out} is not empty and holds no corpus; choose another --out")
         return None
@@ -214,12 +209,13 @@ def finished_corpus(
         if overwrite:
             return None
         raise CorpusError(f"{error} Pass --overwrite to replace it") from error
-    if manifest.options.get("fingerprint") == fingerprint(options, stamps):
+    if manifest.options.get("fingerprint") == recorded.fingerprint:
         return manifest
     if overwrite:
         return None
+    options = recorded.options
     before = {name: manifest.options[name] for name in options if name in manifest.options}
-    changes = "; ".join(option_changes(before, options)) or "the inputs are others or have changed"
+    changes = "; ".join(_option_changes(before, options)) or "the inputs are others or have changed"
     raise CorpusError(
         f"{out} already holds a corpus that was prepared differently: {changes}. "
         "Choose another --out, or pass --overwrite to replace it"

@@ -35,27 +35,22 @@ class Loader:
         index = {source: i for i, source in enumerate(corpus.sources)}
         self.source_S = np.array([index[s.entry.source] for s in sampler.strata])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dograph-loader")
-        self._ahead: tuple[int, int, Future[Batch]] | None = None
+        # with its step, and the step at which its mixture began
+        self._ahead: tuple[tuple[int, int], Future[Batch]] | None = None
 
     def load(self, step: int, *, ahead: bool = True) -> Batch:
         """The batch of `step`; with `ahead`, step + 1 is read while the caller computes."""
-        batch = self._take(step)
+        # A mixture that changed since makes what was read ahead the wrong samples.
+        wanted = (step, self.sampler.log.find(step).base_step)
+        if self._ahead is not None and self._ahead[0] == wanted:
+            batch = self._ahead[1].result()
+        else:
+            batch = self._read(self.sampler.draw(step))
+        self._ahead = None
         if ahead:
             future = self._thread.submit(self._read, self.sampler.draw(step + 1))
-            self._ahead = (step + 1, self._mixture_step(step + 1), future)
+            self._ahead = ((step + 1, self.sampler.log.find(step + 1).base_step), future)
         return batch
-
-    def _take(self, step: int) -> Batch:
-        if self._ahead is not None:
-            at, mixture_step, future = self._ahead
-            self._ahead = None
-            # A mixture that changed since makes what was read ahead the wrong samples.
-            if at == step and mixture_step == self._mixture_step(step):
-                return future.result()
-        return self._read(self.sampler.draw(step))
-
-    def _mixture_step(self, step: int) -> int:
-        return self.sampler.log.find(step).base_step
 
     def _read(self, ids: SampleIds) -> Batch:
         stratum_b, block_b = ids.stratum_B[self.local], ids.block_B[self.local]

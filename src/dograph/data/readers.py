@@ -3,117 +3,60 @@
 import json
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dograph.data import chunks
 from dograph.data.chunks import Bad, Chunk, Fields, Input, Lost, Position, Row, pick, walk
 from dograph.data.formats import count_rows, read_disk, read_hub, read_lines, read_parquet, too_long
+from dograph.data.options import PrepareOptions
 from dograph.errors import CorpusError
 
 _CHUNK_ROWS = 4096
-BadRecords = Literal["refuse", "repair"]
 
 
-class Reading(NamedTuple):
-    """How records are read, the same for every input."""
-
-    fields: Fields
-    policy: BadRecords
-    seed: int = 0  # of the planted corpora
-    noise: bool = False
-
-
-def read_chunks(inputs: list[Input], start: Position, reading: Reading) -> Iterator[Chunk]:
-    """All records of all inputs, in order, from `start` on."""
+def read_chunks(
+    inputs: list[Input], start: Position, options: PrepareOptions, *, repair: bool | None = None
+) -> Iterator[Chunk]:
+    """All records of all inputs, in order, from `start` on; `repair` as the options say."""
+    repair = options.repair if repair is None else repair
     for index in range(start.input, len(inputs)):
         position = start if index == start.input else Position(input=index)
-        if inputs[index].kind == "lines":
-            yield from _read_lines(inputs[index], position, reading.policy)
+        entry = inputs[index]
+        if entry.kind == "lines" and entry.path is not None:
+            made = read_lines(entry.path, position)
         else:
-            yield from _read_rows(inputs[index], position, reading)
+            made = _chunks_of_rows(entry, position, options)
+        for chunk in made:
+            if chunk.bad and not repair:
+                raise refusal(entry, chunk.bad[0])
+            yield chunk
 
 
 def where(entry: Input, bad: Bad) -> str:
     """The place of a bad record, for people: lines and rows count from 1."""
     if bad.file is not None:
         return bad.file
-    if bad.record is None:
-        return entry.name
-    return f"{entry.name}:{bad.record + 1}"
+    return entry.name if bad.record is None else f"{entry.name}:{bad.record + 1}"
 
 
-def refusal(place: str, bad: Bad) -> CorpusError:
+def refusal(entry: Input, bad: Bad) -> CorpusError:
     return CorpusError(
-        f"{place}: {bad.what}. Mend it, or pass --bad-records repair, which {bad.repair} "
-        "and counts it in the manifest"
+        f"{where(entry, bad)}: {bad.what}. Mend it, or pass --bad-records repair, which "
+        f"{bad.repair} and counts it in the manifest"
     )
 
 
-def _rows(entry: Input, start: int, reading: Reading) -> Iterator[Row | Lost]:
-    if entry.hub is not None and entry.part is not None:
-        return read_hub(entry.hub, entry.part, start, reading.fields)
-    if entry.path is None:
-        return islice(_read_embedded(entry.name, reading), start, None)
-    if entry.kind == "disk":
-        return read_disk(entry.path, entry.part, start, reading.fields)
-    if entry.kind == "parquet":
-        return read_parquet(entry.path, start, reading.fields)
-    return islice(_read_texts(entry.path), start, None)
-
-
-def _read_texts(folder: Path) -> Iterator[Row | Lost]:
-    for path in walk(folder):
-        size = path.stat().st_size
-        if size > chunks.MAX_RECORD_BYTES:
-            yield Lost(1, too_long()._replace(file=str(path)))
-        else:
-            yield Row(path.read_bytes(), None, str(path))
-
-
-def _read_embedded(name: str, reading: Reading) -> Iterator[Row]:
-    if name == "demo":
-        from dograph.data import embedded as demo
-
-        documents = demo.demo_documents()
-    else:
-        from dograph.data import embedded as planted
-
-        kind: Literal["unigram", "bigram"] = "unigram" if name == "unigram" else "bigram"
-        documents = planted.planted_documents(kind, noise=reading.noise, seed=reading.seed)
-    return (Row(document.text, document.source) for document in documents)
-
-
-def _read_lines(entry: Input, start: Position, policy: BadRecords) -> Iterator[Chunk]:
-    assert entry.path is not None
-    record, offset = start.record, start.offset
-    for content, consumed, bad, skipped, last in read_lines(entry.path, offset):
-        first = record
-        record += content.count(b"\n")
-        if bad is not None:
-            bad = bad._replace(record=record)
-            if policy == "refuse":
-                raise refusal(where(entry, bad), bad)
-        record += bool(skipped) or (bool(content) and not content.endswith(b"\n"))
-        offset += len(content) + skipped
-        end = Position(start.input, record, offset, consumed)
-        if last:  # what is wrong at its end must not be met again on resuming
-            end = Position(start.input + 1)
-        yield Chunk(start.input, first, content, end, [bad] if bad else [])
-
-
-def _read_rows(entry: Input, start: Position, reading: Reading) -> Iterator[Chunk]:
+def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Chunk]:
     """Rows gathered into chunks of about CHUNK_BYTES."""
     rows: list[Row] = []
     bad: list[Bad] = []
     first = record = start.record
     consumed, size = start.consumed, 0
-    row_bytes = _row_bytes(entry)
-
-    for piece in _rows(entry, start.record, reading):
+    row_bytes = None  # on disk, of a compressed table; elsewhere rows are as stored
+    if entry.kind == "parquet" and entry.path is not None:
+        row_bytes = entry.path.stat().st_size / max(count_rows(entry.path), 1)
+    for piece in _rows(entry, start.record, options):
         if isinstance(piece, Lost):
-            if reading.policy == "refuse":
-                raise refusal(where(entry, piece.bad), piece.bad)
             bad.append(piece.bad)
             record += piece.records
         else:
@@ -130,15 +73,33 @@ def _read_rows(entry: Input, start: Position, reading: Reading) -> Iterator[Chun
     yield Chunk(start.input, first, rows, Position(start.input + 1), bad)
 
 
-def _row_bytes(entry: Input) -> float | None:
-    """Bytes on disk behind a row of a compressed table; None where the rows are as stored."""
-    if entry.kind != "parquet" or entry.path is None:
-        return None
-    return entry.path.stat().st_size / max(count_rows(entry.path), 1)
+def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[Row | Lost]:
+    fields = options.fields
+    if entry.hub is not None and entry.part is not None:
+        yield from read_hub(entry.hub, entry.part, start, fields)
+    elif entry.path is None:
+        from dograph.data import embedded  # here, for most preparations need none of it
+
+        documents = (
+            embedded.demo_documents()
+            if entry.name == "demo"
+            else embedded.planted_documents(entry.name, noise=options.noise, seed=options.seed)
+        )
+        for source, text in islice(documents, start, None):
+            yield Row(text, source)
+    elif entry.kind == "disk":
+        yield from read_disk(entry.path, entry.part, start, fields)
+    elif entry.kind == "parquet":
+        yield from read_parquet(entry.path, start, fields)
+    else:
+        for path in islice(walk(entry.path), start, None):
+            if path.stat().st_size > chunks.MAX_RECORD_BYTES:
+                yield Lost(1, too_long()._replace(file=str(path)))
+            else:
+                yield Row(path.read_bytes(), None, str(path))
 
 
 # Records judged one by one: the good ones as text, the bad ones mended, skipped or refused.
-
 
 _BOM = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 8192
@@ -175,27 +136,31 @@ class Checker:
 
     def texts(self) -> Iterator[Text]:
         """The good records, empty ones included; what was wrong with others goes to `bad`."""
-        for record, row in self._rows():
-            text = self._text(record, row)
-            source = self.source if self.source is not None else self._source(record, row)
-            if text is not None and source is not None:
-                yield Text(record, source, *text, row.file)
+        rows: Iterator[tuple[int, Row | None]]
+        if isinstance(self.chunk.rows, bytes):
+            numbered = enumerate(self.chunk.rows.split(b"\n"), self.chunk.first)
+            rows = ((record, self._parse(record, line)) for record, line in numbered)
+        else:
+            rows = enumerate(self.chunk.rows, self.chunk.first)
+        for record, row in rows:
+            if row is not None:
+                text = self._text(record, row)
+                source = self.source if self.source is not None else self._source(record, row)
+                if text is not None and source is not None:
+                    yield Text(record, source, *text, row.file)
 
-    def complain(self, bad: Bad) -> None:
+    def complain(
+        self, record: int, kind: str, what: str, repair: str = "skips it", file: str | None = None
+    ) -> None:
         """Note a bad record, or refuse it where none may be repaired."""
+        bad = Bad(record, kind, what, repair, file)
         if not self.repair:
             raise RefusedRecordError(self.chunk.input, bad)
         self.bad.append(bad)
 
-    def _rows(self) -> Iterator[tuple[int, Row]]:
-        rows = self.chunk.rows
-        if not isinstance(rows, bytes):
-            yield from enumerate(rows, self.chunk.first)
-            return
-        for record, line in enumerate(rows.split(b"\n"), self.chunk.first):
-            row = self._parse(record, line)
-            if row is not None:
-                yield record, row
+    def _not_utf8(self, record: int, error: UnicodeError, file: str | None = None) -> None:
+        what = f"invalid UTF-8 ({error})"
+        self.complain(record, "invalid UTF-8", what, "puts U+FFFD in its place", file)
 
     def _parse(self, record: int, line: bytes) -> Row | None:
         if record == 0:
@@ -205,20 +170,19 @@ class Checker:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            self.complain(_not_utf8(record, error))
+            self._not_utf8(record, error)
             text = line.decode(errors="replace")
         try:
             value = json.loads(text)
         # ValueError: also for numbers of thousands of digits; RecursionError: nested too deeply
         except (ValueError, RecursionError) as error:
-            self.complain(Bad(record, "broken JSON", f"broken JSON ({error})", "skips it"))
+            self.complain(record, "broken JSON", f"broken JSON ({error})")
             return None
         if not isinstance(value, dict):
             what = f"the line is a JSON {type(value).__name__}, not an object with fields"
-            self.complain(Bad(record, "broken JSON", what, "skips it"))
+            self.complain(record, "broken JSON", what)
             return None
-        source = self.fields.source
-        return Row(pick(value, self.fields.text), pick(value, source) if source else None)
+        return Row(pick(value, self.fields.text), pick(value, self.fields.source))
 
     def _text(self, record: int, row: Row) -> tuple[str, bytes] | None:
         text = row.text
@@ -226,22 +190,22 @@ class Checker:
             content = text.removeprefix(_BOM) if row.file else text
             if row.file and b"\0" in content[:_SNIFF_BYTES]:
                 what = "the file holds zero bytes, so it is not text"
-                self.complain(Bad(record, "binary file", what, "skips it", row.file))
+                self.complain(record, "binary file", what, file=row.file)
                 return None
             try:
                 return content.decode(), content
             except UnicodeDecodeError as error:
-                self.complain(_not_utf8(record, error, row.file))
+                self._not_utf8(record, error, row.file)
                 text = content.decode(errors="replace")
         if not isinstance(text, str):
             kind = "is missing or null" if text is None else f"is of type {type(text).__name__}"
             what = f"the text field {self.fields.text!r} {kind} (--text-field names another)"
-            self.complain(Bad(record, "missing text", what, "skips it", row.file))
+            self.complain(record, "missing text", what, file=row.file)
             return None
         try:
             return text, text.encode()
         except UnicodeEncodeError as error:  # half a surrogate pair, written as a JSON escape
-            self.complain(_not_utf8(record, error, row.file))
+            self._not_utf8(record, error, row.file)
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             return text, text.encode()
 
@@ -250,10 +214,5 @@ class Checker:
             return row.source
         kind = "is missing or null" if row.source is None else f"is {row.source!r:.40}, no name"
         what = f"the source field {self.fields.source!r} {kind} (--source-field names another)"
-        self.complain(Bad(record, "missing source", what, "skips it", row.file))
+        self.complain(record, "missing source", what, file=row.file)
         return None
-
-
-def _not_utf8(record: int, error: UnicodeError, file: str | None = None) -> Bad:
-    what = f"invalid UTF-8 ({error})"
-    return Bad(record, "invalid UTF-8", what, "puts U+FFFD in its place", file)

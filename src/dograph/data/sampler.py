@@ -9,7 +9,7 @@ the counters' future: no sample is lost or repeated. S here counts strata.
 
 import json
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ from dograph.types import Mixture, SampleIds
 # stratum s may be made once N q_s >= j - beta and must be made before N q_s > j - 1 + beta, where
 # beta = 1 - 1/(2S - 2); serving the earliest deadline first always meets every deadline, so after
 # N draws each count is within beta < 1 of N q_s.
-
 
 SLACK = 1e-9  # absorbs rounding in N * q; far below the 1/(2S - 2) left between beta and 1
 
@@ -61,7 +60,6 @@ def advance(drawn_S: np.ndarray, weight_S: np.ndarray, num_draws: int) -> np.nda
 # that fall outside are sent through again until they land inside (cycle walking), which keeps the
 # map one to one. Memory does not depend on `size`, so an epoch of any corpus can be shuffled.
 
-
 ROUNDS = 6
 
 
@@ -82,14 +80,14 @@ def _feistel(value_N: np.ndarray, half_bits_N: np.ndarray, key_N: np.ndarray) ->
     mask_N = (np.uint64(1) << half_bits_N) - np.uint64(1)
     left_N, right_N = value_N >> half_bits_N, value_N & mask_N
     for _ in range(ROUNDS):
-        left_N, right_N = right_N, left_N ^ (_mix(right_N ^ key_N) & mask_N)
+        left_N, right_N = right_N, left_N ^ (mix64(right_N ^ key_N) & mask_N)
         key_N = key_N + np.uint64(0x9E3779B97F4A7C15)
     joined_N: np.ndarray = (left_N << half_bits_N) | right_N
     return joined_N
 
 
-def _mix(value_N: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser; uint64 arithmetic wraps around."""
+def mix64(value_N: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser: every bit reaches every bit; uint64 arithmetic wraps around."""
     value_N = (value_N ^ (value_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value_N = (value_N ^ (value_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed_N: np.ndarray = value_N ^ (value_N >> np.uint64(31))
@@ -100,7 +98,6 @@ def _mix(value_N: np.ndarray) -> np.ndarray:
 #
 # Entries carry cumulative counters, so any step is found by bisection and a few steps of counting;
 # waypoints (entries that change nothing) keep those few. The file is one JSON object a line.
-
 
 WAYPOINT_STEPS = 256
 
@@ -149,20 +146,21 @@ class WeightLog:
         return WeightLog(self.strata, [entry for entry in self.entries if entry.step <= step])
 
     def dump(self) -> str:
-        return "".join(json.dumps(self._row(entry)) + "\n" for entry in self.entries)
-
-    def _row(self, entry: WeightEntry) -> dict[str, object]:
         def by_name(values: np.ndarray) -> dict[str, float | int]:
             return dict(zip(self.strata, values.tolist(), strict=True))
 
-        return {
-            "step": entry.step,
-            "reason": entry.reason,
-            "weight": by_name(entry.weight_S),
-            "drawn": by_name(entry.drawn_S),
-            "base_step": entry.base_step,
-            "base_drawn": by_name(entry.base_drawn_S),
-        }
+        rows = [
+            {
+                "step": entry.step,
+                "reason": entry.reason,
+                "weight": by_name(entry.weight_S),
+                "drawn": by_name(entry.drawn_S),
+                "base_step": entry.base_step,
+                "base_drawn": by_name(entry.base_drawn_S),
+            }
+            for entry in self.entries
+        ]
+        return "".join(json.dumps(row) + "\n" for row in rows)
 
     @classmethod
     def load(cls, path: Path, strata: list[str]) -> "WeightLog":
@@ -227,14 +225,7 @@ class Sampler:
             since_S = drawn_S - entry.base_drawn_S
             drawn_S = entry.base_drawn_S + advance(since_S, entry.weight_S, self.batch_size)
             if (made + 1 - entry.base_step) % WAYPOINT_STEPS == 0 and entry is self.log.entries[-1]:
-                entry = WeightEntry(
-                    step=made + 1,
-                    weight_S=entry.weight_S,
-                    drawn_S=drawn_S,
-                    base_step=entry.base_step,
-                    base_drawn_S=entry.base_drawn_S,
-                    reason="waypoint",
-                )
+                entry = replace(entry, step=made + 1, drawn_S=drawn_S, reason="waypoint")
                 self.log.append(entry)
         self._latest = (step, drawn_S)
         return drawn_S

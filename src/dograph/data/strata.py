@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from dograph.data.corpus import Manifest, StratumEntry, StratumTokens
-from dograph.data.publish import corpus_files, write_document_index
+from dograph.data.finish import corpus_files, write_document_index
+from dograph.data.sampler import mix64
 from dograph.data.tokenizer import token_bytes
 from dograph.errors import ConfigError, CorpusError
 from dograph.files import sync_file
@@ -30,7 +32,6 @@ from dograph.rng import key64, stream
 # A document's features are its token 1- and 2-grams, hashed with signs into F buckets; spherical
 # K-means on a bounded sample of the documents finds the groups. Features exist for one chunk of
 # documents at a time, so memory does not grow with the source.
-
 
 NUM_FEATURES = 1024
 FEATURE_TOKENS = 4096  # of a longer document, the first so many are looked at
@@ -79,8 +80,8 @@ def ngram_features(stratum: StratumTokens, document_D: np.ndarray, salt: int) ->
     document_N = np.repeat(np.arange(len(document_D)), length_D)
     skip_D = start_D - (length_D.cumsum() - length_D)
     token_N = stratum.token_N[np.arange(len(document_N)) + np.repeat(skip_D, length_D)]
-    one_N = _mix(token_N.astype(np.uint64) + np.uint64(salt))
-    two_N = _mix(one_N[:-1] + token_N[1:].astype(np.uint64))
+    one_N = mix64(token_N.astype(np.uint64) + np.uint64(salt))
+    two_N = mix64(one_N[:-1] + token_N[1:].astype(np.uint64))
     inside_N = document_N[1:] == document_N[:-1]  # a pair across two documents is no pair
     hash_N = np.concatenate([one_N, two_N[inside_N]])
     row_N = np.concatenate([document_N, document_N[1:][inside_N]])
@@ -157,14 +158,6 @@ def _unit(vector_DF: np.ndarray) -> np.ndarray:
     return unit_DF
 
 
-def _mix(key_N: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every bit of the key reaches every bit of the hash."""
-    key_N = (key_N ^ (key_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    key_N = (key_N ^ (key_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    hash_N: np.ndarray = key_N ^ (key_N >> np.uint64(31))
-    return hash_N
-
-
 COPY_TOKENS = 1 << 20  # at once
 
 log = logging.getLogger(__name__)
@@ -205,21 +198,32 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
 def _check(manifest: Manifest, num_strata: int) -> None:
     if num_strata < 1:
         raise ConfigError(f"the number of strata must be at least 1, got {num_strata}")
-    entries = [*manifest.train, *manifest.validation]
     taken = corpus_files(manifest)
-    for entry in entries:
+    for entry in (*manifest.train, *manifest.validation):
         if entry.stratum != entry.source:
             raise CorpusError(
                 f'"{entry.source}" is already divided into strata ("{entry.stratum}"); '
                 "prepare the corpus again with the number of strata you want"
             )
-        for group in range(num_strata):
-            for name in _new_files(entry, group):
-                if name in taken:
-                    raise CorpusError(
-                        f'the strata of "{entry.source}" need the file name {name}, which another '
-                        "source has; give one of the two another name"
-                    )
+        names = [name for group in range(num_strata) for name in _new_files(entry, group)]
+        for name in names:
+            if name in taken:
+                raise CorpusError(
+                    f'the strata of "{entry.source}" need the file name {name}, which another '
+                    "source has; give one of the two another name"
+                )
+
+
+def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
+    """Names of a group's token and document files, relative to the manifest."""
+    # A file outside the corpus, or one that holds several strata, lends its name to none.
+    is_own = not Path(entry.file).is_absolute() and entry.first_token == 0
+    stem = Path(entry.file if is_own else entry.documents_file)
+    documents = Path(entry.documents_file)
+    return (
+        stem.with_suffix(f".{group}.bin").as_posix(),
+        documents.with_suffix(f".{group}.npy").as_posix(),
+    )
 
 
 def _assign(stratum: StratumTokens, groups: Groups) -> np.ndarray:
@@ -258,49 +262,58 @@ def _write_strata(
     for chunk_D in chunks(len(label_D)):
         sizes.update(label_D[chunk_D].tolist())
     entries = [
-        _write_stratum(stratum, (group, size), label_D, bytes_V)
+        _write_stratum(stratum, group, size, label_D, bytes_V)
         for group, size in sorted(sizes.items())
     ]
     total, known = sum(entry.bytes or 0 for entry in entries), stratum.entry.bytes
     if total == known:
         return entries
-    if known is not None and bytes_V is None:
+    if known is not None:
+        source = stratum.entry.source
+        reason = f'the tokenizer of "{source}" does not spell text byte by byte'
+        if bytes_V is not None:
+            reason = (
+                f'the tokens of "{source}" spell {total} bytes but its text had {known}, for its '
+                "tokenizer changes the text"
+            )
         log.warning(
-            'the tokenizer of "%s" does not spell text byte by byte; the bytes of its strata stay '
-            "unknown, and with them its bits per byte",
-            stratum.entry.source,
-        )
-    elif known is not None:
-        log.warning(
-            'the tokens of "%s" spell %d bytes but its text had %d, for its tokenizer changes the '
-            "text; the bytes of its strata stay unknown, and with them its bits per byte",
-            stratum.entry.source,
-            total,
-            known,
+            "%s; the bytes of its strata stay unknown, and with them its bits per byte", reason
         )
     return [entry.model_copy(update={"bytes": None}) for entry in entries]
 
 
 def _write_stratum(
-    stratum: StratumTokens, group: tuple[int, int], label_D: np.ndarray, bytes_V: np.ndarray | None
+    stratum: StratumTokens,
+    number: int,
+    num_documents: int,
+    label_D: np.ndarray,
+    bytes_V: np.ndarray | None,
 ) -> StratumEntry:
-    """Copy the documents of one group, given as (number, size), in document order."""
-    number, num_documents = group
-    file, documents_file = _new_files(stratum.entry, number)
+    """Copy the documents of one group, in document order."""
     directory = stratum.directory
+    file, documents_file = _new_files(stratum.entry, number)
     digest = hashlib.sha256()
     num_tokens = num_bytes = 0
-    with open(directory / file, "wb") as output:
+
+    def copied(output: BinaryIO) -> Iterator[np.ndarray]:
+        """Copy the tokens chunk by chunk; the documents, with their ends counted anew."""
+        nonlocal num_tokens, num_bytes
         for chunk_D in chunks(len(label_D)):
-            start_D, end_D = spans(stratum, chunk_D[label_D[chunk_D] == number])
+            member_D = chunk_D[label_D[chunk_D] == number]
+            start_D, end_D = spans(stratum, member_D)
+            for start, end in zip(start_D.tolist(), end_D.tolist(), strict=True):
+                for first in range(start, end, COPY_TOKENS):
+                    token_N = stratum.token_N[first : min(first + COPY_TOKENS, end)]
+                    output.write(token_N.tobytes())
+                    digest.update(token_N.tobytes())
+                    num_bytes += 0 if bytes_V is None else int(bytes_V[token_N].sum())
+            document_D = stratum.documents[member_D]
+            document_D["end"] = num_tokens + (end_D - start_D).cumsum()
             num_tokens += int((end_D - start_D).sum())
-            for token_N in _pieces(stratum, start_D, end_D):
-                content = token_N.tobytes()
-                output.write(content)
-                digest.update(content)
-                num_bytes += 0 if bytes_V is None else int(bytes_V[token_N].sum())
-    index = _document_index(stratum, number, label_D)
-    write_document_index(directory / documents_file, index, num_documents)
+            yield document_D
+
+    with open(directory / file, "wb") as output:
+        write_document_index(directory / documents_file, copied(output), num_documents)
     sync_file(directory / file)
     sync_file(directory / documents_file)
     return stratum.entry.model_copy(
@@ -315,37 +328,4 @@ def _write_stratum(
             "sha256": digest.hexdigest(),
             "documents_file": documents_file,
         }
-    )
-
-
-def _document_index(
-    stratum: StratumTokens, number: int, label_D: np.ndarray
-) -> Iterator[np.ndarray]:
-    """The documents of one group, their ends counted anew."""
-    num_tokens = 0
-    for chunk_D in chunks(len(label_D)):
-        member_D = chunk_D[label_D[chunk_D] == number]
-        start_D, end_D = spans(stratum, member_D)
-        document_D = stratum.documents[member_D]
-        document_D["end"] = num_tokens + (end_D - start_D).cumsum()
-        num_tokens += int((end_D - start_D).sum())
-        yield document_D
-
-
-def _pieces(stratum: StratumTokens, start_D: np.ndarray, end_D: np.ndarray) -> Iterator[np.ndarray]:
-    """The tokens of these documents, no more than COPY_TOKENS at once."""
-    for start, end in zip(start_D.tolist(), end_D.tolist(), strict=True):
-        for first in range(start, end, COPY_TOKENS):
-            yield stratum.token_N[first : min(first + COPY_TOKENS, end)]
-
-
-def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
-    """Names of a group's token and document files, relative to the manifest."""
-    # A file outside the corpus, or one that holds several strata, lends its name to none.
-    is_own = not Path(entry.file).is_absolute() and entry.first_token == 0
-    stem = Path(entry.file if is_own else entry.documents_file)
-    documents = Path(entry.documents_file)
-    return (
-        stem.with_suffix(f".{group}.bin").as_posix(),
-        documents.with_suffix(f".{group}.npy").as_posix(),
     )

@@ -52,25 +52,14 @@ def open_tokenizer(path: Path | str, name: str | None = None) -> Tokenizer:
 def find_tokenizer(name: str) -> FoundTokenizer:
     """The tokenizer at a path (a file, or a folder that holds one) or of that Hugging Face name."""
     path = Path(name)
-    if path.is_file():
-        return FoundTokenizer(_read(path), _configured_eos(path.parent / "tokenizer_config.json"))
     if path.is_dir():
-        if not (path / TOKENIZER_FILE).is_file():
-            raise CorpusError(f"{path} holds no {TOKENIZER_FILE}; name a folder or file that does")
-        return find_tokenizer(str(path / TOKENIZER_FILE))
+        path /= TOKENIZER_FILE
+        if not path.is_file():
+            raise CorpusError(f"{name} holds no {TOKENIZER_FILE}; name a folder or file that does")
+    if path.is_file():
+        return _found(path, path.parent / "tokenizer_config.json")
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise CorpusError(f"there is no tokenizer at {name}; give a tokenizer.json, a name or bpe")
-    return _download(name)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not a tokenizer.json of `tokenizers`: {error}") from error
-
-
-def _download(name: str) -> FoundTokenizer:
     hub = require("huggingface_hub", "corpus")
     errors = require("huggingface_hub.errors", "corpus")
     try:
@@ -87,8 +76,24 @@ def _download(name: str) -> FoundTokenizer:
     try:
         config = Path(hub.hf_hub_download(name, "tokenizer_config.json"))
     except Exception:  # it is optional: common end-of-text names are tried instead
-        return FoundTokenizer(_read(file), None)
-    return FoundTokenizer(_read(file), _configured_eos(config))
+        config = None
+    return _found(file, config)
+
+
+def _found(file: Path, config: Path | None) -> FoundTokenizer:
+    """A tokenizer.json, and the end-of-sequence token of the config beside it, if there is one."""
+    try:
+        content = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{file} is not a tokenizer.json of `tokenizers`: {error}") from error
+    eos = None
+    if config is not None and config.is_file():
+        try:
+            eos = json.loads(config.read_bytes()).get("eos_token")
+        except (ValueError, AttributeError) as error:
+            raise CorpusError(f"{config} is damaged: {error}") from error
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+    return FoundTokenizer(content, eos if isinstance(eos, str) else None)
 
 
 def _convert(name: str) -> FoundTokenizer:
@@ -102,17 +107,6 @@ def _convert(name: str) -> FoundTokenizer:
             f"{name!r} has no {TOKENIZER_FILE} and transformers cannot convert what it has "
             f"({error}); choose another tokenizer"
         ) from error
-
-
-def _configured_eos(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    try:
-        eos = json.loads(path.read_bytes()).get("eos_token")
-    except (ValueError, AttributeError) as error:
-        raise CorpusError(f"{path} is damaged: {error}") from error
-    eos = eos.get("content") if isinstance(eos, dict) else eos
-    return eos if isinstance(eos, str) else None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
@@ -138,8 +132,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
 
 def end_of_text(tokenizer: Tokenizer, given: str | None, eos: str | None) -> int:
     """The id put after every document: the token asked for, or the one the tokenizer has."""
-    names = (given,) if given is not None else (eos, *_EOT_NAMES)
-    for name in names:
+    for name in (given,) if given is not None else (eos, *_EOT_NAMES):
         token = tokenizer.token_to_id(name) if name is not None else None
         if token is not None:
             return int(token)

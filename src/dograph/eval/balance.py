@@ -12,7 +12,7 @@ from statistics import pstdev
 from typing import Literal
 
 from dograph.errors import ConfigError
-from dograph.stats import Difference, paired_difference
+from dograph.stats import Estimate, mean_estimate
 
 Losses = Mapping[str, float]
 Verdict = Literal["more balanced", "less balanced", "no clear difference"]
@@ -35,9 +35,9 @@ class BalanceDifference:
     """A method less a baseline, seed by seed; losses in nats."""
 
     seeds: list[int]  # those that both have
-    spread: Difference
-    gap: Difference
-    gains: dict[str, Difference]  # baseline less method: above 0 the source gained
+    spread: Estimate
+    gap: Estimate
+    gains: dict[str, Estimate]  # baseline less method: above 0 the source gained
     verdict: Verdict  # of the spread
 
 
@@ -80,23 +80,23 @@ def balance_difference(
         _check_sources(own, pairs[0][0])
     balances = [(balance(own), balance(base)) for own, base in pairs]
     gained = [gains(own, base) for own, base in pairs]
-    spread = paired_difference([own.spread - base.spread for own, base in balances])
+    spread = mean_estimate([own.spread - base.spread for own, base in balances])
     return BalanceDifference(
         seeds=seeds,
         spread=spread,
-        gap=paired_difference([own.gap - base.gap for own, base in balances]),
+        gap=mean_estimate([own.gap - base.gap for own, base in balances]),
         gains={
-            source: paired_difference([each[source] for each in gained], family=len(gained[0]))
+            source: mean_estimate([each[source] for each in gained], family=len(gained[0]))
             for source in gained[0]
         },
         verdict=_verdict(spread),
     )
 
 
-def _verdict(spread: Difference) -> Verdict:
-    if spread.interval is None or spread.interval.low <= 0 <= spread.interval.high:
+def _verdict(spread: Estimate) -> Verdict:
+    if spread.interval is None or not spread.interval.side:
         return "no clear difference"
-    return "more balanced" if spread.mean < 0 else "less balanced"
+    return "more balanced" if spread.value < 0 else "less balanced"
 
 
 def _check_losses(losses: Losses) -> None:

@@ -9,20 +9,10 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import WeightLog
 from dograph.errors import RunError
-from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import open_sampler
 from dograph.train.metrics import Row, read_metrics
 from dograph.train.run_dir import RunDirectory
-
-# What the objectives weigh by, as far as the table of domains shows it.
-RULES = {
-    "Precision": "weight ~ share x (gradient norm)^-q",
-    "Robust": "weight ~ exp(mean norm / tau), norms in units of their average",
-    "Alignment": "weight ~ agreement of the domain's mean gradient with the update",
-    "Variance": "the weights that make the update shortest",
-    "Uncertainty": "a short update from domains of little spread",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +32,11 @@ def explain_step(path: Path, step: int) -> Explanation:
     weight_B = None if sample is None else sample["weight"]
     domain_B = None if sample is None else sample["domain"]
     domains = _domains(row)
-    if not domains and config.mixer.name != "dograph":
-        return Explanation(_plain_reasons(config, row, weight_B), [], weight_B, domain_B)
-    mixer = build_mixer(config.mixer.name, config.mixer.options)
-    if not isinstance(mixer, DoGraph):
-        reason = f"{config.mixer.name} has domains of its own; what they go by is for it to say"
-        return Explanation([reason], domains, weight_B, domain_B)
-    reasons = _dograph_reasons(mixer, config, row, step, known=bool(domains))
+    if domains or run.graph_file.is_file():  # kept of every mixer that has domains
+        mixer = build_mixer(config.mixer.name, config.mixer.options)
+        reasons = mixer.explain(row, step, config)
+    else:
+        reasons = _plain_reasons(config, row, weight_B)
     return Explanation(reasons, domains, weight_B, domain_B)
 
 
@@ -90,60 +78,6 @@ def _plain_reasons(config: RunConfig, row: Row, weight_B: list[float] | None) ->
         f"{name} knows no domains; it weighed the samples itself: {effective:.1f} of {size} "
         f"effective{kept}"
     ]
-
-
-def _dograph_reasons(
-    mixer: DoGraph, config: RunConfig, row: Row, step: int, *, known: bool
-) -> list[str]:
-    options, size = mixer.options, config.train.batch_size
-    if not known:
-        return [
-            f"no domains were known yet (scope {options.scope}): all {size} samples counted alike"
-        ]
-    objective = type(mixer.objective).__name__
-    rule = RULES.get(objective, "an objective of your own")
-    residual = row["weights/solver_residual"]
-    reasons = [
-        f"objective {objective.lower()}: {rule}; residual {residual:.2g}",
-        f"scope {options.scope}: "
-        + (
-            "domains last, shares and norms are averages over time"
-            if mixer.scope.keeps_identity
-            else "the domains are those of this batch alone, listed by falling weight"
-        ),
-    ]
-    mixer.warm_up(config.train.steps)
-    if step <= mixer.warmup_steps:
-        reasons.append(f"warm-up until step {mixer.warmup_steps}: all {size} samples counted alike")
-        return reasons
-    if row["weights/fallback"]:
-        reasons.append("some gradient was not finite: all samples counted alike")
-        return reasons
-    return reasons + _bounds(mixer, config, row)
-
-
-def _bounds(mixer: DoGraph, config: RunConfig, row: Row) -> list[str]:
-    """From domain weights to sample weights, in the order in which it is done."""
-    options, size = mixer.options, config.train.batch_size
-    effective = row["weights/effective_samples"]
-    if options.realise == "sampling":
-        steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
-    else:
-        steps = ["a sample counts its domain's weight over its domain's share"]
-    if options.within == "unit":
-        steps.append("divided by its own gradient norm (within: unit)")
-    if options.keep_shares:
-        steps.append("scaled so that each source keeps the share it was drawn with (keep_shares)")
-    if options.cap is not None:
-        steps.append(f"at most {options.cap:g} equal weights (cap)")
-    if options.effective_floor is not None:
-        floor = options.effective_floor
-        # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
-        pieces = (config.train.micro_batch_size or size) < size
-        lagged = pieces and config.sketch.accumulation == "lagged"
-        mean = ", in the mean over batches" if lagged else ""
-        steps.append(f"drawn towards 1 until {floor:.0%} of the samples are effective{mean}")
-    return [", ".join(steps), f"effective samples: {effective:.1f} of {size}"]
 
 
 # Which samples a step saw, from the weight log and the seed.

@@ -7,9 +7,9 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from dograph.config import RunConfig
 from dograph.domains.graph import DomainGraph, Node, write_graph
 from dograph.errors import DographError, RunError
-from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
 from dograph.train.run_dir import RunDirectory
@@ -21,7 +21,13 @@ LINES, WIDTH = 12, 30  # of the picture of agreement
 def read_graph(path: Path, step: int | None) -> DomainGraph:
     """The graph of a run after `step` steps; the newest where none is named."""
     run = RunDirectory.open(path)
-    graphs: list[Any] = read_metrics(run.graph_file) if _has_graph(run) else []
+    if not run.graph_file.is_file():  # it is kept of every mixer that has domains
+        raise RunError(
+            f"{path} was mixed by {run.config().mixer.name}, which knows no domains; a graph is "
+            "kept where it does, as with mixer.name=dograph. For what its model perceives: "
+            f"dograph inspect {path}/model --corpus DIR"
+        )
+    graphs: list[Any] = read_metrics(run.graph_file)
     steps = [graph["step"] for graph in graphs]
     if not graphs:
         raise RunError(
@@ -42,19 +48,6 @@ def export_graph(path: Path, step: int | None, out: Path) -> DomainGraph:
     graph = read_graph(path, step)
     write_graph(graph, out)
     return graph
-
-
-def _has_graph(run: RunDirectory) -> bool:
-    if run.graph_file.is_file():
-        return True
-    mixer = run.config().mixer.name
-    if mixer != "dograph":
-        raise RunError(
-            f"{run.path} was mixed by {mixer}, which knows no domains; a graph is kept where "
-            "mixer.name=dograph. For what its model perceives: dograph inspect "
-            f"{run.path}/model --corpus DIR"
-        )
-    return False
 
 
 def node_table(graph: DomainGraph, title: str) -> Table:
@@ -86,7 +79,7 @@ def edge_table(graph: DomainGraph, most: int = 10) -> Table:
 
 def numbering(path: Path) -> str | None:
     """One line for those who compare steps, where a number is a rank and names no domain."""
-    if _keeps_identity(RunDirectory.open(path)):
+    if domains_last(RunDirectory.open(path).config()):
         return None
     return (
         "numbers are ranks by weight in this step's batch, 0 the heaviest: domain 0 of another "
@@ -94,13 +87,12 @@ def numbering(path: Path) -> str | None:
     )
 
 
-def _keeps_identity(run: RunDirectory) -> bool:
-    mixer = run.config().mixer
+def domains_last(config: RunConfig) -> bool:
+    """Whether a number is the same domain in all steps of a run."""
     try:
-        built = build_mixer(mixer.name, mixer.options)
+        return build_mixer(config.mixer.name, config.mixer.options).domains_last
     except DographError:  # somebody's class that is not at hand answers for its own domains
         return True
-    return not isinstance(built, DoGraph) or built.scope.keeps_identity
 
 
 def agreement_table(path: Path) -> Table | None:
@@ -109,7 +101,7 @@ def agreement_table(path: Path) -> Table | None:
     Domains of each batch have no identity, so pooled over batches they agree with nothing.
     """
     run = RunDirectory.open(path)
-    is_lasting = _keeps_identity(run)
+    is_lasting = domains_last(run.config())
     name, over = ("nmi", "over ten batches") if is_lasting else ("batch_nmi", "in the step's batch")
     rows = read_metrics(run.metrics_file)
     known = [(int(row["step"]), row[f"domains/{name}"]) for row in rows if f"domains/{name}" in row]

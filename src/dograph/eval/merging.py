@@ -9,7 +9,7 @@ t interval over runs, of the differences taken run by run.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dograph.domains.agreement import agreement, agreement_of_counts
 from dograph.domains.scopes import KMeans
-from dograph.errors import ConfigError, RunError, require
+from dograph.errors import ConfigError, RunError
 from dograph.eval.gradients import (
     LEAST_ROWS,
     Probe,
@@ -33,30 +33,7 @@ from dograph.eval.gradients import (
 )
 from dograph.eval.inspect import perceived
 from dograph.rng import stream
-from dograph.stats import CONFIDENCE, Interval, paired_difference
-
-# Intervals of quantities that have a range.
-#
-# A t interval over few seeds reaches beyond what can be: an NMI of 1.2. Its ends are cut to the
-# range, which loses no coverage, since no true value lies outside. Means are left as they are.
-
-
-Range = tuple[float, float]
-SHARE: Range = (0.0, 1.0)  # NMI, purity
-SHARE_CHANGE: Range = (-1.0, 1.0)  # one of them less another
-PER_CENT: Range = (0.0, 100.0)
-PER_CENT_CHANGE: Range = (-100.0, 100.0)
-ABOVE_ZERO: Range = (0.0, math.inf)  # losses, spreads, seconds
-ANY: Range = (-math.inf, math.inf)
-
-
-def cut(interval: Interval | None, ends: Range) -> Interval | None:
-    """The part of an interval that lies between `ends`."""
-    if interval is None:
-        return None
-    low, high = (min(max(end, ends[0]), ends[1]) for end in (interval.low, interval.high))
-    return Interval(low, high)
-
+from dograph.stats import ANY, SHARE, Estimate, Interval, Range, mean_estimate, t_interval
 
 # One probe in numbers: how far apart its sources are, and whether its domains are its sources.
 #
@@ -74,14 +51,6 @@ def cut(interval: Interval | None, ends: Range) -> Interval | None:
 
 RELABELLINGS = 200  # for agreement by chance
 SPLITS, RESTARTS = 4, 4  # into halves, and of K-means in each: most of what this costs
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure and its 95 % interval; none where nothing tells how it would vary."""
-
-    value: float
-    interval: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +98,9 @@ def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
         step=probe.step,
         separation=over_rows(whole, source_N),
         separation_directions=over_rows(directions, source_N),
-        nmi=_share(nmi, error_2[0]),
+        nmi=_estimate(float(nmi), float(error_2[0]), SPLITS).within(SHARE),
         nmi_by_chance=float(chance_2[0]),
-        purity=_share(purity, error_2[1]),
+        purity=_estimate(float(purity), float(error_2[1]), SPLITS).within(SHARE),
         purity_by_chance=float(chance_2[1]),
         rows=len(sketch_NK),
     )
@@ -183,23 +152,14 @@ def _coordinates(gram_NN: Tensor) -> Tensor:
     return coordinate_NK
 
 
-def _share(value: Tensor, error: Tensor) -> Estimate:
-    """A figure between 0 and 1, where its interval ends too."""
-    found = _estimate(float(value), float(error), SPLITS)
-    return Estimate(found.value, cut(found.interval, SHARE))
-
-
 def _estimate(value: float, error: float, freedom: int) -> Estimate:
     if not (math.isfinite(value) and math.isfinite(error)):
-        return Estimate(value, None)
-    special: Any = require("scipy.special", "plan")
-    reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
-    return Estimate(value, Interval(value - reach, value + reach))
+        return Estimate(value)
+    return Estimate(value, t_interval(value, error, freedom))
 
 
 __all__ = [
     "Change",
-    "Estimate",
     "Merging",
     "Probe",
     "ProbeFigures",
@@ -240,7 +200,7 @@ class Merging:
 
     def record(self) -> dict[str, Any]:
         """JSON-ready; what is not finite is null."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = _plain(self)
         return plain
 
 
@@ -277,9 +237,9 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
 
 def verdict(interval: Interval | None) -> Verdict:
     """What a change may be called: nothing is claimed unless its interval excludes zero."""
-    if interval is None or interval.low <= 0 <= interval.high:
+    if interval is None or not interval.side:
         return "no clear change"
-    return "sources merge" if interval.high < 0 else "sources separate"
+    return "sources merge" if interval.side < 0 else "sources separate"
 
 
 def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
@@ -337,8 +297,7 @@ def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
     """
 
     def mean(estimates: Sequence[Estimate], ends: Range = ANY) -> Estimate:
-        over_runs = paired_difference([estimate.value for estimate in estimates])
-        return Estimate(over_runs.mean, cut(over_runs.interval, ends))
+        return mean_estimate([estimate.value for estimate in estimates]).within(ends)
 
     num = len(same_step)
     return ProbeFigures(
@@ -366,7 +325,7 @@ def _change(found: Sequence[Sequence[Perception]], *, directions: bool) -> Chang
     elif len(pairs) == 1:
         interval = over_rows(pairs[0][1] - pairs[0][0], found[0][0].source_N).interval
     else:
-        interval = paired_difference(differences).interval
+        interval = mean_estimate(differences).interval
     num = len(pairs)
     return Change(
         first=sum(first.value for first, _ in pairs) / num,
@@ -382,6 +341,10 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Estimate):
+        return _plain({"value": value.value, "interval": value.interval})
+    if is_dataclass(value):
+        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list):

@@ -4,15 +4,19 @@ A method answers at most three questions: what to draw from (`plan`, before trai
 each sample counts (`weigh`, each step), and whether to draw differently (`remix`, now and then).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dograph.config import Refresh, RunConfig
+from dograph.errors import ConfigError, did_you_mean
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture, Signals
 
 if TYPE_CHECKING:  # torch takes seconds to import; to refuse a misspelt name does not need it
     from torch import Tensor
+
+    from dograph.domains.graph import DomainGraph
 
 # Metrics of a step by name; tensors stay on the device until they are written. What costs much to
 # say may be said then: any mapping will do.
@@ -76,9 +80,17 @@ class Lab(Protocol):
 
 
 class Mixer:
-    """Natural mixing: draw by tokens, count every sample alike."""
+    """Natural mixing: draw by tokens, count every sample alike.
+
+    Everything that training, pages and commands want to know of a mixer, they ask it here; a
+    subclass overrides what differs, and nobody asks for its name.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset()
+    needs_proxies: ClassVar[bool] = False  # its plan comes from small runs: a `Planner`
+    has_domains: ClassVar[bool] = False  # it groups samples; `graph` and `locate` tell of it
+    reads_mixtures: ClassVar[bool] = False  # its options may name mixture files (`inlined`)
+    reference: str | None = None  # the model that `reference_loss` is of
 
     def plan(self, lab: Lab) -> Mixture:
         """What to draw from at first."""
@@ -102,10 +114,88 @@ class Mixer:
     def warm_up(self, steps: int) -> None:
         """Hear how long the run is: for a warm-up that is a share of it. Called once, before it."""
 
+    @property
+    def changes_sampling(self) -> bool:
+        """Whether it may ask for another mixture in the course of a run (`remix`)."""
+        return type(self).remix is not Mixer.remix
+
+    @property
+    def requires_sources(self) -> bool:
+        """Whether it cannot weigh without sources; others with this need only report by them."""
+        return "source" in self.needs
+
     def refuses_edits(self) -> str | None:
         """Why nobody else may change what is drawn on the way (after "NAME ..."), or None."""
-        own = type(self).remix is not Mixer.remix
+        own = self.changes_sampling
         return "decides itself what is drawn (it has a `remix`)" if own else None
+
+    def refuses_lagged(self) -> str | None:
+        """Why it has no weights for a micro-batch alone (after "NAME ..."), or None.
+
+        A mixer that needs nothing weighs all alike; any other one needs a `weigh_lagged`.
+        """
+        if not self.needs or type(self).weigh_lagged is not Mixer.weigh_lagged:
+            return None
+        return "would have to weigh micro-batches before it has seen them all"
+
+    def weigh_lagged(self, signals: Signals, num_samples: int) -> "Tensor":
+        """Weights of one micro-batch by what was known before the step: (b,), of B = `num_samples`.
+
+        Those of all micro-batches sum to 1 in the mean. Where gradients are accumulated without a
+        second look (accumulation lagged), this takes the place of `weigh`, and `observe` follows.
+        """
+        return self.weigh(replace(signals, num_samples=num_samples))[: signals.num_samples]
+
+    def observe(self, signals: Signals, weight_B: "Tensor") -> None:
+        """Take in a world batch whose samples were weighed by `weigh_lagged`."""
+
+    def refresh(self, asked: Refresh | None) -> Refresh:
+        """When the projection of the sketches is redrawn: as asked for, or as it needs (None).
+
+        A mixer that compares sketches of different steps refuses what would redraw it too often.
+        """
+        return "never" if asked is None else asked
+
+    @property
+    def domains_last(self) -> bool:
+        """Whether a number is the same domain in every step, not a rank within one batch."""
+        return True
+
+    def graph(self, sources: Sequence[str], step: int) -> "DomainGraph | None":
+        """Its domains after `step` steps, None while none are known; may wait for the device.
+
+        `dograph.domains.graph.build_graph` makes one. A run keeps it at every validation.
+        """
+        return None
+
+    def locate(self, sketch_BK: "Tensor", step: int) -> "tuple[Tensor, Tensor] | None":
+        """Where samples fall that were not in the batch: label_B, and closeness_BM to each domain.
+
+        It changes nothing. Greater is nearer, -inf for domains without samples; None while no
+        domains are known. Where domains last, sketches are under the projection of the run's own.
+        """
+        return None
+
+    def explain(self, row: Mapping[str, float], step: int, config: RunConfig) -> list[str]:
+        """Sentences on why samples counted what they did in a step, counted from 1.
+
+        `row` has the step's metrics. Asked of a mixer as it was built, not as it was then.
+        """
+        return [f"{config.mixer.name} has domains of its own; what they go by is for it to say"]
+
+    def option(self, name: str) -> Any:
+        """What one of its options is, given or by default; None where it has no such option."""
+        return getattr(getattr(self, "options", None), name, None)
+
+    @classmethod
+    def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Its options as a run keeps them: what a default may change later is named."""
+        return dict(options)
+
+    @classmethod
+    def describe(cls, name: str, options: Mapping[str, Any]) -> str:
+        """One line for people: the options given, and what they come to."""
+        return with_options(name, options)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: tensors and JSON values by name."""
@@ -122,9 +212,25 @@ class Mixer:
         return {}
 
 
+def require_sources(option: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse an option that names what no source is called."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f'mixer.{option} names "{name}", which is not a source; {did_you_mean(name, known)}'
+            )
+
+
+def with_options(name: str, options: Mapping[str, Any]) -> str:
+    """A name and the options given to it, for people."""
+    told = ", ".join(f"{option}={value}" for option, value in options.items())
+    return f"{name} with {told}" if told else name
+
+
 class Planner(Mixer):
     """A mixer whose plan needs proxies; what the proxies showed is told in `findings`."""
 
+    needs_proxies: ClassVar[bool] = True
     needs_losses: ClassVar[bool] = False  # whether it learns from the proxies' validation losses
 
     def __init__(self) -> None:

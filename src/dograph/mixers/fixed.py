@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import Field
+
+from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
 from dograph.mixtures.file import Provenance, as_mixture, as_provenance, read_mixture_file
 from dograph.mixtures.published import Preset, find_preset
-from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")
@@ -28,6 +30,8 @@ class Static(Mixer):
     Sources left out are not drawn. `provenance` says where weights come from; a mixture file
     brings its own.
     """
+
+    reads_mixtures: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -63,6 +67,8 @@ class Static(Mixer):
 class Scheduled(Mixer):
     """A mixture by step: each stage holds from its step until the next."""
 
+    reads_mixtures: ClassVar[bool] = True
+
     def __init__(self, stages: Mapping[int | str, Mapping[str, Any] | str]) -> None:
         if not isinstance(stages, Mapping):
             raise ConfigError(f"mixer.stages must be a mapping of step: mixture, got {stages!r}")
@@ -90,6 +96,12 @@ class Scheduled(Mixer):
         """An edit holds until the next stage."""
 
 
+class UniMaxOptions(Options):
+    owner: ClassVar[str] = "unimax"
+
+    max_epochs: float = Field(4.0, gt=0)
+
+
 class UniMax(Mixer):
     """As uniform as `max_epochs` repeats allow (Chung et al. 2023, Algorithm 1).
 
@@ -98,21 +110,20 @@ class UniMax(Mixer):
     """
 
     def __init__(self, max_epochs: float = 4.0) -> None:
-        require_number("mixer.max_epochs", max_epochs, above=0)
-        self.max_epochs = max_epochs
+        self.options = UniMaxOptions(max_epochs=max_epochs)
 
     def plan(self, lab: Lab) -> Mixture:
-        left = float(lab.budget)
+        left, most = float(lab.budget), self.options.max_epochs
         share: dict[str, float] = {}
         ascending = sorted(lab.tokens, key=lambda name: (lab.tokens[name], name))
         for done, name in enumerate(ascending):
-            share[name] = min(left / (len(ascending) - done), self.max_epochs * lab.tokens[name])
+            share[name] = min(left / (len(ascending) - done), most * lab.tokens[name])
             left -= share[name]
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenMixture:
     """A mixture that a configuration brings from elsewhere, and the setting that names it."""
 
     where: str
@@ -121,12 +132,12 @@ class Given:
     preset: Preset | None = None
 
 
-def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
+def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
     """Mixtures that a mixer's options bring and that were not written by hand for this run."""
-    found: list[Given] = []
+    found: list[GivenMixture] = []
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
-        found.append(Given(f"mixer.preset={name}", {}, preset.provenance, preset))
+        found.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
     whole = {key: options[key] for key in STAGE_KEYS if key in options}
     stages = options.get("stages")
     stages = stages if isinstance(stages, Mapping) else {}
@@ -138,10 +149,10 @@ def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
     ):
         if isinstance(given, str):
             file = read_mixture_file(Path(given))
-            found.append(Given(f"{where}={given}", file.weights, file.provenance))
+            found.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
         elif isinstance(given, Mapping) and given.get("provenance") is not None:
             mixture, provenance = stage(given, where)
-            found.append(Given(where, mixture.weights, provenance))
+            found.append(GivenMixture(where, mixture.weights, provenance))
     return found
 
 

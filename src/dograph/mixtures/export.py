@@ -102,8 +102,6 @@ def as_yaml(content: Any) -> str:
 # (merged May 2026): 0 < weight <= 1 is the part of a dataset's examples that is kept, drawn before
 # tokenising; what is kept is concatenated. It is no sampling weight, so a mixture w over sources
 # with T tokens is kept_s = c w_s / T_s, with c as large as kept <= 1 allows.
-
-
 DIGITS = 9
 
 
@@ -152,8 +150,6 @@ def _dataset(place: str, kept: float) -> dict[str, Any]:
 # Checked by running the text with datasets 5.2.0. `probabilities` are of examples and must sum to
 # 1; with "all_exhausted" a source of probability 0 would never end the stream, so zeros are left
 # out.
-
-
 def export_hf(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A Python snippet that makes `dataset`."""
     weights = printed(mixture)
@@ -200,8 +196,6 @@ def _loaded(place: str) -> str:
 # Against `LmDataConfig` and `DatasetComponent` of lib/levanter/src/levanter/data/text/datasets.py
 # and the Training-Data-Guide (marin-community/marin 161966a, e621fef). Releases before `components`
 # called them `configs`, without `source`.
-
-
 def export_levanter(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The `data` of a configuration."""
     weights = printed(mixture)
@@ -231,8 +225,6 @@ def _source(place: str) -> dict[str, Any]:
 # Checked by running the text with litdata 0.2.76. `iterate_over_all` is true by default and then
 # refuses weights, so it is set; the stream ends when one dataset does, and starts again at the next
 # epoch.
-
-
 MEANING = """Weights count items; with TokensLoader an item is a block of equally many tokens, so
 they are shares of tokens."""
 
@@ -286,8 +278,6 @@ def streams(block_size: str, seed: str, indent: int) -> str:
 # LitGPT 0.5.13 takes any importable subclass of `litgpt.data.DataModule` as `data` of its pretrain
 # command; its LitData reads one folder, and TinyLlama's two have weights written into the code.
 # Checked with LitGPT 0.5.13's own parser and litdata 0.2.76.
-
-
 def export_litgpt(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A Python module with the data module `Mixture`."""
     head = comments(
@@ -365,8 +355,6 @@ class Mixture(DataModule):
 # (megatron/core/datasets/utils.py; NVIDIA/Megatron-LM, core 0.20): weight and prefix in turn. A
 # file for --data-args-path is split at white space and has no comments, so this is shell text
 # instead.
-
-
 def export_megatron(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A bash array of arguments."""
     weights = printed(mixture)
@@ -393,8 +381,6 @@ def export_megatron(mixture: Mapping[str, float], places: Mapping[str, str]) -> 
 # Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` of src/nanotron/config/config.py
 # (huggingface/nanotron 00708b8): as many weights as folders, one stage that starts at step 1, and
 # no key that the classes lack.
-
-
 def export_nanotron(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The `data_stages` of a configuration."""
     weights = printed(mixture)
@@ -425,8 +411,6 @@ def export_nanotron(mixture: Mapping[str, float], places: Mapping[str, str]) -> 
 # Against `SourceMixtureConfig` and `SourceMixtureList` of src/olmo_core/data/source_mixture.py
 # (allenai/OLMo-core 004bb46): 0 < target_ratio <= 1, ratios that sum to 1, at least one path a
 # source, max_repetition_ratio >= 1.
-
-
 MOST_REPEATS = 4.0  # beyond four epochs repeated text loses most of its worth
 
 
@@ -456,8 +440,6 @@ def export_olmo_core(mixture: Mapping[str, float], places: Mapping[str, str]) ->
 
 
 # Weights alone, as a mixture file of ours or as JSON. Zeros are kept.
-
-
 def export_yaml(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """A mixture file: share of training tokens by source."""
     return "# Share of training tokens by source.\n" + as_yaml({"weights": _whole(mixture)})
@@ -474,8 +456,6 @@ def _whole(mixture: Mapping[str, float]) -> dict[str, float]:
 
 
 # Exports by name.
-
-
 Export = Callable[[Mapping[str, float], Mapping[str, str]], str]
 EXPORTS: Mapping[str, Export] = {
     "hf": export_hf,

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from dograph.errors import RunError, require
 from dograph.plan.jobs import Job, Result, Stopped, log_of
-from dograph.plan.pool import RETRIES, job_failed, job_lost
-from dograph.plan.worker import ENVIRONMENT, GRACE_SECONDS, Failure, answer
+from dograph.plan.pool import ENVIRONMENT, RETRIES, Failure, answer, job_failed, job_lost
+from dograph.processes import GRACE_SECONDS
 from dograph.train.trainer import Interrupts
 
 POLL_SECONDS = 0.5
@@ -65,12 +64,7 @@ class RayPool:
         self._is_ours = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_ours:
             self._ray.shutdown()
             self._is_ours = False
@@ -129,9 +123,7 @@ class RayPool:
         except self._ray.exceptions.RayError as error:
             raise job_lost(job, type(error).__name__) from error
         if isinstance(answered, Failure):
-            failed = job_failed(job, answered.reason)
-            failed.add_note(answered.trace)
-            raise failed
+            raise job_failed(job, answered.reason, answered.trace)
         return answered
 
     def _cancel(self, tasks: list[Any]) -> None:

@@ -13,13 +13,11 @@ from dograph.config import merge
 from dograph.errors import ConfigError, did_you_mean
 from dograph.reproduce.paper import NUM_DOMAINS, OBJECTIVES
 
-# Two scales: the paper's own runs, and runs of minutes on one GPU.
-#
-# `MINI` is plain nested values, so that benchmarks can use the same runs:
+# Two scales: the paper's own runs, and runs of minutes on one GPU. `MINI` is plain nested values,
+# so that others can use the same runs:
 #
 #     from dograph.reproduce.artefacts import mini
 #     config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
-
 
 Scale = Literal["mini", "paper"]
 
@@ -64,7 +62,6 @@ def mini(*parts: dict[str, Any], cuda: bool = False) -> dict[str, Any]:
 # `inverse-norm` are not in the paper: what is gained over Uniform by drawing as the text comes,
 # or by counting each sample's gradient by its direction alone, needs no domains.
 
-
 BASELINE = "uniform"
 LEAD = ("natural", "inverse-norm")  # rows that come first
 
@@ -103,12 +100,6 @@ def spelled_out(text: str) -> str:
     return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda found: SPECS[found[1]], text)
 
 
-def displayed(labels: list[str]) -> list[str]:
-    """The order of a table's rows."""
-    first = [label for label in LEAD if label in labels]
-    return [*first, *(label for label in labels if label not in first)]
-
-
 Kind = Literal[
     "downstream",
     "validation-loss",
@@ -123,7 +114,7 @@ Kind = Literal[
 ROOT = Path("reproduce")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Artefact:
     """One table or figure."""
 
@@ -132,10 +123,10 @@ class Artefact:
     where: str  # its label in the paper
     kind: Kind
     preset: str  # the paper's run
-    home: Mapping[Scale, str]  # folder of its runs
+    homes: tuple[str, str]  # folder of its runs, mini and paper; tables of the same runs share it
     methods: tuple[str, ...] = ALL
     baseline: str = BASELINE
-    mini: Mapping[str, Any] = field(default_factory=dict)  # on top of scales.MINI
+    mini: Mapping[str, Any] = field(default_factory=dict)  # on top of MINI
     data: Literal["slimpajama", "pile"] = "slimpajama"
     sizes: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)  # models to go through
     picture: bool = False  # the paper prints a picture only
@@ -146,127 +137,127 @@ class Artefact:
         return self.kind in ("gradient-pca", "clusters")
 
     def folder(self, scale: Scale) -> Path:
-        return ROOT / scale / self.home[scale]
+        return ROOT / scale / self.homes[scale == "paper"]
 
 
-def _benchmark(name: str, line: str, where: str, **own: Any) -> Artefact:
-    return Artefact(
-        name=name, line=line, where=where, kind="downstream", preset=f"paper-{name}", **own
-    )
-
-
+_SIZES: dict[Scale, tuple[str, ...]] = {
+    "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
+    "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
+}
+_MEDIUM = ("paper-gpt2-medium", ("methods", "gpt2-medium"))
+_PILE: dict[str, Any] = {"mini": LLAMA, "data": "pile"}
+_SEEN: dict[str, Any] = {
+    "methods": PROBED_ROWS,
+    "baseline": "equal",
+    "mini": SHORT | PROBED,
+    "picture": True,
+}
 _ARTEFACTS = (
-    _benchmark(
+    Artefact(
         "gpt2-small",
         "nine downstream tasks, GPT-2 Small on SlimPajama",
         "tab:benchmark_joint_3",
-        home={"mini": "methods", "paper": "gpt2-small"},
+        "downstream",
+        "paper-gpt2-small",
+        ("methods", "gpt2-small"),
     ),
-    _benchmark(
+    Artefact(
         "gpt2-medium",
         "nine downstream tasks, GPT-2 Medium on SlimPajama (the main table)",
         "tab:benchmark_joint",
-        home={"mini": "methods", "paper": "gpt2-medium"},
+        "downstream",
+        *_MEDIUM,
     ),
-    _benchmark(
+    Artefact(
         "llama-1.1b",
         "nine downstream tasks, LLaMA-1.1B on the Pile",
         "tab:benchmark_joint_1",
-        home={"mini": "llama", "paper": "llama-1.1b"},
-        mini=LLAMA,
-        data="pile",
+        "downstream",
+        "paper-llama-1.1b",
+        ("llama", "llama-1.1b"),
+        **_PILE,
     ),
-    _benchmark(
+    Artefact(
         "llama-3.2-3b",
         "nine downstream tasks, LLaMA-3.2-3B on the Pile",
         "tab:benchmark_joint_2",
-        home={"mini": "llama", "paper": "llama-3.2-3b"},
-        mini=LLAMA,
-        data="pile",
+        "downstream",
+        "paper-llama-3.2-3b",
+        ("llama", "llama-3.2-3b"),
+        **_PILE,
     ),
     Artefact(
-        name="validation-loss",
-        line="validation loss of every method",
-        where="tab:pretrain_results",
-        kind="validation-loss",
-        preset="paper-gpt2-medium",
-        home={"mini": "methods", "paper": "gpt2-medium"},
+        "validation-loss",
+        "validation loss of every method",
+        "tab:pretrain_results",
+        "validation-loss",
+        *_MEDIUM,
     ),
     Artefact(
-        name="objectives",
-        line="the four objectives: loss, complexity, milliseconds of a solve",
-        where="tab:opt_objectives",
-        kind="objectives",
-        preset="paper-gpt2-medium",
-        home={"mini": "objectives", "paper": "objectives"},
+        "objectives",
+        "the four objectives: loss, complexity, milliseconds of a solve",
+        "tab:opt_objectives",
+        "objectives",
+        "paper-gpt2-medium",
+        ("objectives", "objectives"),
         methods=OBJECTIVE_ROWS,
         mini=SHORT,
     ),
     Artefact(
-        name="num-domains",
-        line="validation loss at m = 7, 9, 11, 13, 15 domains",
-        where="fig:cluster_granularity",
-        kind="num-domains",
-        preset="paper-gpt2-medium",
-        home={"mini": "num-domains", "paper": "num-domains"},
+        "num-domains",
+        "validation loss at m = 7, 9, 11, 13, 15 domains",
+        "fig:cluster_granularity",
+        "num-domains",
+        "paper-gpt2-medium",
+        ("num-domains", "num-domains"),
         methods=DOMAIN_ROWS,
         mini=SHORT,
         picture=True,
     ),
     Artefact(
-        name="model-scale",
-        line="validation loss by model size",
-        where="fig:domain_bias",
-        kind="model-scale",
-        preset="paper-gpt2-medium",
-        home={"mini": "model-scale", "paper": "model-scale"},
+        "model-scale",
+        "validation loss by model size",
+        "fig:domain_bias",
+        "model-scale",
+        "paper-gpt2-medium",
+        ("model-scale", "model-scale"),
         methods=SIZE_ROWS,
-        sizes={
-            "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
-            "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
-        },
+        sizes=_SIZES,
         picture=True,
     ),
     Artefact(
-        name="gradient-pca",
-        line="gradients of the sources over training: PCA, separation, NMI (Figure 1)",
-        where="fig:domain_evolution",
-        kind="gradient-pca",
-        preset="paper-gpt2-mini",
-        home={"mini": "probes", "paper": "probes"},
-        methods=PROBED_ROWS,
-        baseline="equal",
-        mini=SHORT | PROBED,
+        "gradient-pca",
+        "gradients of the sources over training: PCA, separation, NMI (Figure 1)",
+        "fig:domain_evolution",
+        "gradient-pca",
+        "paper-gpt2-mini",
+        ("probes", "probes"),
+        **_SEEN,
+    ),
+    Artefact(
+        "clusters",
+        "what 11 domains are made of, early and late",
+        "fig:model_centric_domains",
+        "clusters",
+        "paper-gpt2-mini",
+        ("probes", "probes"),
+        **_SEEN,
+    ),
+    Artefact(
+        "cost",
+        "seconds and FLOPs of every method, plans counted",
+        "fig:efficiency_h200",
+        "cost",
+        "paper-gpt2-mini",
+        ("methods", "gpt2-mini"),
         picture=True,
     ),
     Artefact(
-        name="clusters",
-        line="what 11 domains are made of, early and late",
-        where="fig:model_centric_domains",
-        kind="clusters",
-        preset="paper-gpt2-mini",
-        home={"mini": "probes", "paper": "probes"},
-        methods=PROBED_ROWS,
-        baseline="equal",
-        mini=SHORT | PROBED,
-        picture=True,
-    ),
-    Artefact(
-        name="cost",
-        line="seconds and FLOPs of every method, plans counted",
-        where="fig:efficiency_h200",
-        kind="cost",
-        preset="paper-gpt2-mini",
-        home={"mini": "methods", "paper": "gpt2-mini"},
-        picture=True,
-    ),
-    Artefact(
-        name="balance",
-        line="how far apart the sources' losses are, by method",
-        where="Section 1 and Section 3.2, in words",
-        kind="balance",
-        preset="paper-gpt2-medium",
-        home={"mini": "methods", "paper": "gpt2-medium"},
+        "balance",
+        "how far apart the sources' losses are, by method",
+        "Section 1 and Section 3.2, in words",
+        "balance",
+        *_MEDIUM,
     ),
 )
 ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ARTEFACTS}

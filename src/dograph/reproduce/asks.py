@@ -1,7 +1,7 @@
 """From a name and what the user changed to the comparisons that have to be made."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,12 @@ class Wanted:
 
 def build_asks(wanted: Wanted) -> dict[str, Ask]:
     """One comparison, or one for each model size under the size's name; no corpus is opened."""
-    changes = _changes(wanted.settings)
+    changes = merge({}, *(parse_override(setting) for setting in wanted.settings))
+    for name, instead in _OWN.items():
+        if name in changes:
+            raise ConfigError(f"{name} is not a setting here: {instead}")
+    if "corpus" in (changes.get("data") or {}):
+        raise ConfigError("data.corpus is not a setting here: --corpus names the folder")
     sizes = _sizes(wanted, changes)
     if not sizes:
         return {WHOLE: _ask(wanted, _config(wanted, changes), wanted.folder)}
@@ -88,39 +93,24 @@ def require_corpus(wanted: Wanted) -> None:
     if (folder / MANIFEST).is_file():
         return
     recipe = "pile" if wanted.artefact.data == "pile" else "slimpajama-6b"
-    how = _slice(wanted, recipe) if wanted.scale == "mini" else _whole(wanted, recipe)
+    if wanted.scale == "mini":
+        keep, tokens, shard_keep = SLICES[wanted.artefact.data]
+        how = (
+            f"A slice of the dataset on the Hugging Face hub will do, about {tokens} tokens:\n"
+            f"  dograph data prepare {recipe} --tokenizer gpt2 --keep {keep} --out {folder}\n"
+            "All of the dataset is read for that, once. One training file of it is enough, on "
+            "disk:\n"
+            f"  dograph data prepare FILE --recipe {recipe} --tokenizer gpt2 --keep {shard_keep} "
+            f"--out {folder}"
+        )
+    else:
+        how = (
+            "Make it from the Hugging Face hub with:\n"
+            f"  dograph data prepare {recipe} --tokenizer gpt2 --out {folder}"
+        )
     raise CorpusError(
         f"{folder} is not a prepared corpus. {how}\nOr name a corpus that you have: --corpus DIR"
     )
-
-
-def _whole(wanted: Wanted, recipe: str) -> str:
-    return (
-        "Make it from the Hugging Face hub with:\n"
-        f"  dograph data prepare {recipe} --tokenizer gpt2 --out {wanted.corpus_name}"
-    )
-
-
-def _slice(wanted: Wanted, recipe: str) -> str:
-    out = wanted.corpus_name
-    keep, tokens, shard_keep = SLICES[wanted.artefact.data]
-    return (
-        f"A slice of the dataset on the Hugging Face hub will do, about {tokens} tokens:\n"
-        f"  dograph data prepare {recipe} --tokenizer gpt2 --keep {keep} --out {out}\n"
-        "All of the dataset is read for that, once. One training file of it is enough, on disk:\n"
-        f"  dograph data prepare FILE --recipe {recipe} --tokenizer gpt2 --keep {shard_keep} "
-        f"--out {out}"
-    )
-
-
-def _changes(settings: tuple[str, ...]) -> dict[str, Any]:
-    changes = merge({}, *(parse_override(setting) for setting in settings))
-    for name, instead in _OWN.items():
-        if name in changes:
-            raise ConfigError(f"{name} is not a setting here: {instead}")
-    if "corpus" in (changes.get("data") or {}):
-        raise ConfigError("data.corpus is not a setting here: --corpus names the folder")
-    return changes
 
 
 def _sizes(wanted: Wanted, changes: Mapping[str, Any]) -> list[str]:
@@ -165,7 +155,17 @@ def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def _ask(wanted: Wanted, config: RunConfig, out: Path) -> Ask:
-    methods = _methods(wanted, config)
+    """The baseline first; --methods in the language of `dograph compare`, and our own labels."""
+    text = spelled_out(wanted.methods or ",".join(wanted.artefact.methods))
+    baseline = wanted.artefact.baseline
+    if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
+        text = f"{SPECS[baseline]},{text}"
+    try:
+        methods = parse_methods(text, config, baseline)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--mixers", "--methods")) from error
+    if wanted.artefact.is_probed:
+        _require_probes(wanted.artefact.name, config, methods)
     planned = any(method.is_planned for method in methods)
     if wanted.proxy and not planned:
         raise ConfigError("--proxy is for methods that plan, and none is asked for")
@@ -184,21 +184,6 @@ def _ask(wanted: Wanted, config: RunConfig, out: Path) -> Ask:
     )
 
 
-def _methods(wanted: Wanted, config: RunConfig) -> list[Method]:
-    """The baseline first; --methods in the language of `dograph compare`, and our own labels."""
-    text = spelled_out(wanted.methods or ",".join(wanted.artefact.methods))
-    baseline = wanted.artefact.baseline
-    if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
-        text = f"{SPECS[baseline]},{text}"
-    try:
-        methods = parse_methods(text, config, baseline)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("--mixers", "--methods")) from error
-    if wanted.artefact.is_probed:
-        _require_probes(wanted.artefact.name, config, methods)
-    return methods
-
-
 def _require_probes(name: str, config: RunConfig, methods: Sequence[Method]) -> None:
     """Refuse runs of which there would be nothing to show, however long they trained."""
     if not config.probe.rows or not config.probe.at:
@@ -208,11 +193,8 @@ def _require_probes(name: str, config: RunConfig, methods: Sequence[Method]) -> 
             "some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
         )
     if blind := [method.label for method in methods if not method.is_sketched]:
-        able = [
-            m.label
-            for m in parse_methods(",".join(SPECS.values()), config, BASELINE)
-            if m.is_sketched
-        ]
+        all_methods = parse_methods(",".join(SPECS.values()), config, BASELINE)
+        able = [method.label for method in all_methods if method.is_sketched]
         raise ConfigError(
             f"{name} is made of probes, and runs of {', '.join(blind)} take none: their mixers "
             f"need no sketches. Leave them out of --methods. These can be probed: "
@@ -221,24 +203,13 @@ def _require_probes(name: str, config: RunConfig, methods: Sequence[Method]) -> 
         )
 
 
-# What differs between these runs and the paper's, a line each.
-
-
-# Settings that change numbers, beside those that have a line of their own.
+# What differs between these runs and the paper's. Settings that change numbers are listed, but for
+# those that have a line of their own.
 _PARTS = ("data", "model", "sketch", "optim", "train", "eval")
 _TOLD = {
-    "data.corpus",
-    "data.seq_len",
-    "data.warn_epochs",
-    "model.preset",
-    "sketch.dim",
-    "sketch.projection",
-    "train.steps",
-    "train.batch_size",
-    "train.device",
-    "train.micro_batch_size",
-    "train.activation_checkpointing",
-    "eval.every",
+    *("data.corpus", "data.seq_len", "data.warn_epochs", "model.preset", "sketch.dim"),
+    *("sketch.projection", "train.steps", "train.batch_size", "train.device"),
+    *("train.micro_batch_size", "train.activation_checkpointing", "eval.every"),
 }
 _CORPORA = {
     "slimpajama": "SlimPajama-6B, 6B tokens of seven sources",
@@ -247,12 +218,36 @@ _CORPORA = {
 
 
 def differences(study: Study) -> list[str]:
-    """Lines for the reader, from the settings themselves."""
-    ask = next(iter(study.asks.values()))
-    theirs = resolve_config(study.artefact.preset, [])
-    findings = next(iter(study.findings.values()))
-    lines = [_models(study, theirs), _tokens(ask.config, theirs), _corpus(study, findings)]
-    lines += _settings(ask.config, theirs)
+    """What differs between these runs and the paper's, a line each, from the settings."""
+    artefact, ask = study.artefact, next(iter(study.asks.values()))
+    ours, theirs = ask.config, resolve_config(artefact.preset, [])
+    models, runs = [_model(one.config) for one in study.asks.values()], [_run(ours), _run(theirs)]
+    if artefact.sizes:
+        lines = [
+            f"models: {', '.join(models)}; the paper: GPT-2 sizes that its figure does not name"
+        ]
+    else:
+        same = ours.model.preset == theirs.model.preset
+        told = ", as in the paper" if same else f"; paper: {_model(theirs)}"
+        lines = [f"model: {models[0]}{told}"]
+    told = ", as in the paper" if runs[0] == runs[1] else f"; paper: {runs[1]}"
+    lines.append(f"a run: {runs[0]}{told}")
+    corpus = next(iter(study.findings.values())).corpus
+    part = "20 % of " if artefact.is_probed else ""
+    lines.append(
+        f"corpus: {corpus.folder}, {_short(sum(corpus.tokens.values()))} tokens of "
+        f"{len(corpus.tokens)} sources; paper: {part}{_CORPORA[artefact.data]}. Unless it is the "
+        "same text, levels do not compare; differences between methods are what to look at"
+    )
+    here, there = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
+    changed = [
+        f"{part}.{name} {_value(here[part][name])} (the paper's preset {_value(there[part][name])})"
+        for part in _PARTS
+        for name in here[part]
+        if f"{part}.{name}" not in _TOLD and here[part][name] != there[part][name]
+    ]
+    if changed:
+        lines.append(f"settings: {', '.join(changed)}")
     numbers = ", ".join(map(str, ask.seeds))
     lines.append(f"seeds: {len(ask.seeds)} ({numbers}); the paper does not say how many it has")
     lines.append(
@@ -265,67 +260,30 @@ def differences(study: Study) -> list[str]:
             f"plans: proxies are {proxy.model.preset or proxy.model.path} of {proxy.train.steps:,} "
             "steps; the paper does not say what its were, and one plan serves all seeds"
         )
-    if any(method.mixer["name"] == "dograph" for method in ask.methods):
+    if any(method.is_sketched for method in ask.methods):
         lines.append(
-            f"sketches: {ask.config.sketch.dim:,} numbers, {ask.config.sketch.projection} by layer;"
+            f"sketches: {ours.sketch.dim:,} numbers, {ours.sketch.projection} by layer;"
             " the paper's dense Gaussian of 5,000 columns would fill terabytes"
         )
-    if study.artefact.picture:
+    if artefact.picture:
         lines.append(
-            f"the paper prints a picture only ({study.artefact.where}): there are no numbers to "
+            f"the paper prints a picture only ({artefact.where}): there are no numbers to "
             "set beside ours but those of its text"
         )
     return lines
-
-
-def _models(study: Study, theirs: RunConfig) -> str:
-    names = [_model(ask.config) for ask in study.asks.values()]
-    if study.artefact.sizes:
-        return f"models: {', '.join(names)}; the paper: GPT-2 sizes that its figure does not name"
-    same = study.asks[next(iter(study.asks))].config.model.preset == theirs.model.preset
-    return f"model: {names[0]}" + (", as in the paper" if same else f"; paper: {_model(theirs)}")
 
 
 def _model(config: RunConfig) -> str:
     preset = config.model.preset
     if preset is None:
         return str(config.model.path)
-    shape = PRESETS[preset]
-    return f"{preset} ({shape.layers} layers, {shape.width} wide)"
+    return f"{preset} ({PRESETS[preset].layers} layers, {PRESETS[preset].width} wide)"
 
 
-def _tokens(ours: RunConfig, theirs: RunConfig) -> str:
-    def told(config: RunConfig) -> str:
-        train, length, tokens = config.train, config.data.seq_len, _short(config.tokens)
-        return f"{train.steps:,} steps of {train.batch_size} x {length} = {tokens} tokens"
-
-    if told(ours) == told(theirs):
-        return f"a run: {told(ours)}, as in the paper"
-    return f"a run: {told(ours)}; paper: {told(theirs)}"
-
-
-def _corpus(study: Study, findings: Mapping[str, Any]) -> str:
-    corpus = findings["corpus"]
-    tokens = sum(corpus["tokens"].values())
-    part = "20 % of " if study.artefact.is_probed else ""
-    return (
-        f"corpus: {corpus['folder']}, {_short(tokens)} tokens of {len(corpus['tokens'])} sources; "
-        f"paper: {part}{_CORPORA[study.artefact.data]}. Unless it is the same text, levels do not "
-        "compare; differences between methods are what to look at"
-    )
-
-
-def _settings(ours: RunConfig, theirs: RunConfig) -> Iterator[str]:
-    """Settings that the two runs do not share."""
-    here, there = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
-    changed = [
-        f"{part}.{name} {_value(here[part][name])} (the paper's preset {_value(there[part][name])})"
-        for part in _PARTS
-        for name in here[part]
-        if f"{part}.{name}" not in _TOLD and here[part][name] != there[part][name]
-    ]
-    if changed:
-        yield f"settings: {', '.join(changed)}"
+def _run(config: RunConfig) -> str:
+    train, length = config.train, config.data.seq_len
+    tokens = f"{_short(config.tokens)} tokens"
+    return f"{train.steps:,} steps of {train.batch_size} x {length} = {tokens}"
 
 
 def _value(value: Any) -> str:

@@ -6,8 +6,7 @@ Shapes: N rows, K sketch, M domains, S sources, C components.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from dograph.compare.findings import Findings
 from dograph.errors import DographError
 from dograph.eval.gradients import probe_pca, read_probe
 from dograph.eval.inspect import perceived
-from dograph.eval.merging import ANY, SHARE_CHANGE, Estimate, Merging, merging
+from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
-from dograph.reproduce.verdicts import Outcome, Sheet, Study, Verdict, bounds, judge, less, untested
+from dograph.reproduce.verdicts import Reproduction, Sheet, Study, Verdict, judge, less, untested
+from dograph.stats import ANY, SHARE_CHANGE
 
 NUM_DOMAINS = 11
 COORDINATES = "pca.json"
@@ -33,12 +33,17 @@ _SHARES = ("nmi", "purity")  # between 0 and 1
 FIRST, LAST = "first", "last"
 
 
-def gradient_pca(study: Study) -> Outcome:
+def gradient_pca(study: Study) -> Reproduction:
     """fig:domain_evolution: coordinates in a file, and what the eye is asked to see in numbers."""
     (ask,) = study.asks.values()
     found, left_out = _merged(study.only)
     coordinates = {label: _coordinates(Path(many.runs[0])) for label, many in found.items()}
-    write_json(ask.out / COORDINATES, _written(ask.out / COORDINATES) | coordinates)
+    file = ask.out / COORDINATES
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))  # of methods looked at before
+    except (OSError, ValueError):
+        written = {}
+    write_json(file, written | coordinates)
     sheets = [_over_training(label, many) for label, many in found.items()]
     data = {
         label: {**many.record(), "pca": coordinates[label]["explained"]}
@@ -48,18 +53,17 @@ def gradient_pca(study: Study) -> Outcome:
     for label, many in found.items():
         says = "sources are apart in gradient space at first and merge in training"
         verdicts += _changes(label, many, says, ("separation", "separation_directions"))
-        verdicts += _changes(
-            label, many, "domains follow sources less as training goes on", ("nmi",)
-        )
+        says = "domains follow sources less as training goes on"
+        verdicts += _changes(label, many, says, ("nmi",))
     notes = [
         *left_out,
         "separation: unbiased MMD^2 between two sources over their spread, mean over pairs",
-        f"coordinates of every probe row of the first seed: {ask.out / COORDINATES}",
+        f"coordinates of every probe row of the first seed: {file}",
     ]
-    return Outcome(sheets, {"methods": data}, verdicts, notes)
+    return Reproduction(sheets, {"methods": data}, verdicts, notes)
 
 
-def clusters(study: Study) -> Outcome:
+def clusters(study: Study) -> Reproduction:
     """fig:model_centric_domains: 11 domains, of which sources they are made, early and late."""
     found, left_out = _merged(study.only)
     sheets, verdicts, data = [], [], {}
@@ -67,7 +71,15 @@ def clusters(study: Study) -> Outcome:
         steps = (many.steps[0], many.steps[-1])
         tables = {step: composition(Path(many.runs[0]), step) for step in dict.fromkeys(steps)}
         sheets.append(_over_training(label, many, ("nmi", "purity")))
-        sheets += [_composition_sheet(label, step, table) for step, table in tables.items()]
+        for step, table in tables.items():
+            rows = []
+            for domain, counts in enumerate(table["rows"], start=1):
+                size = sum(counts)
+                shares = [f"{100 * count / size:.0f}" if count else "" for count in counts]
+                rows.append([str(domain), str(size), *shares])
+            columns = ("domain", "rows", *table["sources"])
+            title = f"{label}, step {step}: sources of each domain in per cent"
+            sheets.append(Sheet(title, columns, rows))
         data[label] = {**many.record(), "composition": {str(s): t for s, t in tables.items()}}
         says = f"the {NUM_DOMAINS} domains are made of more sources late than early"
         verdicts += _changes(label, many, says, ("nmi", "purity"))
@@ -76,7 +88,7 @@ def clusters(study: Study) -> Outcome:
         "domains: K-means of the directions of all probe rows; compositions are of the first seed",
         "by chance: the same domains against shuffled sources",
     ]
-    return Outcome(sheets, {"methods": data}, verdicts, notes)
+    return Reproduction(sheets, {"methods": data}, verdicts, notes)
 
 
 def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[str, Any]:
@@ -91,40 +103,26 @@ def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[st
     return {"sources": probe.sources, "rows": count_MS[order_M].tolist()}
 
 
-def _composition_sheet(label: str, step: int, table: Mapping[str, Any]) -> Sheet:
-    rows = []
-    for domain, counts in enumerate(table["rows"], start=1):
-        size = sum(counts)
-        shares = [f"{100 * count / size:.0f}" if count else "" for count in counts] if size else []
-        rows.append([str(domain), str(size), *(shares or [""] * len(counts))])
-    columns = ("domain", "rows", *table["sources"])
-    return Sheet(f"{label}, step {step}: sources of each domain in per cent", columns, rows)
-
-
 def _merged(findings: Findings) -> tuple[dict[str, Merging], list[str]]:
     """By method, and what had to be left out."""
     found: dict[str, Merging] = {}
     told = []
-    for method in findings["methods"]:
-        cells = [c for c in findings["cells"] if c["method"] == method["label"]]
-        runs = [Path(cell["run"]) for cell in cells if cell["error"] is None]
+    for label in findings.labels:
+        runs = [Path(cell.run) for cell in findings.finished if cell.method == label]
         if not runs:
             continue
         try:
-            many = found[method["label"]] = merging(runs, NUM_DOMAINS)
+            many = found[label] = merging(runs, NUM_DOMAINS)
             told += [f"{source} has too few probe rows to be compared" for source in many.left_out]
         except DographError as error:
-            told.append(f"{method['label']} is left out: {error}")
+            told.append(f"{label} is left out: {error}")
     return found, list(dict.fromkeys(told))
 
 
 def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGURES)) -> Sheet:
     rows = []
     for figures in many.figures:
-        cells = []
-        for name in names:
-            found: Estimate = attrgetter(name)(figures)
-            cells.append(f"{found.value:.3f} {bounds(found.interval, '.3f')}".strip())
+        cells = [getattr(figures, name).text(".3f") for name in names]
         chance = f"{figures.nmi_by_chance:.3f}, {figures.purity_by_chance:.3f}"
         rows.append([str(figures.step), *cells, chance])
     columns = ("step", *(_FIGURES[name] for name in names), "by chance (NMI, purity)")
@@ -133,30 +131,19 @@ def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGU
     return Sheet(f"{label}: {runs}, {many.figures[0].rows} held-out rows, {over}", columns, rows)
 
 
-def _by_seed(many: Merging, name: str, at: int) -> dict[int, float]:
-    """A figure of every run at one probe; runs go by their number."""
-    return {run: float(attrgetter(name)(own[at]).value) for run, own in enumerate(many.by_run)}
-
-
 def _changes(label: str, many: Merging, says: str, names: Sequence[str]) -> list[Verdict]:
-    """Last less first, run by run."""
+    """Last less first, run by run; runs go by their number."""
     if len(many.steps) < 2:
         return [untested(says, f"{label} was probed once", label)]
     found = []
     for name in names:
-        both = {FIRST: _by_seed(many, name, 0), LAST: _by_seed(many, name, -1)}
+        both = {
+            when: {run: getattr(own[at], name).value for run, own in enumerate(many.by_run)}
+            for when, at in ((FIRST, 0), (LAST, -1))
+        }
         change = less(both, LAST, FIRST, ends=SHARE_CHANGE if name in _SHARES else ANY)
         told = f"{says} ({label}, {name.replace('_', ' of ')}, last less first)"
         found.append(judge(told, change, sign=-1, of=label))
-    return found
-
-
-def _written(file: Path) -> dict[str, Any]:
-    """Coordinates of methods that were looked at before."""
-    try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
     return found
 
 

@@ -4,118 +4,95 @@ A claim is a difference with a sign. It is confirmed where the 95 % interval ove
 claimed side of zero, and in size too where it holds the paper's number. Claims over several
 methods at once ("the lowest of all") need every one of their simultaneous intervals. With fewer
 than five seeds there is no verdict, as in `dograph compare`.
+
+Numbers over seeds are means with 95 % t intervals, and differences are taken seed by seed. Their
+intervals end where their quantity does (`stats.Range`): no loss below 0, no accuracy above 100.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dograph.compare.arms import Ask
-from dograph.compare.findings import Findings
-from dograph.eval.merging import ABOVE_ZERO, ANY, Range, cut
-from dograph.reproduce.artefacts import Artefact, Scale
+from dograph.compare.findings import CellFindings, Findings
+from dograph.reproduce.artefacts import LEAD, Artefact, Scale
 from dograph.reproduce.paper import OURS
-from dograph.stats import LEAST_SEEDS, Difference, Interval, paired_difference
+from dograph.stats import (
+    ABOVE_ZERO,
+    ANY,
+    LEAST_SEEDS,
+    Estimate,
+    Interval,
+    Range,
+    mean_estimate,
+    paired_difference,
+)
 
-# Numbers over seeds: a mean with its 95 % t interval, and differences taken seed by seed.
-#
-# Intervals end where their quantity does (analyses.bounded): no loss below 0, no accuracy above
-# 100.
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What an artefact is made from, finished comparisons: one, or one for each model size."""
+
+    artefact: Artefact
+    scale: Scale
+    asks: Mapping[str, Ask]
+    findings: Mapping[str, Findings]
+    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
+
+    @property
+    def only(self) -> Findings:
+        (findings,) = self.findings.values()
+        return findings
+
+    @property
+    def rows(self) -> list[str]:
+        """Labels in the order of a table's rows: those that come first, then as asked."""
+        labels = next(iter(self.findings.values())).labels
+        first = [label for label in LEAD if label in labels]
+        return [*first, *(label for label in labels if label not in first)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table as it is printed: text cells, the first column on the left."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 Values = Mapping[str, Mapping[int, float]]  # of each method, by seed
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A mean over seeds; no interval of one seed."""
-
-    mean: float
-    seeds: int
-    interval: Interval | None
-    simultaneous: Interval | None = None  # holds at once with all others of its family
-
-    @classmethod
-    def of(cls, found: Difference, ends: Range) -> "Figure":
-        own, simultaneous = (cut(one, ends) for one in (found.interval, found.simultaneous))
-        return cls(found.mean, found.num_seeds, own, simultaneous)
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def level(self, shape: str) -> str:
-        """`5.1234 ± 0.0034`, half of the interval; both of its ends where one is cut off.
-
-        A dash of no seeds.
-        """
-        if self.interval is None:
-            return self.plain(shape)
-        below, above = self.mean - self.interval.low, self.interval.high - self.mean
-        if not math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-9):
-            return f"{self.plain(shape)} {bounds(self.interval, shape)}"
-        return f"{self.plain(shape)} ± {above:{shape}}"
-
-    def change(self, shape: str) -> str:
-        """`-0.0123 [-0.0150,-0.0096]`."""
-        return f"{self.plain(f'+{shape}')} {bounds(self.interval, f'+{shape}')}".strip()
-
-    def plain(self, shape: str) -> str:
-        return f"{self.mean:{shape}}" if self.seeds else "-"
-
-
-def bounds(interval: Interval | None, shape: str, gap: str = "") -> str:
-    if interval is None:
-        return ""
-    return f"[{interval.low:{shape}},{gap}{interval.high:{shape}}]"
-
-
-def level(values: Values, label: str, ends: Range = ABOVE_ZERO) -> Figure:
-    """Of one method."""
-    return Figure.of(paired_difference(list(values.get(label, {}).values())), ends)
-
-
-def less(values: Values, label: str, other: str, family: int = 1, *, ends: Range = ANY) -> Figure:
-    """A method less another, over the seeds that both have."""
-    return _paired(values, label, other, lambda a, b: a - b, family, ends)
-
-
-def more_per_cent(values: Values, label: str, other: str) -> Figure:
-    """By how many per cent a method is above another, pair by pair."""
-    return _paired(values, label, other, lambda a, b: 100 * (a / b - 1), 1, (-100.0, math.inf))
-
-
-def _paired(
-    values: Values,
-    label: str,
-    other: str,
-    of: Callable[[float, float], float],
-    family: int,
-    ends: Range,
-) -> Figure:
-    own, theirs = values.get(label, {}), values.get(other, {})
-    pairs = [of(own[seed], theirs[seed]) for seed in own if seed in theirs]
-    return Figure.of(paired_difference(pairs, family), ends)
-
-
-def values_of(findings: Findings, read: Callable[[Mapping[str, Any]], float]) -> Values:
+def values_of(findings: Findings, read: Callable[[CellFindings], float]) -> Values:
     """What `read` makes of every cell that was finished."""
-    found: dict[str, dict[int, float]] = {m["label"]: {} for m in findings["methods"]}
-    for cell in findings["cells"]:
-        if cell["error"] is None:
-            found[cell["method"]][cell["seed"]] = read(cell)
+    found: dict[str, dict[int, float]] = {label: {} for label in findings.labels}
+    for cell in findings.finished:
+        found[cell.method][cell.seed] = read(cell)
     return found
 
 
 def losses(findings: Findings, name: str = "mean") -> Values:
     """Validation loss in nats: mean, natural, worst or gap."""
-    return values_of(findings, lambda cell: float(cell["summaries"][name]))
+    return values_of(findings, lambda cell: cell.summaries[name])
 
 
-def present(findings: Findings, labels: Sequence[str]) -> list[str]:
-    """Those of the labels that a run was finished for."""
-    finished = {cell["method"] for cell in findings["cells"] if cell["error"] is None}
-    return [label for label in labels if label in finished]
+def level(values: Values, label: str, ends: Range = ABOVE_ZERO) -> Estimate:
+    """Of one method."""
+    return mean_estimate(list(values.get(label, {}).values())).within(ends)
+
+
+def less(values: Values, label: str, other: str, family: int = 1, *, ends: Range = ANY) -> Estimate:
+    """A method less another, over the seeds that both have."""
+    return paired_difference(values.get(label, {}), values.get(other, {}), family).within(ends)
+
+
+def more_per_cent(values: Values, label: str, other: str) -> Estimate:
+    """By how many per cent a method is above another, pair by pair."""
+    own, theirs = values.get(label, {}), values.get(other, {})
+    found = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
+    return found.within((-100.0, math.inf))
 
 
 Word = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
@@ -138,25 +115,34 @@ class Verdict:
     of: str  # the method that it is asked of
     says: str
     paper: float | None  # the size claimed, signed; None where it gives none
-    ours: Figure | None
+    ours: Estimate | None
     word: Word
     line: str
 
     def record(self) -> dict[str, Any]:
-        ours = None if self.ours is None else self.ours.record()
         return {
             "of": self.of,
             "says": self.says,
             "paper": self.paper,
-            "ours": ours,
+            "ours": None if self.ours is None else self.ours.record(),
             "verdict": self.word,
             "line": self.line,
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """What an artefact comes to: tables to print, the same as data, a verdict for each claim."""
+
+    sheets: Sequence[Sheet]
+    data: Mapping[str, Any]
+    verdicts: Sequence[Verdict]
+    notes: Sequence[str] = ()
+
+
 def judge(
     says: str,
-    ours: Figure,
+    ours: Estimate,
     *,
     sign: Sign,
     paper: float | None = None,
@@ -166,18 +152,34 @@ def judge(
 ) -> Verdict:
     """One difference: below zero is claimed by sign -1, above by 1."""
     word = _side(ours.interval, sign)
-    if word == "confirmed" and paper is not None and not _holds(ours.interval, paper):
-        word = "sign only"
-    word = word if ours.seeds >= LEAST_SEEDS else "no verdict"
+    if word == "confirmed" and paper is not None and ours.interval is not None:
+        word = word if ours.interval.low <= paper <= ours.interval.high else "sign only"
+    word = word if ours.num >= LEAST_SEEDS else "no verdict"
     claimed = "" if paper is None else f" by {abs(paper):{shape}}{unit}"
-    here = _here(ours, ours.interval, shape, unit)
-    line = f"{_asked(of)}: {says}{claimed}; here {here}: {_told(word, ours)}"
+    line = f"{_asked(of)}: {says}{claimed}; here {_told(word, ours, shape, unit)}"
     return Verdict(of, says, paper, ours, word, line)
+
+
+def judge_less(
+    values: Values,
+    label: str,
+    rival: str,
+    says: str,
+    *,
+    difference: Callable[[Values, str, str], Estimate] = less,
+    why: str | None = None,
+    **rest: Any,
+) -> Verdict:
+    """A method less another, or that it was not tested: neither may lack a finished run."""
+    if missing := [name for name in (label, rival) if not values.get(name)]:
+        why = why or f"no finished run of {' and of '.join(missing)}"
+        return untested(says, why, label)
+    return judge(says, difference(values, label, rival), of=label, **rest)
 
 
 def judge_all(
     says: str,
-    rivals: Mapping[str, Figure],
+    rivals: Mapping[str, Estimate],
     *,
     sign: Sign,
     shape: str = ".3f",
@@ -191,14 +193,15 @@ def judge_all(
     if not rivals:
         return untested(says, "no such runs were asked for", of)
     words = {name: _side(figure.simultaneous, sign) for name, figure in rivals.items()}
-    few = [name for name, figure in rivals.items() if figure.seeds < LEAST_SEEDS]
+    few = [name for name, figure in rivals.items() if figure.num < LEAST_SEEDS]
     name = max(
-        few or rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].mean)
+        few or rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].value)
     )
     worst, word = rivals[name], "no verdict" if few else words[name]
-    here = _here(worst, worst.simultaneous, shape, unit)
-    line = f"{_asked(of)}: {says}; here, against {name}, {here}: {_told(word, worst)}"
-    return Verdict(of, says, None, worst, word, line)
+    shown = _told(word, replace(worst, interval=worst.simultaneous), shape, unit)
+    return Verdict(
+        of, says, None, worst, word, f"{_asked(of)}: {says}; here, against {name}, {shown}"
+    )
 
 
 def untested(says: str, why: str, of: str = OURS) -> Verdict:
@@ -211,65 +214,18 @@ def _asked(of: str) -> str:
     return "the same of the default recipe" if of == DEFAULT else "paper"
 
 
-def _here(figure: Figure, interval: Interval | None, shape: str, unit: str) -> str:
-    text = f"{figure.plain(f'+{shape}')} {bounds(interval, f'+{shape}', ' ')}".strip()
-    return f"{text}{unit}" if figure.seeds else text
-
-
 def _side(interval: Interval | None, sign: Sign) -> Word:
     if interval is None:
         return "no verdict"
-    low, high = sorted((sign * interval.low, sign * interval.high))
-    if low > 0:
-        return "confirmed"
-    return "opposite" if high < 0 else "unclear"
+    side = sign * interval.side
+    return "confirmed" if side > 0 else "opposite" if side < 0 else "unclear"
 
 
-def _holds(interval: Interval | None, value: float) -> bool:
-    return interval is not None and interval.low <= value <= interval.high
-
-
-def _told(word: Word, figure: Figure) -> str:
-    if word == "no verdict":
-        few = figure.seeds < LEAST_SEEDS
-        why = f"{figure.seeds} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
-        return f"no verdict, {why}"
-    return _SAID[word]
-
-
-# What an artefact is made from, and what it comes to.
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """Finished comparisons: one, or one for each model size."""
-
-    artefact: Artefact
-    scale: Scale
-    asks: Mapping[str, Ask]
-    findings: Mapping[str, Findings]
-    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
-
-    @property
-    def only(self) -> Findings:
-        (findings,) = self.findings.values()
-        return findings
-
-
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """A table as it is printed: text cells, the first column on the left."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Tables to print, the same as data, and a verdict for each claim."""
-
-    sheets: Sequence[Sheet]
-    data: Mapping[str, Any]
-    verdicts: Sequence[Verdict]
-    notes: Sequence[str] = ()
+def _told(word: Word, figure: Estimate, shape: str, unit: str) -> str:
+    """`-0.040 [-0.060, -0.020]: confirmed`."""
+    text = figure.text(f"+{shape}", " ") + (unit if figure.num else "")
+    if word != "no verdict":
+        return f"{text}: {_SAID[word]}"
+    few = figure.num < LEAST_SEEDS
+    why = f"{figure.num} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
+    return f"{text}: no verdict, {why}"

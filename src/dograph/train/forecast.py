@@ -7,22 +7,22 @@ run's matmul FLOPs at EFFICIENCY times the matmul speed measured on this machine
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from dograph.config import CUTTING, DEFAULT_DIM, DETACHING, EXPLICIT, TWO_SIDED, Kind, RunConfig
+from dograph.config import CUTTING, DETACHING, EXPLICIT, TWO_SIDED, RunConfig, SketchConfig
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
-from dograph.models.loss import PerSampleLoss
+from dograph.models.presets import Shape
 from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
-from dograph.train.accumulation import way_of
-from dograph.train.assembly import open_lab, open_sampler, open_shape
+from dograph.train.accumulation import strategy_of
+from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device, require_shardable
 
 # What a step computes, counted from the shapes of the layers alone.
@@ -42,15 +42,11 @@ from dograph.train.distributed import pick_device, require_shardable
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 
 
-class Shape(Protocol):
+class AttentionShape(NamedTuple):
     """What attention's products depend on."""
 
-    @property
-    def layers(self) -> int: ...
-
-    @property
-    def width(self) -> int:
-        """Heads times their size."""
+    layers: int
+    width: int  # heads times their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,9 @@ class Flops:
         return 3 * self.forward
 
 
-def count_flops(model: nn.Module, shape: Shape, num_samples: int, num_tokens: int) -> Flops:
+def count_flops(
+    model: nn.Module, shape: AttentionShape | Shape, num_samples: int, num_tokens: int
+) -> Flops:
     """FLOPs of a forward of so many samples of so many tokens.
 
     Every matrix but an embedding's is taken to multiply every token; a mixture of experts, where
@@ -99,173 +97,121 @@ class Work:
     flops: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What the work depends on besides the model."""
+def extra_work(
+    model: nn.Module,
+    shape: AttentionShape | Shape,
+    sketch: SketchConfig,
+    num_samples: int,
+    num_tokens: int,
+    *,
+    half: bool,
+    two_sweeps: bool = False,
+    at_once: int | None = None,
+) -> list[Work]:
+    """What `sketch.mode` does beyond a plain step on the same batch.
 
-    num_samples: int
-    num_tokens: int
-    half: bool  # bfloat16, else float32
-    dim: int = DEFAULT_DIM
-    projection: Kind = "rademacher"
-    top_blocks: int = 4
-    exclude: tuple[str, ...] = ()
-    two_sweeps: bool = False  # a first sweep for the sketches, the second one is a plain step
-    at_once: int | None = None  # samples of a micro-batch; None: all
-
-    @property
-    def rows(self) -> int:
-        return self.num_samples * self.num_tokens
-
-    @property
-    def size(self) -> int:
-        """Bytes of an activation."""
-        return 2 if self.half else WIDE
-
-
-def extra_work(model: nn.Module, shape: Shape, mode: str, setting: Setting) -> list[Work]:
-    """What `mode` does beyond a plain step on the same batch."""
-    rules = cover(
-        model, setting.exclude, only=output_layer(model, None) if mode == "head" else None
-    )
-    flops = count_flops(model, shape, setting.num_samples, setting.num_tokens)
+    `half`: in bfloat16, else float32. `two_sweeps`: a first sweep for the sketches, the second one
+    is a plain step. `at_once`: samples of a micro-batch, None: all.
+    """
+    mode, size, rows = sketch.mode, 2 if half else WIDE, num_samples * num_tokens
+    head = output_layer(model, None) if mode == "head" else None
+    rules = cover(model, tuple(sketch.exclude), only=head)
+    flops = count_flops(model, shape, num_samples, num_tokens)
     if mode in EXPLICIT:
-        work = _materialised(rules, setting)
+        work = _gradients(rules, sketch, num_samples, size, weighted=not two_sweeps)
         if mode == "reference":
             # Each goes through the graph of all samples that were computed at once.
-            again = ((setting.at_once or setting.num_samples) - 1) * 2 * flops.forward
+            again = ((at_once or num_samples) - 1) * 2 * flops.forward
             work.append(Work("a backward for every other sample", 0, again))
-        if setting.two_sweeps:
+        if two_sweeps:
             work.append(Work("forward again", 0, flops.forward))
             work.append(Work("backward again", 0, 2 * flops.forward))
         return work
     cut = mode in CUTTING
-    seen = _above_cut(rules, model, mode, setting.top_blocks) if cut else rules
-    work = [_projected(rule, setting) for rule in seen if rule.matrix is not None]
+    seen, blocks = _above_cut(rules, model, sketch) if cut else (rules, shape.layers)
+    matrices = [rule for rule in seen if rule.matrix is not None]
+    work = [_projected(rule, sketch.dim, num_samples, num_tokens, size) for rule in matrices]
     numbers = sum(sum(rule.vector_sizes().values()) for rule in seen)
     # Their sums over tokens a plain step makes as well, though not sample by sample.
-    work.append(Work("vectors", 2.0 * WIDE * setting.num_samples * numbers))
-    if setting.two_sweeps:
+    work.append(Work("vectors", 2.0 * WIDE * num_samples * numbers))
+    if two_sweeps:
         work.append(Work("forward again", 0, flops.forward))
-    if setting.two_sweeps or mode == "twopass":
-        back = (
-            _backward(seen, shape, flops, setting) if cut else flops.matrices + 2 * flops.attention
-        )
+    if two_sweeps or mode == "twopass":
+        back = flops.matrices + 2 * flops.attention
+        if cut:  # the gradients with respect to the inputs of the layers above it
+            inner = [rule for rule in matrices if isinstance(rule, MatrixRule)]
+            products = sum(2.0 * rows * rule.num_inputs * rule.num_outputs for rule in inner)
+            back = products + 2 * flops.attention * blocks / shape.layers
         work.append(Work("backward to the activations", 0, back))
         return work
-    work += [_scaled(rule, setting) for rule in seen if rule.matrix is not None]
+    for rule in matrices:  # the smaller of a and b, read and written
+        if isinstance(rule, EmbeddingRule):
+            work.append(Work("scaling", 2.0 * WIDE * rows * rule.module.embedding_dim))
+        elif isinstance(rule, MatrixRule):
+            smaller = min(rule.num_inputs, rule.num_outputs)
+            work.append(Work("scaling", 2.0 * size * rows * smaller))
     if cut:
-        work.append(Work("residual scaled", 2.0 * WIDE * setting.rows * shape.width))
+        work.append(Work("residual scaled", 2.0 * WIDE * rows * shape.width))
     return work
 
 
-def _above_cut(rules: list[Rule], model: nn.Module, mode: str, top_blocks: int) -> list[Rule]:
-    """The layers that are sketched: those of the top blocks, or none of them, and the output's."""
-    stack, blocks = blocks_of(model)
-    lowest = len(blocks) - top_blocks
+def _above_cut(rules: list[Rule], model: nn.Module, sketch: SketchConfig) -> tuple[list[Rule], int]:
+    """The layers that are sketched, and in how many blocks they lie.
 
-    def above(rule: Rule) -> bool:
+    Those of the top blocks and the last norm (mode topdown), and the output layer.
+    """
+    (stack, blocks), topdown = blocks_of(model), sketch.mode == "topdown"
+    lowest = max(len(blocks) - sketch.top_blocks, 0) if topdown else len(blocks)
+    above = []
+    for rule in rules:
         if rule.path.startswith(f"{stack}."):
             block = int(rule.path.removeprefix(f"{stack}.").partition(".")[0])
-            return mode == "topdown" and block >= lowest
-        return isinstance(rule, MatrixRule) or (mode == "topdown" and rule.matrix is None)
-
-    return [rule for rule in rules if above(rule)]
-
-
-def _sides(rule: Rule, setting: Setting) -> tuple[int, int]:
-    return Projection(dim=setting.dim).sides(wide=rule.wide)
+            above += [rule] if block >= lowest else []
+        elif isinstance(rule, MatrixRule) or (topdown and rule.matrix is None):
+            above.append(rule)
+    return above, len(blocks) - lowest
 
 
-def _projected(rule: Rule, setting: Setting) -> Work:
+def _projected(rule: Rule, dim: int, num_samples: int, num_tokens: int, size: int) -> Work:
     """Read a and b, project both, sum over tokens, write the sketches."""
-    (q, p), rows = _sides(rule, setting), setting.rows
-    written, summed = WIDE * setting.num_samples * q * p, 2.0 * rows * q * p
+    (q, p), rows = Projection(dim=dim).sides(wide=rule.wide), num_samples * num_tokens
+    written, summed = WIDE * num_samples * q * p, 2.0 * rows * q * p
     if isinstance(rule, EmbeddingRule):
         width = rule.module.embedding_dim
         # A token's row of the projection takes the place of the product with a.
-        read = rows * (WIDE * width + setting.size * q)
+        read = rows * (WIDE * width + size * q)
         return Work("projection", read + written, 2.0 * rows * width * p + summed)
     assert isinstance(rule, MatrixRule)
-    read = setting.size * rows * (rule.num_inputs + rule.num_outputs)
+    read = size * rows * (rule.num_inputs + rule.num_outputs)
     on_rows, on_columns = rule.module.weight.shape
     return Work("projection", read + written, 2.0 * rows * (on_rows * q + on_columns * p) + summed)
 
 
-def _scaled(rule: Rule, setting: Setting) -> Work:
-    """The smaller of a and b, read and written."""
-    if isinstance(rule, EmbeddingRule):
-        return Work("scaling", 2.0 * WIDE * setting.rows * rule.module.embedding_dim)
-    assert isinstance(rule, MatrixRule)
-    smaller = min(rule.num_inputs, rule.num_outputs)
-    return Work("scaling", 2.0 * setting.size * setting.rows * smaller)
-
-
-def _backward(seen: list[Rule], shape: Shape, flops: Flops, setting: Setting) -> float:
-    """FLOPs of the gradients with respect to the inputs of the layers above a cut."""
-    matrices = [rule for rule in seen if isinstance(rule, MatrixRule)]
-    products: float = sum(
-        2.0 * setting.rows * rule.num_inputs * rule.num_outputs for rule in matrices
-    )
-    return products + 2 * flops.attention * len(_blocks(seen)) / shape.layers
-
-
-def _blocks(rules: list[Rule]) -> set[str]:
-    """The blocks that these layers lie in, by name."""
-    names = set()
-    for rule in rules:
-        parts = rule.path.split(".")
-        number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-        if number is not None:
-            names.add(".".join(parts[: number + 1]))
-    return names
-
-
-def _materialised(rules: list[Rule], setting: Setting) -> list[Work]:
+def _gradients(
+    rules: list[Rule], sketch: SketchConfig, num_samples: int, size: int, *, weighted: bool
+) -> list[Work]:
     """Every sample's gradient: written once, read for the sketch and for the weighted sum."""
-    work, seen = [], set()
+    work = []
     looked_up = {rule.names["weight"] for rule in rules if isinstance(rule, EmbeddingRule)}
+    by_name: dict[str, Rule] = {}  # a tied weight has one gradient
     for rule in rules:
-        name = rule.names["weight"]
-        if rule.matrix is None or name in seen:
-            continue
-        seen.add(name)
-        (on_rows, on_columns), (q, p) = rule.module.weight.shape, _sides(rule, setting)
-        numbers = float(setting.num_samples * on_rows * on_columns)
-        size = WIDE if name in looked_up else setting.size
-        sketched = 2 * numbers * q + 2.0 * setting.num_samples * on_columns * q * p  # (Q'G) P
-        if setting.projection not in TWO_SIDED:
-            sketched = 2 * numbers * setting.dim if setting.projection == "gaussian" else 0.0
-        work.append(Work("gradients written", size * numbers))
-        work.append(Work("gradients sketched", size * numbers, sketched))
-        if not setting.two_sweeps:
-            work.append(Work("gradients weighted", size * numbers, 2 * numbers))
+        if rule.matrix is not None:
+            by_name.setdefault(rule.names["weight"], rule)
+    for name, rule in by_name.items():
+        on_rows, on_columns = rule.module.weight.shape
+        q, p = Projection(dim=sketch.dim).sides(wide=rule.wide)
+        numbers = float(num_samples * on_rows * on_columns)
+        width = WIDE if name in looked_up else size
+        sketched = 2 * numbers * q + 2.0 * num_samples * on_columns * q * p  # (Q'G) P
+        if sketch.projection not in TWO_SIDED:
+            sketched = 2 * numbers * sketch.dim if sketch.projection == "gaussian" else 0.0
+        work.append(Work("gradients written", width * numbers))
+        work.append(Work("gradients sketched", width * numbers, sketched))
+        if weighted:
+            work.append(Work("gradients weighted", width * numbers, 2 * numbers))
     vectors = sum(sum(rule.vector_sizes().values()) for rule in rules)
-    work.append(Work("vectors", 2.0 * WIDE * setting.num_samples * vectors))
+    work.append(Work("vectors", 2.0 * WIDE * num_samples * vectors))
     return work
-
-
-# FLOPs of a whole run, for comparing what methods cost.
-#
-# Counted, step by step (training/step_work.py has the formulas):
-#
-#     every step           a forward and a backward: 3 forwards
-#     needs loss           nothing more while the graph is kept; a second forward where the batch is
-#                          larger than train.micro_batch_size, for weights need all losses first
-#     needs sketch         the products of the projections of sketch.mode and sketch.dim, and what
-#                          sketch.accumulation=two_sweeps or mode twopass runs again
-#     needs reference_loss a forward of the reference, which is taken to be of the model's own size
-#     activation_checkpointing  the blocks' forward once more in every backward through them
-#
-# Not counted: validation, probes, AdamW, and what a mixer does with what it sees (K-means of a
-# batch of sketches is some millionths of a step). One process is assumed: many share the same
-# products out, but may keep a batch whole that one has to sweep twice.
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    layers: int
-    width: int
 
 
 def run_flops(config: RunConfig, corpus: Corpus) -> float:
@@ -274,18 +220,33 @@ def run_flops(config: RunConfig, corpus: Corpus) -> float:
 
 
 def step_flops(config: RunConfig, corpus: Corpus) -> float:
-    """FLOPs of one step over the world batch."""
+    """FLOPs of one step over the world batch, for comparing what methods cost.
+
+    every step           a forward and a backward: 3 forwards
+    needs loss           nothing more while the graph is kept; a second forward where the batch is
+                         larger than train.micro_batch_size, for weights need all losses first
+    needs sketch         `extra_work`: the projections, and what two sweeps or twopass run again
+    needs reference_loss a forward of the reference, which is taken to be of the model's own size
+    activation_checkpointing  the blocks' forward once more in every backward through them
+
+    Not counted: validation, probes, AdamW, and what a mixer does with what it sees (K-means of a
+    batch of sketches is some millionths of a step). One process is assumed: many share the same
+    products out, but may keep a batch whole that one has to sweep twice.
+    """
     model = open_shape(config, corpus)
-    shape = _Shape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
-    samples, tokens = config.train.batch_size, config.data.seq_len
-    needs, how = build_mixer(config.mixer.name, config.mixer.options).needs, config.sketch
-    twice = way_of(config, needs) == "two_sweeps"
+    shape = AttentionShape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
+    samples, tokens, half = config.train.batch_size, config.data.seq_len, config.train.half
+    needs = build_mixer(config.mixer.name, config.mixer.options).needs
+    twice = strategy_of(config, needs) == "two_sweeps"
+    at_once = config.train.micro_batch_size
 
     plain = count_flops(model, shape, samples, tokens)
     total, backwards = plain.step, 1
     if "sketch" in needs:
-        total += _sketch_flops(config, model, shape, two_sweeps=twice)
-        backwards += twice or how.mode == "twopass"
+        given = (model, shape, config.sketch, samples, tokens)
+        work = extra_work(*given, half=half, two_sweeps=twice, at_once=at_once)
+        total += sum(piece.flops for piece in work)
+        backwards += twice or config.sketch.mode == "twopass"
     elif twice:
         total += plain.forward
     if "reference_loss" in needs:
@@ -293,24 +254,6 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     if config.train.activation_checkpointing:
         total += backwards * count_flops(blocks_of(model)[1], shape, samples, tokens).forward
     return total
-
-
-def _sketch_flops(
-    config: RunConfig, model: PerSampleLoss, shape: _Shape, *, two_sweeps: bool
-) -> float:
-    how = config.sketch
-    setting = Setting(
-        num_samples=config.train.batch_size,
-        num_tokens=config.data.seq_len,
-        half=config.train.half,
-        dim=how.dim,
-        projection=how.projection,
-        top_blocks=how.top_blocks,
-        exclude=tuple(how.exclude),
-        two_sweeps=two_sweeps,
-        at_once=config.train.micro_batch_size,
-    )
-    return sum(work.flops for work in extra_work(model, shape, how.mode, setting))
 
 
 EFFICIENCY = 0.6  # of the measured matmul speed; what is not a matmul takes the rest
@@ -343,7 +286,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     sampler = open_sampler(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     require_shardable(config, mixer)
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     return Forecast(
         parameters=parameters,
         state_bytes=16 * parameters,

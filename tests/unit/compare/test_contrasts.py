@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.compare.findings import Runs, contrasts
+from dograph.compare import findings
+from dograph.compare.findings import RunLosses
+from dograph.files import plain
 from dograph.stats import summaries
 
 TOKENS = {"a": 600, "b": 200}
+
+
+def contrasts(*given):
+    """As compare.json has them."""
+    return plain(findings.contrasts(*given))
 
 
 def run(a, b, blocks=4):
@@ -16,7 +23,7 @@ def run(a, b, blocks=4):
     found = summaries(np.array([a, b]), share)
     scatter = np.linspace(-1.0, 1.0, blocks)
     items = {name: (np.full(blocks, 31.0), loss + scatter) for name, loss in (("a", a), ("b", b))}
-    return Runs({"a": a, "b": b}, {name: float(v) for name, v in found.items()}, items)
+    return RunLosses({"a": a, "b": b}, {name: float(v) for name, v in found.items()}, items)
 
 
 def table(seeds=5):
@@ -106,7 +113,7 @@ def test_over_items_the_shared_scatter_drops_out():
     natural = found["noise"]["natural"]  # by tokens here too
     assert natural["over_items"]["low"] == pytest.approx(natural["mean"])
     lone = {
-        name: {s: Runs(r.losses, r.summaries, {}) for s, r in own.items()}
+        name: {s: RunLosses(r.losses, r.summaries, {}) for s, r in own.items()}
         for name, own in runs.items()
     }
     assert contrasts(lone, "base", ["good"], TOKENS)["good"]["mean"]["over_items"] is None

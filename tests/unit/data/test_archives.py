@@ -53,9 +53,9 @@ def test_content_from_any_offset(tmp_path, suffix, offset):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(COMPRESS[suffix](CONTENT))
     blocks = list(read_blocks(path, offset))
-    assert b"".join(block.content for block in blocks) == CONTENT[offset:]
+    assert b"".join(content for content, _ in blocks) == CONTENT[offset:]
     if blocks:
-        assert blocks[-1].consumed == path.stat().st_size
+        assert blocks[-1][1] == path.stat().st_size
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -106,6 +106,6 @@ def test_garbage_after_an_archive_is_noticed(tmp_path, suffix):
 def test_blocks_stay_small_however_well_the_archive_is_packed(tmp_path, suffix):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(COMPRESS[suffix](b"a" * 50_000_000))
-    sizes = [len(block.content) for block in read_blocks(path)]
+    sizes = [len(content) for content, _ in read_blocks(path)]
     assert sum(sizes) == 50_000_000
     assert max(sizes) <= archives.READ_BYTES

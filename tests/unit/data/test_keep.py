@@ -148,7 +148,7 @@ def test_sources_keep_their_shares_within_sampling_error(tmp_path, tokenizer, mo
     monkeypatch.setattr(demo, "MAX_CHARS", quarter)
     monkeypatch.setattr(demo, "MIN_SOURCE_CHARS", 0)
     documents = list(demo.demo_documents())
-    monkeypatch.setattr(demo, "documents", lambda: iter(documents))
+    monkeypatch.setattr(demo, "demo_documents", lambda: iter(documents))
     keep = 0.25
     options = {"tokenizer": tokenizer, "validation_fraction": 0, "keep": keep}
     manifest = prepare(tmp_path / "out", "demo", **options).manifest

@@ -1,5 +1,7 @@
 """Every kind of input gives the same texts, with their numbers, from any record on."""
 
+from pathlib import Path
+
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,13 +11,26 @@ from dograph.data import chunks
 from dograph.data import formats as archives
 from dograph.data.chunks import Fields, Position, pick
 from dograph.data.inputs import resolve
-from dograph.data.readers import Checker, Reading, read_chunks
+from dograph.data.options import PrepareOptions
+from dograph.data.readers import Checker, read_chunks
 from dograph.errors import CorpusError
 from text_inputs import COMPRESS, lines, text, write_jsonl
 
 TEXTS = [text(n) for n in range(40)]
 LABELS = ["even" if n % 2 == 0 else "odd" for n in range(40)]
 EXPECTED = [(n, LABELS[n], TEXTS[n]) for n in range(40)]
+
+
+def reading(fields=None, policy="refuse", seed=0):
+    """Options that say how to read, whatever the inputs."""
+    return PrepareOptions(
+        inputs=("any",),
+        out=Path("nowhere"),
+        text_field=fields.text if fields else "text",
+        source_field=fields.source if fields else None,
+        bad_records=policy,
+        seed=seed,
+    )
 
 
 def write_input(folder, kind):
@@ -57,14 +72,14 @@ def test_labelled_records_from_any_chunk_on(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(archives, "READ_BYTES", 100)
     fields = Fields("text", "meta.set")
     inputs = resolve(write_input(tmp_path, kind), "train", labelled=True).inputs
-    reading = Reading(fields, "refuse")
-    pieces = list(read_chunks(inputs, Position(), reading))
+    options = reading(fields)
+    pieces = list(read_chunks(inputs, Position(), options))
     assert texts_of(pieces, fields) == EXPECTED
     assert len(pieces) > 3
     done = []
     for piece in pieces:
         done += texts_of([piece], fields)
-        rest = texts_of(read_chunks(inputs, piece.end, reading), fields)
+        rest = texts_of(read_chunks(inputs, piece.end, options), fields)
         assert done + rest == EXPECTED
 
 
@@ -77,19 +92,19 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path, monke
     (tmp_path / "in" / "src" / ".hidden").write_text("no")
     (entry,) = resolve(str(tmp_path / "in"), "train", labelled=False).inputs
     found = []
-    for chunk in read_chunks([entry], Position(), Reading(Fields(), "refuse")):
+    for chunk in read_chunks([entry], Position(), reading()):
         found += [(t.text, t.source) for t in Checker(chunk, Fields(), "src", repair=False).texts()]
     assert found == [("three\r\n", "src"), ("one", "src"), ("two", "src")]
 
 
 def test_embedded_corpora_resume_too():
     (entry,) = resolve("unigram", "train", labelled=False).inputs
-    reading = Reading(Fields(), "refuse", seed=3)
-    pieces = list(read_chunks([entry], Position(), reading))
+    options = reading(seed=3)
+    pieces = list(read_chunks([entry], Position(), options))
     everything = texts_of(pieces, Fields())
     assert len({source for _, source, _ in everything}) > 1
     first = texts_of(pieces[:1], Fields())
-    rest = texts_of(read_chunks([entry], pieces[0].end, reading), Fields())
+    rest = texts_of(read_chunks([entry], pieces[0].end, options), Fields())
     assert first + rest == everything
 
 
@@ -97,9 +112,7 @@ def test_chunks_are_bounded_whatever_the_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 4096)
     path = write_jsonl(tmp_path / "a.jsonl", ["x" * n for n in range(0, 3000, 7)])
     (entry,) = resolve(str(path), "train", labelled=False).inputs
-    sizes = [
-        len(chunk.rows) for chunk in read_chunks([entry], Position(), Reading(Fields(), "refuse"))
-    ]
+    sizes = [len(chunk.rows) for chunk in read_chunks([entry], Position(), reading())]
     assert sum(sizes) == path.stat().st_size
     assert max(sizes) < 4096 + 64 * 1024 + 3100
 
@@ -114,7 +127,7 @@ def test_a_line_without_end_is_not_swallowed(tmp_path, monkeypatch, policy, suff
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(COMPRESS[suffix](content))
     (entry,) = resolve(str(path), "train", labelled=False).inputs
-    pieces = read_chunks([entry], Position(), Reading(Fields(), policy))
+    pieces = read_chunks([entry], Position(), reading(policy=policy))
     if policy == "refuse":
         with pytest.raises(CorpusError, match=rf"a\.jsonl{suffix}:2: .*longer than"):
             list(pieces)
@@ -139,7 +152,7 @@ def test_parquet_says_what_its_columns_are(tmp_path):
     pq.write_table(pa.table({"content": ["x"]}), tmp_path / "a.parquet")
     (entry,) = resolve(str(tmp_path / "a.parquet"), "train", labelled=False).inputs
     with pytest.raises(CorpusError, match=r"a\.parquet: .*'text'.*content"):
-        list(read_chunks([entry], Position(), Reading(Fields(), "refuse")))
+        list(read_chunks([entry], Position(), reading()))
 
 
 def test_a_damaged_row_group_loses_no_other(tmp_path):
@@ -155,8 +168,8 @@ def test_a_damaged_row_group_loses_no_other(tmp_path):
     path.write_bytes(raw)
     (entry,) = resolve(str(path), "train", labelled=False).inputs
     with pytest.raises(CorpusError, match=r"a\.parquet:1\d: row group 1 is damaged"):
-        list(read_chunks([entry], Position(), Reading(Fields(), "refuse")))
-    pieces = list(read_chunks([entry], Position(), Reading(Fields(), "repair")))
+        list(read_chunks([entry], Position(), reading()))
+    pieces = list(read_chunks([entry], Position(), reading(policy="repair")))
     good = {
         t.record: t.text for p in pieces for t in Checker(p, Fields(), "s", repair=False).texts()
     }
@@ -181,7 +194,7 @@ def test_a_damaged_saved_dataset_is_named(tmp_path):
     (arrow,) = (tmp_path / "d").glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:200])
     with pytest.raises(CorpusError, match=str(tmp_path / "d")):
-        list(read_chunks([entry], Position(), Reading(Fields(), "refuse")))
+        list(read_chunks([entry], Position(), reading()))
 
 
 def test_a_file_of_text_beyond_the_limit_is_named_or_skipped(tmp_path, monkeypatch):
@@ -191,7 +204,7 @@ def test_a_file_of_text_beyond_the_limit_is_named_or_skipped(tmp_path, monkeypat
         (tmp_path / "s" / name).write_text("x" * size)
     inputs = resolve(str(tmp_path / "s"), "train", labelled=False).inputs
     with pytest.raises(CorpusError, match=r"b\.txt: .*longer than"):
-        list(read_chunks(inputs, Position(), Reading(Fields(), "refuse")))
-    pieces = list(read_chunks(inputs, Position(), Reading(Fields(), "repair")))
+        list(read_chunks(inputs, Position(), reading()))
+    pieces = list(read_chunks(inputs, Position(), reading(policy="repair")))
     good = [t for p in pieces for t in Checker(p, Fields(), "s", repair=False).texts()]
     assert [(t.record, len(t.text)) for t in good] == [(0, 10), (2, 100)]

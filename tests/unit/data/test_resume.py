@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from disk_calls import DiskCalls
-from dograph.data import chunks, finish, publish
+from dograph.data import chunks, finish
 from dograph.data import formats as archives
 from dograph.data import journal as outputs
 from dograph.data import pipeline as preparation
@@ -118,7 +118,7 @@ def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
         patch.setattr(os, "replace", dying(os.replace))
         patch.setattr(finish, "link", dying(finish.link))
         patch.setattr(finish, "clear", dying(finish.clear))
-        patch.setattr(publish.Path, "unlink", dying(publish.Path.unlink))
+        patch.setattr(finish.Path, "unlink", dying(finish.Path.unlink))
         patch.setattr(preparation, "COMMIT_SECONDS", 1e9)
         prepare_corpus(PrepareOptions(out=out, **options))
     prepare_corpus(PrepareOptions(out=out, **options))
@@ -130,7 +130,7 @@ def test_a_finished_corpus_keeps_files_that_a_replaced_one_had_too(tmp_path, job
     staging, out = tmp_path / "staging", tmp_path / "true"
     staging.mkdir()
     (staging / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
-    publish.remove_replaced(staging, out)
+    finish.remove_replaced(staging, out)
     assert files_of(out) == truth
 
 
@@ -250,7 +250,7 @@ def test_killed_while_the_old_corpus_is_removed(tmp_path, job, monkeypatch, rest
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(publish.Path, "unlink", killed)
+        patch.setattr(finish.Path, "unlink", killed)
         with pytest.raises(Killed):
             prepare_corpus(PrepareOptions(out=out, overwrite=True, **options))
     prepare_corpus(PrepareOptions(out=out, restart=restart, **options))

@@ -74,7 +74,7 @@ def test_differences_are_paired_by_seed():
         assert interval(got) == pytest.approx(tuple(test.confidence_interval(0.95)))
         wide = test.confidence_interval(1 - 0.05 / 3)
         assert (got.simultaneous.low, got.simultaneous.high) == pytest.approx(tuple(wide))
-    assert found.gains["web"].mean > 0.15 > found.gains["arxiv"].mean
+    assert found.gains["web"].value > 0.15 > found.gains["arxiv"].value
 
 
 def test_verdicts_need_an_interval_that_excludes_zero():

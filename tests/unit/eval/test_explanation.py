@@ -7,7 +7,7 @@ import pytest
 from dograph.config import resolve_config
 from dograph.domains.objectives import OBJECTIVES
 from dograph.errors import RunError
-from dograph.eval.explain import RULES, explain_step
+from dograph.eval.explain import explain_step
 from dograph.eval.graphs import read_graph
 from dograph.train.run_dir import RunDirectory
 
@@ -53,8 +53,8 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
     overrides = ["mixer.name=dograph", f"mixer.objective={objective}"]
     sample = {"weight": [0.8, 1.2, 1.0, 1.0], "domain": [0, 1, 1, 0]}
     found = explained(tmp_path / "run", overrides, dograph_row(), sample)
-    name = type(OBJECTIVES[objective]()).__name__
-    assert found.reasons[0] == f"objective {objective}: {RULES[name]}; residual 1e-07"
+    rule = OBJECTIVES[objective].rule
+    assert found.reasons[0] == f"objective {objective}: {rule}; residual 1e-07"
     assert found.weight_B == sample["weight"]
     assert found.domain_B == sample["domain"]
     assert [domain["weight"] for domain in found.domains] == [0.4, pytest.approx(0.6)]
@@ -115,5 +115,6 @@ def test_steps_and_graphs_that_are_not_there(tmp_path):
     path = write_run(tmp_path / "run", ["mixer.name=dograph"], [{"step": 1, **STEP}])
     with pytest.raises(RunError, match="steps 1 to 1; step 2 is not one"):
         explain_step(path, 2)
+    (path / "graph.jsonl").touch()  # as it is opened with the run
     with pytest.raises(RunError, match="no domain graph yet"):
         read_graph(path, None)

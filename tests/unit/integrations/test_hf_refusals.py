@@ -71,7 +71,7 @@ def test_what_cannot_be_attached_is_refused_by_name(tmp_path, make_trainer, mixe
             {"gradient_accumulation_steps": 2},
             DoGraph("safe", keep_shares=True),
             {},
-            "keep_shares=False; use that",
+            "set mixer.keep_shares=false",
         ),
         ({"gradient_accumulation_steps": 2}, Softest(), {}, "Softest would have to weigh"),
         ({"remove_unused_columns": True}, dograph(), {"sources": "s"}, "remove_unused_columns"),

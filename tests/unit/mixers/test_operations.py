@@ -12,8 +12,8 @@ from dograph.mixers.dograph import DoGraph
 from dograph.types import Signals
 
 KERNELS = (
-    *("domains.gram_kernel", "domains.kmeans_kernel", "domains.partition_kernel"),
-    *("domains.sharing_kernel", "simplex_kernel", "alignment_kernel"),
+    *("gram", "kmeans", "partition"),
+    *("sample_weights", "simplex", "objectives"),
 )
 FREE = ("empty", "new_empty", "detach", "_unsafe_view", "promote_types", "reshape_alias")
 
@@ -67,7 +67,7 @@ def counting_kernels(monkeypatch):
         torch.zeros_like(first)  # an operation
 
     for name in KERNELS:
-        monkeypatch.setattr(import_module(f"dograph.{name}"), "launch", launch)
+        monkeypatch.setattr(import_module(f"dograph.kernels.{name}"), "launch", launch)
     with kernels.choose(True):
         yield
 

@@ -1,9 +1,11 @@
 """Findings made by hand, so that what a table says of them is known beforehand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from dograph.compare.findings import Findings
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import Wanted, build_asks
 from dograph.reproduce.verdicts import Study
@@ -20,6 +22,9 @@ def cell(method, seed, losses, *, seconds=10.0, plan=0.0, flops=100.0):
         "method": method,
         "seed": seed,
         "run": f"cells/{method}-s{seed}",
+        "command": "dograph train",
+        "steps": 700,
+        "tokens": 700,
         "error": None,
         "losses": losses,
         "summaries": {
@@ -33,35 +38,65 @@ def cell(method, seed, losses, *, seconds=10.0, plan=0.0, flops=100.0):
     }
 
 
+TEXT = {"low": -0.5, "high": 0.5}  # the interval over validation text of every difference
+CONTRAST = {
+    "mean": 0.0,
+    "seeds": 5,
+    "interval": None,
+    "simultaneous": None,
+    "p": None,
+    "p_holm": None,
+    "over_items": TEXT,
+    "claim": "unclear",
+}
+
+
 def findings(cells, baseline="uniform", config=None):
     labels = list(dict.fromkeys(one["method"] for one in cells))
     labels = [baseline, *(label for label in labels if label != baseline)]
     methods = [
         {
             "label": label,
+            "mixer": {},
+            "cells": [],
+            "failed": [],
+            "plans": [],
+            "one_plan_for_all_seeds": False,
+            "steps": [700],
+            "tokens": [700],
             "flops": next(one["flops"] for one in cells if one["method"] == label),
-            "differences": {"mean": {"over_items": {"low": -0.5, "high": 0.5}}},
+            "differences": dict.fromkeys(("mean", "natural", "worst", "gap"), CONTRAST)
+            | {"sources": {}},
         }
         for label in labels
     ]
-    return {
-        "methods": methods,
-        "cells": cells,
-        "seeds": list(SEEDS),
-        "config": config,
-        "proxy": None,
-        "corpus": {"folder": "data/x", "digest": "0", "tokens": {"a": 600, "b": 400}},
-        "failures": {},
-        "notes": ["a plain note", "warning: b was read through 5.0 times"],
-    }
+    return Findings.of_json(
+        {
+            "format": "dograph-compare",
+            "version": 1,
+            "command": None,
+            "budget": "tokens",
+            "baseline": baseline,
+            "replan": False,
+            "environment": {},
+            "methods": methods,
+            "cells": cells,
+            "seeds": list(SEEDS),
+            "config": config or {},
+            "proxy": None,
+            "corpus": {"folder": "data/x", "digest": "0", "tokens": {"a": 600, "b": 400}},
+            "failures": {},
+            "notes": ["a plain note", "warning: b was read through 5.0 times"],
+        }
+    )
 
 
 def study(name, made, sizes=None, scores=None, **wanted):
     """`made` as if it had been trained for the artefact."""
     asks = build_asks(Wanted(artefact=find_artefact(name), sizes=sizes, **wanted))
-    found = {size: made for size in asks} if not sizes else made
+    found = {size: made if not sizes else made[size] for size in asks}
     for size, ask in asks.items():
-        found[size]["config"] = ask.config.model_dump(mode="json")
+        found[size] = replace(found[size], config=ask.config.model_dump(mode="json"))
     return Study(find_artefact(name), "mini", asks, found, scores or {})
 
 

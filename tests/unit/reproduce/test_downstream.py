@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from dograph.eval.evaluate import Request
+from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import paper
 from dograph.reproduce.downstream import downstream, kept
 
@@ -63,6 +63,19 @@ def test_downstream_tasks_beside_the_papers(by_hand):
     json.dumps(found.data)
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"), [(4, ["items asked, of those there are: copa 4 of 100"]), (100, [])]
+)
+def test_how_many_questions_were_asked_is_told_where_it_is_not_all(by_hand, asked, told):
+    cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
+    one = score(dict.fromkeys(paper.TASKS, 0.3)) | {"notes": []}
+    one["tasks"]["copa"] |= {"items": asked, "available": 100}
+    one["tasks"]["sciq"] |= {"items": 100, "available": 100}
+    scores = {cell["label"]: one for cell in cells}
+    found = downstream(by_hand.study("gpt2-medium", by_hand.findings(cells), scores=scores))
+    assert list(found.notes) == told
+
+
 def test_an_error_over_items_is_the_mean_of_the_runs_and_none_if_one_has_none(by_hand):
     """All runs are asked the same questions: more seeds do not make it smaller."""
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
@@ -104,7 +117,7 @@ def test_the_best_average_is_of_the_papers_methods_at_once(by_hand):
     told = next(v for v in found.verdicts if (v.of, v.says) == ("dograph-paper", says))
     reach = stats.t.ppf(1 - 0.05 / 4, 4) * stats.sem([1.0, 5.0, 3.0, 6.0, 0.0])
     assert told.ours.simultaneous.low == pytest.approx(3 - reach)
-    assert told.ours.mean == pytest.approx(3)
+    assert told.ours.value == pytest.approx(3)
 
 
 def test_downstream_over_some_tasks_says_so(by_hand):
@@ -121,7 +134,7 @@ def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):
     """A cell that was trained again in its folder is scored again."""
     model = tmp_path / "model"
     model.mkdir()
-    request, file = Request(benchmarks=Path("here"), tasks=("copa",)), tmp_path / "eval.json"
+    request, file = EvalRequest(benchmarks=Path("here"), tasks=("copa",)), tmp_path / "eval.json"
 
     def store(**weights):
         made = {name: getattr(request, name) for name in ("limit", "dtype")}
@@ -153,7 +166,7 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")
-    request = Request(benchmarks=Path("here"), tasks=("copa",), dtype="float32")
+    request = EvalRequest(benchmarks=Path("here"), tasks=("copa",), dtype="float32")
     made = {
         "scorer": request.using,
         "benchmarks": "here",

@@ -11,15 +11,19 @@ from dograph.mixers.registry import build_mixer
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import ALL, ARTEFACTS, SPECS
 
+AVERAGES = {  # printed averages that are not those of their rows: mean of the nine
+    ("gpt2-small", "dynamic-loss"): 36.02,
+    ("gpt2-small", "dograph-paper"): 36.78,
+}
 ROWS = [(table, method) for table in paper.DOWNSTREAM for method in paper.NAMES]
 
 
 @pytest.mark.parametrize(("table", "method"), ROWS)
 def test_an_average_is_that_of_its_nine_numbers(table, method):
     scores = paper.DOWNSTREAM[table]
-    assert len(scores.tasks[method]) == 9
-    mean = math.fsum(scores.tasks[method]) / 9
-    known = paper.AVERAGES.get((table, method))
+    assert len(scores.rows[method][:-1]) == 9
+    mean = math.fsum(scores.rows[method][:-1]) / 9
+    known = AVERAGES.get((table, method))
     if known is None:
         assert scores.averages[method] == pytest.approx(mean, abs=0.1)
     else:
@@ -28,7 +32,7 @@ def test_an_average_is_that_of_its_nine_numbers(table, method):
 
 
 def test_every_table_has_every_method_and_ours_tests_them_all():
-    tables = [*(scores.tasks for scores in paper.DOWNSTREAM.values()), paper.VALIDATION_LOSS]
+    tables = [*(scores.rows for scores in paper.DOWNSTREAM.values()), paper.VALIDATION_LOSS]
     for table in tables:
         assert list(table) == list(paper.NAMES)
     assert set(paper.NAMES) <= set(ALL)

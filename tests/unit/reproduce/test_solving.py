@@ -7,7 +7,8 @@ import pytest
 from dograph.reproduce import losses as of_losses
 from dograph.reproduce import losses as solving
 from dograph.reproduce import paper
-from dograph.reproduce.losses import Solve, example_domains, objectives
+from dograph.reproduce.losses import example_domains, objectives
+from dograph.stats import Estimate, Interval
 
 
 def test_solves_are_of_eleven_domains_that_all_have_samples():
@@ -25,8 +26,8 @@ def test_solves_are_told_in_milliseconds(monkeypatch):
     monkeypatch.setattr(solving, "TIMED", 8)
     times = solving.solve_times("cpu")
     assert list(times) == list(paper.OBJECTIVES)
-    assert {(solve.low, solve.median, solve.high) for solve in times.values()} == {(250,) * 3}
-    assert times["robust"].record["blocks"] == 8
+    assert {(solve.low, solve.value, solve.high) for solve in times.values()} == {(250,) * 3}
+    assert times["robust"].num == 8
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,8 @@ def test_solves_are_told_in_milliseconds(monkeypatch):
     ],
 )
 def test_the_cheapest_solve_is_below_all_others(by_hand, monkeypatch, rivals, word, shown):
-    times = {name: Solve(sum(ends) / 2, *ends, {}) for name, ends in rivals.items()}
-    times["robust"] = Solve(3.3, 3.0, 4.0, {})
+    times = {name: Estimate(sum(ends) / 2, Interval(*ends)) for name, ends in rivals.items()}
+    times["robust"] = Estimate(3.3, Interval(3.0, 4.0))
     monkeypatch.setattr(of_losses, "solve_times", lambda device: times)
     cells = by_hand.levels({"uniform": 5.0, "uncertainty": 4.9})
     found = objectives(by_hand.study("objectives", by_hand.findings(cells)))

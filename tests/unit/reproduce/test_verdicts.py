@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 from dograph.reproduce.verdicts import (
-    Figure,
     judge,
     judge_all,
     less,
@@ -14,12 +13,12 @@ from dograph.reproduce.verdicts import (
     more_per_cent,
     untested,
 )
-from dograph.stats import Interval
+from dograph.stats import Estimate, Interval
 
 
 def figure(mean, low=None, high=None, seeds=5):
     interval = None if low is None else Interval(low, high)
-    return Figure(mean, seeds, interval, interval)
+    return Estimate(mean, interval, seeds, interval)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_a_rival_that_is_surely_better_is_shown_before_one_that_is_perhaps():
 
 
 def test_against_several_it_is_the_simultaneous_interval_that_decides():
-    one = Figure(-1.0, 5, Interval(-1.5, -0.5), Interval(-2.5, 0.5))
+    one = Estimate(-1.0, Interval(-1.5, -0.5), 5, Interval(-2.5, 0.5))
     found = judge_all("x", {"a": one}, sign=-1)
     assert found.word == "unclear"
     assert "-1.000 [-2.500, +0.500]" in found.line
@@ -108,22 +107,23 @@ def test_figures_are_paired_t_intervals():
     pairs = [1.0, 0.5, 0.3]
     found = less({"a": a, "b": b}, "a", "b", family=4)
     low, high = stats.t.interval(0.95, 2, loc=stats.tmean(pairs), scale=stats.sem(pairs))
-    assert (found.mean, found.seeds) == (pytest.approx(0.6), 3)
+    assert (found.value, found.num) == (pytest.approx(0.6), 3)
     assert (found.interval.low, found.interval.high) == pytest.approx((low, high))
     reach = stats.t.ppf(1 - 0.05 / 8, 2) * stats.sem(pairs)
     assert found.simultaneous.high == pytest.approx(0.6 + reach)
     own = level({"b": b}, "b")
-    assert own.mean == pytest.approx(2.4)
-    assert own.interval.high - own.mean == pytest.approx(
+    assert own.value == pytest.approx(2.4)
+    assert own.interval.high - own.value == pytest.approx(
         stats.t.ppf(0.975, 2) * stats.sem([2, 3, 2.2])
     )
     per_cent = more_per_cent({"a": a, "b": b}, "a", "b")
-    assert per_cent.mean == pytest.approx(100 * (0.5 + 0.5 / 3 + 0.3 / 2.2) / 3)
-    assert less({"a": a}, "a", "b").seeds == 0
+    assert per_cent.value == pytest.approx(100 * (0.5 + 0.5 / 3 + 0.3 / 2.2) / 3)
+    assert less({"a": a}, "a", "b").num == 0
 
 
 def test_how_figures_are_written():
-    assert figure(5.1234, 5.1, 5.1468).level(".3f") == "5.123 ± 0.023"
-    assert figure(5.1234, seeds=1).level(".3f") == "5.123"
-    assert figure(-0.5, -0.6, -0.4).change(".2f") == "-0.50 [-0.60,-0.40]"
-    assert Figure(math.nan, 0, None).level(".3f") == Figure(math.nan, 0, None).change(".3f") == "-"
+    assert figure(5.1234, 5.1, 5.1468).plus_minus(".3f") == "5.123 ± 0.023"
+    assert figure(5.1234, seeds=1).plus_minus(".3f") == "5.123"
+    assert figure(-0.5, -0.6, -0.4).text("+.2f") == "-0.50 [-0.60,-0.40]"
+    none = Estimate(math.nan, None, 0)
+    assert none.plus_minus(".3f") == none.text("+.3f") == "-"

@@ -10,8 +10,7 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.models.loss import regions
 from dograph.sketch.rules import Rule
-from dograph.train.progress import open_progress
-from dograph.train.start import start_run
+from dograph.train.trainer import start_run
 from tiny_steps import ALONE, SETTINGS
 
 RUN = ("train.compile=true", "train.micro_batch_size=3", "eval.max_blocks=4", "probe.rows=5")
@@ -46,8 +45,8 @@ def test_validation_and_probes_run_as_written(corpus, tmp_path):
     trainer, tracing = compiled_run(corpus, tmp_path)
     assert tracing.called
     trainer.files.open(0)
-    trainer.write_validation(open_progress(1, 0, main=False))
-    assert trainer.files.probe(0) > 0
+    trainer.write_validation()
+    assert trainer.probes.take(0) > 0
     trainer.files.close()
 
 

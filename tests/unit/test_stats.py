@@ -7,15 +7,22 @@ import pytest
 from scipy import stats
 
 from dograph.stats import (
+    ABOVE_ZERO,
+    ANY,
+    PER_CENT,
+    SHARE,
+    SHARE_CHANGE,
     Blocks,
-    Difference,
+    Estimate,
     Interval,
-    Resampled,
     claim,
     holm,
+    mean_estimate,
     paired_difference,
+    percentile_interval,
     resample,
     summaries,
+    t_quantile,
 )
 
 SEEDS, REPLICATIONS = 5, 4000
@@ -25,30 +32,31 @@ SEEDS, REPLICATIONS = 5, 4000
 def test_paired_t_is_that_of_scipy(num):
     rng = np.random.default_rng(num)
     ours, theirs = rng.normal(3.0, 0.1, num), rng.normal(3.02, 0.1, num)
-    found = paired_difference(ours - theirs, family=7)
+    by_seed = (dict(enumerate(values)) for values in (ours, theirs))
+    found = paired_difference(*by_seed, family=7)
     expected = stats.ttest_rel(ours, theirs)
     interval, wide = expected.confidence_interval(0.95), expected.confidence_interval(1 - 0.05 / 7)
     assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)
     assert (found.interval.low, found.interval.high) == pytest.approx(interval, rel=1e-9)
     assert (found.simultaneous.low, found.simultaneous.high) == pytest.approx(wide, rel=1e-9)
-    assert found.mean == pytest.approx(ours.mean() - theirs.mean())
+    assert found.value == pytest.approx(ours.mean() - theirs.mean())
 
 
 def test_one_seed_has_no_interval():
-    assert paired_difference([0.25], 3) == Difference(0.25, 1, None, None, None)
+    assert mean_estimate([0.25], 3) == Estimate(0.25, None, 1)
 
 
 def test_no_variance_is_one_number():
-    same = paired_difference([0.5] * 5, 3)
+    same = mean_estimate([0.5] * 5, 3)
     assert (same.interval, same.simultaneous, same.p_value) == (Interval(0.5, 0.5),) * 2 + (0.0,)
-    assert paired_difference([0.0] * 5).p_value == 1.0
+    assert mean_estimate([0.0] * 5).p_value == 1.0
     # a third is no binary fraction: its mean differs from it in the last bit
-    assert paired_difference([1 / 3] * 3).interval == Interval(1 / 3, 1 / 3)
+    assert mean_estimate([1 / 3] * 3).interval == Interval(1 / 3, 1 / 3)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_never_claimed(bad):
-    found = paired_difference([0.1, 0.2, bad, 0.1, 0.2])
+    found = mean_estimate([0.1, 0.2, bad, 0.1, 0.2])
     assert (found.interval, found.p_value) == (None, None)
     assert claim(found, holm([found.p_value])[0]).startswith("no claim")
 
@@ -66,7 +74,7 @@ def test_a_test_that_could_not_be_made_still_counts():
 
 def test_claims():
     def of(mean, num=5):
-        return Difference(mean, num, None, None, 0.001)
+        return Estimate(mean, None, num, None, 0.001)
 
     assert claim(of(-1.0), 0.01) == "lower"
     assert claim(of(1.0), 0.01) == "higher"
@@ -84,7 +92,7 @@ def test_summaries_by_hand():
 
 
 def covered(differences, truth=0.0):
-    found = [paired_difference(row, 1).interval for row in differences]
+    found = [mean_estimate(row, 1).interval for row in differences]
     return np.mean([i.low <= truth <= i.high for i in found])
 
 
@@ -112,7 +120,7 @@ def test_family_wise_error_of_holm():
     rng, rows = np.random.default_rng(1), 7
     false, plain, held = 0, 0, 0
     for table in tables(rng, rows, np.zeros(rows)):
-        found = [paired_difference(row, rows) for row in table]
+        found = [mean_estimate(row, rows) for row in table]
         p_values = [difference.p_value for difference in found]
         false += any(p <= 0.05 for p in holm(p_values))
         plain += any(p <= 0.05 for p in p_values)
@@ -126,7 +134,7 @@ def test_family_wise_error_of_holm():
 def test_holm_is_no_weaker_than_bonferroni():
     rng, rows = np.random.default_rng(2), 4
     for table in tables(rng, rows, np.array([0.0, -3.0, 3.0, -6.0]), number=50):
-        p_values = [paired_difference(row).p_value for row in table]
+        p_values = [mean_estimate(row).p_value for row in table]
         assert all(
             adjusted <= min(1.0, rows * p) + 1e-12
             for adjusted, p in zip(holm(p_values), p_values, strict=True)
@@ -148,30 +156,28 @@ def made(rng, sizes, shift, noise=0.05, seeds=3):
 def test_resamples_are_paired_and_the_same_every_time():
     blocks = made(np.random.default_rng(3), [8, 5], 0.1)
     first, again = resample(blocks), resample(blocks)
-    assert np.array_equal(first.loss_RMNS, again.loss_RMNS)
-    assert not np.array_equal(first.loss_RMNS, resample(blocks, seed=1).loss_RMNS)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, resample(blocks, seed=1))
     # What the blocks share drops out: the difference varies far less than a loss does.
-    figure = summaries(first.loss_RMNS, np.ones(2))["mean"]
-    interval = first.interval(figure, 1, 0)
+    figure = summaries(first, np.ones(2))["mean"]
+    interval = percentile_interval(figure, 1, 0)
     assert interval.high - interval.low < 0.2 * np.ptp(np.quantile(figure[:, 0, 0], [0.025, 0.975]))
-    assert first.interval(figure, 0, 0) == Interval(0.0, 0.0)
+    assert percentile_interval(figure, 0, 0) == Interval(0.0, 0.0)
 
 
 def test_resampled_losses_weigh_predictions_alike():
     blocks = {"a": Blocks(np.array([1.0, 3.0]), np.array([1.0, 5.0]).reshape(2, 1, 1))}
     # n - 1 = 1 block is drawn: its own loss, whatever its length
-    assert set(np.unique(resample(blocks).loss_RMNS)) == {1.0, 5.0}
+    assert set(np.unique(resample(blocks))) == {1.0, 5.0}
     three = {"a": Blocks(np.array([1.0, 3.0, 2.0]), np.array([1.0, 5.0, 2.0]).reshape(3, 1, 1))}
     pairs = {(a * x + b * y) / (a + b) for a, x in _pairs(three) for b, y in _pairs(three)}
-    assert {round(v, 9) for v in np.unique(resample(three).loss_RMNS)} == {
-        round(v, 9) for v in pairs
-    }
+    assert {round(v, 9) for v in np.unique(resample(three))} == {round(v, 9) for v in pairs}
 
 
 def test_sources_are_resampled_apart():
     """Equal blocks in two sources are not drawn alike; 4000 times."""
     one = Blocks(np.ones(6), np.arange(6.0).reshape(6, 1, 1))
-    loss_RMNS = resample({"a": one, "b": one}).loss_RMNS
+    loss_RMNS = resample({"a": one, "b": one})
     assert loss_RMNS.shape == (4000, 1, 1, 2)
     between = np.corrcoef(loss_RMNS[:, 0, 0, 0], loss_RMNS[:, 0, 0, 1])[0, 1]
     assert abs(between) < 0.08  # five standard errors
@@ -200,8 +206,8 @@ def test_coverage_over_items(sizes, share):
     for replication in range(number):
         blocks = made(rng, sizes, 0.02, seeds=1)
         found = resample(blocks, seed=replication, number=600)
-        figure = summaries(found.loss_RMNS, np.ones(len(sizes)))["mean"]
-        interval = found.interval(figure, 1, 0)
+        figure = summaries(found, np.ones(len(sizes)))["mean"]
+        interval = percentile_interval(figure, 1, 0)
         hits += interval.low <= -0.02 <= interval.high
         own = [b.loss_nMN[:, 1, 0] - b.loss_nMN[:, 0, 0] for b in blocks.values()]
         reach = 1.96 * math.sqrt(sum(d.var(ddof=1) / len(d) for d in own)) / len(sizes)
@@ -217,5 +223,37 @@ def test_an_interval_leaves_out_a_fortieth_at_either_end():
     """Differences from 0 to 100 nats, averaged over two seeds that are 1 nat apart."""
     figure_RMN = np.zeros((101, 2, 2))
     figure_RMN[:, 1] = np.arange(101.0)[:, None] + [-0.5, 0.5]
-    found = Resampled(np.zeros((101, 2, 2, 1)), ["a"]).interval(figure_RMN, 1, 0)
+    found = percentile_interval(figure_RMN, 1, 0)
     assert (found.low, found.high) == pytest.approx((2.5, 97.5))
+
+
+@pytest.mark.parametrize(
+    ("interval", "ends", "left"),
+    [
+        ((-0.3, 1.2), SHARE, (0.0, 1.0)),
+        ((0.2, 1.2), SHARE, (0.2, 1.0)),
+        ((-0.3, 0.9), SHARE, (0.0, 0.9)),
+        ((0.2, 0.9), SHARE, (0.2, 0.9)),
+        ((-1.5, 0.2), SHARE_CHANGE, (-1.0, 0.2)),
+        ((-5.0, 250.0), PER_CENT, (0.0, 100.0)),
+        ((-5.0, 250.0), ABOVE_ZERO, (0.0, 250.0)),
+        ((-5.0, 250.0), ANY, (-5.0, 250.0)),
+        ((-math.inf, math.inf), SHARE, (0.0, 1.0)),
+    ],
+)
+def test_the_part_between_the_ends(interval, ends, left):
+    assert Interval(*interval).cut(ends) == Interval(*left)
+
+
+def test_no_interval_stays_none():
+    assert Estimate(2.0).within(SHARE) == Estimate(2.0)
+
+
+@pytest.mark.parametrize("freedom", [1, 4, 30, 798])
+def test_quantiles_are_those_of_scipy(freedom):
+    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-12)
+
+
+def test_the_side_of_zero():
+    ends = [(-2.0, -1.0), (-1.0, 0.0), (-1.0, 1.0), (0.0, 1.0), (1.0, 2.0)]
+    assert [Interval(*pair).side for pair in ends] == [-1, 0, 0, 0, 1]

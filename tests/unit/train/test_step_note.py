@@ -1,6 +1,6 @@
 """What a run says of itself while it goes on."""
 
-from dograph.train.progress import step_note
+from dograph.train.metrics import step_note
 
 ROW = {"train/loss_nats": 3.14159, "time/tokens_per_second": 12345.6}
 

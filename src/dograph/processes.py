@@ -1,0 +1,152 @@
+"""Worker processes on this machine: started, fed with jobs, ended with us, none left behind.
+
+Not `multiprocessing`: its processes first import the main module once more, with all that a
+training script or a notebook imports, and fork is no choice beside the threads of libraries.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from typing import Any, Final, Self
+
+GRACE_SECONDS = 30.0  # for a worker to save what it has and leave
+_STOP: Final = "stop"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; import {module} as w; w.serve({fd})"
+# A worker is a world of its own, whoever started its parent.
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """Stands for the answer of a worker that died on a job."""
+
+    why: str
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A process and the jobs that it was given, in the order in which it answers them."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    place: int  # which of the pool's places it fills
+    jobs: deque[int] = field(default_factory=deque)
+
+    @property
+    def job(self) -> int | None:
+        """What it is doing."""
+        return self.jobs[0] if self.jobs else None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+class Workers:
+    """At most `number` processes that run `serve` of a module, kept until the pool is left."""
+
+    def __init__(self, number: int, module: str, environment: Mapping[str, str]) -> None:
+        self.number = number
+        self._module = module
+        self._environment = environment
+        self._crew: list[Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._crew:
+            self._crew.pop().end()  # what is done is with us or on disk; no one waits for the rest
+
+    def start(self) -> Worker:
+        """Start one more process, in the lowest free place."""
+        taken = {worker.place for worker in self._crew}
+        place = next(n for n in range(self.number) if n not in taken)
+        kept = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
+        ours, theirs = Pipe()
+        program = _PROGRAM.format(path=sys.path, module=self._module, fd=theirs.fileno())
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=kept | dict(self._environment),
+                process_group=0,  # Ctrl-C is for the parent, which tells them
+            )
+        self._crew.append(Worker(process, ours, place))
+        return self._crew[-1]
+
+    def least_busy(self) -> Worker:
+        """The worker with the fewest jobs: a new one while all have some and there is room."""
+        least = min(self._crew, key=lambda worker: len(worker.jobs), default=None)
+        if least is None or (least.jobs and len(self._crew) < self.number):
+            return self.start()
+        return least
+
+    def give(self, worker: Worker, job: int, message: object) -> None:
+        worker.jobs.append(job)
+        with suppress(OSError):  # it is dead: seen when its answer is waited for
+            worker.connection.send(message)
+
+    def answers(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
+        """Wait for the next answers, each with its job; Died for the job that a worker died on."""
+        busy = {worker.connection: worker for worker in self._crew if worker.jobs}
+        for connection in wait(list(busy), timeout):
+            assert isinstance(connection, Connection)
+            worker = busy[connection]
+            try:
+                answer = connection.recv()
+            except (EOFError, OSError):
+                self._crew.remove(worker)
+                worker.end()
+                code = worker.process.returncode
+                answer = Died(f"signal {-code}" if code < 0 else f"exit status {code}")
+            yield worker.jobs.popleft(), answer
+
+    def stop(self) -> None:
+        """Ask all that are busy to save and leave; end those that take too long."""
+        busy = [worker for worker in self._crew if worker.jobs]
+        for worker in busy:
+            with suppress(OSError):
+                worker.connection.send(_STOP)
+        deadline = time.monotonic() + GRACE_SECONDS
+        for worker in busy:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(deadline - time.monotonic(), 0.0))
+            worker.end()
+            self._crew.remove(worker)
+
+
+def serve(descriptor: int, answer: Callable[[Any], object]) -> None:
+    """In a worker: answer the messages in order until told to stop, or until the parent is gone."""
+    os.set_inheritable(descriptor, False)
+    messages: SimpleQueue[Any] = SimpleQueue()
+    with Connection(descriptor) as parent, suppress(OSError):  # nobody hears the answer
+        threading.Thread(target=_listen, args=(parent, messages), daemon=True).start()
+        while True:
+            parent.send(answer(messages.get()))
+
+
+def _listen(parent: Connection, messages: SimpleQueue[Any]) -> None:
+    """Also while a job runs: a parent that was killed cannot tell anybody.
+
+    And a parent that sends is never kept waiting while we wait for it to take an answer.
+    """
+    with suppress(Exception):  # it is gone, or sends what cannot be read here
+        while (message := parent.recv()) != _STOP:
+            messages.put(message)
+    # A trainer notes it, saves and returns; outside of one it ends the process.
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(GRACE_SECONDS)
+    os._exit(1)

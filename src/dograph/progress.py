@@ -1,0 +1,108 @@
+"""How far work is, on stderr: a live bar on a terminal, a plain line now and then elsewhere."""
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import rich.progress
+
+LINE_SECONDS = 5.0  # between plain lines
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it: 90 s, 12 min, 3.5 h, 2.5 days."""
+    if not math.isfinite(seconds):
+        return "?"
+    if round(seconds) < 120:
+        return f"{seconds:.0f} s"
+    if round(seconds / 60) < 120:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+class Progress:
+    """Shows work being done, in one stage or several.
+
+    A display reads "stage: count; note; 12 s left". `count` is a template with {done} and {total},
+    as in "step {done}/{total}"; without one, plain lines have the stage and the note alone.
+    `done` was done before, and tells nothing of the speed. Not `live`: beside somebody else's
+    bars, which a bar would tear. `silent`: for ranks that are not the first.
+    """
+
+    def __init__(
+        self,
+        count: str = "",
+        total: int | None = None,
+        *,
+        done: int = 0,
+        live: bool = True,
+        silent: bool = False,
+        transient: bool = False,
+        line_seconds: float = LINE_SECONDS,
+    ) -> None:
+        self.count, self.total, self.silent = count, total, silent
+        self.line_seconds, self.due = line_seconds, -math.inf  # when the next line is
+        self.stage, self.first, self.start = "", done, time.monotonic()
+        self.bar: rich.progress.Progress | None = None
+        if live and not silent and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            head = TextColumn("{task.description}", markup=False)
+            note = TextColumn("{task.fields[note]}", markup=False)
+            console = Console(stderr=True)
+            self.bar = Bar(head, BarColumn(16), note, console=console, transient=transient)
+            self.task = self.bar.add_task("", total=total, completed=done, note="")
+            self.bar.start()
+
+    def update(
+        self, done: int, note: str = "", *, stage: str = "", total: int | None = None
+    ) -> None:
+        """`done` of `total` are done in this stage; the total is the one before where not given."""
+        if self.silent:
+            return
+        now, begins = time.monotonic(), stage != self.stage
+        if begins:
+            self.stage, self.first, self.start = stage, done, now
+        self.total = self.total if total is None else total
+        count = self.count.format(done=done, total=self.total) if self.total else ""
+        finished = bool(count) and done == self.total
+        head = ": ".join(filter(None, [stage, count]))
+        left = ""
+        if self.total and done < self.total:
+            made = done - self.first
+            seconds = (now - self.start) / made * (self.total - done) if made > 0 else math.inf
+            left = f"{duration(seconds)} left"
+        if self.bar is not None:
+            text = "; ".join(filter(None, [note, left]))
+            self.bar.update(
+                self.task, description=head, completed=done, total=self.total or None, note=text
+            )
+        elif begins or finished or now >= self.due:
+            self.due = now + self.line_seconds
+            if count:
+                self.say("; ".join(filter(None, [head, note, left])))
+            else:
+                self.say(": ".join(filter(None, [head, note])))
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False)
+        elif not self.silent:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """No more is coming."""
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,122 @@
+"""What is shown of work under way: plain lines here, a live bar on a terminal."""
+
+import io
+
+import pytest
+
+from dograph import progress
+from dograph.plan.jobs import Job, JobProgress
+from dograph.progress import Progress, duration
+from lab_runs import config_of
+
+
+@pytest.fixture
+def now(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def job(label):
+    return Job(label, config_of("corpus"))
+
+
+class Seconds:
+    """All that is read of a result."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.4, "0 s"),
+        (119.4, "119 s"),
+        (119.6, "2 min"),
+        (7169, "119 min"),
+        (7199, "2.0 h"),
+        (12_600, "3.5 h"),
+        (216_000, "2.5 days"),
+        (float("inf"), "?"),
+    ],
+)
+def test_a_duration_has_the_unit_that_suits_it(seconds, told):
+    assert duration(seconds) == told
+
+
+def test_jobs_are_counted_and_named_and_timed(now, capsys):
+    shown = JobProgress("proxies", total=6, cached=1)
+    for label in ("a", "b", "b", "c", "d"):  # b's worker died once
+        shown.on_start(job(label))
+    now[0] = 105.0
+    shown.show()
+    now[0] = 110.0
+    shown.on_done(job("a"), Seconds(4.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "1/6 proxies; 0 s of training; 1 cached; running a; ? left",
+        "1/6 proxies; 0 s of training; 1 cached; running a, b, c and 1 more; ? left",
+        "2/6 proxies; 4 s of training; 1 cached; running b, c, d; 40 s left",  # 10 s for one
+    ]
+
+
+def test_lines_come_now_and_then_and_at_the_end(now, capsys):
+    shown = JobProgress("proxies", total=3, cached=0)
+    for label in "abc":
+        shown.on_start(job(label))
+        now[0] += 2.0
+        shown.on_done(job(label), Seconds(2.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "0/3 proxies; 0 s of training; running a; ? left",
+        "3/3 proxies; 6 s of training",
+    ]
+
+
+def test_what_was_done_before_tells_nothing_of_the_speed(now, capsys):
+    shown = Progress("step {done}/{total}", 100, done=50)
+    now[0] += 10.0
+    shown.update(60, "loss 3.1")
+    shown.say("a line that stays")
+    assert capsys.readouterr().err.splitlines() == [
+        "step 60/100; loss 3.1; 40 s left",
+        "a line that stays",
+    ]
+
+
+def test_every_stage_is_told_and_has_its_own_speed(now, capsys):
+    with Progress("{done}/{total} rows") as shown:
+        shown.update(0, stage="loading", total=0)
+        now[0] += 1.0
+        for done in range(5):
+            shown.update(done, stage="sketching", total=4)
+            now[0] += 3.0
+    assert capsys.readouterr().err.splitlines() == [
+        "loading",
+        "sketching: 0/4 rows; ? left",
+        "sketching: 2/4 rows; 6 s left",
+        "sketching: 4/4 rows",
+    ]
+
+
+def test_silence(capsys):
+    shown = Progress("{done}/{total}", 2, silent=True)
+    shown.update(1)
+    shown.say("nothing")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with Progress("step {done}/{total}", 4) as shown:
+        shown.update(4, "loss [3.1]")
+        shown.say("a line that stays")
+    written = progress.sys.stderr.getvalue()
+    assert "step 4/4" in written
+    assert "loss [3.1]" in written
+    assert "a line that stays" in written
