@@ -22,6 +22,7 @@ LAYERS = [
     "progress",
     "option_checks",
     "stats",
+    "run_presets",
     "config",
     "kernels",
     "data",

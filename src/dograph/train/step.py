@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dograph.config import RunConfig
+from dograph.config import RunConfig, require_compatible
 from dograph.mixers.base import Mixer, Report
-from dograph.train.accumulation import require_lagged, strategy_of
+from dograph.train.accumulation import strategy_of
 from dograph.train.distributed import World
 from dograph.train.optim import clip_gradients, learning_rate
 from dograph.train.signals import MicroBatch, SignalCollector, StepInput
@@ -67,7 +67,7 @@ class TrainStep:
         self.optimizer, self.mixer = optimizer, mixer
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.strategy = strategy_of(config, mixer.needs, world.size)
-        require_lagged(config, mixer)
+        require_compatible(config, mixer, world.size)
         self.watch = Stopwatch(world.device)
         self.collector = SignalCollector(config, world, model, mixer, self.watch.lap)
         self.halted = torch.zeros((), device=world.device)
