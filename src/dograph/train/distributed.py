@@ -25,7 +25,6 @@ from dograph.data.loader import rank_slice
 from dograph.errors import ConfigError
 from dograph.models.loss import PerSampleLoss
 from dograph.sketch.coverage import blocks_of
-from dograph.sketch.ranks import WorldRows
 
 # FSDP2: every rank holds a part of the weights, gradients and moments (docs/decisions/027).
 #
@@ -65,10 +64,10 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def rows(self, num_local: int, num_samples: int) -> WorldRows:
-        """Whose are the samples of a world batch: known to all, so no rank is asked."""
+    def sizes(self, num_samples: int) -> list[int]:
+        """How many samples of a world batch each rank has: known to all, so none is asked."""
         parts = [rank_slice(num_samples, rank, self.size) for rank in range(self.size)]
-        return WorldRows(num_local, self.device, [part.stop - part.start for part in parts])
+        return [part.stop - part.start for part in parts]
 
     def place(self, model: PerSampleLoss) -> None:
         """Put the model, or this rank's part of it, on the device."""
@@ -82,18 +81,6 @@ class World:
             return model
         on_gpu = self.device.type == "cuda"
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
-
-    def split(self, token_bT: Tensor, at_once: int | None, num_samples: int) -> tuple[Tensor, ...]:
-        """This rank's micro-batches in a step of `num_samples`."""
-        if at_once is None:
-            return (token_bT,)
-        most = -(-num_samples // self.size)  # samples of the first rank
-        pieces = -(-most // at_once)
-        if not self.shards or pieces == -(-len(token_bT) // at_once):
-            return tuple(token_bT.split(at_once))
-        micro_bT = tuple(token_bT.tensor_split(pieces))  # as many as every other rank makes
-        assert all(len(piece) for piece in micro_bT)
-        return micro_bT
 
     def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Inside it, gradients stay on this rank until the last micro-batch.
