@@ -6,7 +6,7 @@ A value that is wrong is refused with its dotted name, what is allowed and what 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -68,6 +68,45 @@ class ModelConfig(Part):
     path: str | None = Field(None, description="any causal LM by Hugging Face name or folder")
     pretrained: bool = Field(True, description="with path: keep its weights, not only its shape")
     dropout: float = Field(0.0, ge=0, lt=1, description="GPT-2 presets only; the paper has 0.1")
+
+
+class Options(BaseModel):
+    """What a mixer or an objective (`owner`) is built with, refused in words of our own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    prefix: ClassVar[str] = "mixer."
+    owner: ClassVar[str] = ""
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise ConfigError("\n".join(self._refusal(one) for one in error.errors())) from None
+
+    @classmethod
+    def _refusal(cls, problem: Any) -> str:
+        kind, given = problem["type"], problem["input"]
+        if kind == "value_error":
+            return str(problem["msg"]).removeprefix("Value error, ")
+        option, known = str(problem["loc"][0]), list(cls.model_fields)
+        name = cls.prefix + option
+        if kind == "extra_forbidden":
+            instead = did_you_mean(option, known) if known else "it takes no options"
+            return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
+        if kind == "literal_error":
+            words = re.findall("'([^']*)'", problem["ctx"]["expected"])
+            return f"{name}={given!r}; {did_you_mean(str(given), words)}"
+        field = cls.model_fields[option]
+        kinds, allowed = {field.annotation, *get_args(field.annotation)}, problem["msg"]
+        if bool in kinds:
+            allowed = "give true or false"
+        elif kinds & {int, float}:
+            said = {"gt": "above", "ge": "of at least", "le": "at most"}
+            bounds = ((m, key) for m in field.metadata for key in said if hasattr(m, key))
+            told = " and ".join(f"{said[key]} {getattr(m, key):g}" for m, key in bounds)
+            number = "a whole number" if int in kinds else "a finite number"
+            allowed = f"give {number} {told}".rstrip()
+        return f"{name}={given!r}: {allowed}"
 
 
 class MixerConfig(BaseModel):

@@ -20,7 +20,6 @@ LAYERS = [
     "files",
     "processes",
     "progress",
-    "option_checks",
     "stats",
     "run_presets",
     "config",
