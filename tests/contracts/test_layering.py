@@ -21,6 +21,7 @@ LAYERS = [
     "processes",
     "progress",
     "stats",
+    "run_presets",
     "config",
     "kernels",
     "data",
