@@ -5,16 +5,19 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dograph.cli.compare import DryRun, LabFolder, ProxySettings
 from dograph.cli.console import (
     On,
     RayAddress,
     Workers,
     command,
+    ensured,
     open_console,
     open_pool,
     stages_shown,
@@ -24,8 +27,6 @@ from dograph.files import write_text
 from dograph.report.drawing import STYLE, WIDE, colour, mark, sheet
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dograph.eval.evaluate import Request
     from dograph.reproduce.artefacts import Artefact
     from dograph.reproduce.asks import Wanted
@@ -87,11 +88,6 @@ Out = Annotated[
         show_default=False,
     ),
 ]
-ProxySettings = Annotated[
-    list[str] | None,
-    typer.Option("--proxy", metavar="NAME=VALUE", help="a setting of the plans' proxies; repeat"),
-]
-LabFolder = Annotated[Path, typer.Option("--lab", help="where the plans' proxies are kept")]
 Using = Annotated[
     str, typer.Option("--with", help="scorer of the tasks: builtin, or lm-eval (extra eval)")
 ]
@@ -102,7 +98,6 @@ Limit = Annotated[
     str | None, typer.Option(help="items of each task, evenly spaced: 200", show_default=False)
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="texts scored at once")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="tell what it would cost, and stop")]
 
 
 def reproduce(
@@ -145,55 +140,27 @@ def reproduce(
     docs/reproduce.md tells what each name trains and how to read it.
     """  # noqa: D301
     from dograph.reproduce.artefacts import find_artefact
+    from dograph.reproduce.asks import Wanted
     from dograph.reproduce.session import print_list
 
-    console = open_console(WIDTH)
     if name is None:
-        print_list(console)
+        print_list(open_console(WIDTH))
         return
-    artefact = find_artefact(name)
-    request = _request(artefact, benchmarks, tasks, limit, using, batch_size)
-    wanted = _wanted(
-        artefact, settings or [], scale, corpus, seeds, methods, sizes, out, proxy or [], lab
-    )
-    _run(wanted, request, console, (on, workers, ray_address), dry_run=dry_run)
-
-
-def _wanted(
-    artefact: "Artefact",
-    settings: list[str],
-    scale: Literal["mini", "paper"],
-    corpus: str | None,
-    seeds: str | None,
-    methods: str | None,
-    sizes: str | None,
-    out: Path | None,
-    proxy: list[str],
-    lab: Path,
-) -> "Wanted":
-    from dataclasses import replace
-
-    from dograph.cli.console import ensured
-    from dograph.reproduce.asks import Wanted, build_asks, require_corpus
-
     wanted = Wanted(
-        artefact=artefact,
+        artefact=find_artefact(name),
         scale=scale,
-        settings=tuple(settings),
+        settings=tuple(settings or []),
         corpus=corpus,
         seeds=seeds,
         methods=methods,
         sizes=sizes,
-        proxy=tuple(proxy),
+        proxy=tuple(proxy or []),
         out=out,
         lab=lab,
         command=command(),
     )
-    build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
-    if corpus is None:
-        require_corpus(wanted)
-    folder = ensured(wanted.corpus_name)
-    return replace(wanted, corpus=str(folder))
+    request = _request(wanted.artefact, benchmarks, tasks, limit, using, batch_size)
+    _run(wanted, request, (on, workers, ray_address), dry_run=dry_run)
 
 
 def _request(
@@ -212,30 +179,29 @@ def _request(
             f"--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
             f"{artefact.name} asks no questions"
         )
+    names = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     return Request(
-        benchmarks=benchmarks,
-        tasks=tuple(name.strip() for name in tasks.split(",")) if tasks else (),
-        limit=limit,
-        using=using,
-        batch_size=batch_size,
+        benchmarks=benchmarks, tasks=names, limit=limit, using=using, batch_size=batch_size
     )
 
 
 def _run(
     wanted: "Wanted",
     request: "Request",
-    console: "Console",
     where: tuple[str, int | None, str | None],
     *,
     dry_run: bool,
 ) -> None:
     from dograph.plan.jobs import Stopped
     from dograph.reproduce import session
-    from dograph.reproduce.asks import build_asks
-    from dograph.reproduce.session import print_outcome
+    from dograph.reproduce.asks import build_asks, require_corpus
+    from dograph.reproduce.seen import COORDINATES
 
-    asks = build_asks(wanted)
-    device = next(iter(asks.values())).config.train.device
+    build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
+    if wanted.corpus is None:
+        require_corpus(wanted)
+    wanted = replace(wanted, corpus=str(ensured(wanted.corpus_name)))
+    asks, folder = build_asks(wanted), wanted.folder
     with stages_shown("items") as report:
         corpus = session.check(wanted, asks, request, report)
     if dry_run:
@@ -243,43 +209,34 @@ def _run(
             print(line)
         return
     try:
-        with open_pool(device, *where) as pool:
-            study = session.train(wanted, asks, pool, _say)
+        with open_pool(next(iter(asks.values())).config.train.device, *where) as pool:
+            study = session.train(
+                wanted, asks, pool, lambda text: print(text, file=sys.stderr, flush=True)
+            )
         with stages_shown("models", live=request.using == "builtin") as report:
-            outcome, record = session.finish(study, request, wanted.folder, report)
+            outcome, record = session.finish(study, request, folder, report)
     except Stopped as stopped:
-        print(f"{stopped}; finished cells are in {wanted.folder}", file=sys.stderr)
+        print(f"{stopped}; finished cells are in {folder}", file=sys.stderr)
         sys.exit(128 + stopped.number)
     except KeyboardInterrupt:
         print("stopped; nothing is lost: the same command goes on", file=sys.stderr)
         sys.exit(130)
     if wanted.artefact.kind == "gradient-pca":
-        record = record | {"notes": [*record["notes"], *_pictured(wanted.folder)]}
-    print_outcome(console, wanted.artefact, outcome, record)
-    print(f"all of it: {wanted.folder / session.RESULT}; the runs: {wanted.folder}")
+        notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
+        record = record | {"notes": [*record["notes"], *notes]}
+    session.print_outcome(open_console(WIDTH), wanted.artefact, outcome, record)
+    print(f"all of it: {folder / session.RESULT}; the runs: {folder}")
     if record["failures"]:
         failed = ", ".join(record["failures"])
         print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
         sys.exit(1)
 
 
-def _pictured(folder: Path) -> list[str]:
-    from dograph.reproduce.seen import COORDINATES
-
-    return picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 # The picture of `dograph reproduce gradient-pca`: how the rows of sources lie, probe by probe.
 #
 # A panel for each probe and method, on the probe's own components as in the paper, and one range
 # for all: directions have length 1, so widths can be compared. How much of its variance two
-# components hold stands over each. Colours and marks are those of the page and of `dograph
-# figures`.
-
+# components hold stands over each. Colours and marks are those of the page and of paper figures.
 
 ACROSS = 6  # panels beside each other
 MARGIN = 0.05  # around the points, of their width
@@ -315,12 +272,21 @@ def draw(found: Mapping[str, Points]) -> Any:
     row = 0
     for name, points in found.items():
         own = [axis for line in axes[row : row + rows_of[name]] for axis in line]
-        for at, axis in enumerate(own):
-            _panel(axis, points, at, sources)
+        steps = [*points["coordinates"], *[None] * len(own)]
+        for axis, step in zip(own, steps, strict=False):
+            _panel(axis, points, step, sources)
         for line in axes[row : row + rows_of[name]]:
             line[0].set_ylabel(name)
         row += rows_of[name]
-    _same_range(axes, found)
+    # One square for all panels, with every point in it; numbers at the outer ones alone.
+    dots = [dot for p in found.values() for probe in p["coordinates"].values() for dot in probe]
+    low, high = ([end(dot[part] for dot in dots) for part in (0, 1)] for end in (min, max))
+    reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
+    middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
+    x, y = ((middle - reach, middle + reach) for middle in middles)
+    for axis in axes.flat:
+        axis.set(xlim=x, ylim=y, aspect="equal")
+        axis.label_outer(remove_inner_ticks=True)
     told = "first component of each probe, upwards the second; %: of its variance on both"
     figure.supxlabel(told, fontsize=7)
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -328,21 +294,17 @@ def draw(found: Mapping[str, Points]) -> Any:
     return figure
 
 
-def _panel(axis: Any, points: Points, at: int, sources: list[str]) -> None:
-    """The probe at this place, or an empty place after the last."""
-    if at >= len(points["coordinates"]):
+def _panel(axis: Any, points: Points, step: str | None, sources: list[str]) -> None:
+    """One probe, or an empty place after the last."""
+    if step is None:
         axis.set_axis_off()
         return
-    step, coordinates = list(points["coordinates"].items())[at]
+    pairs = list(zip(points["coordinates"][step], points["source"], strict=True))
     for index, source in enumerate(sources):
-        own = [
-            row
-            for row, of in zip(coordinates, points["source"], strict=True)
-            if points["sources"][of] == source
-        ]
+        own = [dot for dot, of in pairs if points["sources"][of] == source]
         axis.scatter(
-            [row[0] for row in own],
-            [row[1] for row in own],
+            [dot[0] for dot in own],
+            [dot[1] for dot in own],
             s=4,
             marker=mark(index),
             color=colour(index),
@@ -351,15 +313,3 @@ def _panel(axis: Any, points: Points, at: int, sources: list[str]) -> None:
             alpha=0.7,
         )
     axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
-
-
-def _same_range(axes: Any, found: Mapping[str, Points]) -> None:
-    """One square for all panels, with every point in it; numbers at the outer ones alone."""
-    rows = [row for p in found.values() for probe in p["coordinates"].values() for row in probe]
-    low, high = ([end(row[part] for row in rows) for part in (0, 1)] for end in (min, max))
-    reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
-    middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
-    x, y = ((middle - reach, middle + reach) for middle in middles)
-    for axis in axes.flat:
-        axis.set(xlim=x, ylim=y, aspect="equal")
-        axis.label_outer(remove_inner_ticks=True)
