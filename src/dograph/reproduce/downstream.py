@@ -23,9 +23,9 @@ from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.losses import number
 from dograph.reproduce.verdicts import (
     SUBJECTS,
-    TextTable,
     Reproduction,
     Study,
+    TextTable,
     Values,
     Verdict,
     judge,

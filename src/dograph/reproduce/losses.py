@@ -15,9 +15,9 @@ from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.verdicts import (
     SUBJECTS,
-    TextTable,
     Reproduction,
     Study,
+    TextTable,
     Values,
     Verdict,
     Word,

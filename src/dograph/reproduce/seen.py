@@ -19,9 +19,9 @@ from dograph.eval.inspect import perceived
 from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
 from dograph.reproduce.verdicts import (
-    TextTable,
     Reproduction,
     Study,
+    TextTable,
     Verdict,
     judge,
     less,
