@@ -29,8 +29,7 @@ from dograph.files import write_text
 from dograph.stats import summaries
 from dograph.train.distributed import open_world
 from dograph.train.metrics import read_metrics
-from dograph.train.start import start_run
-from dograph.train.trainer import Trainer
+from dograph.train.trainer import Trainer, start_run
 
 CURVE_POINTS, HEALTH_POINTS = 35, 8
 

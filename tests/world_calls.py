@@ -1,9 +1,9 @@
-"""What a rank says to the others, for tests of training.world and sketch.ranks."""
+"""What a rank says to the others, for tests of train.distributed and sketch.gradients."""
 
 import torch
 
 from dograph.data.loader import rank_slice
-from dograph.sketch.ranks import average_gradients
+from dograph.sketch.gradients import WorldRows, average_gradients
 
 
 def talk(world, num_samples):
@@ -13,9 +13,10 @@ def talk(world, num_samples):
     a.grad = torch.full((2,), float(world.rank))
     b.grad = None if world.rank == 1 else torch.ones(3)
     average_gradients([a, b])
+    rows = WorldRows(len(own), world.device, world.sizes(num_samples))
     return {
-        "gathered": world.gather(torch.stack((own, -own), dim=1), num_samples),
-        "local": world.local(torch.arange(float(num_samples))),
+        "gathered": rows.gather(torch.stack((own, -own), dim=1)),
+        "local": rows.local(torch.arange(float(num_samples))),
         "agreed": world.agree([0, 15, 2][world.rank]),
         "shared": world.share(f"rank {world.rank}: ä"),
         "total": world.total(torch.full((2,), float(world.rank + 1))),

@@ -65,93 +65,65 @@ def is_core_fine(findings: list[Finding]) -> bool:
     return all(finding.status == "ok" for finding in findings if finding.part == "core")
 
 
+def _core(name: str, fine: bool, detail: str, remedy: str) -> Finding:
+    return Finding("core", name, "ok" if fine else "missing", detail, "" if fine else remedy)
+
+
+def _machine(name: str, fine: bool, detail: str, remedy: str = "") -> Finding:
+    return Finding("machine", name, "ok" if fine else "warn", detail, "" if fine else remedy)
+
+
 def _packages() -> Iterator[Finding]:
     minimum = ".".join(re.findall(r"\d+", _metadata("Requires-Python"))) or "3.11"
     python = platform.python_version()
+    found = f"{python} (needs >= {minimum}), {sys.executable}"
     is_new_enough = _release(python) >= _release(minimum)
-    yield Finding(
-        "core",
-        "Python",
-        "ok" if is_new_enough else "missing",
-        f"{python} (needs >= {minimum}), {sys.executable}",
-        "" if is_new_enough else f"install Python {minimum} or newer",
-    )
+    yield _core("Python", is_new_enough, found, f"install Python {minimum} or newer")
     version = _version("dograph")
-    yield Finding(
-        "core",
-        "dograph",
-        "ok" if version else "missing",
-        version or "runs from its files, but is not installed",
-        "" if version else "pip install -e .",
-    )
-    for requirement in _requirements():
-        if not requirement.extra:
-            problem = _problem(requirement)
-            yield Finding(
-                "core",
-                requirement.name,
-                "missing" if problem else "ok",
-                problem or f"{_version(requirement.name)} (needs >= {requirement.minimum})",
-                f"pip install '{requirement.name}>={requirement.minimum}'" if problem else "",
-            )
+    found = version or "runs from its files, but is not installed"
+    yield _core("dograph", version is not None, found, "pip install -e .")
+    for name, least, extra in _requirements():
+        if not extra:
+            problem = _problem(name, least)
+            found = problem or f"{_version(name)} (needs >= {least})"
+            yield _core(name, not problem, found, f"pip install '{name}>={least}'")
 
 
 def _extras() -> Iterator[Finding]:
     requirements = [needed for needed in _requirements() if needed.extra not in ("", "dev")]
     for extra in dict.fromkeys(requirement.extra for requirement in requirements):
         needed = [requirement for requirement in requirements if requirement.extra == extra]
-        problems = [problem for problem in map(_problem, needed) if problem]
+        problems = [problem for r in needed if (problem := _problem(r.name, r.minimum))]
         versions = ", ".join(f"{r.name} {_version(r.name)}" for r in needed)
-        yield Finding(
-            "extra",
-            extra,
-            "missing" if problems else "ok",
-            "; ".join(problems) or versions,
-            f"pip install 'dograph[{extra}]'" if problems else "",
-        )
+        remedy = f"pip install 'dograph[{extra}]'" if problems else ""
+        status: Literal["ok", "missing"] = "missing" if problems else "ok"
+        yield Finding("extra", extra, status, "; ".join(problems) or versions, remedy)
 
 
 def _memory() -> Finding:
-    total = _physical_memory()
-    if total is None:
-        return Finding("machine", "memory", "warn", "unknown on this system")
+    if sys.platform == "win32":
+        return _machine("memory", False, "unknown on this system")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")  # what a container may use
     if limit.is_file() and limit.read_text().strip().isdigit():
         total = min(total, int(limit.read_text()))
-    is_enough = total >= MIN_MEMORY_GIB * GIB
-    return Finding(
-        "machine",
-        "memory",
-        "ok" if is_enough else "warn",
-        f"{total / GIB:.1f} GiB",
-        "" if is_enough else "lower train.micro_batch_size, or choose a smaller model",
-    )
+    remedy = "lower train.micro_batch_size, or choose a smaller model"
+    return _machine("memory", total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB", remedy)
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
-    is_enough = free >= MIN_DISK_GIB * GIB
-    return Finding(
-        "machine",
-        "disk",
-        "ok" if is_enough else "warn",
-        f"{free / GIB:.1f} GiB free in the working directory",
-        "" if is_enough else "a corpus and its runs may need more; work in another directory",
-    )
+    found = f"{free / GIB:.1f} GiB free in the working directory"
+    remedy = "a corpus and its runs may need more; work in another directory"
+    return _machine("disk", free >= MIN_DISK_GIB * GIB, found, remedy)
 
 
 def _cpu(torch: "ModuleType") -> Finding:
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()
-    is_fair = threads <= usable
-    return Finding(
-        "machine",
-        "CPU",
-        "ok" if is_fair else "warn",
-        f"{cores} cores, {usable} usable, torch uses {threads} threads",
-        "" if is_fair else f"export OMP_NUM_THREADS={usable}",
-    )
+    found = f"{cores} cores, {usable} usable, torch uses {threads} threads"
+    return _machine("CPU", threads <= usable, found, f"export OMP_NUM_THREADS={usable}")
 
 
 def _gpus(torch: "ModuleType") -> Iterator[Finding]:
@@ -159,26 +131,17 @@ def _gpus(torch: "ModuleType") -> Iterator[Finding]:
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             has_bf16 = properties.major >= 8 or torch.version.hip is not None
-            yield Finding(
-                "machine",
-                f"GPU {index}",
-                "ok" if has_bf16 else "warn",
-                f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, "
-                f"bfloat16 {'yes' if has_bf16 else 'no'}",
-                "" if has_bf16 else "train with train.dtype=float32",
-            )
+            found = f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, "
+            found += f"bfloat16 {'yes' if has_bf16 else 'no'}"
+            yield _machine(f"GPU {index}", has_bf16, found, "train with train.dtype=float32")
     elif torch.backends.mps.is_available():
-        yield Finding("machine", "GPU", "ok", "Apple GPU through Metal")
+        yield _machine("GPU", True, "Apple GPU through Metal")
     elif shutil.which("nvidia-smi"):
-        yield Finding(
-            "machine",
-            "GPU",
-            "warn",
-            f"torch {torch.__version__} does not see the NVIDIA GPU of this machine",
-            "install a build of torch for your CUDA driver: https://pytorch.org/get-started",
-        )
+        found = f"torch {torch.__version__} does not see the NVIDIA GPU of this machine"
+        remedy = "install a build of torch for your CUDA driver: https://pytorch.org/get-started"
+        yield _machine("GPU", False, found, remedy)
     else:
-        yield Finding("machine", "GPU", "warn", "none: runs use the CPU")
+        yield _machine("GPU", False, "none: runs use the CPU")
 
 
 def _distributed(torch: "ModuleType") -> Finding:
@@ -187,14 +150,9 @@ def _distributed(torch: "ModuleType") -> Finding:
         backends += ["gloo"] if torch.distributed.is_gloo_available() else []
         backends += ["nccl"] if torch.distributed.is_nccl_available() else []
     wanted = "nccl" if torch.cuda.is_available() else "gloo"
-    is_there = wanted in backends
-    return Finding(
-        "machine",
-        "distributed",
-        "ok" if is_there else "warn",
-        ", ".join(backends) or "no backend",
-        "" if is_there else f"this build of torch lacks {wanted}: it trains on one device only",
-    )
+    remedy = f"this build of torch lacks {wanted}: it trains on one device only"
+    found = ", ".join(backends) or "no backend"
+    return _machine("distributed", wanted in backends, found, remedy)
 
 
 def _compiler() -> Finding:
@@ -203,43 +161,26 @@ def _compiler() -> Finding:
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
     lacking = [] if compiler else ["a C++ compiler"]
     lacking += [] if has_headers else ["Python's C headers"]
-    return Finding(
-        "machine",
-        "torch.compile",
-        "warn" if lacking else "ok",
-        f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers",
-        "install them with your system's packages (g++, python3-dev)" if lacking else "",
-    )
+    found = f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers"
+    remedy = "install them with your system's packages (g++, python3-dev)"
+    return _machine("torch.compile", not lacking, found, remedy)
 
 
 def _kernels(torch: "ModuleType") -> Iterator[Finding]:
     """On a GPU: whether DoGraph's solve runs in a few kernels or in a thousand."""
-    if not torch.cuda.is_available():
-        return
-    version = _version("triton")
-    yield Finding(
-        "machine",
-        "Triton",
-        "warn" if version is None else "ok",
-        "not installed: DoGraph's solve takes milliseconds" if version is None else version,
-        "pip install triton" if version is None else "",
-    )
+    if torch.cuda.is_available():
+        version = _version("triton")
+        found = version or "not installed: DoGraph's solve takes milliseconds"
+        yield _machine("Triton", version is not None, found, "pip install triton")
 
 
-def _physical_memory() -> int | None:
-    if sys.platform == "win32":
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _problem(requirement: _Requirement) -> str:
+def _problem(name: str, minimum: str) -> str:
     """Why a requirement is not met, or nothing."""
-    version = _version(requirement.name)
+    version = _version(name)
     if version is None:
-        return f"{requirement.name} is not installed"
-    if _release(version) < _release(requirement.minimum):
-        return f"{requirement.name} {version} is older than {requirement.minimum}"
-    return ""
+        return f"{name} is not installed"
+    is_older = _release(version) < _release(minimum)
+    return f"{name} {version} is older than {minimum}" if is_older else ""
 
 
 def _requirements() -> list[_Requirement]:

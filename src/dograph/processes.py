@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Final, Self
 
 GRACE_SECONDS = 30.0  # for a worker to save what it has and leave
@@ -66,12 +65,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._crew:
             self._crew.pop().end()  # what is done is with us or on disk; no one waits for the rest
 

@@ -8,7 +8,7 @@ import torch
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.train.distributed import open_world
-from dograph.train.start import resume_run, start_run
+from dograph.train.trainer import resume_run, start_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -251,13 +251,13 @@ MEMORY = {"full": 1.35, "topdown": 1.08, "head": 1.08}
 def test_modes_stay_inside_their_budgets():
     """GPT-2 of 24 layers, 48 x 512, bf16, compiled: each mode beside a plain step, 50 turns."""
     from dograph.bench.options import resolve_options
-    from dograph.bench.session import run_bench
+    from dograph.bench.session import Session
 
     device = torch.device("cuda", 0)
     options = resolve_options(
         device, modes=tuple(BUDGETS), model="gpt2-small", steps=50, hand=False, rivals=False
     )
-    arms = run_bench(options, device, print, lambda _: None)["arms"]
+    arms = Session(options, device, print, lambda _: None).run()["arms"]
     for mode, most in BUDGETS.items():
         assert arms[mode]["ratio"]["median"] <= most, mode
         assert arms[mode]["memory_ratio"] <= MEMORY[mode], mode

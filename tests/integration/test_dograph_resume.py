@@ -11,7 +11,7 @@ from processes import rows
 
 from corpora import write_corpus
 from dograph.config import resolve_config
-from dograph.train.start import resume_run, start_run
+from dograph.train.trainer import resume_run, start_run
 from tiny_steps import ALONE, PAPER, STREAM, assert_same_gradients, open_steps, relative
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,7 +200,7 @@ def test_projection_centroids_and_averages_are_restored(corpus, tmp_path, scope)
     projections = []
     for trainer in (whole, other):
         record = trainer.advance(trainer.open_loader())
-        rules = trainer.step.eyes.sketcher.rules
+        rules = trainer.step.collector.sketcher.rules
         projections.append([tensor for rule in rules for tensor in rule.projection])
         assert record.signals.projection == 12
     assert all(torch.equal(a, b) for a, b in zip(*projections, strict=True))

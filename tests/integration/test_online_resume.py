@@ -9,7 +9,7 @@ from processes import rows
 from corpora import SIZES
 from dograph.config import resolve_config
 from dograph.mixers.source_weights import Outcome
-from dograph.train.start import resume_run, start_run
+from dograph.train.trainer import resume_run, start_run
 from online_runs import make_inputs, options_of
 from tiny_steps import ALONE
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dograph.cli import console as preparing
+from dograph.cli import console
 from dograph.cli.main import app
 from dograph.data.pipeline import Progress
 from dograph.errors import ConfigError
@@ -77,8 +77,8 @@ def test_a_wrong_option_says_what_is_allowed(tmp_path):
 
 def test_plain_lines_are_few(capsys, monkeypatch):
     clock = iter(np.arange(0, 1000, 0.5))
-    monkeypatch.setattr(preparing.time, "monotonic", lambda: float(next(clock)))
-    with preparing.shown() as report:
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(clock)))
+    with console.preparing() as report:
         report(Progress("training the tokenizer"))
         for n in range(1, 101):
             report(Progress("encoding", n, 100, n * 2**20, n, n * 1000))

@@ -1,10 +1,10 @@
-"""The steps that are measured: plain, and DoGraph's in every mode."""
+"""The steps that are measured, plain and DoGraph's in every mode, and how they are timed."""
 
 import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +16,13 @@ from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
-from dograph.train.step import TrainStep
-from dograph.train.stopwatch import Lap, Mark, milliseconds
+from dograph.train.step import Lap, Mark, Stopwatch, TrainStep, milliseconds
 
 _GRAPHS = 64  # of one region: all arms share its code
+IN_A_ROW = 4  # steps
+UNTIMED = 2  # turns before those that are timed
+PROFILED = 2  # steps
+TOP = 10  # kernels
 
 
 @dataclass(slots=True)
@@ -29,7 +32,7 @@ class Arm:
     name: str
     advance: Callable[[int], list[Lap]]
     model: torch.nn.Module
-    done: int = field(default=0)
+    done: int = 0
 
     def step(self) -> list[Lap]:
         """One more step."""
@@ -48,8 +51,7 @@ def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
             dropout=0.0,
             seed=options.seed,
         ).to(device)
-    model.train()
-    return model
+    return model.train()
 
 
 def open_arm(
@@ -64,11 +66,7 @@ def open_arm(
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     world = World(rank=0, size=1, device=device)
     step = TrainStep(config, world, model, build_optimizer(model, config.optim), mixer)
-
-    def advance(done: int) -> list[Lap]:
-        return step(batches(done), done).laps
-
-    return Arm(mode or "plain", advance, model)
+    return Arm(mode or "plain", lambda done: step(batches(done), done).laps, model)
 
 
 def release(device: torch.device) -> None:
@@ -79,11 +77,9 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-# Steps against the clock: in turns with a plain one, and in a row.
-
-
-IN_A_ROW = 4  # steps
-UNTIMED = 2  # turns before those that are timed
+def held_bytes(device: torch.device) -> int:
+    """Bytes of a GPU that are in use."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +101,7 @@ class Row:
     state_bytes: int | None  # what it holds between steps
 
 
-class Timer:
-    """Marks on the device's own time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.on_gpu = device, device.type == "cuda"
-
-    def wait(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
-
-    def mark(self) -> Mark:
-        if not self.on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def held(self) -> int:
-        """Bytes of the device that are in use."""
-        return torch.cuda.memory_allocated(self.device) if self.on_gpu else 0
-
-
-def take_turns(arm: Arm, plain: Arm, steps: int, timer: Timer) -> Turns:
+def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> Turns:
     """`steps` pairs of steps, each with its own marks; who comes first changes.
 
     Nothing waits for the device between steps. A step that launches slower than it runs hides
@@ -137,52 +111,51 @@ def take_turns(arm: Arm, plain: Arm, steps: int, timer: Timer) -> Turns:
     laps: dict[str, list[list[Lap]]] = {arm.name: [], plain.name: []}
     for one in (plain, arm) * UNTIMED:  # memory given back since is asked for again
         one.step()
-    timer.wait()
+    watch.wait()
     for turn in range(steps):
         for one in (arm, plain) if turn % 2 else (plain, arm):
-            start = timer.mark()
+            start = watch.mark()
             parts = one.step()
-            marks[one.name].append((start, timer.mark()))
+            marks[one.name].append((start, watch.mark()))
             laps[one.name].append(parts)
-    timer.wait()
-    return Turns(
-        ms=[_between(*pair) for pair in marks[arm.name]],
-        plain_ms=[_between(*pair) for pair in marks[plain.name]],
-        laps=laps[arm.name],
-        plain_laps=laps[plain.name],
+    watch.wait()
+    ms, plain_ms = (
+        [milliseconds([("step", *pair)])["time/step_ms"] for pair in marks[one.name]]
+        for one in (arm, plain)
     )
+    return Turns(ms, plain_ms, laps[arm.name], laps[plain.name])
 
 
-def in_a_row(arm: Arm, timer: Timer, held_before: int, steps: int = IN_A_ROW) -> Row:
+def in_a_row(arm: Arm, watch: Stopwatch, held_before: int, steps: int = IN_A_ROW) -> Row:
     """Some steps without a pause, and the most memory they needed.
 
     `held_before` is what others held when the arm was built. They hold it still, so the peak less
     that is what the arm would need by itself.
     """
-    timer.wait()
-    if timer.on_gpu:
-        torch.cuda.reset_peak_memory_stats(timer.device)
-    state, start = timer.held(), time.perf_counter()
+    watch.wait()
+    if watch.on_gpu:
+        torch.cuda.reset_peak_memory_stats(watch.device)
+    state, start = held_bytes(watch.device), time.perf_counter()
     for _ in range(steps):
         arm.step()
-    timer.wait()
+    watch.wait()
     ms = 1e3 * (time.perf_counter() - start) / steps
-    if not timer.on_gpu:
+    if not watch.on_gpu:
         return Row(ms, None, None)
-    peak = torch.cuda.max_memory_allocated(timer.device)
+    peak = torch.cuda.max_memory_allocated(watch.device)
     return Row(ms, peak - held_before, state - held_before)
 
 
-def warm_up(arm: Arm, steps: int, timer: Timer) -> float:
-    """Seconds of the first steps, compilation included; then what is built is set aside.
+def warm_up(arm: Arm, steps: int, watch: Stopwatch) -> float:
+    """Seconds of the first steps, compilation included; then `gc.freeze()`, as a run does it.
 
-    A run does the same (`training.collector`): else collections of garbage would be timed too.
+    Else collections of garbage would be timed too.
     """
-    timer.wait()
+    watch.wait()
     start = time.perf_counter()
     for _ in range(steps):
         arm.step()
-    timer.wait()
+    watch.wait()
     spent = time.perf_counter() - start
     gc.collect()
     gc.freeze()
@@ -201,42 +174,22 @@ def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
     }
 
 
-def _between(start: Mark, end: Mark) -> float:
-    return milliseconds([("step", start, end)])["time/step_ms"]
-
-
-# Which kernels a step's time goes to.
-
-
-TOP = 10
-STEPS = 2
-
-
-def top_kernels(arm: Arm, timer: Timer) -> dict[str, Any]:
+def top_kernels(arm: Arm, watch: Stopwatch) -> dict[str, Any]:
     """The kernels (on a CPU: operations) that take the most time, in milliseconds a step."""
-    activities = [ProfilerActivity.CUDA] if timer.on_gpu else [ProfilerActivity.CPU]
-    timer.wait()
-    with profile(activities=activities) as profiler:
-        for _ in range(STEPS):
+    watch.wait()
+    kind = "CUDA" if watch.on_gpu else "CPU"
+    with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
+        for _ in range(PROFILED):
             arm.step()
-        timer.wait()
-    wanted = "CUDA" if timer.on_gpu else "CPU"
-    events = [
-        event
-        for event in profiler.key_averages()
-        if event.device_type.name == wanted and not event.is_user_annotation
-    ]
-
-    def ms(event: Any) -> float:
-        micro = event.self_device_time_total if timer.on_gpu else event.self_cpu_time_total
-        return float(micro) / 1e3 / STEPS
-
-    ranked = sorted(events, key=ms, reverse=True)
+        watch.wait()
+    found = []
+    for event in profiler.key_averages():
+        if event.device_type.name == kind and not event.is_user_annotation:
+            micro = event.self_device_time_total if watch.on_gpu else event.self_cpu_time_total
+            found.append((float(micro) / 1e3 / PROFILED, event.count / PROFILED, event.key))
+    ranked = sorted(found, key=lambda entry: entry[0], reverse=True)
     return {
-        "device_ms": sum(map(ms, events)),
-        "launched": sum(event.count for event in events) / STEPS,
-        "top": [
-            {"name": event.key, "ms": ms(event), "calls": event.count / STEPS}
-            for event in ranked[:TOP]
-        ],
+        "device_ms": sum(ms for ms, *_ in found),
+        "launched": sum(calls for _, calls, _ in found),
+        "top": [{"name": key, "ms": ms, "calls": calls} for ms, calls, key in ranked[:TOP]],
     }

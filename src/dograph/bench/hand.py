@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.bench.arms import Arm, open_model
-from dograph.bench.options import Batches, BenchOptions, HandCompile
+from dograph.bench.options import Batches, BenchOptions
 from dograph.models.build import PAD_TO
 from dograph.models.presets import PRESETS, Shape
 from dograph.train.optim import build_optimizer
-from dograph.train.stopwatch import Lap, Stopwatch
+from dograph.train.step import Lap, Stopwatch
 
 
 class Gpt2Block(nn.Module):
@@ -173,15 +173,6 @@ def copy_weights(hand: HandModel, model: Any) -> None:
             parameter.copy_(given.T if on_rows else given)
 
 
-def compile_hand(model: HandModel, how: HandCompile) -> None:
-    """The whole model as one graph, or one graph for all blocks and one for the ending."""
-    if how == "whole":
-        model.compile(dynamic=False)
-        return
-    for part in (*model.blocks, model.ending):
-        part.forward = torch.compile(part.forward, dynamic=False)
-
-
 def open_hand(options: BenchOptions, batches: Batches, device: torch.device) -> Arm:
     """The loop by hand, from the same weights as the other arms."""
     config = options.config(None)
@@ -189,8 +180,11 @@ def open_hand(options: BenchOptions, batches: Batches, device: torch.device) -> 
     with device:
         model = HandModel(PRESETS[options.model], rows, options.seq_len)
     copy_weights(model, open_model(options, device).model)
-    if options.compile:
-        compile_hand(model, options.hand_compile)
+    if options.compile and options.hand_compile == "whole":
+        model.compile(dynamic=False)
+    elif options.compile:  # one graph for all blocks and one for the ending
+        for part in (*model.blocks, model.ending):
+            part.forward = torch.compile(part.forward, dynamic=False)
     parameters = list(model.parameters())
     optimizer = build_optimizer(model, config.optim)
     watch = Stopwatch(device)

@@ -1,13 +1,17 @@
 """dograph bench: what each mode of the sketch costs beside a plain step."""
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dograph.cli.console import open_console
+from dograph.cli.console import ensured, open_console, require_writable, say
 from dograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from dograph.bench.options import BenchOptions
 
 
 def _option(*names: str, help: str, at_least: int | None = None) -> Any:
@@ -86,43 +90,28 @@ def bench(
 
     What the columns mean: docs/cost.md.
     """  # noqa: D301
-    given = {
-        "model": model,
-        "batch": batch,
-        "seq_len": seq_len,
-        "vocab_size": vocab_size,
-        "micro_batch": micro_batch,
-        "accumulation": accumulation,
-        "dtype": dtype,
-        "compile": compile,
-        "top_blocks": top_blocks,
-        "recipe": recipe,
-        "dim": dim,
-        "steps": steps,
-        "corpus": corpus,
-        "hand": hand,
-        "hand_compile": hand_compile,
-        "rivals": rivals,
-        "profile": profile,
-        "peak_tflops": peak_tflops,
-        "seed": seed,
-    }
-    _measure(given, modes, device, out)
-
-
-def _measure(given: dict[str, Any], modes: str, device: str, out: Path) -> None:
+    given = {name: value for name, value in locals().items() if name not in ("modes", "out")}
+    del given["device"]
     from dograph.bench.options import resolve_options
-    from dograph.bench.session import run_bench
-    from dograph.cli.console import ensured
-    from dograph.files import write_json
     from dograph.train.distributed import pick_device
 
     place = pick_device(device)
-    if given["corpus"] is not None:
-        given["corpus"] = str(ensured(given["corpus"]))
+    if corpus is not None:
+        given["corpus"] = str(ensured(corpus))
     names = [] if modes == "none" else [mode.strip() for mode in modes.split(",")]
     options = resolve_options(place, names, **given)
-    _require_writable(out)
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: {out.parent} is not a folder; make it, or name another")
+    require_writable(out)
+    if out.exists():
+        say(f"{out} is there and will be replaced")
+    _measure(options, place, out)
+
+
+def _measure(options: "BenchOptions", place: "torch.device", out: Path) -> None:
+    from dograph.bench.session import Session, arm_table, footnotes
+    from dograph.files import write_json
+
     known: dict[str, Any] = {}
 
     def save(found: dict[str, Any]) -> None:
@@ -130,40 +119,13 @@ def _measure(given: dict[str, Any], modes: str, device: str, out: Path) -> None:
         write_json(out, found)
 
     try:
-        run_bench(options, place, _say, save)
+        Session(options, place, say, save).run()
     except KeyboardInterrupt:
-        _say(f"interrupted; finished so far: {', '.join(known.get('arms', {})) or 'nothing'}")
+        say(f"interrupted; finished so far: {', '.join(known.get('arms', {})) or 'nothing'}")
     if known.get("arms"):
-        _print(known)
+        open_console().print(arm_table(known))
+        for note in footnotes(known):
+            print(note)
         print(f"figures: {out}")
     if not known.get("complete"):
         raise typer.Exit(130)
-
-
-def _require_writable(out: Path) -> None:
-    """Now, and not after the first minutes."""
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: {out.parent} is not a folder; make it, or name another")
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file, for example {out / 'bench.json'}")
-    is_new = not out.exists()
-    try:
-        out.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
-    if is_new:
-        out.unlink()
-    else:
-        _say(f"{out} is there and will be replaced")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _print(findings: dict[str, Any]) -> None:
-    from dograph.bench.session import arm_table, footnotes
-
-    open_console().print(arm_table(findings))
-    for note in footnotes(findings):
-        print(note)

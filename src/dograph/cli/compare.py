@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,13 +13,14 @@ from dograph.cli.console import (
     command,
     open_console,
     open_pool,
+    say,
     split_settings,
+    with_corpus,
 )
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.compare.arms import Ask
-    from dograph.compare.findings import Findings
     from dograph.plan.pool import Pool
 
 Settings = Annotated[
@@ -41,7 +42,7 @@ Seeds = Annotated[str, typer.Option(help="how many, or which: 5, or 10,11,12")]
 Out = Annotated[Path, typer.Option(help="folder of the comparison; the same command goes on in it")]
 Baseline = Annotated[str, typer.Option(help="the method that the others are compared with")]
 BudgetName = Annotated[
-    str,
+    Literal["tokens", "compute"],
     typer.Option(
         metavar="tokens|compute",
         help="what is equal: training tokens, or all FLOPs with plans and sketches counted",
@@ -89,84 +90,51 @@ def compare(
     may be added. OUT has compare.json, methods.csv, cells.csv and every run.
     docs/compare.md tells how to read the table.
     """  # noqa: D301
-    ask = _ask(settings or [], mixers, seeds, out, baseline, budget, replan, proxy or [], lab)
-    if dry_run:
-        from dograph.compare.session import forecast_lines, open_corpus
-
-        for line in forecast_lines(ask, open_corpus(ask)):
-            print(line)
-        return
-    findings = _made(ask, open_pool(ask.config.train.device, on, workers, ray_address))
-    _show(findings, out)
-    if findings.failures:
-        failed = ", ".join(findings.failures)
-        print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
-        sys.exit(1)
-
-
-def _ask(
-    settings: list[str],
-    mixers: str,
-    seeds: str,
-    out: Path,
-    baseline: str,
-    budget: str,
-    replan: bool,
-    proxy: list[str],
-    lab: Path,
-) -> "Ask":
-    from dograph.compare.arms import parse_methods, parse_seeds
+    from dograph.compare.arms import Ask, parse_methods, parse_seeds
     from dograph.config import merge, parse_override, resolve_config
 
-    if budget not in ("tokens", "compute"):
-        raise ConfigError(f'--budget={budget}: allowed are "tokens" and "compute"')
-    config = resolve_config(*split_settings(settings))
+    config = resolve_config(*split_settings(settings or []))
     methods = parse_methods(mixers, config, baseline)
-    numbers = parse_seeds(seeds, config.seed)
-    planned = any(method.is_planned for method in methods)
-    if not planned and (replan or proxy):
+    numbers = tuple(parse_seeds(seeds, config.seed))
+    if not (planned := any(method.is_planned for method in methods)) and (replan or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
     # Not before names and seeds are known to be right: torch takes seconds to import.
-    from dograph.cli.console import ensured
-    from dograph.compare.arms import Ask
+    from dograph.compare.session import forecast_lines, open_corpus
     from dograph.plan.lab import default_proxy
 
-    folder = ensured(config.data.corpus).resolve()
-    data = config.data.model_copy(update={"corpus": str(folder)})
-    config = config.model_copy(update={"data": data})
-    changes = merge({}, *(parse_override(setting) for setting in proxy))
-    return Ask(
+    config = with_corpus(config, resolve=True)
+    changes = merge({}, *map(parse_override, proxy or []))
+    ask = Ask(
         config=config,
         proxy=default_proxy(config, changes) if planned else None,
         methods=tuple(methods),
-        seeds=tuple(numbers),
-        budget="tokens" if budget == "tokens" else "compute",
+        seeds=numbers,
+        budget=budget,
         replan=replan,
         out=out,
         lab=lab,
         command=command(),
     )
+    if dry_run:
+        print("\n".join(forecast_lines(ask, open_corpus(ask))))
+    else:
+        _run(ask, open_pool(config.train.device, on, workers, ray_address))
 
 
-def _made(ask: "Ask", pool: "Pool") -> "Findings":
+def _run(ask: "Ask", pool: "Pool") -> None:
+    """Make the runs, and show what their differences are worth."""
     from dograph.compare.session import run_compare
-    from dograph.plan.jobs import Stopped
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    try:
-        with pool:
-            return run_compare(ask, pool, say)
-    except Stopped as stopped:
-        print(f"{stopped}; finished cells are in {ask.out}", file=sys.stderr)
-        sys.exit(128 + stopped.number)
-
-
-def _show(findings: "Findings", out: Path) -> None:
     from dograph.compare.table import tables
+    from dograph.plan.jobs import Stopped
     from dograph.report.render import page_at_end
 
+    out = ask.out
+    try:
+        with pool:
+            findings = run_compare(ask, pool, say)
+    except Stopped as stopped:
+        say(f"{stopped}; finished cells are in {out}")
+        sys.exit(128 + stopped.number)
     console = open_console()
     for table in tables(findings):
         console.print(table)
@@ -174,6 +142,8 @@ def _show(findings: "Findings", out: Path) -> None:
         console.print(f"- {note}", markup=False, highlight=False)
     print(f"any cell again: {findings.cells[-1].command}")
     print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
-    page = page_at_end(out)
-    if page is not None:
+    if (page := page_at_end(out)) is not None:
         print(f"page: {page}")
+    if findings.failures:
+        say(f"failed: {', '.join(findings.failures)}; the same command tries them again")
+        sys.exit(1)

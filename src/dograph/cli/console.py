@@ -1,4 +1,4 @@
-"""What `dograph data prepare` shows: a live bar on a terminal, now and then a line elsewhere."""
+"""What the commands share: tables, progress of a preparation, settings, where runs are made."""
 
 import shlex
 import sys
@@ -6,29 +6,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from dograph.data.corpus import Manifest
-from dograph.data.finish import REPAIRS
-from dograph.data.options import absent_sources, composition
-from dograph.data.pipeline import Progress as Preparing
-from dograph.data.pipeline import ensure_corpus
 from dograph.errors import ConfigError
+from dograph.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
+    from dograph.config import RunConfig
+    from dograph.data.pipeline import Progress as Preparing
     from dograph.plan.pool import Pool
 
-# How commands print: tables, and how long something takes; where they may write.
-
-
 PIPE_WIDTH = 200  # of what goes into a pipe or a file, in characters
+LINE_SECONDS = 10.0  # between lines of a preparation
+
+Workers = Annotated[
+    int | None,
+    typer.Option(help="runs at once (default: one a GPU, else one a core)", show_default=False),
+]
+On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
+]
 
 
 def open_console(width: int = PIPE_WIDTH) -> "Console":
@@ -39,6 +42,22 @@ def open_console(width: int = PIPE_WIDTH) -> "Console":
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else width)
+
+
+def open_table(*columns: str, left: tuple[str, ...] = (), **style: Any) -> "Table":
+    """A table whose columns are numbers, flush right and never wrapped, but for those in `left`."""
+    from rich.table import Table
+
+    table = Table(**style)
+    for column in columns:
+        is_number = column not in left
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
+    return table
+
+
+def say(text: str) -> None:
+    """A line to standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def require_writable(out: Path) -> None:
@@ -56,224 +75,57 @@ def require_writable(out: Path) -> None:
         ) from error
 
 
-def duration(seconds: float) -> str:
-    """A length of time in the unit that suits it: 90 s, 12 min, 3.5 h."""
-    if round(seconds) < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if round(seconds / 60) < 120 else f"{seconds / 3600:.1f} h"
+@contextmanager
+def preparing() -> Iterator[Callable[["Preparing"], None]]:
+    """Something to report the progress of a preparation to."""
+    first: tuple[float, Preparing] | None = None
 
+    def report(now: "Preparing") -> None:
+        # Rates since the first report: what was done before a resumption does not count.
+        nonlocal first
+        first = first or (time.monotonic(), now)
+        seconds = max(time.monotonic() - first[0], 1e-9)
+        seen = now.text_bytes + now.unkept_bytes  # text gone through, kept or not
+        speed = (seen - first[1].text_bytes - first[1].unkept_bytes) / seconds
+        amounts = []
+        if seen and now.total_bytes:
+            amounts.append(f"{100 * now.read_bytes / now.total_bytes:.0f} % read")
+        if seen:
+            kept = f"kept {now.text_bytes / 2**20:.1f} of " if now.unkept_bytes else ""
+            every = f" of {now.documents + now.unkept_documents:,}" if now.unkept_documents else ""
+            amounts.append(f"{kept}{seen / 2**20:.1f} MiB")
+            amounts.append(f"{now.documents:,}{every} documents")
+            amounts.append(f"{now.tokens:,} tokens")
+        if speed:
+            amounts.append(f"{speed / 2**20:.2f} MiB/s")
+            amounts.append(f"{(now.tokens - first[1].tokens) / seconds:,.0f} tokens/s")
+        note = ", ".join(amounts)
+        display.update(now.read_bytes, note, stage=now.stage, total=now.total_bytes)
 
-LINE_SECONDS = 10.0
+    with Progress(line_seconds=LINE_SECONDS) as display:
+        yield report
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[Preparing], None]]:
-    """Something to report progress to; it all goes to stderr."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield _Lines()
-        return
-    stage, amounts = TextColumn("{task.description}"), TextColumn("{task.fields[amounts]}")
-    columns = (stage, BarColumn(bar_width=12), amounts, TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("reading", amounts="")
-        clock = _Clock()
-
-        def report(now: Preparing) -> None:
-            _, tokens = clock.rates(now)
-            done = f"{_mebibytes(now, 0)} {now.documents:,} documents"
-            bar.update(
-                task,
-                description=now.stage,
-                completed=now.read_bytes,
-                total=now.total_bytes,
-                amounts=f"{done} {tokens:,.0f} tokens/s" if _seen(now) else "",
-            )
-
-        yield report
+def stages(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Something to report work in stages to; `unit` is what is counted."""
+    with Progress(f"{{done}}/{{total}} {unit}", live=live, transient=True) as display:
+        yield lambda stage, done, total: display.update(done, stage=stage, total=total)
 
 
 def ensured(name: str) -> Path:
     """The folder of a corpus, an embedded one prepared before the user's eyes."""
-    with shown() as report:
+    from dograph.data.pipeline import ensure_corpus
+
+    with preparing() as report:
         return ensure_corpus(name, report)
 
 
-class _Lines:
-    """Plain lines: one at each change of stage, and every LINE_SECONDS."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._clock = _Clock()
-        self._due = time.monotonic() + LINE_SECONDS
-
-    def __call__(self, now: Preparing) -> None:
-        if now.stage == self._stage and time.monotonic() < self._due:
-            return
-        self._stage = now.stage
-        self._due = time.monotonic() + LINE_SECONDS
-        done = ""
-        if now.total_bytes and _seen(now):
-            done = f" {100 * now.read_bytes / now.total_bytes:.0f} % read,"
-        amounts = f":{done} {_amounts(now, self._clock)}" if _seen(now) else ""
-        print(f"{now.stage}{amounts}", file=sys.stderr, flush=True)
-
-
-class _Clock:
-    """Rates since the first report: what was done before a resumption does not count."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, Preparing] | None = None
-
-    def rates(self, now: Preparing) -> tuple[float, float]:
-        """Text bytes gone through, kept or not, and tokens a second."""
-        if self._first is None:
-            self._first = (time.monotonic(), now)
-        start, first = self._first
-        seconds = max(time.monotonic() - start, 1e-9)
-        text, tokens = _seen(now) - _seen(first), now.tokens - first.tokens
-        return text / seconds, tokens / seconds
-
-
-def _seen(now: Preparing) -> int:
-    """Bytes of text gone through, kept or not."""
-    return now.text_bytes + now.unkept_bytes
-
-
-def _mebibytes(now: Preparing, digits: int) -> str:
-    kept, seen = (f"{size / 2**20:.{digits}f}" for size in (now.text_bytes, _seen(now)))
-    return f"kept {kept} of {seen} MiB" if now.unkept_bytes else f"{seen} MiB"
-
-
-def _amounts(now: Preparing, clock: _Clock) -> str:
-    text, tokens = clock.rates(now)
-    documents = f"{now.documents:,}"
-    if now.unkept_documents:
-        documents += f" of {now.documents + now.unkept_documents:,}"
-    amounts = f"{_mebibytes(now, 1)}, {documents} documents, {now.tokens:,} tokens"
-    return f"{amounts}, {text / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s" if text else amounts
-
-
-def print_composition(manifest: Manifest) -> None:
-    """The table that a preparation ends with, and what a reader should know beside it."""
-    rows = composition(manifest)
-    by_bytes = all(row.bytes is not None for row in rows)
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    table.add_column("source", no_wrap=True)
-    titles = ["documents", "tokens", *(["MB"] if by_bytes else []), "share"]
-    compared = by_bytes and manifest.recipe is not None
-    titles += ["paper"] if compared else []
-    for title in (*titles, "held out"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [f"{row.documents:,}", f"{row.tokens:,}"]
-        cells += [f"{(row.bytes or 0) / 1e6:,.2f}"] if by_bytes else []
-        cells += [_percent(row.share)]
-        cells += [_percent(row.paper_share)] if compared else []
-        table.add_row(row.source, *cells, f"{row.validation_tokens:,}")
-    open_console().print(table, highlight=False)
-    paper = "; paper: the same in the paper's data table" if compared else ""
-    print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
-    for note in _notes(manifest):
-        print(note)
-    lost = manifest.options.get("unkept_sources")
-    if lost is not None:
-        print(
-            f"warning: --keep {manifest.options['keep']} left nothing to train on of these "
-            f"sources: {lost}; a larger fraction or another --seed may keep some",
-            file=sys.stderr,
-        )
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
-
-
-def _notes(manifest: Manifest) -> Iterator[str]:
-    rows = composition(manifest)
-    absent = absent_sources(manifest)
-    if absent:
-        yield f"absent from this corpus, in the paper's table: {', '.join(absent)}"
-    options = manifest.options
-    if options.get("unkept_documents"):
-        size = int(options["unkept_bytes"] or 0) / 1e6
-        yield (
-            f"--keep {options['keep']} left out {options['unkept_documents']:,} training "
-            f"documents, {size:,.2f} MB"
-        )
-    untested = [row.source for row in rows if not row.validation_tokens]
-    if untested:
-        yield f"without validation text: {', '.join(untested)}"
-    untrained = [row.source for row in rows if not row.tokens]
-    if untrained:
-        yield f"validation text only: {', '.join(untrained)}"
-    if manifest.options.get("eot_guessed"):
-        yield (
-            f"documents were taken to end at token {manifest.tokenizer.eot_id}, GPT-2's end of "
-            "text; --eot-id names another"
-        )
-    left_out = manifest.options.get("left_out")
-    if left_out is not None:
-        yield f"not read: {left_out} (name it as an input, or with --validation, to take it)"
-    if manifest.repairs:
-        counts = ", ".join(f"{kind}: {n:,}" for kind, n in sorted(manifest.repairs.items()))
-        yield f"records mended or left out: {counts} (listed in {REPAIRS}, exclusions apart)"
-
-
-# Progress of work in stages, on stderr.
-
-
-STAGE_SECONDS = 5.0  # between lines where there is no terminal
-
-
-@contextmanager
-def stages_shown(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int], None]]:
-    """Something to report progress to, on stderr: a live bar, or now and then a line.
-
-    `unit` is what is counted. Not `live`: beside somebody else's bars, which a bar would tear.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(file=sys.stderr)
-    if not (live and console.is_terminal):
-        yield _Lines_of_stages(unit)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def report(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
-
-        yield report
-
-
-class _Lines_of_stages:
-    """Plain lines: one at each change of stage, and every STAGE_SECONDS."""
-
-    def __init__(self, unit: str) -> None:
-        self._unit, self._stage, self._due = unit, "", 0.0
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage == self._stage and time.monotonic() < self._due and done < total:
-            return
-        self._stage, self._due = stage, time.monotonic() + STAGE_SECONDS
-        counted = f"{stage}: {done}/{total} {self._unit}" if total else stage
-        print(counted, file=sys.stderr, flush=True)
-
-
-# What `dograph plan` and `dograph compare` share: how settings are read and where runs go.
-
-
-Workers = Annotated[
-    int | None,
-    typer.Option(help="runs at once (default: one a GPU, else one a core)", show_default=False),
-]
-On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
-RayAddress = Annotated[
-    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
-]
+def with_corpus(config: "RunConfig", *, resolve: bool = False) -> "RunConfig":
+    """The configuration with the folder of its corpus, which is there afterwards."""
+    folder = ensured(config.data.corpus)
+    data = config.data.model_copy(update={"corpus": str(folder.resolve() if resolve else folder)})
+    return config.model_copy(update={"data": data})
 
 
 def open_pool(device: str, on: str, workers: int | None, address: str | None) -> "Pool":
@@ -295,6 +147,21 @@ def split_settings(settings: list[str]) -> tuple[str | None, list[str]]:
     """[CONFIG] [NAME=VALUE]... as the name and the overrides."""
     name = settings[0] if settings and "=" not in settings[0] else None
     return name, settings[1:] if name else settings
+
+
+def parse_pairs(
+    given: list[str] | None, option: str, cut: Callable[[str, str], tuple[str, ...]] = str.partition
+) -> dict[str, str]:
+    """NAME=VALUE of an option that may be repeated; `cut` at the first equals sign or the last."""
+    pairs: dict[str, str] = {}
+    for pair in given or []:
+        name, equals, value = cut(pair, "=")
+        if not (name and equals and value):
+            raise ConfigError(f'{option} takes NAME=VALUE, got "{pair}"')
+        if name in pairs:
+            raise ConfigError(f'{option} names "{name}" twice; give it once')
+        pairs[name] = value
+    return pairs
 
 
 def command() -> str:

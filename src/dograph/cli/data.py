@@ -1,9 +1,15 @@
 """dograph data: corpora, from text to memory-mapped tokens."""
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from dograph.cli.console import open_console, open_table, preparing, say
+
+if TYPE_CHECKING:
+    from dograph.data.corpus import Manifest
 
 app = typer.Typer(
     help="Prepare corpora and look into them.", no_args_is_help=True, add_completion=False
@@ -120,37 +126,66 @@ def prepare(
     restart: _Restart = False,
 ) -> None:
     """Turn text into a corpus: memory-mapped tokens per source, and a manifest."""
-    from dograph.cli.console import print_composition, shown
-    from dograph.data import pipeline as preparing
+    from dograph.data import pipeline
     from dograph.data.options import PrepareOptions
 
-    options = PrepareOptions(
-        inputs=tuple(inputs),
-        out=out,
-        validation=tuple(validation or ()),
-        validation_fraction=validation_fraction,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        eot=eot,
-        eot_id=eot_id,
-        recipe=recipe,
-        text_field=text_field,
-        source_field=source_field,
-        strata=strata,
-        keep=keep,
-        seed=seed,
-        noise=noise,
-        bad_records=bad_records,
-        workers=workers,
-        overwrite=overwrite,
-        restart=restart,
-    )
+    given = locals() | {"inputs": tuple(inputs), "validation": tuple(validation or ())}
+    options = PrepareOptions(**{field.name: given[field.name] for field in fields(PrepareOptions)})
     try:
-        with shown() as report:
-            manifest, already = preparing.prepare(options, report)
+        with preparing() as report:
+            manifest, already = pipeline.prepare(options, report)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on where it stopped", err=True)
         raise typer.Exit(130) from None
     if already:
         typer.echo(f"{out} is already prepared like this; nothing to do")
     print_composition(manifest)
+
+
+def print_composition(manifest: "Manifest") -> None:
+    """The table that a preparation ends with, and what a reader should know beside it."""
+    from dograph.data.finish import REPAIRS
+    from dograph.data.options import absent_sources, composition
+
+    rows, options = composition(manifest), manifest.options
+    by_bytes = all(row.bytes is not None for row in rows)
+    compared = by_bytes and manifest.recipe is not None
+    titles = ["source", "documents", "tokens", *(["MB"] if by_bytes else []), "share"]
+    titles += [*(["paper"] if compared else []), "held out"]
+    table = open_table(*titles, left=("source",), box=None, pad_edge=False, collapse_padding=True)
+    for row in rows:
+        cells = [row.source, f"{row.documents:,}", f"{row.tokens:,}"]
+        cells += [f"{(row.bytes or 0) / 1e6:,.2f}"] if by_bytes else []
+        for share in (row.share, *([row.paper_share] if compared else [])):
+            cells.append("" if share is None else f"{100 * share:.1f} %")
+        table.add_row(*cells, f"{row.validation_tokens:,}")
+    open_console().print(table, highlight=False)
+    paper = "; paper: the same in the paper's data table" if compared else ""
+    print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
+    if absent := absent_sources(manifest):
+        print(f"absent from this corpus, in the paper's table: {', '.join(absent)}")
+    if options.get("unkept_documents"):
+        size = int(options["unkept_bytes"] or 0) / 1e6
+        print(
+            f"--keep {options['keep']} left out {options['unkept_documents']:,} training "
+            f"documents, {size:,.2f} MB"
+        )
+    if untested := [row.source for row in rows if not row.validation_tokens]:
+        print(f"without validation text: {', '.join(untested)}")
+    if untrained := [row.source for row in rows if not row.tokens]:
+        print(f"validation text only: {', '.join(untrained)}")
+    if options.get("eot_guessed"):
+        print(
+            f"documents were taken to end at token {manifest.tokenizer.eot_id}, GPT-2's end of "
+            "text; --eot-id names another"
+        )
+    if (left_out := options.get("left_out")) is not None:
+        print(f"not read: {left_out} (name it as an input, or with --validation, to take it)")
+    if manifest.repairs:
+        counts = ", ".join(f"{kind}: {n:,}" for kind, n in sorted(manifest.repairs.items()))
+        print(f"records mended or left out: {counts} (listed in {REPAIRS}, exclusions apart)")
+    if (lost := options.get("unkept_sources")) is not None:
+        say(
+            f"warning: --keep {options['keep']} left nothing to train on of these "
+            f"sources: {lost}; a larger fraction or another --seed may keep some"
+        )

@@ -1,18 +1,15 @@
 """dograph eval: what a model can do, on nine downstream tasks and on its own sources."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dograph.cli.console import open_console, require_writable, stages_shown
+from dograph.cli.console import ensured, open_console, require_writable, say, stages
 from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
-    from dograph.data.corpus import Corpus
-    from dograph.eval.evaluate import Evaluation, Subject
-
+    from dograph.eval.evaluate import Evaluation
 
 Subjects = Annotated[
     str,
@@ -83,12 +80,17 @@ def evaluate(
     dograph eval runs/mine --tasks piqa,sciq --with lm-eval  the same numbers from the harness
     dograph eval gpt2 --device cuda --dtype bfloat16 --batch-size 128 --out gpt2.json
     """  # noqa: D301
+    from dograph.data.corpus import Corpus
     from dograph.eval.evaluate import Request, find_subject
     from dograph.eval.evaluate import evaluate as evaluated
     from dograph.files import write_json
 
-    subject = find_subject(run)
-    corpus = _corpus(subject)
+    subject, corpus = find_subject(run), None
+    if subject.run is not None:
+        try:
+            corpus = Corpus(ensured(subject.run.config().data.corpus))
+        except CorpusError as error:  # there are tasks, but no sources
+            say(f"warning: no loss per source: {error}")
     request = Request(
         benchmarks=benchmarks,
         tasks=tuple(name.strip() for name in tasks.split(",")) if tasks else (),
@@ -102,27 +104,13 @@ def evaluate(
     file = out or subject.result_file
     if file is not None:
         require_writable(file)
-    with stages_shown("texts", live=using == "builtin") as report:
+    with stages("texts", live=using == "builtin") as report:
         found = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, found.record)
     _print(found)
     print("the result was not kept; give --out FILE" if file is None else f"result: {file}")
-
-
-def _corpus(subject: "Subject") -> "Corpus | None":
-    """The corpus of a run; without it there are tasks but no sources."""
-    from dograph.cli.console import ensured
-    from dograph.data.corpus import Corpus
-
-    if subject.run is None:
-        return None
-    try:
-        return Corpus(ensured(subject.run.config().data.corpus))
-    except CorpusError as error:
-        print(f"warning: no loss per source: {error}", file=sys.stderr)
-        return None
 
 
 def _print(found: "Evaluation") -> None:

@@ -1,37 +1,39 @@
 """dograph export: a mixture as the configuration text of another trainer."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dograph.cli.console import parse_pairs, say
 from dograph.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from dograph.mixtures.file import MixtureFile
 
 
+Named = Annotated[
+    str | None,
+    typer.Argument(
+        help="a mixture file, a preset's name, or a run (its last mixture)", show_default=False
+    ),
+]
+Trainer = Annotated[
+    str,
+    typer.Option(
+        help="hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
+    ),
+]
+Places = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=PATH", help="where a source lies; hf:NAME for a dataset of the hub"),
+]
+
+
 def export(
-    mixture: Annotated[
-        str | None,
-        typer.Argument(
-            help="a mixture file, a preset's name, or a run (its last mixture)",
-            show_default=False,
-        ),
-    ] = None,
-    to: Annotated[
-        str,
-        typer.Option(
-            help="hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
-        ),
-    ] = "yaml",
-    place: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PATH", help="where a source lies; hf:NAME for a dataset of the hub"
-        ),
-    ] = None,
+    mixture: Named = None,
+    to: Trainer = "yaml",
+    place: Places = None,
     size: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=TOKENS", help="tokens of a source (axolotl needs them)"),
@@ -56,6 +58,7 @@ def export(
 
     What each trainer's weights count is said in the text itself and in docs/mixtures.md.
     """  # noqa: D301
+    from dograph.files import write_text
     from dograph.mixtures.export import FORMATS, export_mixture
 
     if show_presets:
@@ -66,17 +69,21 @@ def export(
         return
     if mixture is None:
         raise ConfigError("name a mixture file, a preset or a run; presets: dograph export --list")
-    _check_out(out, mixture)
-    file, sizes = find_mixture(mixture, corpus)
-    sizes |= {name: _tokens(name, given) for name, given in _pairs(size, "--size").items()}
-    _write(export_mixture(to, file.weights, _pairs(place, "--place"), sizes), out)
-
-
-def _check_out(out: Path | None, mixture: str) -> None:
     if out is not None and out.exists() and out.resolve() == Path(mixture).resolve():
         raise ConfigError(
             f"--out {out} is the mixture itself, whose provenance would be lost; name another file"
         )
+    file, sizes = find_mixture(mixture, corpus)
+    sizes |= {name: _tokens(name, given) for name, given in parse_pairs(size, "--size").items()}
+    text = export_mixture(to, file.weights, parse_pairs(place, "--place"), sizes)
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        write_text(out, text)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
+    say(f"{out} is written")
 
 
 def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[str, int]]:
@@ -102,21 +109,8 @@ def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[st
         return PRESETS[name].file, sizes
     fitted, notes = PRESETS[name].fit(list(sizes))
     for note in notes:
-        print(f"warning: {note}", file=sys.stderr)
+        say(f"warning: {note}")
     return MixtureFile(weights=dict(fitted.weights)), sizes
-
-
-def _write(text: str, out: Path | None) -> None:
-    from dograph.files import write_text
-
-    if out is None:
-        print(text, end="")
-        return
-    try:
-        write_text(out, text)
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
-    print(f"{out} is written", file=sys.stderr)
 
 
 def print_presets() -> None:
@@ -149,18 +143,6 @@ def _last_weights(run: Path) -> dict[str, float]:
     for source, weight in zip(strata.values(), last.weight_S.tolist(), strict=True):
         totals[source] += weight
     return totals
-
-
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for pair in given or []:
-        name, equals, value = pair.partition("=")
-        if not (name and equals and value):
-            raise ConfigError(f'{option} takes NAME=VALUE, got "{pair}"')
-        if name in pairs:
-            raise ConfigError(f'{option} names "{name}" twice')
-        pairs[name] = value
-    return pairs
 
 
 def _tokens(name: str, given: str) -> int:

@@ -1,15 +1,14 @@
 """dograph inspect: what a model perceives as domains in a corpus, without training."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dograph.cli.console import open_console, require_writable, stages_shown
+from dograph.cli.console import ensured, open_console, open_table, require_writable, stages
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dograph.eval.inspect import Inspection
 
 LEVEL = 0.05  # corrected p-value at which two sources count as told apart
@@ -45,7 +44,6 @@ def inspect(
     dograph inspect runs/mine --corpus data/mine
     dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
     """  # noqa: D301
-    from dograph.cli.console import ensured
     from dograph.eval.inspect import Request, inspect_model
 
     request = Request(
@@ -59,7 +57,7 @@ def inspect(
         exclude=tuple(exclude or ()),
     )
     require_writable(out / "inspection.json")
-    with stages_shown("rows") as report:
+    with stages("rows") as report:
         found = inspect_model(request, report)
         found.save(out)
     _print(found)
@@ -69,74 +67,62 @@ def inspect(
 
 
 def _print(found: "Inspection") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+
     from dograph.eval.graphs import edge_table, node_table
 
     console = open_console()
-    console.print(_source_table(found))
+
+    def show(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+        words = ("source", "sources", "part", "farthest", "text")
+        table = open_table(*columns, left=words, title=title, box=SIMPLE_HEAD, padding=(0, 1))
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+    def figure(value: float | None) -> str:
+        return "" if value is None else f"{value:.4g}"
+
+    rows = [
+        (escape(source), str(count), f"{found.loss_nats[source]:.4f}")
+        for source, count in found.rows.items()
+    ]
+    title = f"{found.split} rows of {found.seq_len} tokens"
+    show(title, ("source", "rows", "loss nats"), rows)
     if found.pairs:
         apart = sum(pair.p_value <= LEVEL for pair in found.pairs)
         print(f"told apart: {apart} of {len(found.pairs)} pairs of sources (p <= {LEVEL:g}, Holm)")
-        console.print(_pair_table(found))
-        console.print(_part_table(found))
+        pairs: list[tuple[str, ...]] = [
+            (
+                escape(f"{pair.first} - {pair.second}"),
+                figure(pair.mmd_squared),
+                figure(pair.separation),
+                f"{pair.p_value:.4f}",
+            )
+            for pair in found.pairs[:MOST_PAIRS]
+        ]
+        if len(found.pairs) > MOST_PAIRS:
+            pairs.append((f"{len(found.pairs) - MOST_PAIRS} more in inspection.json",))
+        show("sources, farthest first", ("sources", "MMD^2", "separation", "p"), pairs)
+        parts = [
+            (part.name, figure(part.mean_separation), escape(" - ".join(part.farthest)))
+            for part in found.parts
+        ]
+        title = "where in the model sources lie apart"
+        show(title, ("part", "mean separation", "farthest"), parts)
     console.print(node_table(found.graph, "domains that the model perceives"))
     console.print(edge_table(found.graph))
-    console.print(_example_table(found))
+    absent = "(no tokenizer: text cannot be shown)"
+    examples = [
+        (
+            str(one.domain),
+            escape(one.source),
+            str(one.document),
+            escape(absent if one.text is None else one.text),
+        )
+        for one in found.examples
+    ]
+    title = "samples nearest each domain's centre"
+    show(title, ("domain", "source", "document", "text"), examples)
     print(f"domains against sources: NMI {found.nmi:.3f}, purity {found.purity:.3f}")
-
-
-def _table(title: str, *columns: str) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
-    for column in columns:
-        right = column not in ("source", "sources", "part", "farthest", "text")
-        table.add_column(column, justify="right" if right else "left", no_wrap=right)
-    return table
-
-
-def _source_table(found: "Inspection") -> "Table":
-    from rich.markup import escape
-
-    title = f"{found.split} rows of {found.seq_len} tokens"
-    table = _table(title, "source", "rows", "loss nats")
-    for source, count in found.rows.items():
-        table.add_row(escape(source), str(count), f"{found.loss_nats[source]:.4f}")
-    return table
-
-
-def _pair_table(found: "Inspection") -> "Table":
-    from rich.markup import escape
-
-    table = _table("sources, farthest first", "sources", "MMD^2", "separation", "p")
-    for pair in found.pairs[:MOST_PAIRS]:
-        names = escape(f"{pair.first} - {pair.second}")
-        figures = (_figure(pair.mmd_squared), _figure(pair.separation), f"{pair.p_value:.4f}")
-        table.add_row(names, *figures)
-    if len(found.pairs) > MOST_PAIRS:
-        table.add_row(f"{len(found.pairs) - MOST_PAIRS} more in inspection.json")
-    return table
-
-
-def _part_table(found: "Inspection") -> "Table":
-    from rich.markup import escape
-
-    title = "where in the model sources lie apart"
-    table = _table(title, "part", "mean separation", "farthest")
-    for part in found.parts:
-        table.add_row(part.name, _figure(part.mean_separation), escape(" - ".join(part.farthest)))
-    return table
-
-
-def _example_table(found: "Inspection") -> "Table":
-    from rich.markup import escape
-
-    table = _table("samples nearest each domain's centre", "domain", "source", "document", "text")
-    for one in found.examples:
-        text = "(no tokenizer: text cannot be shown)" if one.text is None else one.text
-        table.add_row(str(one.domain), escape(one.source), str(one.document), escape(text))
-    return table
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"

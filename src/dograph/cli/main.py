@@ -25,11 +25,15 @@ from dograph.cli import (
 from dograph.cli import eval as benchmarks
 from dograph.errors import ConfigError, DographError
 
-# Commands that take settings: somebody who types one as an option is shown how it is given.
+# What a disk answers to somebody who wants to write; a file that is not there is another thing.
+DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 
 
 class SettingsCommand(TyperCommand):
-    """A command whose arguments are name=value."""
+    """A command whose arguments are name=value.
+
+    Somebody who types one as an option is shown how it is given.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
@@ -39,15 +43,25 @@ class SettingsCommand(TyperCommand):
             # by its name, because older typers raise click's and newer ones their own copy of it
             if type(error).__name__ != "NoSuchOption":
                 raise
-            raise ConfigError(_told(ctx.command_path, typed, error)) from None
+            raise ConfigError(_answer(ctx.command_path, typed, error)) from None
 
 
-def _told(command: str, typed: list[str], error: Any) -> str:
+def _answer(command: str, typed: list[str], error: Any) -> str:
+    """What to type in place of an option that there is not."""
+    from dograph.config import setting_names, settings_called
+
     option: str = error.option_name
-    settings = _meant(option)
+    name = option.lstrip("-").replace("-", "_")
+    settings = [name] if name in setting_names() else settings_called(name)
     near = sorted(name for name in error.possibilities or [] if name != "--help")
     if settings:
-        value = _value(option, typed)
+        value = ""  # what came with the option: after its equals sign, or as the next word
+        for word, following in zip(typed, [*typed[1:], ""], strict=True):
+            own, equals, after = word.partition("=")
+            if own == option:
+                value = after if equals else following
+                break
+        value = "VALUE" if not value or value.startswith("--") else value
         how = f"give it as {' or '.join(f'{name}={value}' for name in settings)}, without dashes"
     elif near:
         how = f"did you mean {' or '.join(near)}?"
@@ -55,26 +69,6 @@ def _told(command: str, typed: list[str], error: Any) -> str:
         how = f"settings are given as train.steps=200, without dashes; options: {command} --help"
     return f"{option} is not an option of {command}; {how}"
 
-
-def _meant(option: str) -> list[str]:
-    from dograph.config import setting_names, settings_called
-
-    name = option.lstrip("-").replace("-", "_")
-    return [name] if name in setting_names() else settings_called(name)
-
-
-def _value(option: str, typed: list[str]) -> str:
-    """What came with the option: after its equals sign, or as the next word."""
-    for word, following in zip(typed, [*typed[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name == option:
-            value = value if equals else following
-            return "VALUE" if not value or value.startswith("--") else value
-    return "VALUE"
-
-
-# What a disk answers to somebody who wants to write; a file that is not there is another thing.
-DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 
 app = typer.Typer(
     help="Mix pre-training data by what the model itself perceives.",

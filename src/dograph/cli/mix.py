@@ -1,14 +1,13 @@
 """dograph mix: give a run under way another mixture."""
 
 import secrets
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dograph.cli.console import say
 from dograph.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -47,7 +46,8 @@ def mix(
     A run that has stopped: dograph train --resume RUN --mixture FILE.
     """  # noqa: D301
     from dograph.data.corpus import Corpus
-    from dograph.train.edits import Requests, facts_of, read_offer
+    from dograph.train.assembly import facts_of
+    from dograph.train.edits import Requests, read_offer
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)
@@ -56,19 +56,26 @@ def mix(
     offer = read_offer(mixture, facts_of(config, corpus))
     names = [name for s in corpus.train for name in (s.entry.source, s.entry.stratum)]
     offer.mixture.require_names(names)
-    _require_taker(directory, mixture)
+    use = directory.use()
+    if use == "free":
+        raise RunError(_not_running(directory, mixture))
+    if use == "busy":
+        raise ConfigError(
+            f"{run} is in use by a process that takes no other mixture: a cell of a "
+            "comparison or a proxy of a plan must stay what it was asked to be, and a run that is "
+            "still starting takes one when it trains. Then ask again"
+        )
     for note in offer.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        say(f"warning: {note}")
     requests = Requests(run)
-    identity = _ask(requests, offer)
-    say = _teller(directory, config.log.every)
-    answer = _Wait(directory, requests, identity, mixture, say).answer(timeout)
+    identity = _place(requests, offer)
+    answer = _Wait(directory, requests, identity, mixture, config.log.every).answer(timeout)
     for warning in answer.get("warnings", []):
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     print(answer["line"])
 
 
-def _ask(requests: "Requests", offer: "Offer") -> str:
+def _place(requests: "Requests", offer: "Offer") -> str:
     """Leave the request; returns what its answer will be known by."""
     from dograph.train.edits import is_open
 
@@ -91,18 +98,6 @@ def _ask(requests: "Requests", offer: "Offer") -> str:
     return identity
 
 
-def _require_taker(run: "RunDirectory", mixture: str) -> None:
-    use = run.use()
-    if use == "free":
-        raise RunError(_not_running(run, mixture))
-    if use == "busy":
-        raise ConfigError(
-            f"{run.path} is in use by a process that takes no other mixture: a cell of a "
-            "comparison or a proxy of a plan must stay what it was asked to be, and a run that is "
-            "still starting takes one when it trains. Then ask again"
-        )
-
-
 def _not_running(run: "RunDirectory", mixture: str) -> str:
     if max(run.checkpoint_steps(), default=0) >= run.config().train.steps:
         return (
@@ -116,31 +111,14 @@ def _not_running(run: "RunDirectory", mixture: str) -> str:
     )
 
 
-def _teller(run: "RunDirectory", every: int) -> Callable[[float], None]:
-    def say(seconds: float) -> None:
-        print(
-            f"waiting for {run.path} to write its metrics, every log.every={every} steps "
-            f"({seconds:.0f} s so far; Ctrl-C takes the request back)",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return say
-
-
 class _Wait:
     """A request that was placed, until it is answered, taken back or lost with its run."""
 
     def __init__(
-        self,
-        run: "RunDirectory",
-        requests: "Requests",
-        identity: str,
-        mixture: str,
-        say: Callable[[float], None],
+        self, run: "RunDirectory", requests: "Requests", identity: str, mixture: str, every: int
     ) -> None:
         self.run, self.requests, self.identity = run, requests, identity
-        self.mixture, self.say = mixture, say
+        self.mixture, self.every = mixture, every
 
     def answer(self, timeout: float) -> dict[str, Any]:
         start, told = time.monotonic(), QUIET_SECONDS
@@ -149,7 +127,11 @@ class _Wait:
                 if (answer := self._look()) is not None:
                     return answer
                 if waited >= told:
-                    self.say(waited)
+                    say(
+                        f"waiting for {self.run.path} to write its metrics, every "
+                        f"log.every={self.every} steps ({waited:.0f} s so far; Ctrl-C takes the "
+                        "request back)"
+                    )
                     told += SAY_SECONDS
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:

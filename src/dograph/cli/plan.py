@@ -2,36 +2,32 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dograph.cli.console import (
     On,
     RayAddress,
     Workers,
     command,
-    duration,
     open_console,
     open_pool,
+    open_table,
     require_writable,
+    say,
     split_settings,
+    with_corpus,
 )
-from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.mixers.base import Mixer
-from dograph.plan.lab import PlanCost
-from dograph.train.assembly import open_sampler
-from dograph.train.forecast import planned_epochs, repeat_warnings
-from dograph.types import Mixture
+from dograph.progress import duration
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
-    from dograph.plan.lab import Plan
+    from dograph.data.corpus import Corpus
+    from dograph.data.sampler import Sampler
     from dograph.plan.pool import Pool
 
 Method = Annotated[str, typer.Argument(metavar="METHOD", help="doremi, doge, regmix or mixing-law")]
@@ -141,26 +137,22 @@ def plan(
     table_plan = from_table is not None
     if not table_plan:
         require_method(method)  # first of all, and before torch is imported: that takes seconds
-    _check_out(out, [] if table_plan else table_files(out), force=force or dry_run)
+    _require_free(out, *(() if table_plan else table_files(out)), force=force or dry_run)
     options = TableOptions(target or [], test_table, surrogate, prior, cap or [], max_epochs, top)
     if from_table is not None:
-        _refuse(bool(proxy), workers is not None, on != "local", ray_address is not None, dry_run)
+        idle: dict[str, object] = {"--proxy": proxy, "--workers": workers, "--on": on != "local"}
+        idle |= {"--ray-address": ray_address, "--dry-run": dry_run}
+        if wrong := [name for name, value in idle.items() if value not in (None, False, [])]:
+            raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
         plan_from_table(method, settings, from_table, options, out, command())
         return
     options.refuse_given()
-    run = _resolved(method, settings)
-    smaller = _proxies(run, proxy or [])
-    if dry_run:
-        from dograph.plan.lab import forecast_plan
-
-        print(forecast_plan(run, smaller, lab=lab))
-        print("later proxies may depend on what these show; they are told when they come")
-        return
-    made = _made(run, smaller, lab, open_pool(run.train.device, on, workers, ray_address))
-    _finish(run, made, out, settings)
+    run, smaller = _resolved(method, settings, proxy or [])
+    pool = None if dry_run else open_pool(run.train.device, on, workers, ray_address)
+    _run(run, smaller, lab, pool, out, settings)
 
 
-def _check_out(out: Path, beside: Sequence[Path], *, force: bool) -> None:
+def _require_free(out: Path, *beside: Path, force: bool) -> None:
     """Hours of proxies must not end at a file that cannot be written, or that somebody needs."""
     for file in (out, *beside):
         if file.exists() and not force:
@@ -168,54 +160,53 @@ def _check_out(out: Path, beside: Sequence[Path], *, force: bool) -> None:
     require_writable(out)
 
 
-def _refuse(*given: bool) -> None:
-    names = ("--proxy", "--workers", "--on", "--ray-address", "--dry-run")
-    if any(given):
-        wrong = [name for name, there in zip(names, given, strict=True) if there]
-        raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
-
-
-def _resolved(method: str, settings: list[str]) -> "RunConfig":
-    """The run to plan for, its mixer being the method."""
-    from dograph.config import resolve_config
+def _resolved(
+    method: str, settings: list[str], proxy: list[str]
+) -> tuple["RunConfig", "RunConfig"]:
+    """The run to plan for, its mixer being the method, and a proxy of it."""
+    from dograph.config import merge, parse_override, resolve_config
 
     name, own = split_settings(settings)
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
-    from dograph.cli.console import ensured
-    from dograph.plan.lab import require_planner
-
-    require_planner(config)
-    data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
-    return config.model_copy(update={"data": data})
-
-
-def _proxies(run: "RunConfig", settings: list[str]) -> "RunConfig":
-    from dograph.config import merge, parse_override
+    from dograph.mixers.registry import build_planner
     from dograph.plan.lab import default_proxy
 
-    return default_proxy(run, merge({}, *(parse_override(setting) for setting in settings)))
+    build_planner(config.mixer.name, config.mixer.options)
+    run = with_corpus(config)
+    return run, default_proxy(run, merge({}, *(parse_override(setting) for setting in proxy)))
 
 
-def _made(run: "RunConfig", proxy: "RunConfig", lab: Path, pool: "Pool") -> "Plan":
-    from dograph.plan.jobs import Stopped
-    from dograph.plan.lab import make_plan
+def _run(
+    run: "RunConfig",
+    proxy: "RunConfig",
+    lab: Path,
+    pool: "Pool | None",
+    out: Path,
+    settings: list[str],
+) -> None:
+    """Make the plan, write it, and tell its shares, cost, what speaks for it and how to use it.
 
-    try:
-        with pool:
-            return make_plan(run, proxy, lab=lab, pool=pool, command=command())
-    except Stopped as stopped:
-        print(f"{stopped}; finished proxies are in {lab}", file=sys.stderr)
-        sys.exit(128 + stopped.number)
-
-
-def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> None:
+    Without a pool, only tell what the first proxies would cost.
+    """
     from dograph.data.corpus import Corpus
     from dograph.mixtures.file import MixtureFile, write_mixture
     from dograph.mixtures.tables import write_table
+    from dograph.plan.jobs import Stopped
+    from dograph.plan.lab import forecast_plan, make_plan
 
-    weights = dict(made.mixture.weights)
+    if pool is None:
+        print(forecast_plan(run, proxy, lab=lab))
+        print("later proxies may depend on what these show; they are told when they come")
+        return
+    try:
+        with pool:
+            made = make_plan(run, proxy, lab=lab, pool=pool, command=command())
+    except Stopped as stopped:
+        say(f"{stopped}; finished proxies are in {lab}")
+        sys.exit(128 + stopped.number)
+    weights, cost = dict(made.mixture.weights), made.cost
     write_mixture(
         out, MixtureFile(weights=weights, provenance=made.provenance, findings=made.findings)
     )
@@ -223,8 +214,12 @@ def _finish(run: "RunConfig", made: "Plan", out: Path, settings: list[str]) -> N
         write_table(made.table, *table_files(out))
     corpus = Corpus(run.data.corpus)
     print_shares(weights, corpus.tokens_by_source(), "natural", run, corpus)
-    print_cost(made.cost)
-    print_notes(made.findings, run, corpus, made.mixture)
+    cached = f" ({cost.cached} made before)" if cost.cached else ""
+    print(
+        f"cost: {cost.proxies} proxies{cached}, {duration(cost.seconds)} of training, "
+        f"{cost.flops:.2e} FLOPs"
+    )
+    print_notes(made.findings, weights, run, corpus)
     if made.table is not None:
         print_fit(made.findings)
         mixtures, losses = table_files(out)
@@ -238,22 +233,32 @@ def table_files(out: Path) -> tuple[Path, Path]:
     return out.with_name(f"{stem}.mixtures.csv"), out.with_name(f"{stem}.losses.csv")
 
 
-# What `dograph plan` ends with: shares, cost, warnings, how to use the file.
+def _planned(run: "RunConfig", corpus: "Corpus", weights: Mapping[str, float]) -> "Sampler":
+    """The run's sampler, drawing by the plan."""
+    from dograph.train.assembly import open_sampler
+    from dograph.types import Mixture
+
+    sampler = open_sampler(run, corpus)
+    sampler.remix(0, Mixture(weights), reason="plan")
+    return sampler
 
 
 def print_shares(
     weights: Mapping[str, float],
     before: Mapping[str, float],
     before_name: str,
-    run: RunConfig | None = None,
-    corpus: Corpus | None = None,
+    run: "RunConfig | None" = None,
+    corpus: "Corpus | None" = None,
 ) -> None:
     """Sources down: their share of what is there (or of the prior), of the plan, times read."""
-    epochs = {} if run is None or corpus is None else _epochs(run, corpus, Mixture(weights))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("source", no_wrap=True)
-    for title in (before_name, "planned", *(["epochs"] if epochs else [])):
-        table.add_column(title, justify="right", no_wrap=True)
+    from dograph.mixers.base import Mixer
+    from dograph.train.forecast import planned_epochs
+
+    epochs: Mapping[str, float] = {}
+    if run is not None and corpus is not None:
+        epochs = planned_epochs(run, _planned(run, corpus, weights), Mixer())
+    titles = ("source", before_name, "planned", *(["epochs"] if epochs else []))
+    table = open_table(*titles, left=("source",), box=None, pad_edge=False)
     total = sum(before.values())
     for name in [*before, *(name for name in weights if name not in before)]:
         cells = [f"{before.get(name, 0) / total:.4f}", f"{weights.get(name, 0):.4f}"]
@@ -268,35 +273,23 @@ def print_shares(
     print(f"{shares[before_name]}{read}")
 
 
-def _epochs(run: RunConfig, corpus: Corpus, mixture: Mixture) -> dict[str, float]:
-    sampler = open_sampler(run, corpus)
-    sampler.remix(0, mixture, reason="plan")
-    return planned_epochs(run, sampler, Mixer())
-
-
-def print_cost(cost: PlanCost) -> None:
-    cached = f" ({cost.cached} made before)" if cost.cached else ""
-    print(
-        f"cost: {cost.proxies} proxies{cached}, {duration(cost.seconds)} of training, "
-        f"{cost.flops:.2e} FLOPs"
-    )
-
-
 def print_notes(
     findings: Mapping[str, Any],
-    run: RunConfig | None = None,
-    corpus: Corpus | None = None,
-    mixture: Mixture | None = None,
+    weights: Mapping[str, float],
+    run: "RunConfig | None" = None,
+    corpus: "Corpus | None" = None,
 ) -> None:
     """What the plan's reader should know; it goes to stderr, as warnings do."""
-    lines = [f"note: {text}" for text in findings.get("notes", [])]
-    lines += [f"advice: {text}" for text in findings.get("advice", [])]
-    if run is not None and corpus is not None and mixture is not None:
-        sampler = open_sampler(run, corpus)
-        sampler.remix(0, mixture, reason="plan")
-        lines += [f"warning: {text}" for text in repeat_warnings(run, sampler, Mixer())]
-    for line in lines:
-        print(line, file=sys.stderr)
+    from dograph.mixers.base import Mixer
+    from dograph.train.forecast import repeat_warnings
+
+    for text in findings.get("notes", []):
+        say(f"note: {text}")
+    for text in findings.get("advice", []):
+        say(f"advice: {text}")
+    if run is not None and corpus is not None:
+        for text in repeat_warnings(run, _planned(run, corpus, weights), Mixer()):
+            say(f"warning: {text}")
 
 
 def print_fit(findings: Mapping[str, Any]) -> None:
@@ -307,13 +300,11 @@ def print_fit(findings: Mapping[str, Any]) -> None:
         print(f"  {name} on left-out runs: {_scores(scores)}")
     held_out = findings.get("held_out")
     if held_out is not None:
-        parts = held_out["targets"] | (
-            {"the objective": held_out["objective"]} if held_out["objective"] else {}
-        )
-        for name, scores in parts.items():
+        objective = {"the objective": held_out["objective"]} if held_out["objective"] else {}
+        for name, scores in (held_out["targets"] | objective).items():
             print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
         for note in held_out["notes"]:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
     for row in findings.get("simulation", {}).get("sensitivity", []):
         print(
             f"  averaging the best {row['top']}: predicted loss {row['predicted_loss']:.4f}, "

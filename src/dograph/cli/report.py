@@ -1,4 +1,4 @@
-"""dograph report: one page from one or many runs."""
+"""dograph report, figures and watch: one page from one or many runs."""
 
 import sys
 from pathlib import Path
@@ -39,9 +39,6 @@ def report(
     print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
 
 
-# dograph figures: the page's figures as files for a paper.
-
-
 def figures(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="the folder to write")] = Path("figures"),
@@ -59,9 +56,6 @@ def figures(
 
     written = write_figures(runs, out, bench or [])
     print(f"{out}: {', '.join(written)} (.pdf, .svg, .png)" if written else "nothing to draw")
-
-
-# dograph watch: the page of a run while it goes on.
 
 
 def watch(

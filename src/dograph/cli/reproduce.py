@@ -1,13 +1,9 @@
 """dograph reproduce: a table or figure of the paper, made again and judged."""
 
-import io
-import json
-import math
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,11 +16,10 @@ from dograph.cli.console import (
     ensured,
     open_console,
     open_pool,
-    stages_shown,
+    say,
+    stages,
 )
-from dograph.errors import ConfigError, MissingExtraError, require
-from dograph.files import write_text
-from dograph.report.drawing import STYLE, WIDE, colour, mark, sheet
+from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.eval.evaluate import Request
@@ -202,7 +197,7 @@ def _run(
         require_corpus(wanted)
     wanted = replace(wanted, corpus=str(ensured(wanted.corpus_name)))
     asks, folder = build_asks(wanted), wanted.folder
-    with stages_shown("items") as report:
+    with stages("items") as report:
         corpus = session.check(wanted, asks, request, report)
     if dry_run:
         for line in session.forecast(asks, corpus):
@@ -210,10 +205,8 @@ def _run(
         return
     try:
         with open_pool(next(iter(asks.values())).config.train.device, *where) as pool:
-            study = session.train(
-                wanted, asks, pool, lambda text: print(text, file=sys.stderr, flush=True)
-            )
-        with stages_shown("models", live=request.using == "builtin") as report:
+            study = session.train(wanted, asks, pool, say)
+        with stages("models", live=request.using == "builtin") as report:
             outcome, record = session.finish(study, request, folder, report)
     except Stopped as stopped:
         print(f"{stopped}; finished cells are in {folder}", file=sys.stderr)
@@ -222,6 +215,8 @@ def _run(
         print("stopped; nothing is lost: the same command goes on", file=sys.stderr)
         sys.exit(130)
     if wanted.artefact.kind == "gradient-pca":
+        from dograph.report.drawing import picture_notes
+
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
         record = record | {"notes": [*record["notes"], *notes]}
     session.print_outcome(open_console(WIDTH), wanted.artefact, outcome, record)
@@ -230,86 +225,3 @@ def _run(
         failed = ", ".join(record["failures"])
         print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
         sys.exit(1)
-
-
-# The picture of `dograph reproduce gradient-pca`: how the rows of sources lie, probe by probe.
-#
-# A panel for each probe and method, on the probe's own components as in the paper, and one range
-# for all: directions have length 1, so widths can be compared. How much of its variance two
-# components hold stands over each. Colours and marks are those of the page and of paper figures.
-
-ACROSS = 6  # panels beside each other
-MARGIN = 0.05  # around the points, of their width
-LETTER = 0.06  # inches of one in the legend
-Points = Mapping[str, Any]  # what pca.json has of one method
-
-
-def picture_notes(coordinates: Path, file: Path) -> list[str]:
-    """Draw what there is to draw; what to tell of it, and what to install where it cannot be."""
-    found: dict[str, Points] = json.loads(coordinates.read_text(encoding="utf-8"))
-    if not found:
-        return []
-    try:
-        matplotlib: Any = require("matplotlib", "figures")
-    except MissingExtraError as error:
-        return [f"no picture of the coordinates: {error}"]
-    with matplotlib.rc_context(STYLE):
-        text = io.StringIO()
-        # Without a date, the same runs give the same file.
-        draw(found).savefig(text, format="svg", metadata={"Date": None})
-    write_text(file, text.getvalue())
-    return [f"the first two components of every probe row, by source: {file}"]
-
-
-def draw(found: Mapping[str, Points]) -> Any:
-    """A figure with a row of panels for each method, and more where there are many probes."""
-    sources = list(dict.fromkeys(name for points in found.values() for name in points["sources"]))
-    across = min(ACROSS, max(len(points["coordinates"]) for points in found.values()))
-    rows_of = {name: math.ceil(len(p["coordinates"]) / across) for name, p in found.items()}
-    beside = min(len(sources), int(WIDE / (0.4 + LETTER * max(map(len, sources)))) or 1)
-    rows, lines = sum(rows_of.values()), math.ceil(len(sources) / beside)
-    figure, axes = sheet(WIDE, 1.35 * rows + 0.2 * lines + 0.4, rows, across)
-    row = 0
-    for name, points in found.items():
-        own = [axis for line in axes[row : row + rows_of[name]] for axis in line]
-        steps = [*points["coordinates"], *[None] * len(own)]
-        for axis, step in zip(own, steps, strict=False):
-            _panel(axis, points, step, sources)
-        for line in axes[row : row + rows_of[name]]:
-            line[0].set_ylabel(name)
-        row += rows_of[name]
-    # One square for all panels, with every point in it; numbers at the outer ones alone.
-    dots = [dot for p in found.values() for probe in p["coordinates"].values() for dot in probe]
-    low, high = ([end(dot[part] for dot in dots) for part in (0, 1)] for end in (min, max))
-    reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
-    middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
-    x, y = ((middle - reach, middle + reach) for middle in middles)
-    for axis in axes.flat:
-        axis.set(xlim=x, ylim=y, aspect="equal")
-        axis.label_outer(remove_inner_ticks=True)
-    told = "first component of each probe, upwards the second; %: of its variance on both"
-    figure.supxlabel(told, fontsize=7)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=beside, markerscale=2)
-    return figure
-
-
-def _panel(axis: Any, points: Points, step: str | None, sources: list[str]) -> None:
-    """One probe, or an empty place after the last."""
-    if step is None:
-        axis.set_axis_off()
-        return
-    pairs = list(zip(points["coordinates"][step], points["source"], strict=True))
-    for index, source in enumerate(sources):
-        own = [dot for dot, of in pairs if points["sources"][of] == source]
-        axis.scatter(
-            [dot[0] for dot in own],
-            [dot[1] for dot in own],
-            s=4,
-            marker=mark(index),
-            color=colour(index),
-            label=source,
-            linewidths=0,
-            alpha=0.7,
-        )
-    axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")

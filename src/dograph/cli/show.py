@@ -1,20 +1,15 @@
-"""dograph explain: which samples a step saw, in which domains, and why they counted so much."""
+"""dograph explain, graph, losses and data show: what a run has recorded, on screen."""
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dograph.cli.console import PIPE_WIDTH, open_console
+from dograph.cli.console import PIPE_WIDTH, open_console, open_table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from dograph.eval.explain import Explanation
-
-PREVIEW = 48  # characters of text shown
+PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown beside domains, and by itself
 
 
 def explain(
@@ -30,6 +25,8 @@ def explain(
     dograph explain runs/mine --step 500
     dograph explain runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
     """  # noqa: D301
+    from rich.markup import escape
+
     from dograph.eval.explain import explain_step, samples_of_step
 
     samples = samples_of_step(run, step)
@@ -47,52 +44,30 @@ def explain(
     for reason in found.reasons:
         console.print(f"  {reason}", highlight=False, markup=False)
     if found.domains:
-        console.print(_domain_table(found))
-    console.print(_sample_table(samples, found))
-
-
-def _domain_table(found: "Explanation") -> "Table":
-    from rich.table import Table
-
-    table = Table(title="domains", box=None, pad_edge=False)
-    names = ("domain", "samples", "share", "weight", "weight/share", "gradient norm", "mean norm")
-    for column in names:
-        table.add_column(column, justify="right", no_wrap=True)
-    for domain in found.domains:
-        ratio = domain["weight"] / domain["share"] if domain["share"] else 0.0
-        table.add_row(
-            str(domain["domain"]),
-            f"{domain['samples']:.0f}",
-            f"{domain['share']:.3f}",
-            f"{domain['weight']:.3f}",
-            f"{ratio:.3f}",
-            f"{domain['gradient_norm']:.4g}",
-            f"{domain['mean_norm']:.4g}",
-        )
-    return table
-
-
-def _sample_table(samples: list[dict[str, object]], found: "Explanation") -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="samples", box=None, pad_edge=False)
+        norms = ("gradient norm", "mean norm")
+        names = ("domain", "samples", "share", "weight", "weight/share", *norms)
+        table = open_table(*names, title="domains", box=None, pad_edge=False)
+        for domain in found.domains:
+            ratio = domain["weight"] / domain["share"] if domain["share"] else 0.0
+            shares = (domain["share"], domain["weight"], ratio)
+            table.add_row(
+                str(domain["domain"]),
+                f"{domain['samples']:.0f}",
+                *(f"{share:.3f}" for share in shares),
+                *(f"{domain[name.replace(' ', '_')]:.4g}" for name in norms),
+            )
+        console.print(table)
     known = {"domain": found.domain_B, "weight": found.weight_B}
-    numbers = ("sample", *(name for name, values in known.items() if values is not None))
-    for column in (*numbers, "document", "offset"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("source")
-    table.add_column("text")
+    numbers = ["sample", *(name for name, values in known.items() if values is not None)]
+    columns = (*numbers, "document", "offset", "source", "text")
+    style: dict[str, Any] = {"title": "samples", "box": None, "pad_edge": False}
+    table = open_table(*columns, left=("source", "text"), **style)
     for sample in samples:
+        cells = [sample[name] for name in (*numbers, "document", "offset")]
+        shown = [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells]
         text = " ".join(str(sample["text"] or "").split())[:PREVIEW]
-        own = [sample[name] for name in numbers]
-        cells = [f"{n:.3f}" if isinstance(n, float) else str(n) for n in own]
-        place = (str(sample["document"]), str(sample["offset"]))
-        table.add_row(*cells, *place, escape(str(sample["source"])), escape(text))
-    return table
-
-
-# dograph graph: the domains of a run as a graph, on screen or in a file.
+        table.add_row(*shown, escape(str(sample["source"])), escape(text))
+    console.print(table)
 
 
 def graph(
@@ -111,30 +86,19 @@ def graph(
     dograph graph runs/mine --step 500 --out graph.graphml for Gephi, Cytoscape, networkx
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """  # noqa: D301
-    from dograph.eval.graphs import export_graph, numbering
+    from dograph.eval import graphs
 
     if out is None:
-        _print(run, step)
+        found, console = graphs.read_graph(run, step), open_console()
+        console.print(graphs.node_table(found, f"domains after step {found.step}"))
+        console.print(graphs.edge_table(found))
+        if (agreement := graphs.agreement_table(run)) is not None:
+            console.print(agreement)
     else:
-        found = export_graph(run, step, out)
+        found = graphs.export_graph(run, step, out)
         print(f"{out}: {len(found.nodes)} domains after step {found.step}")
-    told = numbering(run)
-    if told is not None:
+    if (told := graphs.numbering(run)) is not None:
         print(f"note: {told}")
-
-
-def _print(run: Path, step: int | None) -> None:
-    from dograph.eval.graphs import agreement_table, edge_table, node_table, read_graph
-
-    found, console = read_graph(run, step), open_console()
-    console.print(node_table(found, f"domains after step {found.step}"))
-    console.print(edge_table(found))
-    agreement = agreement_table(run)
-    if agreement is not None:
-        console.print(agreement)
-
-
-# dograph losses: what each source's validation loss came to, run beside run.
 
 
 def losses(
@@ -156,12 +120,6 @@ def print_losses(runs: list[Path]) -> None:
     open_console(width).print(losses_table(runs))
 
 
-# dograph data show: which documents a step saw.
-
-
-SHOW_PREVIEW = 60  # characters of text shown on a terminal
-
-
 def show(
     run: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
     step: Annotated[int, typer.Option(help="a step, counted from 1 as in metrics.jsonl")],
@@ -175,6 +133,8 @@ def show(
     dograph data show runs/mine --step 100           a table of the samples
     dograph data show runs/mine --step 100 --json    whole texts, an object a line
     """  # noqa: D301
+    from rich.table import Table
+
     from dograph.eval.explain import samples_of_step
 
     rows = samples_of_step(run, step)
@@ -183,14 +143,12 @@ def show(
             json.dump(row, sys.stdout, ensure_ascii=False)
             print()
         return
-    from rich.table import Table
-
+    columns = ("sample", "source", "epoch", "document", "offset", "input", "text")
     table = Table(title=f"{run}, step {step}: {len(rows)} samples")
-    for column in ("sample", "source", "epoch", "document", "offset", "input", "text"):
+    for column in columns:
         table.add_column(column, justify="right" if column in ("sample", "epoch") else "left")
     for row in rows:
-        where = f"{row['input']}:{row['line']}"
-        cells = (row["sample"], row["source"], row["epoch"], row["document"], row["offset"], where)
-        text = " ".join(str(row["text"] or "").split())[:SHOW_PREVIEW]
-        table.add_row(*(str(cell).replace("[", "\\[") for cell in (*cells, text)))
+        row["input"] = f"{row['input']}:{row['line']}"
+        row["text"] = " ".join(str(row["text"] or "").split())[:SHOW_PREVIEW]
+        table.add_row(*(str(row[column]).replace("[", "\\[") for column in columns))
     open_console().print(table)

@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from dograph.cli.console import duration, ensured, open_console, split_settings
-from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
+from dograph.cli.console import ensured, open_console, open_table, say, split_settings, with_corpus
 from dograph.errors import ConfigError
-from dograph.mixers.registry import mixer_class
-from dograph.train.forecast import EFFICIENCY, forecast
+from dograph.progress import duration
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
@@ -22,6 +18,14 @@ if TYPE_CHECKING:
 
 # What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [NAME=VALUE]...",
+        help="a YAML file or a preset, then overrides such as train.steps=200",
+        show_default=False,
+    ),
+]
 Resumed = Annotated[Path | None, typer.Option(help="go on with this run, exactly where it stopped")]
 AnotherMixture = Annotated[
     str | None,
@@ -32,27 +36,23 @@ AnotherMixture = Annotated[
     ),
 ]
 
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="print the resolved settings and stop")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="forecast parameters, memory, tokens, repeats and time, and stop"
+    ),
+]
+
 
 def train(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [NAME=VALUE]...",
-            help="a YAML file or a preset, then overrides such as train.steps=200",
-            show_default=False,
-        ),
-    ] = None,
+    settings: Settings = None,
     resume: Resumed = None,
     mixture: AnotherMixture = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the resolved settings and stop")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="forecast parameters, memory, tokens, repeats and time, and stop"
-        ),
-    ] = False,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train a language model on a prepared corpus.
 
@@ -71,17 +71,27 @@ def train(
     Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
     """  # noqa: D301
     from dograph.config import resolve_config
+    from dograph.mixers.registry import require_mixer
 
+    if mixture is not None and resume is None:
+        raise ConfigError(
+            f"--mixture {mixture} is for a run that goes on: dograph train --resume RUN --mixture "
+            f"{mixture}. A new run: mixer.name=static mixer.file={mixture}"
+        )
+    if mixture is not None and (print_config or dry_run):
+        raise ConfigError(
+            "--mixture changes the run; --print-config and --dry-run only look. Leave one out"
+        )
     settings = settings or []
-    _check_mixture(mixture, resume, looks=print_config or dry_run)
     config = _resumed(resume, settings) if resume else resolve_config(*split_settings(settings))
     if print_config:
         print(config.dump(), end="")
         return
-    from dograph.mixers.registry import require_mixer
-
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
-    _announce(config, resumes=resume is not None, forecast=dry_run)
+    if os.environ.get("RANK", "0") == "0":  # torch, the corpus and the model take seconds to load
+        begun = f"forecast of {config.run}" if dry_run else config.run
+        begins = "goes on" if resume else f"{config.train.steps} steps"
+        say(f"{begun}: {begins} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     if dry_run:
         print_forecast(config)
         return
@@ -91,29 +101,6 @@ def train(
         asked = _run(config, world, resume=resume is not None, mixture=mixture)
     if asked:
         sys.exit(128 + asked)
-
-
-def _announce(config: "RunConfig", *, resumes: bool, forecast: bool = False) -> None:
-    """What is about to begin: torch, the corpus and the model take seconds to load."""
-    if os.environ.get("RANK", "0") == "0":
-        begins = "goes on" if resumes else f"{config.train.steps} steps"
-        what = f"on {config.data.corpus}, mixer {config.mixer.name}"
-        begun = f"forecast of {config.run}" if forecast else config.run
-        print(f"{begun}: {begins} {what}; loading", file=sys.stderr)
-
-
-def _check_mixture(mixture: str | None, resume: Path | None, *, looks: bool) -> None:
-    if mixture is None:
-        return
-    if resume is None:
-        raise ConfigError(
-            f"--mixture {mixture} is for a run that goes on: dograph train --resume RUN --mixture "
-            f"{mixture}. A new run: mixer.name=static mixer.file={mixture}"
-        )
-    if looks:
-        raise ConfigError(
-            "--mixture changes the run; --print-config and --dry-run only look. Leave one out"
-        )
 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":
@@ -134,95 +121,82 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
 
 
 def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | None) -> int:
-    from dograph.cli.console import ensured
     from dograph.cli.show import print_losses
+    from dograph.report.render import page_at_end
+    from dograph.train.assembly import mixture_warnings
     from dograph.train.forecast import repeat_warnings
-    from dograph.train.start import mixture_warnings, resume_run, start_run
+    from dograph.train.trainer import resume_run, start_run
 
     if world.is_main:
         ensured(config.data.corpus)
     world.barrier()
-    data = config.data.model_copy(update={"corpus": str(ensured(config.data.corpus))})
-    config = config.model_copy(update={"data": data})
+    config = with_corpus(config)
     trainer = resume_run(config, world, mixture) if resume else start_run(config, world)
     run = trainer.run
     trainer.edits.listen()
     if world.is_main:
         edits = [edit for step, edit in trainer.edits.due.items() if step >= trainer.done]
         for edit in edits:
-            print(edit.line, file=sys.stderr)
+            say(edit.line)
         warnings = [f"{edit.given}: {note}" for edit in edits for note in edit.notes]
         warnings += mixture_warnings(config, trainer.corpus)
         warnings += repeat_warnings(config, trainer.state.sampler, trainer.state.mixer)
         for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            say(f"warning: {warning}")
     if trainer.done >= config.train.steps:
-        print(f"{run.path} is complete: {trainer.done} steps", file=sys.stderr)
+        say(f"{run.path} is complete: {trainer.done} steps")
     try:
         asked = trainer.train()
     finally:
         run.unlock()
-    if not world.is_main:
-        return asked
-    if asked:
-        name = signal.Signals(asked).name
-        print(
-            f"stopped by {name} after step {trainer.done}; nothing is lost. "
-            f"Go on: dograph train --resume {run.path}",
-            file=sys.stderr,
+    if asked and world.is_main:
+        say(
+            f"stopped by {signal.Signals(asked).name} after step {trainer.done}; nothing is lost. "
+            f"Go on: dograph train --resume {run.path}"
         )
-    else:
+    elif world.is_main:
         if trainer.corpus.validation:
             print_losses([run.path])
         else:
             print("the corpus has no validation text, so there are no losses to show")
         print(f"run: {run.path}")
-        _print_page(run.path)
+        if (page := page_at_end(run.path)) is not None:
+            print(f"page: {page}")
     return asked
 
 
-def _print_page(run: Path) -> None:
-    from dograph.report.render import page_at_end
+def print_forecast(config: "RunConfig") -> None:
+    """What a run would cost and draw, as tables."""
+    from rich.table import Table
 
-    page = page_at_end(run)
-    if page is not None:
-        print(f"page: {page}")
+    from dograph.data.corpus import Corpus
+    from dograph.mixers.registry import mixer_class
+    from dograph.train.forecast import EFFICIENCY, forecast
 
+    def size(count: int) -> str:
+        return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
-# dograph train --dry-run: the forecast as tables.
-
-
-def print_forecast(config: RunConfig) -> None:
-    corpus = Corpus(ensured(config.data.corpus))
-    costs = forecast(config, corpus)
-    console = open_console()
-
+    costs, console = forecast(config, Corpus(ensured(config.data.corpus))), open_console()
     mixer = config.mixer
     print(f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}")
     table = Table(title="forecast", show_header=False)
     table.add_row("parameters", f"{costs.parameters:,}")
     shared = ", shared by all ranks" if config.train.shard else ""
-    table.add_row("memory, weights and optimizer", _size(costs.state_bytes) + shared)
-    table.add_row("memory, activations (estimate)", _size(costs.activation_bytes))
+    table.add_row("memory, weights and optimizer", size(costs.state_bytes) + shared)
+    table.add_row("memory, activations (estimate)", size(costs.activation_bytes))
     table.add_row("training tokens", f"{costs.tokens:,}")
     table.add_row("training FLOPs", f"{costs.flops:.2e}")
-    table.add_row(
-        "time on this machine (estimate)",
-        f"{duration(costs.seconds)} at {EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} "
-        "TFLOP/s measured",
-    )
+    speed = f"{EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} TFLOP/s measured"
+    table.add_row("time on this machine (estimate)", f"{duration(costs.seconds)} at {speed}")
     console.print(table)
 
-    sources = Table(title=f"what {config.mixer.name} would draw")
-    many = any(epochs > config.data.warn_epochs for epochs in costs.epochs.values())
-    for column in ("source", "weight", "times read through", *([""] if many else [])):
-        sources.add_column(column, justify="left" if column in ("source", "") else "right")
+    most = config.data.warn_epochs
+    notes = {name: f"more than {most:g}" for name, epochs in costs.epochs.items() if epochs > most}
+    columns = ("source", "weight", "times read through", *([""] if notes else []))
+    sources = open_table(
+        *columns, left=("source", ""), title=f"what {config.mixer.name} would draw"
+    )
     for source, weight in costs.weights.items():
-        epochs = costs.epochs[source]
-        note = f"more than {config.data.warn_epochs:g}" if epochs > config.data.warn_epochs else ""
-        sources.add_row(source, f"{weight:.4f}", f"{epochs:.2f}", *([note] if many else []))
+        note = [notes.get(source, "")] if notes else []
+        sources.add_row(source, f"{weight:.4f}", f"{costs.epochs[source]:.2f}", *note)
     console.print(sources)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

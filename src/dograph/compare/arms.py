@@ -13,7 +13,6 @@ from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer, require_mixer
-from dograph.plan.jobs import corpus_digest, numbers_of
 
 # Methods to compare are mixers with their options, each under a label of its own:
 #
@@ -172,6 +171,8 @@ class Ask:
 
     def record(self, corpus: Corpus) -> dict[str, Any]:
         """All that decides the numbers, as it comes back from a file."""
+        from dograph.plan.jobs import corpus_digest, numbers_of  # not before names are checked
+
         numbers = numbers_of(self.config)
         asked = {
             "settings": {name: numbers[name] for name in numbers if name not in ("mixer", "seed")},

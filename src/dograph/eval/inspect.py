@@ -296,9 +296,9 @@ def part_sketches(
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     at_once = max(1, TOKENS_AT_ONCE // token_NT.shape[1])
     losses, parts, done = [], [], 0
-    for loss_b, sketch in sketch_rows(sketcher, token_NT, at_once=at_once):
+    for loss_b, _, groups in sketch_rows(sketcher, token_NT, at_once=at_once):
         losses.append(loss_b.cpu())
-        parts.append({name: part_bK.float().cpu() for name, part_bK in sketch.groups.items()})
+        parts.append({name: part_bK.float().cpu() for name, part_bK in groups.items()})
         done += len(loss_b)
         report("sketching", done, len(blocks))
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

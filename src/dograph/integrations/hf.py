@@ -11,9 +11,8 @@ the Trainer runs model and backward itself, and evaluation, which never comes by
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,21 +25,90 @@ from torch import Tensor, nn
 from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.files import sha256_of, write_bytes, write_json
-from dograph.mixers.base import Mixer, Report
+from dograph.mixers.base import Mixer
+from dograph.models.loss import after_the_head
+from dograph.sketch.gradients import (
+    MicroBatchResult,
+    WorldRows,
+    gather_signals,
+    is_sharded,
+    world_size,
+)
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
-from dograph.sketch.ranks import WorldRows, is_sharded, world_size
+from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
-from dograph.sketch.tap import replaced_forward
 from dograph.types import Signals
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
-# A mixer's state inside a checkpoint folder of somebody else: safetensors and JSON, no pickle.
-
-
 TENSORS, VALUES = "dograph_mixer.safetensors", "dograph_mixer.json"
+Mode = Literal["twopass", "head"]
+MODES: tuple[Mode, ...] = ("twopass", "head")
+COMPUTED = frozenset({"loss", "source", "sketch"})
+PROCESSES = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's words for one process, and for DDP
+
+logger = logging.getLogger("dograph.integrations.hf")
+
+
+def attach(
+    trainer: "Trainer",
+    mixer: Mixer,
+    *,
+    mode: Mode = "twopass",
+    dim: int = DEFAULT_DIM,
+    seed: int = 0,
+    sources: str | None = None,
+    exclude: tuple[str, ...] = (),
+) -> None:
+    """Let `mixer` weigh the samples that a Trainer trains on.
+
+    The gradient of a step is that of sum_i c_i loss_i over its world batch, loss_i the mean NLL of
+    sample i over its own labels that are not -100. Without gradient accumulation c = mixer.weigh;
+    with it, a micro-batch is weighed before the next is seen: c_i = w_j / (N p_j), with N samples
+    in the world batch and p_j the share of domain j so far (`DoGraph.weigh_lagged`).
+
+    Modes: `twopass` sketches every layer, except parameters that `exclude` names, and goes
+    backward twice; `head` sketches the output layer alone and goes backward once. `sources` names
+    the input of training batches that holds each sample's source, for metrics. The mixer's state is
+    kept in every checkpoint folder and comes back with `train(resume_from_checkpoint=...)`.
+    """
+    if "training_step" in vars(trainer):
+        raise ConfigError("the Trainer has a mixer attached already; make a new Trainer")
+    _require_trainer(trainer)
+    _require_mixer(mixer, sources, trainer.args)
+    _require_mode(mode, trainer.model, exclude)
+    projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
+    weighing = Weighing(trainer, mixer, mode, projection, sources, exclude)
+    trainer.training_step, trainer.train = weighing.training_step, weighing.train
+    trainer.get_batch_samples = weighing.get_batch_samples
+    trainer.loss_is_scaled_for_ga = True  # older versions know it by compute_loss_func being set
+    trainer.add_callback(_events(weighing))
+
+
+def _events(weighing: "Weighing") -> Any:
+    """What the Trainer calls between its steps."""
+    from transformers import TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+    class Events(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            weighing.begin(args, state)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if control.should_log and weighing.unweighted is not None:
+                weighing.trainer.log(weighing.report())
+                control.should_log = True  # log() put it out; the Trainer's own is yet to come
+
+        on_epoch_end = on_step_end
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.is_world_process_zero:
+                folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+                store_mixer(weighing.mixer, folder, state.global_step)
+
+    return Events()
 
 
 def store_mixer(mixer: Mixer, folder: Path, step: int) -> None:
@@ -75,15 +143,6 @@ def restore_mixer(mixer: Mixer, folder: Path) -> None:
             "checkpoint before it"
         )
     mixer.load_state_dict({**stored["mixer"], **tensors})
-
-
-# How an attached mixer sees and weighs the micro-batches of a Trainer.
-
-
-Mode = Literal["twopass", "head"]
-MODES: tuple[Mode, ...] = ("twopass", "head")
-
-logger = logging.getLogger("dograph.integrations.hf")
 
 
 class SketchingHead:
@@ -175,7 +234,7 @@ class Weighing:
         # Asked before the device has work to do, once for all that is gathered.
         self.rows = [WorldRows(len(_input(batch, "input_ids")), device) for batch in batches]
         self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
-        self.seen: list[Signals] = []
+        self.results: list[MicroBatchResult] = []
         self.weights: list[Tensor] = []
         return batches, num_items
 
@@ -187,7 +246,14 @@ class Weighing:
         if self.sources is not None:
             self.source_b = _input(given, self.sources).to(device)
             del given[self.sources]
-        with self._watching(_input(given, "input_ids").to(device)):
+        token_bT, step = _input(given, "input_ids").to(device), self.trainer.state.global_step
+        with ExitStack() as stack:
+            if self.mode == "twopass":
+                with self.trainer.accelerator.autocast():  # slots take the layers' precision
+                    stack.enter_context(self.sketcher.record(token_bT, step))
+            if self.mode == "head":
+                self.head.open(self.target_bT, step)
+                stack.enter_context(replaced_forward(self.head.layer, self.head.forward))
             self.trainer.compute_loss_func = self.loss
             try:
                 # Without a number of items: with one, the Trainer multiplies by the processes.
@@ -197,101 +263,67 @@ class Weighing:
 
     def loss(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None) -> Tensor:
         """sum_i c_i loss_i over this micro-batch, times the processes, over which DDP averages."""
-        loss_b, sketch_bK, block_norm_b = self._see(outputs)
-        step = self.trainer.state.global_step
-        signals = Signals(
-            step=step,
-            num_samples=len(loss_b),
-            device=loss_b.device,
-            loss_B=loss_b.detach(),
-            source_B=self.source_b,
-            sketch_BK=sketch_bK,
-            block_norm_B=block_norm_b,
-            projection=self.projection.epoch(step),
-        )
-        return (self._weigh(signals).to(loss_b.dtype) * loss_b).sum()
-
-    @contextmanager
-    def _watching(self, token_bT: Tensor) -> Iterator[None]:
-        step = self.trainer.state.global_step
-        with ExitStack() as stack:
-            if self.mode == "twopass":
-                with self.trainer.accelerator.autocast():  # slots take the layers' precision
-                    stack.enter_context(self.sketcher.record(token_bT, step))
-            if self.mode == "head":
-                self.head.open(self.target_bT, step)
-                stack.enter_context(replaced_forward(self.head.layer, self.head.forward))
-            yield
-
-    def _see(self, outputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The loss of each sample, its sketch, and the norm of that from the blocks."""
         if self.mode == "head":
             loss_b, sketch_bK = outputs.logits[:, 0], outputs.logits[:, 1:].detach()
-            return loss_b, sketch_bK, sketch_bK.norm(dim=1)
-        nll_n = F.cross_entropy(
-            outputs.logits.float().flatten(0, 1), self.target_bT.flatten(), reduction="none"
-        )
-        num_valid_b = (self.target_bT != IGNORED).sum(dim=1).clamp_min(1)
-        loss_b = nll_n.view_as(self.target_bT).sum(dim=1) / num_valid_b
-        if self.mode is None:
-            return loss_b, None, None
-        sketch = self.sketcher.sketch(loss_b)
-        return loss_b, sketch.sketch_BK, sketch.block_norm_B
+            result = MicroBatchResult(loss_b, None, sketch_bK, sketch_bK.norm(dim=1))
+        else:
+            nll_n = F.cross_entropy(
+                outputs.logits.float().flatten(0, 1), self.target_bT.flatten(), reduction="none"
+            )
+            num_valid_b = (self.target_bT != IGNORED).sum(dim=1).clamp_min(1)
+            loss_b = nll_n.view_as(self.target_bT).sum(dim=1) / num_valid_b
+            sketches = self.mode == "twopass"
+            result = self.sketcher.sketch(loss_b) if sketches else MicroBatchResult(loss_b)
+        result.source_B = self.source_b
+        self.results.append(result.without_gradient())
+        weighted_b: Tensor = self._weigh().to(loss_b.dtype) * loss_b
+        return weighted_b.sum()
 
-    def _weigh(self, micro: Signals) -> Tensor:
-        self.seen.append(micro)
+    def _weigh(self) -> Tensor:
+        """Weights of the newest micro-batch: of the whole batch, or lagged where it has several."""
         if len(self.rows) == 1:
             self.weight_B = self.mixer.weigh(self._world())
             return self.rows[0].local(self.weight_B)
-        weight_b = self.mixer.weigh_lagged(micro, self.num_samples)
+        newest, num = self.results[-1], len(self.results[-1].loss_B)
+        alone = WorldRows(num, newest.loss_B.device, sizes=[num])
+        weight_b = self.mixer.weigh_lagged(self._signals([newest], [alone]), self.num_samples)
         self.weights.append(weight_b)
-        if len(self.seen) == len(self.rows):
+        if len(self.results) == len(self.rows):
             world = self._world()
             every = zip(self.rows, self.weights, strict=True)
-            self.weight_B = torch.cat([rows.gather(weight_b) for rows, weight_b in every])
+            self.weight_B = torch.cat([rows.gather(weight) for rows, weight in every])
             self.mixer.observe(world, self.weight_B)
         return weight_b * world_size()
 
     def _world(self) -> Signals:
-        """Every rank's samples, micro-batch after micro-batch: no matter how many ranks."""
+        """Micro-batch after micro-batch, each of all ranks: no matter how many ranks there are."""
+        signals = self._signals(self.results, self.rows)
+        assert signals.loss_B is not None
+        self.unweighted = signals.loss_B.mean()
+        return signals
 
-        def whole(parts: list[Tensor | None]) -> Tensor | None:
-            every = zip(self.rows, parts, strict=True)
-            known = [rows.gather(part) for rows, part in every if part is not None]
-            return torch.cat(known) if known else None
-
-        loss_B = whole([micro.loss_B for micro in self.seen])
-        assert loss_B is not None
-        self.unweighted = loss_B.mean()
-        return replace(
-            self.seen[0],
-            num_samples=len(loss_B),
-            loss_B=loss_B,
-            source_B=whole([micro.source_B for micro in self.seen]),
-            sketch_BK=whole([micro.sketch_BK for micro in self.seen]),
-            block_norm_B=whole([micro.block_norm_B for micro in self.seen]),
-        )
+    def _signals(self, results: Sequence[MicroBatchResult], rows: Sequence[WorldRows]) -> Signals:
+        step = self.trainer.state.global_step
+        return gather_signals(results, rows, step=step, projection=self.projection.epoch(step))
 
     def report(self) -> dict[str, float]:
-        """The mixer's, of the last step, as far as it can be logged; this waits for the device."""
+        """The mixer's, of the last step, as far as it can be logged; this waits for the device.
+
+        Summaries alone: vectors, by domain or sample, would be dozens of names in every line.
+        """
         assert self.unweighted is not None
-        own: Report = {
+        values: dict[str, float | Tensor] = {
             "loss/unweighted": self.unweighted,
             "weights/effective_samples": 1 / self.weight_B.square().sum(),
+            **self.mixer.report(),
         }
-        return _numbers({**own, **self.mixer.report()})
-
-
-def _numbers(report: Report) -> dict[str, float]:
-    """Summaries alone: vectors, by domain or sample, would be dozens of names in every line."""
-    values = dict(report.items())
-    if (count_M := values.get("domains/samples")) is not None:
-        values["domains/number"] = (torch.as_tensor(count_M) > 0).sum()
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if not (isinstance(value, Tensor) and value.dim())
-    }
+        if (count_M := values.get("domains/samples")) is not None:
+            values["domains/number"] = (torch.as_tensor(count_M) > 0).sum()
+        return {
+            name: float(value)
+            for name, value in values.items()
+            if not (isinstance(value, Tensor) and value.dim())
+        }
 
 
 def _input(inputs: Mapping[str, Any], name: str) -> Tensor:
@@ -304,17 +336,8 @@ def _input(inputs: Mapping[str, Any], name: str) -> Tensor:
     return value
 
 
-# What cannot be attached to a Trainer, said before anything runs.
-
-
-COMPUTED = frozenset({"loss", "source", "sketch"})
-PROCESSES = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's words for one process, and for DDP
-# What some models do between the output layer and the loss; a sketch of that layer would miss it.
-_AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-
-
-def check_trainer(trainer: "Trainer") -> None:
-    """Refuse a Trainer whose loss or processes leave no room for weights."""
+def _require_trainer(trainer: "Trainer") -> None:
+    """Refuse a Trainer whose loss or processes leave no room for weights, before anything runs."""
     from transformers import PreTrainedModel, Trainer
 
     args, kind = trainer.args, trainer.accelerator.distributed_type
@@ -358,9 +381,9 @@ def check_trainer(trainer: "Trainer") -> None:
         )
 
 
-def check_mixer(mixer: Mixer, accumulation: int) -> None:
+def _require_mixer(mixer: Mixer, sources: str | None, args: Any) -> None:
     """Refuse a mixer that needs, or decides, what a Trainer does not offer."""
-    name = type(mixer).__name__
+    name, accumulation = type(mixer).__name__, args.gradient_accumulation_steps
     if missing := mixer.needs - COMPUTED:
         raise ConfigError(
             f"{name} needs {sorted(missing)}, which is not computed here; a mixer in a Trainer "
@@ -377,14 +400,9 @@ def check_mixer(mixer: Mixer, accumulation: int) -> None:
             f"gradient_accumulation_steps={accumulation}: {name} {why}; or use another mixer that "
             "weighs lagged (DoGraph with scope=stream or epoch), or one micro-batch a step"
         )
-
-
-def check_sources(mixer: Mixer, sources: str | None, args: Any) -> None:
-    """Refuse sources that would not arrive."""
     if sources is None and mixer.requires_sources:
         raise ConfigError(
-            f"{type(mixer).__name__} needs the source of every sample; name the input that holds "
-            "it: sources=..."
+            f"{name} needs the source of every sample; name the input that holds it: sources=..."
         )
     if sources is not None and args.remove_unused_columns:
         raise ConfigError(
@@ -393,81 +411,20 @@ def check_sources(mixer: Mixer, sources: str | None, args: Any) -> None:
         )
 
 
-def check_mode(mode: str, known: tuple[str, ...], model: Any, exclude: tuple[str, ...]) -> None:
+def _require_mode(mode: str, model: Any, exclude: tuple[str, ...]) -> None:
     """Refuse an output layer that mode head cannot sketch."""
-    if mode not in known:
+    if mode not in MODES:
         raise ConfigError(
-            f"mode={mode!r} is not known here; {did_you_mean(mode, known)} (full, topdown and "
+            f"mode={mode!r} is not known here; {did_you_mean(mode, MODES)} (full, topdown and "
             "exact fill .grad themselves, and the Trainer runs its own backward)"
         )
     if mode != "head":
         return
     if exclude:
         raise ConfigError(f"exclude={exclude}: mode head sketches the output layer and no other")
-    head, config = model.get_output_embeddings(), model.config.to_dict()
-    strange = [name for name in _AFTER_THE_HEAD if config.get(name) not in (None, 1, 1.0)]
+    head, strange = model.get_output_embeddings(), after_the_head(model.config)
     if strange or not isinstance(head, nn.Linear) or head.bias is not None:
         raise ConfigError(
             f"{type(model).__name__} does more after its output layer than a softmax "
             f"({strange or 'a bias'}), so mode head cannot sketch it; use mode twopass"
         )
-
-
-def attach(
-    trainer: "Trainer",
-    mixer: Mixer,
-    *,
-    mode: Mode = "twopass",
-    dim: int = DEFAULT_DIM,
-    seed: int = 0,
-    sources: str | None = None,
-    exclude: tuple[str, ...] = (),
-) -> None:
-    """Let `mixer` weigh the samples that a Trainer trains on.
-
-    The gradient of a step is that of sum_i c_i loss_i over its world batch, loss_i the mean NLL of
-    sample i over its own labels that are not -100. Without gradient accumulation c = mixer.weigh;
-    with it, a micro-batch is weighed before the next is seen: c_i = w_j / (N p_j), with N samples
-    in the world batch and p_j the share of domain j so far (`Mixer.weigh_lagged`).
-
-    Modes: `twopass` sketches every layer, except parameters that `exclude` names, and goes
-    backward twice; `head` sketches the output layer alone and goes backward once. `sources` names
-    the input of training batches that holds each sample's source, for metrics. The mixer's state is
-    kept in every checkpoint folder and comes back with `train(resume_from_checkpoint=...)`.
-    """
-    if "training_step" in vars(trainer):
-        raise ConfigError("the Trainer has a mixer attached already; make a new Trainer")
-    check_trainer(trainer)
-    check_mixer(mixer, trainer.args.gradient_accumulation_steps)
-    check_sources(mixer, sources, trainer.args)
-    check_mode(mode, MODES, trainer.model, exclude)
-    projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
-    weighing = Weighing(trainer, mixer, mode, projection, sources, exclude)
-    trainer.training_step, trainer.train = weighing.training_step, weighing.train
-    trainer.get_batch_samples = weighing.get_batch_samples
-    trainer.loss_is_scaled_for_ga = True  # older versions know it by compute_loss_func being set
-    trainer.add_callback(_events(weighing))
-
-
-def _events(weighing: Weighing) -> Any:
-    """What the Trainer calls between its steps."""
-    from transformers import TrainerCallback
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
-    class Events(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            weighing.begin(args, state)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if control.should_log and weighing.unweighted is not None:
-                weighing.trainer.log(weighing.report())
-                control.should_log = True  # log() put it out; the Trainer's own is yet to come
-
-        on_epoch_end = on_step_end
-
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.is_world_process_zero:
-                folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-                store_mixer(weighing.mixer, folder, state.global_step)
-
-    return Events()

@@ -13,7 +13,7 @@ from torch import nn
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.models.loss import PerSampleLoss
-from dograph.models.presets import PRESETS, Shape
+from dograph.models.presets import PRESETS
 from dograph.rng import key64
 
 PAD_TO = 64
@@ -75,48 +75,37 @@ def preset_config(preset: str, *, vocab_size: int, seq_len: int, dropout: float)
     shape = PRESETS[preset]
     if dropout and shape.family == "llama":
         raise ConfigError(f"model.dropout={dropout}: LLaMA models have no dropout; set it to 0")
-    positions = max(shape.positions, seq_len) if shape.family == "gpt2" else shape.positions
-    return (_gpt2_config if shape.family == "gpt2" else _llama_config)(
-        shape, vocab_size, positions, dropout
-    )
+    from transformers import GPT2Config, LlamaConfig
 
-
-def _gpt2_config(shape: Shape, vocab_size: int, positions: int, dropout: float) -> Any:
-    from transformers import GPT2Config
-
-    return GPT2Config(
-        vocab_size=vocab_size,
-        n_positions=positions,
-        n_embd=shape.width,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        n_inner=shape.feed_forward,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        use_cache=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def _llama_config(shape: Shape, vocab_size: int, positions: int, dropout: float) -> Any:
-    from transformers import LlamaConfig
-
+    common = {
+        "vocab_size": vocab_size,
+        "use_cache": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if shape.family == "gpt2":
+        return GPT2Config(
+            n_positions=max(shape.positions, seq_len),
+            n_embd=shape.width,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            n_inner=shape.feed_forward,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            **common,
+        )
     return LlamaConfig(
-        vocab_size=vocab_size,
         hidden_size=shape.width,
         intermediate_size=shape.feed_forward,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=positions,
+        max_position_embeddings=shape.positions,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=shape.tied,
-        use_cache=False,
-        bos_token_id=None,
-        eos_token_id=None,
         pad_token_id=None,
+        **common,
     )
 
 

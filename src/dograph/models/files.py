@@ -34,14 +34,6 @@ def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     return found
 
 
-def laid_out_like(target: Tensor, full: Tensor) -> Tensor:
-    """`full`, which this rank has, cut into shards where `target` is; no rank sends anything."""
-    if not isinstance(target, DTensor):
-        return full
-    full = full.to(target.device)
-    return distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
-
-
 WEIGHTS = "model.safetensors"
 
 
@@ -90,22 +82,14 @@ def restore_model(wrapped: PerSampleLoss, directory: Path) -> None:
             buffer.copy_(stored[name])
 
 
-def vocab_names(wrapped: PerSampleLoss) -> set[str]:
-    """Names, in the Hugging Face model, of the tensors that have a row for every token."""
+def trim_vocab(wrapped: PerSampleLoss, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Cut padded vocabulary rows off the tensors that have one for every token."""
     model = wrapped.model
     rows = {id(model.get_input_embeddings().weight)}
     rows |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
     every = model.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in every if id(parameter) in rows}
-
-
-def trim_vocab(wrapped: PerSampleLoss, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Cut padded vocabulary rows off the tensors that have them."""
-    rows = vocab_names(wrapped)
-    return {
-        name: tensor[: wrapped.vocab_size] if name in rows else tensor
-        for name, tensor in tensors.items()
-    }
+    names = {name for name, parameter in every if id(parameter) in rows}
+    return {n: t[: wrapped.vocab_size] if n in names else t for n, t in tensors.items()}
 
 
 def pad_rows_into(target: Tensor, stored: Tensor) -> None:
@@ -113,4 +97,7 @@ def pad_rows_into(target: Tensor, stored: Tensor) -> None:
     missing = target.shape[0] - stored.shape[0] if target.ndim else 0
     if missing:
         stored = torch.cat([stored, stored.new_zeros(missing, *stored.shape[1:])])
-    target.copy_(laid_out_like(target, stored))
+    if isinstance(target, DTensor):  # every rank has it whole, and cuts its own: nothing is sent
+        mesh, places = target.device_mesh, target.placements
+        stored = distribute_tensor(stored.to(target.device), mesh, places, src_data_rank=None)
+    target.copy_(stored)

@@ -18,30 +18,11 @@ from dograph.sketch.head import IGNORED
 # What some models do between the output layer and the loss; a sketch of that layer would miss it.
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 # Families of Hugging Face whose logits are their output layer of the last hidden state, as tested.
-PLAIN_HEADS = {
-    "bloom",
-    "falcon",
-    "gemma",
-    "gpt2",
-    "gpt_neo",
-    "gpt_neox",
-    "gptj",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "olmo2",
-    "opt",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-    "stablelm",
-    "starcoder2",
-}
+PLAIN_HEADS = frozenset(
+    {"bloom", "falcon", "gemma", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral"}
+    | {"mixtral", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"}
+    | {"qwen3_moe", "smollm3", "stablelm", "starcoder2"}
+)
 
 
 class PerSampleLoss(nn.Module):
@@ -55,7 +36,9 @@ class PerSampleLoss(nn.Module):
         super().__init__()
         self.model = model
         self.vocab_size = vocab_size
-        self.has_plain_head = _has_plain_head(model)
+        # Whether logits are the output layer of the last hidden state, and nothing else.
+        plain = model.config.model_type in PLAIN_HEADS
+        self.has_plain_head = plain and not after_the_head(model.config)
         head = model.get_output_embeddings() if self.has_plain_head else nn.Identity()
         self.head = HeadLoss(head, vocab_size)
 
@@ -112,11 +95,9 @@ def mean_over_predictions(nll_BT: Tensor) -> Tensor:
     return nll_BT.sum(dim=1) / (nll_BT.shape[1] - 1)
 
 
-def _has_plain_head(model: Any) -> bool:
-    """Whether logits are the output layer of the last hidden state, and nothing else."""
-    config = model.config
-    strange = [n for n in _AFTER_THE_HEAD if getattr(config, n, None) not in (None, 1, 1.0)]
-    return not strange and config.model_type in PLAIN_HEADS
+def after_the_head(config: Any) -> list[str]:
+    """Settings by which a Hugging Face model does more after its output layer than a softmax."""
+    return [n for n in _AFTER_THE_HEAD if getattr(config, n, None) not in (None, 1, 1.0)]
 
 
 # torch.compile, region by region: every block, the norms between them and the loss.

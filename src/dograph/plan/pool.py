@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 import torch
@@ -46,12 +45,7 @@ class Pool(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def run(
         self,

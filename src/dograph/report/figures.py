@@ -12,7 +12,6 @@ from dograph.report.content import (
     Benchmarks,
     Comparison,
     Domains,
-    Estimate,
     PageData,
     RunData,
     ShownProbe,
@@ -38,6 +37,7 @@ from dograph.report.drawing import (
     legend_of,
     sheet,
 )
+from dograph.stats import Estimate
 from dograph.train.metrics import SUMMARIES
 
 MOST_PROBES = 6
@@ -272,7 +272,7 @@ def draw_benchmarks(found: Benchmarks) -> Drawn:
     for at, (task, axis) in enumerate(zip(found.tasks, axes.flat, strict=False)):
         for index, (_, scores) in enumerate(found.rows):
             if task in scores:
-                draw_estimate(axis, _percent(scores[task]), index, index)
+                draw_estimate(axis, scores[task], index, index, scale=100)  # as the paper prints it
         chance = found.chance.get(task)
         if chance is not None:
             axis.axvline(100 * chance, color="#555555", linewidth=0.6, linestyle="--")
@@ -283,12 +283,6 @@ def draw_benchmarks(found: Benchmarks) -> Drawn:
         axis.set_axis_off()
     figure.supxlabel("accuracy (%); dashed: chance", fontsize=7)
     yield "benchmarks", figure
-
-
-def _percent(score: Estimate) -> Estimate:
-    """A share as the page and the paper print it."""
-    low, high = (None if end is None else 100 * end for end in (score.low, score.high))
-    return Estimate(100 * score.value, low, high)
 
 
 def draw_cost(data: PageData) -> Drawn:

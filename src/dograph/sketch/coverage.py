@@ -1,13 +1,22 @@
 """Which rule covers which layer, and which parameters no rule covers."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, NormRule, Rule, known_by_name
 
 _KNOWN = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and torch.compile."""
+    while isinstance(model, DistributedDataParallel | torch._dynamo.OptimizedModule):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    return model
 
 
 def cover(
@@ -18,12 +27,16 @@ def cover(
     `exclude` names parameters, or modules with all of theirs, to leave out of the sketch; `only`
     is the one layer to look at.
     """
-    canonical = canonical_names(model)
+    # One name for each trainable parameter, tied or not, by its identity.
+    canonical = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     if not canonical:
         raise ConfigError("the model has no trainable parameter: nothing has a gradient to sketch")
     left_out = _left_out(model, canonical, exclude)
-    rows = vocabulary_rows(model)
-    rules, unknown = [], []
+    # Rows of the largest embedding: tables and heads of that size are sketched wider.
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    rows = max(tables, default=None)
+    rules: list[Rule] = []
+    unknown = []
     for path, module in model.named_modules():
         own = {
             name: canonical[id(parameter)]
@@ -32,11 +45,15 @@ def cover(
         }
         if not own or (only is not None and module is not only):
             continue
-        problem = _problem(module, own)
-        if problem:
+        if problem := _problem(module, own):
             unknown.append(f"{path or type(model).__name__} ({problem}): {', '.join(own.values())}")
+        elif isinstance(module, nn.Embedding):
+            rules.append(EmbeddingRule(path, module, own, wide=module.num_embeddings == rows))
+        elif isinstance(module, nn.Linear) or known_by_name(module) == "Conv1D":
+            wide = rows is not None and module.get_parameter("weight").shape[0] == rows
+            rules.append(MatrixRule(path, module, own, wide=wide))
         else:
-            rules.append(_rule(path, module, own, rows))
+            rules.append(NormRule(path, module, own, wide=False))
     if unknown:
         raise ConfigError(
             "no rule to sketch these layers:\n  "
@@ -47,17 +64,6 @@ def cover(
     if not rules:
         raise ConfigError("every trainable parameter is excluded: nothing is left to sketch")
     return rules
-
-
-def canonical_names(model: nn.Module) -> dict[int, str]:
-    """One name for each trainable parameter, tied or not, by its identity."""
-    return {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-
-
-def vocabulary_rows(model: nn.Module) -> int | None:
-    """Rows of the largest embedding: tables and heads of that size are sketched wider."""
-    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    return max(sizes, default=None)
 
 
 @runtime_checkable
@@ -127,12 +133,3 @@ def _problem(module: nn.Module, own: dict[str, str]) -> str | None:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         return f"{kind} over several axes"
     return None if known is not None or known_by_name(module) else kind
-
-
-def _rule(path: str, module: Any, own: dict[str, str], rows: int | None) -> Rule:
-    weight: Tensor = module.weight
-    if isinstance(module, nn.Embedding):
-        return EmbeddingRule(path, module, own, wide=module.num_embeddings == rows)
-    if isinstance(module, nn.Linear) or known_by_name(module) == "Conv1D":
-        return MatrixRule(path, module, own, wide=rows is not None and weight.shape[0] == rows)
-    return NormRule(path, module, own, wide=False)

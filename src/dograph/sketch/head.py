@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError
-from dograph.sketch.projection import MatrixProjection, Projection, matrix_of
+from dograph.sketch.projection import Bank, MatrixProjection, Projection
 
 IGNORED = -100
 _CHUNK = 1 << 25  # logits made at once
@@ -41,7 +41,14 @@ def sketched_cross_entropy(
     is made in every call. The sketch has no gradient. The weight must be whole: a softmax is over
     all of the vocabulary, so a sharded one is refused.
     """
-    _require_whole(hidden=hidden_BTD, weight=weight_VD, target=target_BT)
+    for name, value in (("hidden", hidden_BTD), ("weight", weight_VD), ("target", target_BT)):
+        if isinstance(value, DTensor):
+            raise ConfigError(
+                f"{name} is a DTensor of shape {tuple(value.shape)}, placed "
+                f"{tuple(value.placements)}; sketched_cross_entropy needs plain tensors. Give "
+                f"{name}.full_tensor(), call it inside the forward of a module under FSDP2, which "
+                "has its weights whole, or use DDP"
+            )
     if hidden_BTD.shape[:2] != target_BT.shape or hidden_BTD.shape[2] != weight_VD.shape[1]:
         raise ConfigError(
             f"shapes do not fit: hidden {tuple(hidden_BTD.shape)}, weight "
@@ -65,21 +72,10 @@ def head_projection(
     weight_VD: Tensor, projection: Projection | None = None, *, step: int = 0
 ) -> MatrixProjection:
     """Both sides of the output layer's projection, for `sketched_cross_entropy`."""
-    how = projection or Projection(dim=DEFAULT_DIM)
-    shape = (weight_VD.shape[0], weight_VD.shape[1])
-    return matrix_of(how, "head", shape, wide=True, step=step, like=weight_VD.detach())
-
-
-def _require_whole(**given: Tensor) -> None:
-    """Refuse a DTensor, of which products with plain tensors are not defined."""
-    for name, value in given.items():
-        if isinstance(value, DTensor):
-            raise ConfigError(
-                f"{name} is a DTensor of shape {tuple(value.shape)}, placed "
-                f"{tuple(value.placements)}; sketched_cross_entropy needs plain tensors. Give "
-                f"{name}.full_tensor(), call it inside the forward of a module under FSDP2, which "
-                "has its weights whole, or use DDP"
-            )
+    bank = Bank(projection or Projection(dim=DEFAULT_DIM), weight_VD.dtype, weight_VD.device)
+    bank.add_matrix("head", (weight_VD.shape[0], weight_VD.shape[1]), wide=True)
+    bank.draw(step)
+    return bank.matrix("head")
 
 
 class _SketchedCrossEntropy(torch.autograd.Function):

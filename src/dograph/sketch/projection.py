@@ -13,7 +13,6 @@ Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q 
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -235,9 +234,9 @@ class Bank:
     device: torch.device
     requests: list[Request] = field(default_factory=list)
     epoch: int | None = None
+    folds: dict[str, Fold] = field(default_factory=dict)
     _start_W: Tensor | None = None
     _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    folds: dict[str, Fold] = field(default_factory=dict)
 
     def add_matrix(self, name: str, shape: tuple[int, int], *, wide: bool) -> None:
         """Both sides of a weight, once however often it is used."""
@@ -259,47 +258,40 @@ class Bank:
             Request(name, "turn", (stretches, size), 1, "turn"),
         ]
 
+    def matrix(self, name: str) -> MatrixProjection:
+        sides = self._drawn[name, "row"], self._drawn[name, "col"]
+        return MatrixProjection(*sides, self.folds.get(name))
+
     def draw(self, step: int) -> None:
         """Fill the bank for this step; nothing happens where the projection has not changed."""
         if self.epoch == (epoch := self.projection.epoch(step)) or not self.requests:
             return
+        groups: dict[tuple[str, int], list[Request]] = {}  # those that are filled together
+        for request in self.requests:
+            groups.setdefault((request.kind, request.columns), []).append(request)
         if self._start_W is None:
-            self._start()
-        assert self._start_W is not None
+            ordered = [request for group in groups.values() for request in group]
+            seed = self.projection.seed
+            self._start_W = start_words(
+                [key64(seed, "projection", request.name, request.part) for request in ordered],
+                [self._num_words(request) for request in ordered],
+                self.device,
+            )
         self._drawn = {}
         done = 0
-        for columns, kind, group in self._groups():
+        for (kind, columns), group in groups.items():
             count = sum(self._num_words(request) for request in group)
-            self._fill(group, columns, kind, self._start_W[done : done + count], epoch)
+            flat_N = self._filled(kind, columns, self._start_W[done : done + count], epoch)
             done += count
+            first, each = 0, len(flat_N) // count
+            for request in group:
+                size = request.shape[0] if kind == "turn" else math.prod(request.shape)
+                part = flat_N[first : first + size]
+                drawn = part if kind == "turn" else part.view(request.shape)
+                self._drawn[request.name, request.part] = drawn
+                first += self._num_words(request) * each
         self.folds = {r.name: self._fold(r) for r in self.requests if r.kind == "turn"}
         self.epoch = epoch
-
-    def matrix(self, name: str) -> MatrixProjection:
-        return MatrixProjection(
-            self._drawn[name, "row"], self._drawn[name, "col"], self.folds.get(name)
-        )
-
-    def fold(self, name: str) -> Fold:
-        return self.folds[name]
-
-    def _start(self) -> None:
-        ordered = [request for *_, group in self._groups() for request in group]
-        seed = self.projection.seed
-        self._start_W = start_words(
-            [key64(seed, "projection", request.name, request.part) for request in ordered],
-            [self._num_words(request) for request in ordered],
-            self.device,
-        )
-
-    def _groups(self) -> Iterator[tuple[int, str, list[Request]]]:
-        """Requests of one kind and scale, which are filled together."""
-        for columns, kind in dict.fromkeys((r.columns, r.kind) for r in self.requests):
-            yield (
-                columns,
-                kind,
-                [r for r in self.requests if (r.columns, r.kind) == (columns, kind)],
-            )
 
     def _num_words(self, request: Request) -> int:
         if request.kind == "turn":
@@ -307,26 +299,15 @@ class Bank:
         gaussian = request.kind == "entry" and self.projection.kind == "two-sided"
         return math.ceil(math.prod(request.shape) / (2 if gaussian else BITS))
 
-    def _fill(
-        self, group: list[Request], columns: int, kind: str, start_W: Tensor, epoch: int
-    ) -> None:
-        seed, wide = self.projection.seed, torch.promote_types(self.dtype, torch.float32)
+    def _filled(self, kind: str, columns: int, start_W: Tensor, epoch: int) -> Tensor:
+        """Entries of one kind and scale: 1, 2 or 64 a word."""
+        seed = self.projection.seed
         if kind == "turn":
-            flat_N, each = words(start_W, seed, epoch), 1
-        elif kind == "entry" and self.projection.kind == "two-sided":
-            normal_N = normals(words(start_W, seed, epoch))
-            flat_N, each = (normal_N / math.sqrt(columns)).to(self.dtype), 2
-        else:
-            dtype = self.dtype if kind == "entry" else wide
-            flat_N, each = signs(start_W, seed, epoch, columns**-0.5, dtype), BITS
-        done = 0
-        for request in group:
-            size = request.shape[0] if kind == "turn" else math.prod(request.shape)
-            part = flat_N[done : done + size]
-            self._drawn[request.name, request.part] = (
-                part if kind == "turn" else part.view(request.shape)
-            )
-            done += self._num_words(request) * each
+            return words(start_W, seed, epoch)
+        if kind == "entry" and self.projection.kind == "two-sided":
+            return (normals(words(start_W, seed, epoch)) / math.sqrt(columns)).to(self.dtype)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        return signs(start_W, seed, epoch, columns**-0.5, self.dtype if kind == "entry" else wide)
 
     def _fold(self, request: Request) -> Fold:
         (stretches, size), dim = request.shape, self.projection.dim
@@ -335,27 +316,3 @@ class Bank:
         first_S1 = torch.arange(stretches, device=self.device)[:, None] * dim
         index_N = (first_S1 + (place_K + turn_S1) % dim).flatten().clamp_max(size)
         return Fold(index_N, self._drawn[request.name, "sign"].flatten(), dim)
-
-
-def matrix_of(
-    projection: Projection,
-    name: str,
-    shape: tuple[int, int],
-    *,
-    wide: bool,
-    step: int,
-    like: Tensor,
-) -> MatrixProjection:
-    """The two sides of one weight, drawn alone."""
-    bank = Bank(projection, like.dtype, like.device)
-    bank.add_matrix(name, shape, wide=wide)
-    bank.draw(step)
-    return bank.matrix(name)
-
-
-def fold_of(projection: Projection, name: str, size: int, *, step: int, like: Tensor) -> Fold:
-    """One signed hash, drawn alone."""
-    bank = Bank(projection, like.dtype, like.device)
-    bank.add_fold(name, size)
-    bank.draw(step)
-    return bank.fold(name)

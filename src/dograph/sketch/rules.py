@@ -5,42 +5,36 @@
     biases           sum_t b_it                       vectors: exact, hashed into the slot
     norms            sum_t b_it * xhat_it, sum_t b_it vectors
 
-A rule answers for a layer with input a and output gradient b: `halves` (what to keep of a and b),
-`sketch` (the projected per-sample gradient of its matrix), `vector` (the gradients that are short
-enough to hold, end to end), `add_weighted` (the matrix' gradient of sum_i c_i loss_i) and
-`per_sample` (each sample's gradient in full).
-
 Attention, RoPE and gates have no parameters: b already holds their backward. A parameter used
 twice (tied embeddings) has one projection, and its sketches add up, cross term included.
+
+The tap is an identity on a layer's output whose backward sees both halves of a gradient, the input
+a and the output gradient b. It returns, as the gradients of *slots*, what the mode wants: the
+sketch of every sample, vectors such as a bias' gradient in full, and a and b themselves where the
+weighted gradient is to be made later. A slot is a tensor of zeros with all strides 0, one number of
+storage, whose value nobody reads. Nothing is stashed and no hook is used: slots go in and gradients
+come out, which is what autograd, torch.compile, activation checkpointing and wrappers can carry.
 
 Shapes: B samples, T tokens, N = B T, K sketch, F numbers of a vector.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.sketch.gradients import Gradients, Grads, scaled
-from dograph.sketch.projection import Bank
-from dograph.sketch.tap import Slots, Tap, make_slot
 
 # How RMSNorms of Hugging Face scale: by their weight, or by 1 + weight.
 RMS_NORM_OFFSETS = {
-    "LlamaRMSNorm": 0,
-    "MistralRMSNorm": 0,
-    "MixtralRMSNorm": 0,
-    "Phi3RMSNorm": 0,
-    "Qwen2RMSNorm": 0,
-    "Qwen3RMSNorm": 0,
-    "SmolLM3RMSNorm": 0,
-    "T5LayerNorm": 0,
-    "GemmaRMSNorm": 1,
-    "Gemma2RMSNorm": 1,
-    "Gemma3RMSNorm": 1,
+    **dict.fromkeys(("LlamaRMSNorm", "MistralRMSNorm", "MixtralRMSNorm", "Phi3RMSNorm"), 0),
+    **dict.fromkeys(("Qwen2RMSNorm", "Qwen3RMSNorm", "SmolLM3RMSNorm", "T5LayerNorm"), 0),
+    **dict.fromkeys(("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"), 1),
 }
+HalfKind = tuple[tuple[int, ...], torch.dtype]  # shape and precision
 
 
 def known_by_name(module: Any) -> str:
@@ -52,11 +46,83 @@ def known_by_name(module: Any) -> str:
     return ""
 
 
+class Slots(NamedTuple):
+    """Where a tap's findings go; None where nobody asks."""
+
+    sketch: Tensor | None = None
+    left: Tensor | None = None
+    right: Tensor | None = None
+    vector: Tensor | None = None
+
+
+def make_slot(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of any shape for the storage of one: a leaf, there to receive a gradient."""
+    one = torch.zeros(1, dtype=dtype, device=device)
+    return one.as_strided(shape, (0,) * len(shape)).requires_grad_()
+
+
+class Tap(torch.autograd.Function):
+    """y -> y; backward: b -> b, and (sketch, left, right, vector) for the slots."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        seen: Tensor,
+        rule: "Rule",
+        sketch_slot: Tensor | None,
+        left_slot: Tensor | None,
+        right_slot: Tensor | None,
+        vector_slot: Tensor | None,
+        *projection: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(seen, *projection)
+        ctx.rule = rule
+        ctx.wants_sketch = sketch_slot is not None
+        ctx.wants_halves = left_slot is not None
+        ctx.wants_vector = vector_slot is not None
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        seen, *projection = ctx.saved_tensors
+        rule = ctx.rule
+        sketch = left = right = vector = None
+        # The second of two backwards only needs b; a compiled one computes the sketch again.
+        if rule.listening:
+            with torch.autocast(grad.device.type, enabled=False):  # sums stay in float32
+                if ctx.wants_sketch or ctx.wants_halves:
+                    left, right = rule.halves(seen, grad)
+                if ctx.wants_sketch:
+                    sketch = rule.sketch(left, right, tuple(projection))
+                if ctx.wants_vector:
+                    vector = rule.vector(seen, grad)
+        if not ctx.wants_halves:
+            left = right = None
+        return (grad, None, None, sketch, left, right, vector, *(None for _ in projection))
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside it the module runs another forward."""
+    # Through __dict__: a Module's own __setattr__ takes no heed of what was there.
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
+
+
 class Rule:
-    """A layer, its canonical parameter names and its slots."""
+    """A layer with input a and output gradient b, its canonical parameter names and its slots."""
 
     matrix: str | None = "weight"  # the parameter with halves and a sketch
     vectors: tuple[str, ...] = ()  # the parameters held as vectors, in their order
+    group: Literal["blocks", "rest"] = "rest"  # part of the sketch: the blocks' matrices, all else
 
     def __init__(self, path: str, module: Any, names: dict[str, str], *, wide: bool) -> None:
         self.path, self.names, self.wide = path, names, wide
@@ -73,12 +139,7 @@ class Rule:
         self.calls = 0  # tapped forwards since recording began
         self.num_samples = 0
         self.slots = Slots()
-        self.projection: tuple[Tensor, ...] = ()
-
-    @property
-    def group(self) -> Literal["blocks", "rest"]:
-        """Which part of the sketch: the matrices of the blocks, or all else."""
-        return "rest"
+        self.projection: tuple[Tensor, ...] = ()  # of its matrix: rows, columns
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """What the layer does while it is recorded."""
@@ -102,37 +163,25 @@ class Rule:
         self, shape: tuple[int, int], dtype: torch.dtype, sketch_slot: Tensor | None
     ) -> None:
         """Slots for what this many samples and tokens leave behind in this precision."""
-        self.num_samples = shape[0]
+        self.num_samples, weight = shape[0], self.module.weight
         left = right = vector = None
         if self.defers and self.matrix is not None:
-            left_shape, right_shape = self.half_shapes(shape)
-            left = make_slot(left_shape, self.left_dtype(dtype), self.device)
-            right = make_slot(right_shape, self.right_dtype(dtype), self.device)
+            kinds = self.half_kinds(shape, dtype)
+            left, right = (make_slot(*kind, weight.device) for kind in kinds)
         if self.vectors:
-            wide = torch.promote_types(self.module.weight.dtype, torch.float32)
-            size = sum(self.vector_sizes().values())
-            vector = make_slot((shape[0], size), wide, self.device)
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            vector = make_slot((shape[0], sum(self.vector_sizes().values())), wide, weight.device)
         self.slots = Slots(sketch_slot, left, right, vector)
-
-    def half_slots(self) -> tuple[Tensor, Tensor]:
-        assert self.slots.left is not None
-        assert self.slots.right is not None
-        return self.slots.left, self.slots.right
 
     def vector_sizes(self) -> dict[str, int]:
         """Numbers of every parameter that is held as a vector, by its name."""
         return {self.names[own]: int(getattr(self.module, own).numel()) for own in self.vectors}
 
-    @property
-    def device(self) -> torch.device:
-        place: torch.device = self.module.weight.device
-        return place
-
-    def left_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
-    def right_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
+    def split(self, vector_BF: Tensor) -> Gradients:
+        """Vectors by the names of their parameters; without a sample axis as well."""
+        sizes = self.vector_sizes()
+        parts = vector_BF.split(list(sizes.values()), dim=-1)
+        return dict(zip(sizes, parts, strict=True))
 
     def detached(self, value: Tensor) -> Tensor:
         """The layer with its parameters out of the graph: no weight gradient is computed."""
@@ -146,30 +195,20 @@ class Rule:
         """The output with one row a sample."""
         return output
 
-    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        raise NotImplementedError
-
-    def request(self, bank: Bank) -> None:
-        """Ask for the random matrices of this layer."""
-        if self.matrix is not None:
-            rows, columns = self.module.weight.shape
-            bank.add_matrix(self.names["weight"], (rows, columns), wide=self.wide)
-
-    def take(self, bank: Bank) -> None:
-        """Keep this layer's random matrices, of its parameter's rows and columns."""
-        if self.matrix is not None:
-            drawn = bank.matrix(self.names["weight"])
-            self.projection = (drawn.row_Rq, drawn.col_Cp)
-
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """What the matrix' gradient is made of: a, b."""
         return seen, grad
 
+    def half_kinds(self, shape: tuple[int, int], dtype: torch.dtype) -> tuple[HalfKind, HalfKind]:
+        """Shapes and precisions of the two halves."""
+        raise NotImplementedError
+
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
-        """The matrix' sketch before it is folded: (B, q p)."""
+        """The projected gradient of the matrix, sample by sample, before it is folded: (B, q p)."""
         raise NotImplementedError
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
-        """Per-sample gradients of `vectors`, end to end: (B, F)."""
+        """Per-sample gradients of `vectors`, short enough to hold, end to end: (B, F)."""
         raise NotImplementedError
 
     def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor, into: Grads) -> None:
@@ -182,12 +221,6 @@ class Rule:
     def per_sample(self, left: Tensor, right: Tensor) -> Gradients:
         """Each sample's gradient of the matrix."""
         raise NotImplementedError
-
-    def split(self, vector_BF: Tensor) -> Gradients:
-        """Vectors by the names of their parameters; without a sample axis as well."""
-        sizes = self.vector_sizes()
-        parts = vector_BF.split(list(sizes.values()), dim=-1)
-        return dict(zip(sizes, parts, strict=True))
 
 
 def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:
@@ -210,9 +243,6 @@ def widened(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()
 
 
-# The rule of weight matrices: Linear and Conv1D, with or without a bias.
-
-
 class MatrixRule(Rule):
     """Linear, and Hugging Face's Conv1D, whose weight is the transpose."""
 
@@ -225,10 +255,7 @@ class MatrixRule(Rule):
         self.num_inputs, self.num_outputs = (
             weight.shape if self.inputs_on_rows else weight.shape[::-1]
         )
-
-    @property
-    def group(self) -> Literal["blocks", "rest"]:
-        return "rest" if self.wide else "blocks"
+        self.group = "rest" if wide else "blocks"
 
     def detached(self, value: Tensor) -> Tensor:
         weight, bias = self.module.weight.detach(), self.module.bias
@@ -238,8 +265,8 @@ class MatrixRule(Rule):
     def seen(self, value: Tensor, output: Tensor) -> Tensor:
         return value.detach().to(output.dtype)  # autocast multiplied it in this precision
 
-    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (*shape, self.num_inputs), (*shape, self.num_outputs)
+    def half_kinds(self, shape: tuple[int, int], dtype: torch.dtype) -> tuple[HalfKind, HalfKind]:
+        return ((*shape, self.num_inputs), dtype), ((*shape, self.num_outputs), dtype)
 
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
         rows, columns = (left, right) if self.inputs_on_rows else (right, left)
@@ -263,9 +290,6 @@ class MatrixRule(Rule):
         return {self.names["weight"]: torch.bmm(pair[0].mT, pair[1])}
 
 
-# The rule of embedding tables, of tokens and of positions.
-
-
 class EmbeddingRule(Rule):
     """A table of tokens or positions; a position's index may come without a batch axis."""
 
@@ -286,15 +310,9 @@ class EmbeddingRule(Rule):
             grad = grad * (seen != padding).unsqueeze(-1)
         return seen.expand(grad.shape[:-1]).double(), grad  # a slot takes a floating gradient
 
-    def left_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.float64
-
-    def right_dtype(self, dtype: torch.dtype) -> torch.dtype:
+    def half_kinds(self, shape: tuple[int, int], dtype: torch.dtype) -> tuple[HalfKind, HalfKind]:
         weight: Tensor = self.module.weight
-        return weight.dtype
-
-    def half_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return shape, (*shape, self.module.weight.shape[1])
+        return (shape, torch.float64), ((*shape, weight.shape[1]), weight.dtype)
 
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
         row_Rq, col_Cp = projection
@@ -311,9 +329,6 @@ class EmbeddingRule(Rule):
         gradient = right.new_zeros(num_samples * rows, right.shape[-1])
         gradient.index_add_(0, (left.long() + first).flatten(), right.flatten(0, 1))
         return {self.names["weight"]: gradient.view(num_samples, rows, -1)}
-
-
-# The rule of norms: LayerNorm, RMSNorm, and Hugging Face's own RMSNorms.
 
 
 class NormRule(Rule):

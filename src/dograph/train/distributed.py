@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph import __version__
@@ -78,21 +77,6 @@ def at_rest(model: nn.Module) -> None:
         model.reshard()
 
 
-def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:
-    """Scale the gradient down to a norm of `most`; return the norm it had, over all shards."""
-    norm = nn.utils.clip_grad_norm_(parameters, most)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def split_alike(token_bT: Tensor, at_once: int, most: int) -> tuple[Tensor, ...]:
-    """Micro-batches of at most `at_once` samples, as many as a rank of `most` samples makes."""
-    pieces = -(-most // at_once)
-    same = -(-len(token_bT) // at_once) == pieces  # as DDP splits them
-    micro_bT = tuple(token_bT.split(at_once) if same else token_bT.tensor_split(pieces))
-    assert all(len(piece) for piece in micro_bT)
-    return micro_bT
-
-
 @dataclass(frozen=True, slots=True)
 class World:
     """This process among those of the run."""
@@ -106,21 +90,10 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def gather(self, value_b: Tensor, num_samples: int) -> Tensor:
-        """Every rank's samples, in the global order of the world batch: (num_samples, ...)."""
-        if self.size == 1:
-            return value_b
-        sizes = [_length(rank_slice(num_samples, rank, self.size)) for rank in range(self.size)]
-        # the first ranks hold the most
-        padded = value_b.new_zeros(sizes[0], *value_b.shape[1:])
-        padded[: len(value_b)] = value_b
-        parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-
-    def local(self, weight_B: Tensor) -> Tensor:
-        """This rank's weights, times the world size because wrappers average, not sum."""
-        return weight_B[rank_slice(len(weight_B), self.rank, self.size)] * self.size
+    def sizes(self, num_samples: int) -> list[int]:
+        """How many samples of a world batch each rank has: known to all, so none is asked."""
+        parts = [rank_slice(num_samples, rank, self.size) for rank in range(self.size)]
+        return [part.stop - part.start for part in parts]
 
     def place(self, model: PerSampleLoss) -> None:
         """Put the model, or this rank's part of it, on the device."""
@@ -134,14 +107,6 @@ class World:
             return model
         on_gpu = self.device.type == "cuda"
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
-
-    def split(self, token_bT: Tensor, at_once: int | None, num_samples: int) -> tuple[Tensor, ...]:
-        """This rank's micro-batches in a step of `num_samples`."""
-        if at_once is None:
-            return (token_bT,)
-        if self.shards:
-            return split_alike(token_bT, at_once, -(-num_samples // self.size))
-        return tuple(token_bT.split(at_once))
 
     def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Inside it, gradients stay on this rank until the last micro-batch.
@@ -223,10 +188,6 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
             "fewer processes or name another device"
         )
     return device
-
-
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
 
 
 # What a run ran on: versions, machine, devices.

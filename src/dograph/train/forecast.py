@@ -21,8 +21,8 @@ from dograph.models.presets import Shape
 from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
-from dograph.train.accumulation import way_of
-from dograph.train.assembly import open_lab, open_sampler, open_shape
+from dograph.train.accumulation import strategy_of
+from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device, require_shardable
 
 # What a step computes, counted from the shapes of the layers alone.
@@ -237,7 +237,7 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     shape = AttentionShape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
     samples, tokens, half = config.train.batch_size, config.data.seq_len, config.train.half
     needs = build_mixer(config.mixer.name, config.mixer.options).needs
-    twice = way_of(config, needs) == "two_sweeps"
+    twice = strategy_of(config, needs) == "two_sweeps"
     at_once = config.train.micro_batch_size
 
     plain = count_flops(model, shape, samples, tokens)
@@ -286,7 +286,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     sampler = open_sampler(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     require_shardable(config, mixer)
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     return Forecast(
         parameters=parameters,
         state_bytes=16 * parameters,

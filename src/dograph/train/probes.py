@@ -24,7 +24,7 @@ from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher, sketch_rows
 from dograph.train.run_dir import RunDirectory
-from dograph.train.signals import Eyes
+from dograph.train.signals import SignalCollector
 
 NEAREST = 8  # rows named for each domain
 AT_ONCE = 16  # rows computed together where train.micro_batch_size does not say
@@ -39,11 +39,16 @@ class Probes:
     """Takes the probes of a run; none where the mixer needs no sketches."""
 
     def __init__(
-        self, config: RunConfig, run: RunDirectory, corpus: Corpus, model: PerSampleLoss, eyes: Eyes
+        self,
+        config: RunConfig,
+        run: RunDirectory,
+        corpus: Corpus,
+        model: PerSampleLoss,
+        collector: SignalCollector,
     ) -> None:
-        self.config, self.run, self.model, self.eyes = config, run, model, eyes
+        self.config, self.run, self.model, self.collector = config, run, model, collector
         self.sources = corpus.sources
-        wanted = config.probe.rows if eyes.sketches else 0
+        wanted = config.probe.rows if collector.sketcher else 0
         self.blocks = even_blocks(corpus, "validation", config.data.seq_len, wanted)
         self.steps = frozenset(probe_steps(config) if self.blocks else [])
         # Checkpointed activations are kept in full here (layers recompute in training mode only).
@@ -56,12 +61,12 @@ class Probes:
         These are not training: speed is measured without them. Ranks beside the `main` one have
         nothing to do but where the model lies in shards: there all of them look.
         """
-        if step not in self.steps or not (main or self.eyes.world.shards):
+        if step not in self.steps or not (main or self.collector.world.shards):
             return 0.0
         due = int(main and not self.run.probe(step).is_file())
-        if not (self.eyes.world.agree(due) if self.eyes.world.shards else due):
+        if not (self.collector.world.agree(due) if self.collector.world.shards else due):
             return 0.0
-        if self.eyes.world.device.type == "cuda":
+        if self.collector.world.device.type == "cuda":
             torch.cuda.synchronize()  # what still runs is the last step, not the probe
         start = time.monotonic()
         self._write(step, main=main)
@@ -107,12 +112,12 @@ class Probes:
         self, token_NT: Tensor, sketch_NK: Tensor, fixed: Projection, step: int
     ) -> tuple[Tensor, Tensor] | None:
         """label_N and closeness_NM in the mixer's domains as they stand, None if it has none."""
-        mixer, how = self.eyes.mixer, self.config.sketch
+        mixer, how = self.collector.mixer, self.config.sketch
         if not mixer.has_domains:
             return None
         if mixer.domains_last:  # its centroids are in the space of the run's own sketches
-            assert self.eyes.sketcher is not None
-            own = self.eyes.sketcher.projection
+            assert self.collector.sketcher is not None
+            own = self.collector.sketcher.projection
             epoch = own.epoch(max(step - 1, 0))
             if how.mode == "topdown" or epoch or replace(own, refresh="never") != fixed:
                 mode: Mode = "twopass" if how.mode == "full" else how.mode
@@ -138,7 +143,7 @@ class Probes:
         half = self.config.train.half
         with uncompiled():
             looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
-            parts = [(loss_b, sketch.sketch_BK) for loss_b, sketch in looks]
+            parts = [(loss_b, sketch_bK) for loss_b, sketch_bK, _ in looks]
         return torch.cat([loss_b for loss_b, _ in parts]), torch.cat([s_bK for _, s_bK in parts])
 
 

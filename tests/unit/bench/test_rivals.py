@@ -3,32 +3,26 @@
 import pytest
 import torch
 
-from dograph.bench.arms import open_model
 from dograph.bench.options import open_batches, resolve_options
-from dograph.bench.rivals import (
-    GradientSketcher,
-    WeightedStep,
-    acceptable,
-    clipping_weights,
-    hook,
-    per_sample_gradients,
-    project,
-    sample_gradient,
-    weighted_backward,
-)
-from dograph.sketch.projection import Projection
+from dograph.bench.rivals import Loop, Opacus, Rival, Vmap
 from dograph.sketch.sketcher import Sketcher
 
 CPU = torch.device("cpu")
 
 
-def opened(preset, dtype="float32"):
+def opened(kind, preset, dtype="float32"):
     options = resolve_options(
         CPU, [], model=preset, batch=3, seq_len=16, vocab_size=500, dim=80, dtype=dtype
     )
-    work = WeightedStep(options, open_batches(options, CPU), CPU)
-    work.use(open_model(options, CPU))
-    return work
+    return kind(options, open_batches(options, CPU), CPU)
+
+
+def sample_gradient(rival, token_1T):
+    """The gradient of one sample's loss."""
+    with rival.autocast():
+        loss = rival.model(token_1T).sum()
+    found = torch.autograd.grad(loss, list(rival.parameters.values()))
+    return dict(zip(rival.parameters, found, strict=True))
 
 
 def relative(got, expected):
@@ -37,16 +31,16 @@ def relative(got, expected):
 
 @pytest.mark.parametrize("preset", ["tiny", "llama-tiny"])
 def test_the_loop_makes_the_very_sketch_of_the_modes(preset):
-    work = opened(preset)
-    sketcher = Sketcher(work.model, mode="reference", dim=80, refresh="step")
-    token_BT = work.tokens()
+    loop = opened(Loop, preset)
+    sketcher = Sketcher(loop.model, mode="full", dim=80, refresh="step")
+    token_BT, loop.done = loop.tokens(), 5
     with sketcher.record(token_BT, 5):
-        known = sketcher.sketch(work.model(token_BT))
-    project_one = GradientSketcher(work.model, Projection(dim=80, refresh="step"))
+        known = sketcher.sketch(loop.model(token_BT))
     for i, token_1T in enumerate(token_BT.split(1)):
-        sketch_1K, norm_1 = project_one(sample_gradient(work, token_1T), 5)
-        assert relative(sketch_1K[0], known.sketch_BK[i]) < 1e-5
-        assert float(norm_1[0]) == pytest.approx(float(known.block_norm_B[i]), rel=1e-5)
+        one = loop.sketched(token_1T)
+        assert relative(one.sketch_BK[0], known.sketch_BK[i]) < 1e-5
+        assert float(one.block_norm_B[0]) == pytest.approx(float(known.block_norm_B[i]), rel=1e-5)
+        assert one.pending is None  # no gradient is kept
 
 
 @pytest.mark.parametrize(
@@ -54,29 +48,32 @@ def test_the_loop_makes_the_very_sketch_of_the_modes(preset):
     [("tiny", "float32", 1e-5), ("llama-tiny", "float32", 1e-5), ("tiny", "bfloat16", 0.03)],
 )
 def test_vmap_gives_the_gradient_of_every_sample(preset, dtype, tolerance):
-    work = opened(preset, dtype)
+    work = opened(Vmap, preset, dtype)
     token_BT = work.tokens()
-    gradients = per_sample_gradients(work, token_BT)
+    gradients, loss_B = work.per_sample_gradients(token_BT)
     alone = sample_gradient(work, token_BT[1:2])
     assert gradients.keys() == alone.keys()
     for name, gradient in alone.items():
-        assert relative(gradients[name][1], gradient[0]) < tolerance, name
+        assert relative(gradients[name][1], gradient) < tolerance, name
+    with work.autocast():
+        assert relative(loss_B, work.model(token_BT)) < tolerance
 
 
 def test_the_dense_projection_keeps_norms_and_says_what_it_left_out(monkeypatch):
-    options = resolve_options(CPU, [], dim=2048, batch=2)
+    vmap = opened(Vmap, "tiny")
+    vmap.options = resolve_options(CPU, [], dim=2048, batch=2)
     draw = torch.Generator().manual_seed(0)
     gradients = {
         "a": torch.randn(2, 40, 30, generator=draw),
         "b": torch.randn(2, 99, generator=draw),
     }
-    sketch_BK, left_out, share = project(gradients, options, 0)
+    sketch_BK, left_out, share = vmap.project(gradients)
     assert (left_out, share) == (0.0, 1.0)
     norm_B = torch.cat([g.flatten(1) for g in gradients.values()], dim=1).norm(dim=1)
     assert torch.allclose(sketch_BK.norm(dim=1), norm_B, rtol=0.1)  # six standard deviations
-    monkeypatch.setattr("dograph.bench.rivals.VMAP_SECONDS", 0.0)
-    monkeypatch.setattr("dograph.bench.rivals.STRETCH", 600)
-    _, left_out, share = project(gradients, options, 0)
+    monkeypatch.setattr(Vmap, "SECONDS", 0.0)
+    monkeypatch.setattr(Vmap, "STRETCH", 600)
+    _, left_out, share = vmap.project(gradients)
     assert share == pytest.approx(600 / 1299)
     assert left_out > 0
 
@@ -84,10 +81,10 @@ def test_the_dense_projection_keeps_norms_and_says_what_it_left_out(monkeypatch)
 @pytest.mark.parametrize("preset", ["tiny", "llama-tiny"])
 def test_opacus_gives_the_weighted_gradient(preset):
     pytest.importorskip("opacus", reason="opacus is a development dependency")
-    work = opened(preset)
-    plain, token_BT = work.model, work.tokens()
-    hooked = hook(acceptable(open_model(work.options, CPU)))
-    weight_B, norm_B = weighted_backward(hooked, token_BT, clipping_weights)
+    work, opacus = opened(Rival, preset), opened(Opacus, preset)
+    plain, token_BT, hooked = work.model, work.tokens(), opacus.model
+    weight_B = opacus.weighted_backward(token_BT)
+    norm_B = hooked.get_norm_sample()
     samples = [sample_gradient(work, token_1T) for token_1T in token_BT.split(1)]
     if preset == "llama-tiny":  # untied in both: norms of all parameters can be compared
         expected_B = [sum(float(g.square().sum()) for g in one.values()) ** 0.5 for one in samples]

@@ -3,8 +3,8 @@ import time
 import pytest
 import torch
 
-from dograph.bench.arms import UNTIMED, Arm, Timer, in_a_row, median_parts, take_turns, warm_up
-from dograph.train.stopwatch import Stopwatch
+from dograph.bench.arms import UNTIMED, Arm, in_a_row, median_parts, take_turns, warm_up
+from dograph.train.step import Stopwatch
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def sleeper(name, seconds, order):
 def test_arms_take_turns_and_each_step_has_its_own_time():
     order = []
     arm, plain = sleeper("mode", 0.02, order), sleeper("plain", 0.005, order)
-    turns = take_turns(arm, plain, 4, Timer(CPU))
+    turns = take_turns(arm, plain, 4, Stopwatch(CPU))
     names = [name for name, _ in order[2 * UNTIMED :]]
     assert names == ["plain", "mode", "mode", "plain"] * 2
     assert [done for name, done in order if name == "mode"] == list(range(UNTIMED + 4))
@@ -40,15 +40,15 @@ def test_arms_take_turns_and_each_step_has_its_own_time():
 def test_steps_in_a_row():
     order = []
     arm = sleeper("mode", 0.01, order)
-    assert warm_up(arm, 2, Timer(CPU)) >= 0.02
-    row = in_a_row(arm, Timer(CPU), held_before=0, steps=3)
+    assert warm_up(arm, 2, Stopwatch(CPU)) >= 0.02
+    row = in_a_row(arm, Stopwatch(CPU), held_before=0, steps=3)
     assert row.ms >= 10
     assert (row.peak_bytes, row.state_bytes) == (None, None)
     assert len(order) == 5
 
 
 def test_the_clock_of_a_cpu_is_in_milliseconds():
-    timer = Timer(CPU)
-    start = timer.mark()
+    watch = Stopwatch(CPU)
+    start = watch.mark()
     time.sleep(0.01)
-    assert timer.mark() - start == pytest.approx(0.01, abs=0.02)
+    assert watch.mark() - start == pytest.approx(0.01, abs=0.02)

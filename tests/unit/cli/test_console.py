@@ -1,29 +1,12 @@
-"""What commands share: where tables go, and how durations are told."""
+"""What commands share: where tables go."""
 
 import ast
 from pathlib import Path
 
-import pytest
-
 import dograph
-from dograph.cli.console import PIPE_WIDTH, duration, open_console
+from dograph.cli.console import PIPE_WIDTH, open_console
 
 COMMANDS = Path(dograph.__file__).parent / "cli"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0.4, "0 s"),
-        (119.4, "119 s"),
-        (119.6, "2 min"),
-        (7169, "119 min"),
-        (7199, "2.0 h"),
-        (12_600, "3.5 h"),
-    ],
-)
-def test_a_duration_has_the_unit_that_suits_it(seconds, told):
-    assert duration(seconds) == told
 
 
 def test_a_pipe_cuts_nothing_off(capsys):

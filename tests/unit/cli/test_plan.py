@@ -195,7 +195,7 @@ def test_epochs_need_a_run(folder, tables):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--cap", "gamma"], '"gamma" must be NAME=VALUE'),
+        (["--cap", "gamma"], '--cap takes NAME=VALUE, got "gamma"'),
         (["--cap", "gamma=lots"], '--cap gamma: "lots" is not a number'),
         (["--cap", "gamma=20"], "--cap gamma=20 must be a share from 0 to 1"),
         (["--cap", "gamma=0.2", "--cap", "gamma=0.3"], '--cap names "gamma" twice'),

@@ -5,7 +5,6 @@ from typer.testing import CliRunner
 
 from corpora import write_corpus
 from dograph.cli.main import app
-from dograph.cli.train import _announce
 from dograph.config import resolve_config
 from dograph.mixers.registry import mixer_class
 from dograph.train.run_dir import RunDirectory
@@ -69,13 +68,14 @@ def test_other_mixers_are_named_with_their_options():
     assert line("mixer.name=unimax", "mixer.max_epochs=2") == "mixer: unimax with max_epochs=2"
 
 
-def test_a_run_says_what_it_is_while_it_loads(monkeypatch, capsys):
-    config = resolve_config(None, ["run=runs/mine", "train.steps=40", "mixer.name=natural"])
-    _announce(config, resumes=False)
-    assert capsys.readouterr().err == "runs/mine: 40 steps on demo, mixer natural; loading\n"
+def test_a_run_says_what_it_is_while_it_loads(monkeypatch, tmp_path):
+    """The first rank alone, and before anything that takes time."""
+    settings = ["train", "run=runs/mine", "train.steps=40", "mixer.name=natural"]
+    settings += [f"data.corpus={tmp_path / 'absent'}"]
+    said = f"runs/mine: 40 steps on {tmp_path / 'absent'}, mixer natural; loading\n"
+    assert CliRunner().invoke(app, settings).stderr == said
     monkeypatch.setenv("RANK", "1")
-    _announce(config, resumes=True)
-    assert capsys.readouterr().err == ""
+    assert CliRunner().invoke(app, settings).stderr == ""
 
 
 def test_a_wrong_setting_of_a_resumed_run_is_not_blamed_on_the_run(tmp_path):

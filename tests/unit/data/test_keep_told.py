@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dograph.cli import console as preparing
+from dograph.cli import console
 from dograph.data import chunks
 from dograph.data import formats as archives
 from dograph.data import journal as outputs
@@ -102,8 +102,8 @@ def test_progress_counts_what_was_gone_through(tmp_path, tokenizer, monkeypatch,
     assert last.text_bytes + last.unkept_bytes == sum(len(t.encode()) for t in TEXTS)
 
     now = 0.0
-    monkeypatch.setattr(preparing.time, "monotonic", lambda: now)
-    with preparing.shown() as report:
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with console.preparing() as report:
         report(Progress("encoding", 10, 100, 0, 0, 0, 2**20, 7))
         now = 10.0
         report(Progress("encoding", 60, 100, 2**20, 3, 500, 5 * 2**20, 47))

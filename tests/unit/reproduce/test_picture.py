@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from corpora import write_corpus
 from dograph.cli import reproduce as command
-from dograph.cli.reproduce import draw, picture_notes
 from dograph.eval.gradients import probe_pca
-from dograph.report.drawing import COLOURS
+from dograph.report.drawing import COLOURS, draw_components, picture_notes
 from dograph.reproduce.seen import gradient_pca
 from lab_runs import Here
 from probed_runs import SOURCES, write_run
@@ -38,7 +37,7 @@ def panels(figure):
 
 
 def test_points_are_the_coordinates_of_every_source(points):
-    shown = panels(draw(json.loads(points.read_text())))
+    shown = panels(draw_components(json.loads(points.read_text())))
     assert len(shown) == 6
     expected = probe_pca(points.parent / "run-1", basis="own")
     for axis, (step, found) in zip(shown[3:], expected.at.items(), strict=True):
@@ -52,7 +51,7 @@ def test_points_are_the_coordinates_of_every_source(points):
 
 
 def test_all_panels_have_the_same_axes_with_every_point_inside(points):
-    shown = panels(draw(json.loads(points.read_text())))
+    shown = panels(draw_components(json.loads(points.read_text())))
     assert len({(axis.get_xlim(), axis.get_ylim()) for axis in shown}) == 1
     (left, right), (bottom, top) = shown[0].get_xlim(), shown[0].get_ylim()
     assert right - left == pytest.approx(top - bottom)
@@ -83,7 +82,7 @@ def test_many_probes_go_on_in_another_row():
         "explained": {step: [0.1, 0.1] for step in steps},
         "coordinates": {step: [[0.0, 0.0], [0.0, 0.0]] for step in steps},  # all in one point
     }
-    figure = draw({"equal": one})
+    figure = draw_components({"equal": one})
     assert len(panels(figure)) == 8
     assert len(figure.axes) == 12
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]

@@ -15,9 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dograph.rng import key64
-from dograph.sketch.assembly import VECTORS
-from dograph.sketch.projection import fold_of, matrix_of
-from dograph.sketch.sketcher import Sketcher
+from dograph.sketch.sketcher import VECTORS, Sketcher
+from drawn_alone import fold_of, matrix_of
 
 VOCABULARY, WIDTH = 64, 32
 DIM = 80  # 10 x 8 columns; 16 x 16, folded, for tables and heads of the vocabulary

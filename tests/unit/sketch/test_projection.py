@@ -10,8 +10,9 @@ import torch
 
 from dograph.errors import ConfigError
 from dograph.rng import key64
-from dograph.sketch.projection import KINDS, Projection, fold_of, matrix_of
+from dograph.sketch.projection import KINDS, Projection
 from dograph.sketch.sketcher import Sketcher
+from drawn_alone import fold_of, matrix_of
 
 DRAWS = 2000
 DOUBLE = torch.empty(0, dtype=torch.float64)

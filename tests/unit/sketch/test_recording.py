@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from dograph.errors import ConfigError
+from dograph.sketch.rules import make_slot
 from dograph.sketch.sketcher import Sketcher
-from dograph.sketch.tap import make_slot
 
 MODES = ("full", "twopass", "topdown", "exact", "reference")
 

@@ -9,8 +9,6 @@ import torch
 from dograph.sketch.projection import (
     Bank,
     Projection,
-    fold_of,
-    matrix_of,
     mixed,
     normals,
     signed,
@@ -18,6 +16,7 @@ from dograph.sketch.projection import (
     start_words,
     words,
 )
+from drawn_alone import fold_of, matrix_of
 
 CPU = torch.device("cpu")
 
@@ -91,7 +90,7 @@ def test_a_bank_draws_what_is_drawn_alone(kind):
             alone = matrix_of(projection, name, shape, wide=wide, step=step, like=like)
             assert torch.equal(bank.matrix(name).row_Rq, alone.row_Rq)
             assert torch.equal(bank.matrix(name).col_Cp, alone.col_Cp)
-        folds = bank.fold("vectors"), fold_of(projection, "vectors", 200, step=step, like=like)
+        folds = bank.folds["vectors"], fold_of(projection, "vectors", 200, step=step, like=like)
         assert torch.equal(folds[0].index_N, folds[1].index_N)
         assert torch.equal(folds[0].sign_N, folds[1].sign_N)
 
@@ -111,5 +110,5 @@ def test_a_matrix_does_not_depend_on_those_drawn_before_it(kind):
         alone = matrix_of(projection, name, (7, 5), wide=False, step=0, like=like)
         assert torch.equal(bank.matrix(name).row_Rq, alone.row_Rq)
         fold = fold_of(projection, f"{name} vectors", 100, step=0, like=like)
-        assert torch.equal(bank.fold(f"{name} vectors").sign_N, fold.sign_N)
-        assert torch.equal(bank.fold(f"{name} vectors").index_N, fold.index_N)
+        assert torch.equal(bank.folds[f"{name} vectors"].sign_N, fold.sign_N)
+        assert torch.equal(bank.folds[f"{name} vectors"].index_N, fold.index_N)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from dograph.sketch import assembly as pending
+from dograph.sketch import gradients as pending
 from dograph.sketch.gradients import Grads, scaled_plainly
 from dograph.sketch.sketcher import Sketcher
 

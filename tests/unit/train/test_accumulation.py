@@ -19,7 +19,7 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.sketch.tap import unwrapped
+from dograph.sketch.coverage import unwrapped
 from several_ranks import on_ranks
 from tiny_steps import (
     ALONE,
@@ -88,18 +88,18 @@ def test_both_exact_ways_drop_the_same(corpus, mode):
 def test_the_first_of_two_sweeps_holds_no_activations(corpus):
     for mode in MODES:
         steps = open_steps(corpus, *settings(mode, "two_sweeps", *PAPER))
-        held, signals = [], steps.step.eyes.signals
+        held, signals = [], steps.step.collector.signals
 
-        def watching(pieces, given, held=held, signals=signals):
-            held.extend(pieces)
-            return signals(pieces, given)
+        def watching(results, given, held=held, signals=signals):
+            held.extend(results)
+            return signals(results, given)
 
-        steps.step.eyes.signals = watching
+        steps.step.collector.signals = watching
         steps.take()
-        assert [len(piece.loss_b) for piece in held] == [3, 3, 1]
-        assert all(piece.pending is None for piece in held), mode
-        assert not any(piece.loss_b.requires_grad for piece in held), mode
-        assert not any(piece.sketch_bK.requires_grad for piece in held), mode
+        assert [len(result.loss_B) for result in held] == [3, 3, 1]
+        assert all(result.pending is None for result in held), mode
+        assert not any(result.loss_B.requires_grad for result in held), mode
+        assert not any(result.sketch_BK.requires_grad for result in held), mode
 
 
 def stream_weights(state, sketch_BK, objective_weights):

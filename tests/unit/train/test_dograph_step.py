@@ -15,7 +15,7 @@ from dograph.config import resolve_config
 from dograph.errors import ConfigError, NonFiniteError
 from dograph.sketch.rules import MatrixRule
 from dograph.train.metrics import read_metrics
-from dograph.train.start import start_run
+from dograph.train.trainer import start_run
 from tiny_steps import (
     ALONE,
     EPOCH,
@@ -183,6 +183,6 @@ def test_halves_are_kept_in_the_precision_of_the_forward(corpus, dtype):
     """Half the memory of what `full` holds, and matrix products that a GPU is fast at."""
     steps = open_steps(corpus, *PAPER, f"train.dtype={dtype}")
     steps.take()
-    rules = [rule for rule in steps.step.eyes.sketcher.rules if isinstance(rule, MatrixRule)]
-    slots = {slot.dtype for rule in rules for slot in rule.half_slots()}
+    rules = [rule for rule in steps.step.collector.sketcher.rules if isinstance(rule, MatrixRule)]
+    slots = {slot.dtype for rule in rules for slot in (rule.slots.left, rule.slots.right)}
     assert slots == {getattr(torch, dtype)}

@@ -15,14 +15,13 @@ from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
 from dograph.train.probes import Probes, nearest_rows, probe_steps
 from dograph.train.run_dir import RunDirectory
-from dograph.train.signals import Eyes, MicroBatch
+from dograph.train.signals import MicroBatch, SignalCollector
 from dograph.train.step import TrainStep
-from dograph.train.stopwatch import Stopwatch
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
 SETTINGS = (
@@ -58,14 +57,14 @@ class Started:
         self.model = open_model(self.config, corpus).train()
         self.mixer = build_mixer(self.config.mixer.name, self.config.mixer.options)
         sampler = open_sampler(self.config, corpus)
-        sampler.remix(0, self.mixer.plan(open_lab(self.config, corpus)), "plan")
+        sampler.remix(0, self.mixer.plan(CorpusLab(self.config, corpus)), "plan")
         optimizer = build_optimizer(self.model, self.config.optim)
         self.step = TrainStep(self.config, CPU, self.model, optimizer, self.mixer)
         self.loader = Loader(corpus, sampler)
         for n in range(steps):
             self.step(self.loader.load(n), n)
-        self.run, self.eyes = RunDirectory(path), self.step.eyes
-        self.probes = Probes(self.config, self.run, corpus, self.model, self.eyes)
+        self.run, self.collector = RunDirectory(path), self.step.collector
+        self.probes = Probes(self.config, self.run, corpus, self.model, self.collector)
 
     def take(self, step):
         self.probes.take(step)
@@ -182,11 +181,12 @@ def test_modes_that_sketch_a_part_label_by_that_part(corpus, tmp_path, mode):
     _, tensors = started.take(4)
     loss_N, whole_NK = started.reference(0, seed=0)
     with ExitStack() as taps:
-        piece = started.eyes.see(taps, MicroBatch(started.tokens(), 4, 0, last=True), keep=True)
-    expected = started.mixer.scope.assign(piece.sketch_bK.detach(), 4, 0).label_B
+        micro = MicroBatch(started.tokens(), 4, 0, last=True)
+        result = started.collector.collect(taps, micro, keep=True)
+    expected = started.mixer.scope.assign(result.sketch_BK.detach(), 4, 0).label_B
     assert torch.equal(tensors["label"].long(), expected)
     assert torch.allclose(tensors["loss"], loss_N, rtol=1e-5)
-    kept = whole_NK if mode == "topdown" else piece.sketch_bK.detach()
+    kept = whole_NK if mode == "topdown" else result.sketch_BK.detach()
     assert relative(tensors["sketch"], kept) < 2**-8
 
 
@@ -219,10 +219,9 @@ def test_a_probe_that_is_there_is_kept(corpus, tmp_path):
 def test_none_are_taken_where_none_are_wanted(corpus, tmp_path, override, step):
     started = Started(corpus, tmp_path / "run", *([override] if "rows" in override else []))
     if override == "mixer=natural":
-        started.eyes = Eyes(
-            started.config, CPU, started.model, build_mixer("natural", {}), Stopwatch(CPU.device)
-        )
-    probes = Probes(started.config, started.run, corpus, started.model, started.eyes)
+        natural = build_mixer("natural", {})
+        started.collector = SignalCollector(started.config, CPU, started.model, natural)
+    probes = Probes(started.config, started.run, corpus, started.model, started.collector)
     probes.take(step)
     assert not (tmp_path / "run" / "probes").exists()
 

@@ -97,7 +97,7 @@ def test_the_reference_is_neither_trained_nor_noisy(corpus, reference):
     steps = open_steps(
         corpus, "model.dropout=0.2", "optim.lr=1e-2", mixer=Beside(str(reference[0]))
     )
-    held = steps.step.eyes.reference.model
+    held = steps.step.collector.reference.model
     before = [p.clone() for p in held.parameters()]
     batch = steps.loader.load(0)
     first = steps.step(batch, 0).signals
@@ -114,7 +114,7 @@ def test_a_model_handed_over_in_training_is_only_looked_at():
     reference = Reference(model)
     token_BT = torch.randint(100, (3, 16), generator=torch.Generator().manual_seed(0))
     zero_BT = torch.zeros(3, 16)
-    one, two = (reference.compare(token_BT, zero_BT).reference_loss_b for _ in range(2))
+    one, two = (reference.compare(token_BT, zero_BT)[0] for _ in range(2))
     assert torch.equal(one, two)
     assert not any(p.requires_grad for p in reference.model.parameters())
 

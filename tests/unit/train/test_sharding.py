@@ -15,15 +15,19 @@ from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.models.files import restore_model, save_model, whole
+from dograph.sketch.gradients import WorldRows
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import (
     at_rest,
-    clip_gradients,
     require_shardable,
     shard_model,
-    split_alike,
 )
-from dograph.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
+from dograph.train.optim import (
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from dograph.train.step import clip_gradients
 
 CPU = torch.device("cpu")
 
@@ -93,7 +97,7 @@ def test_micro_batches_are_equally_many_and_not_too_large():
             least = most if at_once == 1 else max(most - 1, 1)
             for share in (least, most):
                 row_b1 = torch.arange(share).unsqueeze(1)
-                pieces = split_alike(row_b1, at_once, most)
+                pieces = WorldRows(share, CPU, [most, share]).split(row_b1, at_once, alike=True)
                 assert len(pieces) == -(-most // at_once)
                 assert all(1 <= len(piece) <= at_once for piece in pieces)
                 assert torch.equal(torch.cat(pieces), row_b1)

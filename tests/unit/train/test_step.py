@@ -11,7 +11,7 @@ from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
 from dograph.train.step import TrainStep
@@ -51,7 +51,7 @@ def make(corpus, mixer, *overrides):
     )
     model = open_model(config, corpus)
     sampler = open_sampler(config, corpus)
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     step = TrainStep(config, CPU, model, build_optimizer(model, config.optim), mixer)
     return step, Loader(corpus, sampler), model
 
@@ -101,8 +101,7 @@ def test_micro_batches_change_nothing(corpus, mixer, micro):
 def test_gradient_is_that_of_the_weighted_loss(corpus):
     step, loader, model = make(corpus, ByLoss())
     batch = loader.load(0)
-    learned = step.backward(step.given(batch, 0))
-    weight_B, loss_B = learned.weight_B, learned.loss_B
+    weight_B, loss_B, _ = step.backward(step.start(batch, 0))
     taken = [p.grad.clone() for p in model.parameters()]
     assert torch.allclose(weight_B, torch.softmax(loss_B * 3, dim=0))
     model.zero_grad()
@@ -116,7 +115,7 @@ def test_dropout_depends_on_seed_and_step_alone(corpus):
     runs = []
     for noise in (1, 2):
         step, loader, _ = make(corpus, Mixer(), "model.dropout=0.2")
-        step.eyes.model.train()
+        step.collector.model.train()
         losses = []
         for n in range(3):
             torch.manual_seed(noise * 100 + n)

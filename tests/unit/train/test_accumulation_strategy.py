@@ -1,4 +1,4 @@
-"""Which way a step goes, case by case, and who may go the lagged one."""
+"""Which accumulation strategy a run takes, case by case, and who may lag."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from dograph.config import parse_config
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
-from dograph.train.accumulation import require_lagged, way_of
+from dograph.train.accumulation import require_lagged, strategy_of
 
 LOSS, SKETCH, NOTHING = frozenset({"loss"}), frozenset({"sketch", "source"}), frozenset({"source"})
 
@@ -19,8 +19,8 @@ def config(micro=None, accumulation="two_sweeps", batch=9):
 @pytest.mark.parametrize(
     ("needs", "micro", "accumulation", "way"),
     [
-        (NOTHING, None, "two_sweeps", "blind"),
-        (NOTHING, 2, "lagged", "blind"),
+        (NOTHING, None, "two_sweeps", "ahead"),
+        (NOTHING, 2, "lagged", "ahead"),
         (LOSS, None, "two_sweeps", "keep"),
         (LOSS, 9, "two_sweeps", "keep"),
         (LOSS, 8, "two_sweeps", "two_sweeps"),
@@ -33,8 +33,8 @@ def config(micro=None, accumulation="two_sweeps", batch=9):
         (SKETCH, 8, "lagged", "lagged"),
     ],
 )
-def test_the_way_of_one_process(needs, micro, accumulation, way):
-    assert way_of(config(micro, accumulation), needs) == way
+def test_the_strategy_of_one_process(needs, micro, accumulation, way):
+    assert strategy_of(config(micro, accumulation), needs) == way
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_way_of_one_process(needs, micro, accumulation, way):
 )
 def test_ranks_answer_as_the_one_with_most_samples_must(ranks, way):
     """Nine samples, four at once: of two ranks, one has five and one has four."""
-    assert way_of(config(4), SKETCH, ranks) == way
+    assert strategy_of(config(4), SKETCH, ranks) == way
 
 
 def test_only_a_mixer_that_is_asked_to_lag_does():
