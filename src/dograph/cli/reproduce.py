@@ -22,7 +22,7 @@ from dograph.cli.console import (
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dograph.eval.evaluate import Request
+    from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce.artefacts import Artefact
     from dograph.reproduce.asks import Wanted
 
@@ -165,8 +165,8 @@ def _request(
     limit: str | None,
     using: str,
     batch_size: int,
-) -> "Request":
-    from dograph.eval.evaluate import Request
+) -> "EvalRequest":
+    from dograph.eval.evaluate import EvalRequest
 
     given = benchmarks is not None or tasks or limit or using != "builtin"
     if given and artefact.kind != "downstream":
@@ -175,14 +175,14 @@ def _request(
             f"{artefact.name} asks no questions"
         )
     names = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
-    return Request(
+    return EvalRequest(
         benchmarks=benchmarks, tasks=names, limit=limit, using=using, batch_size=batch_size
     )
 
 
 def _run(
     wanted: "Wanted",
-    request: "Request",
+    request: "EvalRequest",
     where: tuple[str, int | None, str | None],
     *,
     dry_run: bool,

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
+
+from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
 from dograph.mixtures.file import Provenance, as_mixture, as_provenance, read_mixture_file
 from dograph.mixtures.published import Preset, find_preset
-from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")
@@ -94,6 +96,12 @@ class Scheduled(Mixer):
         """An edit holds until the next stage."""
 
 
+class UniMaxOptions(Options):
+    owner: ClassVar[str] = "unimax"
+
+    max_epochs: float = Field(4.0, gt=0)
+
+
 class UniMax(Mixer):
     """As uniform as `max_epochs` repeats allow (Chung et al. 2023, Algorithm 1).
 
@@ -102,21 +110,20 @@ class UniMax(Mixer):
     """
 
     def __init__(self, max_epochs: float = 4.0) -> None:
-        require_number("mixer.max_epochs", max_epochs, above=0)
-        self.max_epochs = max_epochs
+        self.options = UniMaxOptions(max_epochs=max_epochs)
 
     def plan(self, lab: Lab) -> Mixture:
-        left = float(lab.budget)
+        left, most = float(lab.budget), self.options.max_epochs
         share: dict[str, float] = {}
         ascending = sorted(lab.tokens, key=lambda name: (lab.tokens[name], name))
         for done, name in enumerate(ascending):
-            share[name] = min(left / (len(ascending) - done), self.max_epochs * lab.tokens[name])
+            share[name] = min(left / (len(ascending) - done), most * lab.tokens[name])
             left -= share[name]
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenMixture:
     """A mixture that a configuration brings from elsewhere, and the setting that names it."""
 
     where: str
@@ -125,12 +132,12 @@ class Given:
     preset: Preset | None = None
 
 
-def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
+def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
     """Mixtures that a mixer's options bring and that were not written by hand for this run."""
-    found: list[Given] = []
+    found: list[GivenMixture] = []
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
-        found.append(Given(f"mixer.preset={name}", {}, preset.provenance, preset))
+        found.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
     whole = {key: options[key] for key in STAGE_KEYS if key in options}
     stages = options.get("stages")
     stages = stages if isinstance(stages, Mapping) else {}
@@ -142,10 +149,10 @@ def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
     ):
         if isinstance(given, str):
             file = read_mixture_file(Path(given))
-            found.append(Given(f"{where}={given}", file.weights, file.provenance))
+            found.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
         elif isinstance(given, Mapping) and given.get("provenance") is not None:
             mixture, provenance = stage(given, where)
-            found.append(Given(where, mixture.weights, provenance))
+            found.append(GivenMixture(where, mixture.weights, provenance))
     return found
 
 

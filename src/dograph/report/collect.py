@@ -29,8 +29,8 @@ from dograph.report.content import (
     COMPARISON,
     ENVIRONMENT,
     EVALUATION,
-    Arm,
     Bench,
+    BenchArm,
     Benchmarks,
     Comparison,
     PageData,
@@ -116,10 +116,10 @@ def bench_of(path: Path) -> Bench:
     return Bench(f"{options['model']}, {shape}, {device}", arms)
 
 
-def _arm(name: str, arm: Mapping[str, Any]) -> Arm:
+def _arm(name: str, arm: Mapping[str, Any]) -> BenchArm:
     ratio, floor = arm.get("ratio"), arm.get("floor_ms")
     plain = arm.get("plain_ms")
-    return Arm(
+    return BenchArm(
         name=name,
         ms=arm["ms"]["median"],
         over_plain=ratio and Estimate(ratio["median"], Interval(ratio["low"], ratio["high"])),

@@ -17,10 +17,10 @@ from dograph.report.content import (
     Band,
     Comparison,
     Difference,
-    Group,
-    Method,
+    MethodRow,
     RunData,
     Scale,
+    SeedGroup,
 )
 from dograph.report.series import Curve, rounded
 from dograph.stats import Estimate, Interval, mean_estimate, t_interval, t_quantile
@@ -83,7 +83,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def groups_of(runs: Sequence[RunData]) -> list[Group]:
+def groups_of(runs: Sequence[RunData]) -> list[SeedGroup]:
     """Groups in the order of their first run."""
 
     def bands(curves: Sequence[Mapping[str, Curve]]) -> dict[str, Band]:
@@ -94,7 +94,7 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
     for run in runs:
         by_name.setdefault(run.group, []).append(run)
     return [
-        Group(
+        SeedGroup(
             name,
             [run.name for run in own],
             bands([run.curves.train for run in own]),
@@ -171,17 +171,17 @@ def _single(run: RunData, loss: Estimate | None) -> str:
     return "; ".join(parts) + "."
 
 
-def claim_of(baseline: str, methods: Sequence[Method], *, is_planned: bool) -> str:
+def claim_of(baseline: str, methods: Sequence[MethodRow], *, is_planned: bool) -> str:
     """Which methods are lower than the baseline, which higher, and of which nothing is claimed."""
 
-    def difference(method: Method) -> float:
+    def difference(method: MethodRow) -> float:
         return method.differences["mean"].value.value
 
-    def figures(method: Method) -> str:
+    def figures(method: MethodRow) -> str:
         nats = method.differences["mean"].value.text("+.4f", " ")
         return f"{nats} nats to {baseline}, {method.seeds} seed{'s' if method.seeds > 1 else ''}"
 
-    def names(own: Sequence[Method]) -> str:
+    def names(own: Sequence[MethodRow]) -> str:
         return ", ".join(method.name for method in own)
 
     others = [method for method in methods if "mean" in method.differences]
@@ -194,7 +194,7 @@ def claim_of(baseline: str, methods: Sequence[Method], *, is_planned: bool) -> s
     level = f"{lead}: {figures(best)}."
     if not is_planned:
         return f"{level} Runs picked by hand: no claim."
-    by_claim: dict[str, list[Method]] = {}
+    by_claim: dict[str, list[MethodRow]] = {}
     for method in others:
         by_claim.setdefault(method.differences["mean"].claim or "no claim", []).append(method)
     lower, higher = by_claim.pop("lower", []), by_claim.pop("higher", [])
@@ -254,12 +254,12 @@ def _is_told(difference: Mapping[str, Any]) -> bool:
     return bool(difference["seeds"]) and difference["mean"] is not None
 
 
-def _found_method(method: Mapping[str, Any]) -> Method:
+def _found_method(method: Mapping[str, Any]) -> MethodRow:
     told = dict(method.get("differences", {}))
     by_source = told.pop("sources", {})
     seconds, flops = method["seconds"], method["flops"]
     most = method["most_epochs"]
-    return Method(
+    return MethodRow(
         name=method["label"],
         mixer=dict(method["mixer"]),
         seeds=method["losses"]["mean"]["seeds"],
@@ -357,7 +357,7 @@ def _figures(run: RunData) -> dict[str, float]:
 
 def _loose_method(
     name: str, own: list[Trained], base: Mapping[int, Mapping[str, float]], is_baseline: bool
-) -> Method:
+) -> MethodRow:
     by_seed = {one.run.seed: _figures(one.run) for one in own}
     sources = [loss.name for loss in own[0].run.losses if not loss.is_summary]
 
@@ -377,7 +377,7 @@ def _loose_method(
 
     figures = [figure for figure in FIGURES if figure in next(iter(by_seed.values()))]
     spent = [one.run.cost.seconds for one in own if one.run.cost.seconds is not None]
-    return Method(
+    return MethodRow(
         name=name,
         mixer=own[0].config.mixer.model_dump(mode="json"),
         seeds=len(by_seed),
@@ -389,7 +389,7 @@ def _loose_method(
     )
 
 
-def num_domains_of(methods: Sequence[Method]) -> list[tuple[str, list[tuple[int, Estimate]]]]:
+def num_domains_of(methods: Sequence[MethodRow]) -> list[tuple[str, list[tuple[int, Estimate]]]]:
     """Mean loss by number of domains, for methods that differ in nothing else."""
     found = []
     for rest, own in _families(methods, "num_domains").items():
@@ -399,7 +399,7 @@ def num_domains_of(methods: Sequence[Method]) -> list[tuple[str, list[tuple[int,
     return found
 
 
-def objectives_of(methods: Sequence[Method]) -> list[tuple[str, str]]:
+def objectives_of(methods: Sequence[MethodRow]) -> list[tuple[str, str]]:
     """Objective and method, for methods that differ in their objective alone."""
     found = []
     for own in _families(methods, "objective").values():
@@ -411,9 +411,9 @@ def objectives_of(methods: Sequence[Method]) -> list[tuple[str, str]]:
     return found
 
 
-def _families(methods: Sequence[Method], option: str) -> dict[str, list[tuple[Any, Method]]]:
+def _families(methods: Sequence[MethodRow], option: str) -> dict[str, list[tuple[Any, MethodRow]]]:
     """An option's value, default or given, and the method, by what else the method sets."""
-    found: dict[tuple[str, str], list[tuple[Any, Method]]] = {}
+    found: dict[tuple[str, str], list[tuple[Any, MethodRow]]] = {}
     for method in methods:
         given = {k: v for k, v in method.mixer.items() if k != "name"}
         name = method.mixer.get("name")

@@ -110,7 +110,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CostPart:
     """Milliseconds of a step that went into one part."""
 
     name: str
@@ -118,10 +118,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class RunCost:
     """What the run's steps took."""
 
-    parts: list[Part]
+    parts: list[CostPart]
     step_ms: float | None  # on the clock: data and metrics too
     tokens_per_second: float | None
     peak_bytes: int | None
@@ -131,7 +131,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class BenchArm:
     """One line of `dograph bench`."""
 
     name: str
@@ -148,11 +148,11 @@ class Bench:
     """What `dograph bench` measured on one machine."""
 
     title: str
-    arms: list[Arm]
+    arms: list[BenchArm]
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ExampleText:
     """A row near its domain's centroid; `text` is an index into the page's texts."""
 
     source: str
@@ -169,7 +169,7 @@ class ShownProbe:
     own: list[list[float]]  # x and y on its own axes
     explained: list[list[float]]  # share of variance of both axes: on the last's, on its own
     label: list[int]  # -1 while no domains are known
-    examples: dict[str, list[Example]]  # by domain
+    examples: dict[str, list[ExampleText]]  # by domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Placed:
     step: int
     nodes: list[dict[str, Any]]
     edges: list[dict[str, Any]]
-    examples: dict[str, list[Example]] | None = (
+    examples: dict[str, list[ExampleText]] | None = (
         None  # of the step's batch, where domains do not last
     )
 
@@ -195,7 +195,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Domains:
+class DomainsShown:
     """What the model perceives in the course of a run."""
 
     has_identity: bool
@@ -225,8 +225,8 @@ class RunData:
     warnings: list[str]
     curves: Curves
     health: list[Measure]
-    cost: Cost
-    domains: Domains | None
+    cost: RunCost
+    domains: DomainsShown | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SeedGroup:
     """Runs that differ in their seed alone, taken together."""
 
     name: str
@@ -260,7 +260,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class MethodRow:
     """A row of a comparison."""
 
     name: str
@@ -283,7 +283,7 @@ class Comparison:
     command: str | None  # that makes all of it
     is_planned: bool  # made by dograph compare, so that claims are corrected
     claim: str  # what may be said of the methods, and what may not
-    methods: list[Method]
+    methods: list[MethodRow]
     notes: list[str]
     num_domains: list[tuple[str, list[tuple[int, Estimate]]]]  # by what else was set
     objectives: list[tuple[str, str]]  # objective and method
@@ -308,7 +308,7 @@ class Benchmarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class CorpusText:
     """Text of the corpus; `cut` says that it went on."""
 
     text: str
@@ -325,12 +325,12 @@ class PageData:
     program: str
     how: list[str]  # how curves were thinned and smoothed, and what intervals are
     runs: list[RunData]
-    groups: list[Group]
+    groups: list[SeedGroup]
     comparisons: list[Comparison]
     scales: list[Scale]
     benchmarks: Benchmarks | None
     benches: list[Bench]
-    texts: list[Text]
+    texts: list[CorpusText]
     format: str = field(default=FORMAT)
     version: int = field(default=VERSION)
 

@@ -11,7 +11,7 @@ from dograph.report.collect import collect, open_subjects
 from dograph.report.content import (
     Benchmarks,
     Comparison,
-    Domains,
+    DomainsShown,
     PageData,
     RunData,
     ShownProbe,
@@ -97,7 +97,7 @@ def draw_run(run: RunData, stem: str) -> Drawn:
         yield from _domains(run.domains, stem)
 
 
-def _domains(domains: Domains, stem: str) -> Drawn:
+def _domains(domains: DomainsShown, stem: str) -> Drawn:
     if domains.probes:
         yield f"{stem}pca", _probes(domains)
     if domains.weight:
@@ -113,13 +113,13 @@ def _domains(domains: Domains, stem: str) -> Drawn:
         yield f"{stem}composition", _composition(domains)
 
 
-def _say_ranks(figure: Any, domains: Domains) -> None:
+def _say_ranks(figure: Any, domains: DomainsShown) -> None:
     """Below the figure, that numbers are ranks, where they are."""
     if not domains.has_identity:
         figure.supxlabel(domains.numbering, fontsize="small")
 
 
-def _probes(domains: Domains) -> Any:
+def _probes(domains: DomainsShown) -> Any:
     """Figure 1: the same rows at several steps, above by source and below by domain."""
     chosen = domains.probes[-MOST_PROBES:]
     # Rows that were clustered among themselves are in no domain of the mixer.
@@ -145,7 +145,7 @@ def _scatter(axis: Any, probe: ShownProbe, kind_N: list[int], names: list[str]) 
     axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
 
 
-def _graph(domains: Domains) -> Any:
+def _graph(domains: DomainsShown) -> Any:
     """The last graph: discs are shares, rings weights, lines agreement."""
     graph = domains.graphs[-1]
     circle = require("matplotlib.patches", "figures").Circle
@@ -176,7 +176,7 @@ def _radius(share: float) -> float:
     return BASE + REACH * math.sqrt(max(share, 0.0))
 
 
-def _composition(domains: Domains) -> Any:
+def _composition(domains: DomainsShown) -> Any:
     graph, sources = domains.graphs[-1], domains.sources
     figure, axes = sheet(COLUMN, 0.8 + 0.22 * len(graph.nodes))
     axis = axes[0, 0]

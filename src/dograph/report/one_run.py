@@ -17,10 +17,10 @@ from dograph.eval.graphs import domains_last
 from dograph.report.content import (
     ENVIRONMENT,
     RESULT,
-    Cost,
+    CostPart,
     Curves,
     Measure,
-    Part,
+    RunCost,
     RunData,
     SourceLoss,
     block_losses,
@@ -269,14 +269,14 @@ def _health(columns: Columns, config: RunConfig, buckets: int) -> list[Measure]:
     return found
 
 
-def cost_of(path: Path, columns: Columns) -> Cost:
+def cost_of(path: Path, columns: Columns) -> RunCost:
     """Mean milliseconds by part, and on the clock."""
     parts = []
     names = columns.middles("time/", "_ms")
     for name in sorted(names, key=lambda n: PARTS.index(n) if n in PARTS else len(PARTS)):
         step_N, value_N = columns.get(f"time/{name}_ms")
         settled = value_N[step_N > SETTLED] if (step_N > SETTLED).any() else value_N
-        parts.append(Part(name, round(float(settled.mean()), 3)))
+        parts.append(CostPart(name, round(float(settled.mean()), 3)))
     step_N, second_N = columns.get("time/step_seconds")
     taken_N = np.diff(step_N, prepend=0)  # each covers the steps since the last one
     known = len(step_N) > 0
@@ -287,7 +287,7 @@ def cost_of(path: Path, columns: Columns) -> Cost:
     speed = columns.get("time/tokens_per_second")[1]
     held = columns.get("memory/peak_bytes")[1]
     peak = read_json(path / RESULT).get("peak_bytes", held.max() if len(held) else None)
-    return Cost(
+    return RunCost(
         parts=parts,
         step_ms=None if usual is None else 1e3 * usual,
         tokens_per_second=float(np.median(speed)) if len(speed) else None,

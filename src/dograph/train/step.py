@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dograph.config import OptimConfig, RunConfig
+from dograph.config import OptimConfig, RunConfig, require_compatible
 from dograph.mixers.base import Mixer, Report
 from dograph.sketch.gradients import WorldRows
-from dograph.train.accumulation import require_lagged, strategy_of
+from dograph.train.accumulation import strategy_of
 from dograph.train.distributed import World
 from dograph.train.signals import MicroBatch, SignalCollector, StepInput
 from dograph.types import Batch, Signals
@@ -70,7 +70,7 @@ class TrainStep:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.sizes = world.sizes(config.train.batch_size) if world.size > 1 else None
         self.strategy = strategy_of(config, mixer.needs, world.size)
-        require_lagged(config, mixer)
+        require_compatible(config, mixer, world.size)
         self.watch = Stopwatch(world.device)
         self.collector = SignalCollector(config, world, model, mixer, self.watch.lap)
         self.halted = torch.zeros((), device=world.device)

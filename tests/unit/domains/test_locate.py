@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dograph.domains.kmeans import first_argmax
 from dograph.domains.scopes import (
     FIT_BATCHES,
     BatchScope,
@@ -10,7 +11,6 @@ from dograph.domains.scopes import (
     KMeans,
     StreamScope,
     closeness,
-    nearest,
 )
 
 M, K = 4, 12
@@ -81,4 +81,4 @@ def test_nobody_is_near_an_empty_domain(normalise):
     centroid_MK = torch.tensor([[torch.inf, torch.inf], [1.0, 0.0], [0.0, 1.0]])
     near_BM = closeness(point_BK, centroid_MK, normalise)
     assert torch.equal(near_BM[:, 0], torch.full((4,), -torch.inf))
-    assert nearest(point_BK, centroid_MK, normalise).tolist() == [1, 2, 1, 1]
+    assert first_argmax(closeness(point_BK, centroid_MK, normalise)).tolist() == [1, 2, 1, 1]

@@ -5,7 +5,7 @@ import pytest
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, TokenizerEntry
 from dograph.errors import ConfigError
-from dograph.mixers.dograph_options import DEFAULT_RECIPE
+from dograph.mixers.dograph import DEFAULT_RECIPE
 from dograph.mixers.registry import build_mixer
 from dograph.mixtures.file import MixtureFile, Provenance, write_mixture
 from dograph.train.assembly import CorpusLab, facts_of, mixture_warnings, settled
