@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 
 import torch
-from dograph.train.metrics import sample_rows, step_rows
-from dograph.train.trainer import start_run
 
 import dograph
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.train.distributed import World
+from dograph.train.metrics import sample_rows, step_rows
+from dograph.train.trainer import start_run
 
 SOURCE = Path(dograph.__file__).parent
 FEWER_THAN = 18  # files
