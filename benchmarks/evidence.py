@@ -24,13 +24,12 @@ from benchmarks import measure
 from benchmarks.evidence_arms import PARTS, REPORTED, Cell
 from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus
-from dograph.eval.evaluate import Request, evaluate, find_subject
+from dograph.eval.evaluate import EvalRequest, evaluate, find_subject
 from dograph.files import write_text
 from dograph.stats import summaries
 from dograph.train.distributed import open_world
 from dograph.train.metrics import read_metrics
-from dograph.train.start import start_run
-from dograph.train.trainer import Trainer
+from dograph.train.trainer import Trainer, start_run
 
 CURVE_POINTS, HEALTH_POINTS = 35, 8
 
@@ -81,7 +80,7 @@ def trained(cell: Cell, args: argparse.Namespace, folder: Path) -> dict[str, Any
         **outcome(trainer, args.corpus),
     }
     if args.benchmarks is not None and cell.seed == REPORTED[0]:
-        request = Request(
+        request = EvalRequest(
             benchmarks=args.benchmarks,
             limit=args.limit,
             batch_size=128,

@@ -39,7 +39,7 @@ from dograph.config import DEFAULT_DIM
 from dograph.sketch.coverage import blocks_of
 from dograph.sketch.sketcher import Mode, Sketcher
 from dograph.train.distributed import open_world
-from dograph.train.trainer import Clock, Trainer
+from dograph.train.trainer import Trainer
 
 WIDE_ROWS = 16  # samples sketched at once in float32, whose activations are twice as large
 LOOKED_AT = 4  # samples of a batch whose gradient matrices' ranks are looked at
@@ -231,11 +231,10 @@ def main(args: argparse.Namespace) -> None:
     ):
         trainer = open_trainer(args, Path(folder), world)
         loader, stops = trainer.open_loader(), Stops(args, trainer, pool)
-        clock = Clock(args.batch * args.seq_len)
         stops.seconds["training"] = 0.0
         for step in sorted(args.at):
             with stops.timed("training"):
-                train_to(trainer, loader, clock, step)
+                train_to(trainer, loader, step)
             # Compiled code is training's alone: samples one at a time would be compiled anew.
             with torch.compiler.set_stance("force_eager"):
                 result[str(step)] = stops.measure(step)

@@ -9,11 +9,9 @@ from torch import Tensor
 from dograph.config import resolve_config
 from dograph.data.loader import Loader
 from dograph.data.pipeline import ensure_corpus
-from dograph.progress import Progress
 from dograph.train.assembly import open_sampler
 from dograph.train.distributed import World
-from dograph.train.start import start_run
-from dograph.train.trainer import Clock, Trainer
+from dograph.train.trainer import Trainer, start_run
 from dograph.types import Mixture
 
 BEGUN = time.perf_counter()
@@ -52,16 +50,16 @@ def open_trainer(args: argparse.Namespace, folder: Path, world: World) -> Traine
         ],
     )
     trainer = start_run(config, world)
-    trainer.open_outputs()
+    trainer.files.open(0)
     return trainer
 
 
-def train_to(trainer: Trainer, loader: Loader, clock: Clock, step: int) -> None:
-    every, progress = trainer.config.log.every, Progress(silent=True)
+def train_to(trainer: Trainer, loader: Loader, step: int) -> None:
+    every = trainer.config.log.every
     while trainer.done < step:
         record = trainer.advance(loader)
         if trainer.done % every == 0:
-            trainer.write_metrics(clock, progress)  # also stops a run that went astray
+            trainer.write_metrics()  # also stops a run that went astray
         if trainer.done % (10 * every) == 0 or trainer.done == step:
             say(f"step {trainer.done}: training loss {float(record.loss_B.mean()):.3f} nats")
 

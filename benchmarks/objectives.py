@@ -18,7 +18,7 @@ from benchmarks import measure
 from dograph.config import resolve_config
 from dograph.train.distributed import open_world
 from dograph.train.metrics import read_metrics
-from dograph.train.start import start_run
+from dograph.train.trainer import start_run
 
 PAPER = ["mixer.name=dograph", "mixer.recipe=paper"]
 ARMS = {

@@ -19,10 +19,8 @@ from benchmarks import measure
 from dograph.config import resolve_config
 from dograph.data.pipeline import ensure_corpus
 from dograph.models import presets
-from dograph.progress import Progress
 from dograph.train.distributed import open_world
-from dograph.train.start import start_run
-from dograph.train.trainer import Clock, Trainer
+from dograph.train.trainer import Trainer, start_run
 
 STEPS = 10
 presets.PRESETS["bench"] = presets._gpt2(layers=4, heads=4, width=256)
@@ -47,19 +45,19 @@ def open_trainer(args: argparse.Namespace, folder: Path, *overrides: str) -> Tra
     )
     with open_world(args.device) as world:
         trainer = start_run(config, world)
-    trainer.open_outputs()
+    trainer.files.open(0)
     return trainer
 
 
 def trainer_arm(trainer: Trainer) -> Callable[[], None]:
     """Everything a real run does: sampler, loader, step, metrics for every source, log writes."""
-    loader, progress = trainer.open_loader(), Progress(silent=True)
-    clock = Clock(trainer.config.train.batch_size * trainer.config.data.seq_len)
+    loader = trainer.open_loader()
 
     def step() -> None:
         record = trainer.advance(loader)
-        if trainer.done % trainer.config.log.every == 0 or trainer.halted_now(record):
-            trainer.write_metrics(clock, progress)
+        halted = trainer.world.device.type == "cpu" and bool(record.halted)
+        if trainer.done % trainer.config.log.every == 0 or halted:
+            trainer.write_metrics()
 
     return step
 

@@ -4,7 +4,7 @@ import json
 
 from rich.console import Console
 
-from dograph.eval.evaluate import Request
+from dograph.eval.evaluate import EvalRequest
 from dograph.models.build import build_model
 from dograph.models.files import save_model
 from dograph.reproduce import session
@@ -109,7 +109,7 @@ def silent(*_):
 
 def made(asked, request=None):
     """The outcome, what is stored of it, the text of the page, and what was trained."""
-    pool, request, asks = Here(), request or Request(), build_asks(asked)
+    pool, request, asks = Here(), request or EvalRequest(), build_asks(asked)
     session.check(asked, asks, request, silent)
     study = session.train(asked, asks, pool, silent)
     outcome, record = session.finish(study, request, asked.folder, silent)

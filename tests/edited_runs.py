@@ -3,7 +3,7 @@
 import json
 
 from dograph.config import resolve_config
-from dograph.train.start import resume_run, start_run
+from dograph.train.trainer import resume_run, start_run
 from tiny_steps import ALONE
 
 FIRST = {"alpha": 0.6, "beta": 0.3, "gamma": 0.1}

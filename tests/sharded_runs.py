@@ -10,7 +10,7 @@ from dograph.mixers.base import Mixer
 from dograph.models.files import model_tensors
 from dograph.train.optim import MOMENTS
 from dograph.train.run_dir import RunDirectory
-from dograph.train.start import resume_run, start_run
+from dograph.train.trainer import resume_run, start_run
 
 STEPS, STOP = 6, 4
 SETTINGS = (

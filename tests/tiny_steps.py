@@ -16,7 +16,7 @@ from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.mixers.registry import build_mixer
 from dograph.sketch.coverage import unwrapped
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
 from dograph.train.step import TrainStep
@@ -96,7 +96,7 @@ def open_steps(corpus, *overrides, world=ALONE, mixer=None):
     optimizer = build_optimizer(model, config.optim)
     mixer = mixer or build_mixer(config.mixer.name, config.mixer.options)
     sampler = open_sampler(config, corpus)
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     wrapped = world.wrap(model)
     loader = Loader(corpus, sampler, rank=world.rank, world_size=world.size)
     return Steps(TrainStep(config, world, wrapped, optimizer, mixer), loader, wrapped)

@@ -1,9 +1,9 @@
-"""What a rank says to the others, for tests of train.distributed and sketch.ranks."""
+"""What a rank says to the others, for tests of train.distributed and sketch.gradients."""
 
 import torch
 
 from dograph.data.loader import rank_slice
-from dograph.sketch.ranks import average_gradients
+from dograph.sketch.gradients import WorldRows, average_gradients
 
 
 def talk(world, num_samples):
@@ -13,7 +13,7 @@ def talk(world, num_samples):
     a.grad = torch.full((2,), float(world.rank))
     b.grad = None if world.rank == 1 else torch.ones(3)
     average_gradients([a, b])
-    rows = world.rows(len(own), num_samples)
+    rows = WorldRows(len(own), world.device, world.sizes(num_samples))
     return {
         "gathered": rows.gather(torch.stack((own, -own), dim=1)),
         "local": rows.local(torch.arange(float(num_samples))),

@@ -24,12 +24,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException as error:
         if isinstance(error, OSError):
             error.filename = str(path)  # what was asked for, not the temporary name
-        with contextlib.suppress(
-            OSError
-        ):  # of a read-only disk: the first error is the one to tell
+        # Of a read-only disk: the first error is the one to tell.
+        with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync_file(path.parent)
 
 
 def write_text(path: Path, content: str) -> None:
@@ -41,17 +40,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Force a file that somebody else wrote onto the disk."""
+    """Force a file onto the disk, or the names in a directory (a rename is one)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    """Force the names in a directory (a rename is one) onto the disk."""
-    sync_file(path)
 
 
 def sha256_of(path: Path) -> str:

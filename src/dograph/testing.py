@@ -30,6 +30,8 @@ def check_mixer(
     - `plan` and `remix` give mixtures of sources, or strata, that the corpus has.
     - `weigh` gives weights on the simplex, repeatable, blind to the order of samples, at first and
       after some steps.
+    - `weigh_lagged`, unless it is refused, gives a micro-batch of a larger batch finite weights;
+      domains, where it has some, are known or not to `graph` and `locate` alike.
     - A resumed run goes on as if it had not been stopped: `state_dict` is tensors and JSON values,
       and another mixer built alike and loaded with it, not planned, weighs and remixes the same.
     """
@@ -44,6 +46,7 @@ def check_mixer(
         _next_step(running, lab, step)
     for size in sizes:
         _require_weights(running, random_signals(running, size, len(sources), step=STEPS))
+    _require_capabilities(copy.deepcopy(running), lab)
     resumed = copy.deepcopy(mixer)
     resumed.load_state_dict(_stored(running.state_dict()))
     for step in range(STEPS, 2 * STEPS):
@@ -82,6 +85,22 @@ def _require_weights(mixer: Mixer, signals: Signals) -> None:
     assert torch.allclose(moved_B, weight_B[order_B], atol=1e-6), (
         "weights must follow their samples when these change places"
     )
+
+
+def _require_capabilities(mixer: Mixer, lab: "TinyLab") -> None:
+    """Refuse lagged weights and domains that a run could not use."""
+    signals = random_signals(mixer, SIZE, len(lab.tokens), step=STEPS)
+    if mixer.refuses_lagged() is None:
+        weight_b = mixer.weigh_lagged(signals, 2 * SIZE)
+        usable = weight_b.shape == (SIZE,) and bool(
+            (weight_b >= 0).all() & weight_b.isfinite().all()
+        )
+        assert usable, f"lagged weights must be {SIZE} finite numbers >= 0, got {weight_b.tolist()}"
+    if mixer.has_domains and signals.sketch_BK is not None:
+        located = mixer.locate(signals.sketch_BK, STEPS)
+        if mixer.graph(list(lab.tokens), STEPS) is not None:
+            assert located is not None, "locate knows no domains, but graph does"
+            assert located[0].shape == (SIZE,), "locate must give one domain a sample"
 
 
 def _require_known(mixture: Mixture, lab: Lab, where: str) -> None:
@@ -136,18 +155,16 @@ class TinyLab:
         if preset not in self._presets:
             self._presets.append(preset)
         parameters, tokens = 100_000 * 4 ** self._presets.index(preset), 1_000_000
-        curve = [
-            (step, self._losses(drawn, parameters, tokens * step / self.proxy_steps))
-            for step in range(1, self.proxy_steps + 1)
-        ]
+        curve = []
+        for step in range(1, self.proxy_steps + 1):
+            seen = tokens * step / self.proxy_steps
+            common = 2 + (seen / 1e5) ** -0.5 + (parameters / 1e5) ** -0.3
+            drawn_S = ((name, drawn.weights.get(name, 0.0)) for name in self.tokens)
+            curve.append((step, {name: common + math.exp(-weight) for name, weight in drawn_S}))
         stored = _stored(mixer.state_dict())
         state = {n: v.tolist() if isinstance(v, Tensor) else v for n, v in stored.items()}
         model = f"{proxy.label}/model"
         return ProxyResult(curve[-1][1], curve, state, model, parameters, tokens)
-
-    def _losses(self, drawn: Mixture, parameters: int, tokens: float) -> dict[str, float]:
-        common = 2 + (tokens / 1e5) ** -0.5 + (parameters / 1e5) ** -0.3
-        return {name: common + math.exp(-drawn.weights.get(name, 0.0)) for name in self.tokens}
 
 
 def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: float = 1e-4) -> None:

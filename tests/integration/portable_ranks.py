@@ -18,9 +18,9 @@ from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph
 from dograph.models.build import build_model
 from dograph.rng import key64
+from dograph.sketch.gradients import WorldRows, average_gradients
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
-from dograph.sketch.ranks import WorldRows, average_gradients
 from dograph.sketch.sketcher import Sketcher
 from dograph.types import Signals
 from tiny_steps import take_steps

@@ -8,7 +8,7 @@ import torch
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.train.distributed import open_world
-from dograph.train.start import resume_run, start_run
+from dograph.train.trainer import resume_run, start_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -11,7 +11,7 @@ from processes import rows
 
 from corpora import write_corpus
 from dograph.config import resolve_config
-from dograph.train.start import resume_run, start_run
+from dograph.train.trainer import resume_run, start_run
 from tiny_steps import ALONE, PAPER, STREAM, assert_same_gradients, open_steps, relative
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,7 +18,7 @@ from dograph.report.series import Columns
 from dograph.testing import check_mixer
 from dograph.train.distributed import World
 from dograph.train.run_dir import RunDirectory
-from dograph.train.start import start_run
+from dograph.train.trainer import start_run
 from own_domains import NUM, Quadrants
 from trainers import DIM, make, stacked
 

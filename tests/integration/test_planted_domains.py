@@ -11,7 +11,7 @@ from dograph.config import resolve_config
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare
 from dograph.train.distributed import open_world
-from dograph.train.start import start_run
+from dograph.train.trainer import start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

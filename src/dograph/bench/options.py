@@ -12,7 +12,7 @@ from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.data.sampler import Sampler
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.dograph_options import RECIPES
+from dograph.mixers.dograph import RECIPES
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
 from dograph.types import Batch, Mixture, SampleIds

@@ -28,8 +28,7 @@ from dograph.errors import ConfigError, require
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.rng import key64
-from dograph.sketch.gradients import MicroBatchResult
-from dograph.sketch.ranks import WorldRows, gather_signals, joined
+from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, joined
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.optim import build_optimizer
 from dograph.train.step import Stopwatch

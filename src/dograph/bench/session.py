@@ -3,9 +3,7 @@
 What is known is handed to `save` after every arm, so that a run that is cut loses little.
 """
 
-import math
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,6 +35,7 @@ from dograph.bench.options import LEAST_WARMUP_STEPS, Batches, BenchOptions, ope
 from dograph.bench.rivals import Loop, Opacus, Rival, Vmap, measure_rival
 from dograph.config import SketchConfig
 from dograph.models.presets import PRESETS
+from dograph.stats import median_estimate, median_record
 from dograph.train.distributed import describe_environment
 from dograph.train.forecast import Work, count_flops, extra_work
 from dograph.train.step import Lap, Stopwatch
@@ -122,28 +121,6 @@ def floor_ms(
         seconds = max(piece.bytes / bytes_per_second, piece.flops / flops_per_second)
         total[piece.what] = total.get(piece.what, 0.0) + 1e3 * seconds
     return total | {"total": sum(total.values())}
-
-
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> dict[str, Any]:
-    """The median and its exact distribution-free interval, from order statistics.
-
-    Between the k-th smallest and the k-th largest of n values lies the true median with
-    probability 1 - 2 P(Bin(n, 1/2) < k), whatever the distribution; k is the largest for which
-    that is at least `confidence`. Of too few values all are taken, and what they cover is said.
-    """
-    ordered, n = sorted(values), len(values)
-    below = [math.comb(n, k) / 2**n for k in range(n + 1)]
-    low, tail = 0, below[0]  # tail: P(Bin <= low)
-    while 2 * (tail + below[low + 1]) <= 1 - confidence:
-        low += 1
-        tail += below[low]
-    return {
-        "median": float(statistics.median(ordered)),
-        "low": float(ordered[low]),
-        "high": float(ordered[n - 1 - low]),
-        "confidence": round(max(1 - 2 * tail, 0.0), 4),
-        "blocks": n,
-    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -295,7 +272,7 @@ class Session:
         found |= {
             "ms": spread(turns.ms),
             "plain_ms": spread(turns.plain_ms),
-            "ratio": median_interval(ratios),
+            "ratio": median_record(median_estimate(ratios)),
             "row_ratio": row.ms / self.plain_row.ms,
             "parts_ms": median_parts(turns.laps),
         }

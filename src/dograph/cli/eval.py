@@ -81,7 +81,7 @@ def evaluate(
     dograph eval gpt2 --device cuda --dtype bfloat16 --batch-size 128 --out gpt2.json
     """  # noqa: D301
     from dograph.data.corpus import Corpus
-    from dograph.eval.evaluate import Request, find_subject
+    from dograph.eval.evaluate import EvalRequest, find_subject
     from dograph.eval.evaluate import evaluate as evaluated
     from dograph.files import write_json
 
@@ -91,7 +91,7 @@ def evaluate(
             corpus = Corpus(ensured(subject.run.config().data.corpus))
         except CorpusError as error:  # there are tasks, but no sources
             say(f"warning: no loss per source: {error}")
-    request = Request(
+    request = EvalRequest(
         benchmarks=benchmarks,
         tasks=tuple(name.strip() for name in tasks.split(",")) if tasks else (),
         limit=limit,

@@ -44,9 +44,9 @@ def inspect(
     dograph inspect runs/mine --corpus data/mine
     dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
     """  # noqa: D301
-    from dograph.eval.inspect import Request, inspect_model
+    from dograph.eval.inspect import InspectRequest, inspect_model
 
-    request = Request(
+    request = InspectRequest(
         model=model,
         corpus=ensured(corpus),
         rows=rows,

@@ -46,7 +46,8 @@ def mix(
     A run that has stopped: dograph train --resume RUN --mixture FILE.
     """  # noqa: D301
     from dograph.data.corpus import Corpus
-    from dograph.train.edits import Requests, facts_of, read_offer
+    from dograph.train.assembly import facts_of
+    from dograph.train.edits import Requests, read_offer
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)

@@ -170,9 +170,10 @@ def _resolved(
     if any(setting.partition("=")[0] == "mixer.name" for setting in own):
         raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
     config = resolve_config(name, [*own, f"mixer.name={method}"])
-    from dograph.plan.lab import default_proxy, require_planner
+    from dograph.mixers.registry import build_planner
+    from dograph.plan.lab import default_proxy
 
-    require_planner(config)
+    build_planner(config.mixer.name, config.mixer.options)
     run = with_corpus(config)
     return run, default_proxy(run, merge({}, *(parse_override(setting) for setting in proxy)))
 

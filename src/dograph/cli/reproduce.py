@@ -20,7 +20,7 @@ from dograph.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dograph.eval.evaluate import Request
+    from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce.artefacts import Artefact
     from dograph.reproduce.asks import Wanted
 
@@ -197,8 +197,8 @@ def _request(
     limit: str | None,
     using: str,
     batch_size: int,
-) -> "Request":
-    from dograph.eval.evaluate import Request
+) -> "EvalRequest":
+    from dograph.eval.evaluate import EvalRequest
 
     given = benchmarks is not None or tasks or limit or using != "builtin"
     if given and artefact.kind != "downstream":
@@ -206,7 +206,7 @@ def _request(
             f"--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
             f"{artefact.name} asks no questions"
         )
-    return Request(
+    return EvalRequest(
         benchmarks=benchmarks,
         tasks=tuple(name.strip() for name in tasks.split(",")) if tasks else (),
         limit=limit,
@@ -217,7 +217,7 @@ def _request(
 
 def _run(
     wanted: "Wanted",
-    request: "Request",
+    request: "EvalRequest",
     console: "Console",
     where: tuple[str, int | None, str | None],
     *,

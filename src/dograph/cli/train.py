@@ -123,8 +123,9 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
 def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | None) -> int:
     from dograph.cli.show import print_losses
     from dograph.report.render import page_at_end
+    from dograph.train.assembly import mixture_warnings
     from dograph.train.forecast import repeat_warnings
-    from dograph.train.start import mixture_warnings, resume_run, start_run
+    from dograph.train.trainer import resume_run, start_run
 
     if world.is_main:
         ensured(config.data.corpus)

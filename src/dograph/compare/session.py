@@ -36,7 +36,7 @@ from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
 from dograph.stats import METRICS
-from dograph.train.assembly import open_lab, open_sampler
+from dograph.train.assembly import CorpusLab, open_sampler
 from dograph.train.forecast import EFFICIENCY, measure_matmul, planned_epochs
 
 METHODS, CELLS = "methods.csv", "cells.csv"
@@ -112,7 +112,7 @@ def open_corpus(ask: Ask) -> Corpus:
         mixer = build_mixer(config.mixer.name, config.mixer.options)
         sampler = open_sampler(config, corpus)
         try:
-            sampler.remix(0, mixer.plan(open_lab(config, corpus)), reason="plan")
+            sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), reason="plan")
             planned_epochs(config, sampler, mixer)  # what is drawn later, too
         except DographError as error:
             raise ConfigError(f"{method.label}: {error}") from error

@@ -24,7 +24,7 @@ from dograph.data.journal import Journal, Output, Outputs, clear
 from dograph.data.options import PrepareOptions, Value
 from dograph.data.tokenizer import TOKENIZER_FILE
 from dograph.errors import CorpusError
-from dograph.files import sha256_of, sync_directory, sync_file
+from dograph.files import sha256_of, sync_file
 
 REPAIRS = "repairs.jsonl"
 _REPLACED = "replaced.json"  # manifest of the corpus that a new one takes the place of
@@ -217,7 +217,7 @@ def publish(options: PrepareOptions, manifest: Manifest, built: Path) -> Manifes
         sync_file(built / name)
         (out / name).parent.mkdir(exist_ok=True)
         os.replace(built / name, out / name)
-        sync_directory((out / name).parent)
+        sync_file((out / name).parent)
     manifest.write(out)
     clear(options.staging)
     return manifest

@@ -3,8 +3,7 @@
 Shapes: B samples, M domains, S sources, X tables, Y the sides of a table.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,36 +37,6 @@ def agreement_of_counts(count_XMS: Tensor) -> tuple[Tensor, Tensor]:
     nmi_X = 2 * information_X / entropy_X.masked_fill(entropy_X <= 0, 1)
     nmi_X = nmi_X.masked_fill(~informed_X, 0).masked_fill(unsplit_X, 1)
     return nmi_X, share_XMS.amax(dim=2).sum(dim=1)
-
-
-# The last batches' domains and sources: how far the two agree, as a metric only.
-
-
-BATCHES = 10
-
-
-class Recent:
-    """Labels of the last ten batches; one batch is too small to tell agreement from chance."""
-
-    def __init__(self) -> None:
-        self.num_sources = 64  # until a plan knows the run's
-        self.batches: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, label_B: Tensor, source_B: Tensor) -> None:
-        self.batches = [*self.batches[-(BATCHES - 1) :], (label_B, source_B)]
-
-    def state_dict(self) -> dict[str, Any]:
-        held = {
-            f"{what}/{i}": batch[k]
-            for i, batch in enumerate(self.batches)
-            for k, what in enumerate(("label", "source"))
-        }
-        return {"num_sources": self.num_sources, **held}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.num_sources = state["num_sources"]
-        held = range(len(state) // 2)
-        self.batches = [(state[f"label/{i}"], state[f"source/{i}"]) for i in held]
 
 
 def agreement_of(

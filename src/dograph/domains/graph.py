@@ -1,4 +1,4 @@
-"""The domain graph as a value: nodes and edges, and the files that hold it.
+"""The domain graph: nodes are domains, edges join those whose mean gradients agree; its files.
 
     .json      what graph.jsonl has on a line
     .graphml   for Gephi, yEd, Cytoscape, networkx
@@ -21,8 +21,6 @@ from torch import Tensor
 from dograph.errors import ConfigError
 from dograph.files import write_text
 from dograph.types import Domains
-
-# The domain graph: nodes are domains, edges join those whose mean gradients agree.
 
 
 def cosine(gram_MM: Tensor) -> Tensor:
@@ -126,36 +124,32 @@ def build_graph(
     rows = torch.cat([*parts, mmd_squared(gram_MM)], dim=1).tolist()
     first, last = 5 + len(sources), 5 + len(sources) + num
     present = [j for j in range(num) if rows[j][0] > 0]
-    nodes = [
-        _node(j, rows[j][:5], rows[j][5:first], sources, weighed=weight_M is not None)
-        for j in present
-    ]
+    nodes = []
+    for j in present:
+        share, weight, gradient_square, spread, square = rows[j][:5]
+        counts = zip(sources, rows[j][5:first], strict=True)
+        made = {source: int(count) for source, count in counts if count}
+        nodes.append(
+            Node(
+                domain=j,
+                share=share,
+                weight=weight if weight_M is not None else None,
+                norm=max(square, 0.0) ** 0.5,
+                gradient_norm=max(gradient_square, 0.0) ** 0.5,
+                spread=spread,
+                samples=sum(made.values()),
+                sources=made,
+            )
+        )
     edges = [
         Edge(j, k, rows[j][first + k], rows[j][last + k]) for j in present for k in present if j < k
     ]
     return DomainGraph(step, nodes, edges)
 
 
-def _node(
-    domain: int, figures: list[float], counts: list[float], sources: Sequence[str], *, weighed: bool
-) -> Node:
-    share, weight, gradient_square, spread, square = figures
-    made = {source: int(n) for source, n in zip(sources, counts, strict=True) if n}
-    return Node(
-        domain=domain,
-        share=share,
-        weight=weight if weighed else None,
-        norm=max(square, 0.0) ** 0.5,
-        gradient_norm=max(gradient_square, 0.0) ** 0.5,
-        spread=spread,
-        samples=sum(made.values()),
-        sources=made,
-    )
-
-
 def write_graph(graph: DomainGraph, path: Path) -> None:
     """Write the graph in the format that the file's ending names."""
-    formats = {".json": to_json_text, ".graphml": to_graphml, ".dot": to_dot}
+    formats = {".json": _to_json_text, ".graphml": to_graphml, ".dot": to_dot}
     if path.suffix not in formats:
         raise ConfigError(
             f"{path}: a graph is written as one of {', '.join(formats)}; give the file such an "
@@ -166,7 +160,7 @@ def write_graph(graph: DomainGraph, path: Path) -> None:
     write_text(path, formats[path.suffix](graph))
 
 
-def to_json_text(graph: DomainGraph) -> str:
+def _to_json_text(graph: DomainGraph) -> str:
     return json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 

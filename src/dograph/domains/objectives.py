@@ -7,21 +7,18 @@ graph together by a penalty gamma w'Lw; 0 is the paper.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from dograph.config import Options
 from dograph.domains.graph import adjacency, laplacian
 from dograph.domains.simplex import MOST_DOMAINS, relative_gap, solve_qp
 from dograph.errors import ConfigError, did_you_mean
 from dograph.kernels import usable
-from dograph.option_checks import require_known, require_number, require_one_of, require_whole
 from dograph.types import Domains
-
-VarianceReading = Literal["printed", "weighted"]
-SigmaReading = Literal["printed", "mean"]
 
 
 @runtime_checkable
@@ -40,14 +37,13 @@ class Objective(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Convex:
+class _Convex(Options):
     """Objectives that are a convex quadratic w'Qw + b'w; the residual is its relative gap."""
 
-    gamma: float = 0.0
+    prefix: ClassVar[str] = "objective."
+    rule: ClassVar[str]  # what it weighs by, as far as a table of domains shows it
 
-    def __post_init__(self) -> None:
-        require_number("objective.gamma", self.gamma, least=0)
+    gamma: float = Field(0.0, ge=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -63,11 +59,11 @@ class _Convex:
     def _penalised(self, domains: Domains) -> tuple[Tensor, Tensor]:
         quadratic_MM, linear_M = self.problem(domains)
         if self.gamma > 0:
-            quadratic_MM = quadratic_MM + self.gamma * _laplacian(domains)
+            laplacian_MM = laplacian(adjacency(domains.gram_MM.double()))
+            quadratic_MM = quadratic_MM + self.gamma * laplacian_MM
         return quadratic_MM, linear_M
 
 
-@dataclass(frozen=True, kw_only=True)
 class _ClosedForm(_Convex):
     """Objectives with a formula w0; under a penalty, argmin ||w - w0||^2 + gamma w'Lw."""
 
@@ -92,7 +88,6 @@ class _ClosedForm(_Convex):
         return torch.maximum(super().residual(domains, weight_M), unsettled)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Variance(_Convex):
     """Small variance of gradient norms and a short update: Var_j[||g_j||] + lambda w'Gw / s.
 
@@ -101,13 +96,10 @@ class Variance(_Convex):
     the m' present domains: w'D (I/m' - 11'/m'^2) D w with D = diag(||g_j||) / sqrt(s).
     """
 
-    lambda_: float = 1.0
-    variance: VarianceReading = "printed"
+    rule: ClassVar[str] = "the weights that make the update shortest"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("objective.lambda_", self.lambda_, above=0)
-        require_one_of("objective.variance", self.variance, get_args(VarianceReading))
+    lambda_: float = Field(1.0, gt=0)
+    variance: Literal["printed", "weighted"] = "printed"
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         gram_MM = domains.gram_MM.double() / _unit(domains)
@@ -121,7 +113,6 @@ class Variance(_Convex):
         return quadratic_MM, torch.zeros_like(gram_MM[0])
 
 
-@dataclass(frozen=True, kw_only=True)
 class Robust(_ClosedForm):
     """Heed the hardest domains: w_j ~ exp(||g_j|| / tau), norms in units of their mean.
 
@@ -129,11 +120,9 @@ class Robust(_ClosedForm):
     open, and the mean over the present domains makes tau free of scale.
     """
 
-    tau: float = 1.0
+    rule: ClassVar[str] = "weight ~ exp(mean norm / tau), norms in units of their average"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("objective.tau", self.tau, above=0)
+    tau: float = Field(1.0, gt=0)
 
     def formula(self, domains: Domains) -> Tensor:
         present_M = domains.present_M
@@ -144,7 +133,6 @@ class Robust(_ClosedForm):
         return torch.where(present_M, weight_M, 0.0).to(domains.gram_MM.dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Alignment(_ClosedForm):
     """Weigh domains by agreement with the update: w_j ~ max(cos(g_j, sum_l w_l g_l), 0).
 
@@ -154,11 +142,9 @@ class Alignment(_ClosedForm):
     more iteration makes.
     """
 
-    iterations: int = 20
+    rule: ClassVar[str] = "weight ~ agreement of the domain's mean gradient with the update"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("objective.iterations", self.iterations, least=1)
+    iterations: int = Field(20, ge=1)
 
     def formula(self, domains: Domains) -> Tensor:
         present_M = domains.present_M.double()
@@ -187,7 +173,6 @@ class Alignment(_ClosedForm):
         return weight_M.masked_fill(~torch.isfinite(rounding), torch.nan)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Uncertainty(_Convex):
     """A short update from steady domains: w'Gw / s + beta sum_j sigma_j^2 w_j.
 
@@ -197,15 +182,11 @@ class Uncertainty(_Convex):
     scaled sigma^2 that any domain is given.
     """
 
-    beta: float = 1.0
-    sigma: SigmaReading = "printed"
-    sigma_floor: float = 0.0
+    rule: ClassVar[str] = "a short update from domains of little spread"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("objective.beta", self.beta, least=0)
-        require_number("objective.sigma_floor", self.sigma_floor, least=0)
-        require_one_of("objective.sigma", self.sigma, get_args(SigmaReading))
+    beta: float = Field(1.0, ge=0)
+    sigma: Literal["printed", "mean"] = "printed"
+    sigma_floor: float = Field(0.0, ge=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         unit = _unit(domains)
@@ -216,7 +197,6 @@ class Uncertainty(_Convex):
         return domains.gram_MM.double() / unit, self.beta * sigma_M.clamp_min(self.sigma_floor)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Precision(_ClosedForm):
     """Trust steady domains and spend few effective samples: w_j ~ share_j s_j^-q.
 
@@ -225,11 +205,9 @@ class Precision(_ClosedForm):
     counts as an average one.
     """
 
-    q: float = 1.0
+    rule: ClassVar[str] = "weight ~ share x (gradient norm)^-q"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("objective.q", self.q)
+    q: float = 1.0
 
     def formula(self, domains: Domains) -> Tensor:
         absent_M, share_M = ~domains.present_M, domains.share_M.double()
@@ -263,17 +241,11 @@ def build_objective(spec: str | Mapping[str, object] | Objective) -> Objective:
     name = str(options["name"])
     if name not in OBJECTIVES:
         raise ConfigError(f'objective="{name}" is not known; {did_you_mean(name, OBJECTIVES)}')
-    kind = OBJECTIVES[name]
-    given = {option: value for option, value in options.items() if option != "name"}
-    require_known("objective.", given, name, [field.name for field in fields(kind)])
-    return kind(**given)  # type: ignore[arg-type]  # values are checked in __post_init__
+    given: dict[str, Any] = {option: value for option, value in options.items() if option != "name"}
+    return OBJECTIVES[name](**given)
 
 
 def _unit(domains: Domains) -> Tensor:
     """The unit s in float64, or 1 where every gradient is zero."""
     scale = domains.scale.double()
     return scale.masked_fill(scale == 0, 1)
-
-
-def _laplacian(domains: Domains) -> Tensor:
-    return laplacian(adjacency(domains.gram_MM.double()))

@@ -24,7 +24,11 @@ def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
 
     gram_BB = point_BK @ point_BK.T
     square_B = gram_BB.diagonal()
-    distance_B = _own_distance(gram_BB, mean_BM, label_B)
+    apart_BB = centred(gram_BB, torch.ones_like(square_B))
+    cross_BM = apart_BB @ mean_BM
+    self_M = (mean_BM * cross_BM).sum(dim=0)
+    cross_B = cross_BM.gather(1, label_B[:, None]).squeeze(1)
+    distance_B = (apart_BB.diagonal() - 2 * cross_B + self_M[label_B]).clamp_min(0)
     spread_M = distance_B @ mean_BM
     variance_M = (distance_B - spread_M[label_B]).square() @ mean_BM
     dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
@@ -56,12 +60,3 @@ def centred(gram_BB: Tensor, weight_B: Tensor) -> Tensor:
     share_B = weight_B / weight_B.sum().clamp_min(1)
     mean_B = gram_BB @ share_B
     return (gram_BB - mean_B[:, None]) - (mean_B - share_B @ mean_B)
-
-
-def _own_distance(gram_BB: Tensor, mean_BM: Tensor, label_B: Tensor) -> Tensor:
-    """Squared distance of each sample to the mean of its own domain."""
-    gram_BB = centred(gram_BB, torch.ones_like(gram_BB[0]))
-    cross_BM = gram_BB @ mean_BM
-    self_M = (mean_BM * cross_BM).sum(dim=0)
-    cross_B = cross_BM.gather(1, label_B[:, None]).squeeze(1)
-    return (gram_BB.diagonal() - 2 * cross_B + self_M[label_B]).clamp_min(0)

@@ -16,6 +16,7 @@ from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.types import Domains
 
+MOST_SAMPLES = 4096  # of the kernel that shares weights out, which is one program
 NORM_FLOOR = 0.1  # gradient norms below this fraction of the batch's median count as that fraction
 
 
@@ -173,12 +174,6 @@ def floor_weights(weight_M: Tensor, floor: float, present_M: Tensor) -> Tensor:
     return torch.where(present_M, mixed_M, 0.0)
 
 
-# From the weights of domains to those of samples, in one step.
-
-
-MOST_SAMPLES = 4096  # of the kernel, which is one program
-
-
 def all_finite(*weights: Tensor) -> Tensor:
     """Whether all numbers are finite: sums of weights do not overflow."""
     total = torch.stack([weight.sum() for weight in weights]).sum()
@@ -191,7 +186,7 @@ def share_out(
     """`sample_weights`, then `effective_floor`; and whether all of it was finite.
 
     Where `finite` is False, or a weight is not finite, all samples count alike. On a GPU this is
-    one kernel (sharing_kernel.py).
+    one kernel.
     """
     if len(domains.label_B) <= MOST_SAMPLES and usable(weight_M):
         from dograph.kernels.sample_weights import share_out_by_kernel

@@ -2,46 +2,24 @@
 
     batch    every world batch afresh, as the paper's appendix has it; no identity over time
     epoch    the sketches of `every` steps pooled, clustered once, held for the next period
-    stream   persistent domains that follow the model (stream.py)
+    stream   persistent domains that follow the model
 
 Shapes: B samples, K sketch, M domains, P pooled samples.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.kmeans import first_argmax, first_argmin, fits_kernel, kmeans
+from dograph.domains.kmeans import domains_of_batch, first_argmax, first_argmin, fits_kernel, kmeans
 from dograph.domains.partition import partition
 from dograph.errors import ConfigError
 from dograph.rng import key64
 from dograph.types import Domains
-
-
-class Scope(Protocol):
-    """Domains as they are known when a batch comes."""
-
-    keeps_identity: bool
-
-    def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
-        """The domains of these samples; None while none are known."""
-
-    def observe(self, sketch_BK: Tensor, step: int) -> None:
-        """Take the batch in; it counts from the next step on."""
-
-    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
-        """Where samples fall, changing nothing: label_B, and closeness_BM to each centroid.
-
-        Greater is nearer, -inf for domains without samples. None while no domains are known.
-        """
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class KMeans:
@@ -68,8 +46,6 @@ class KMeans:
         """The domains of these samples: `partition` by the labels of `__call__`."""
         if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
-        from dograph.domains.kmeans import domains_of_batch
-
         return domains_of_batch(
             sketch_BK.detach(),
             self.num_domains,
@@ -80,31 +56,34 @@ class KMeans:
 
     def centroids(self, point_BK: Tensor, label_B: Tensor) -> Tensor:
         """Means of the domains in the space that was clustered: of directions if `normalise`."""
-        if self.normalise:
-            point_BK = torch.nn.functional.normalize(point_BK)
+        point_BK = F.normalize(point_BK) if self.normalise else point_BK
         return domain_means(point_BK, label_B, self.num_domains)
 
     def _generator(self, step: int, device: torch.device) -> torch.Generator:
-        key = key64(self.seed, "kmeans", step) >> 1
-        return torch.Generator(device).manual_seed(key)
+        return torch.Generator(device).manual_seed(key64(self.seed, "kmeans", step) >> 1)
 
 
-class BatchScope:
-    """Every batch has its own domains."""
+class Scope:
+    """Domains as they are known when a batch comes. Every batch has its own: scope batch."""
 
-    keeps_identity = False
+    keeps_identity: ClassVar[bool] = False
 
     def __init__(self, cluster: KMeans) -> None:
         self.cluster = cluster
 
     def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
+        """The domains of these samples; None while none are known."""
         return self.cluster.domains(sketch_BK, step)
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
-        pass
+        """Take the batch in; it counts from the next step on."""
 
     def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
-        """These samples are clustered among themselves: no others are remembered."""
+        """Where samples fall, changing nothing: label_B, and closeness_BM to each centroid.
+
+        Greater is nearer, -inf for domains without samples. None while no domains are known.
+        Where no others are remembered, these samples are clustered among themselves.
+        """
         label_B = self.cluster(sketch_BK, step)
         centroid_MK = self.cluster.centroids(sketch_BK, label_B)
         return label_B, closeness(sketch_BK, centroid_MK, self.cluster.normalise)
@@ -113,18 +92,17 @@ class BatchScope:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Take back what `state_dict` gave."""
 
 
-class EpochScope:
+class EpochScope(Scope):
     """Domains found once a period, from all its sketches, and held for the next."""
 
-    keeps_identity = True
+    keeps_identity: ClassVar[bool] = True
 
     def __init__(self, cluster: KMeans, every: int) -> None:
-        if every < 1:
-            raise ConfigError(f"every={every}: a period has at least 1 step")
-        self.cluster, self.every = cluster, every
+        super().__init__(cluster)
+        self.every = every
         self.pool: list[Tensor] = []
         self.centroid_MK: Tensor | None = None
         self.domains: Domains | None = None
@@ -138,8 +116,8 @@ class EpochScope:
         if self.domains is None or self.centroid_MK is None:
             return None
         self.centroid_MK = self.centroid_MK.to(sketch_BK.device)
-        label_B = nearest(sketch_BK, self.centroid_MK, self.cluster.normalise)
-        return replace(self.domains.to(sketch_BK.device), label_B=label_B)
+        near_BM = closeness(sketch_BK, self.centroid_MK, self.cluster.normalise)
+        return replace(self.domains.to(sketch_BK.device), label_B=first_argmax(near_BM))
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         self.pool.append(sketch_BK)
@@ -170,11 +148,16 @@ class EpochScope:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.projection = state["projection"]
-        names = [name for name in state if name.startswith("pool/")]
-        self.pool = [state[name] for name in sorted(names, key=lambda n: int(n.split("/")[1]))]
+        self.pool = _pooled(state)
         if "centroid_MK" in state:
             self.centroid_MK = state["centroid_MK"]
             self.domains = Domains(**{n: state[f"domains/{n}"] for n in Domains.__slots__})
+
+
+def _pooled(state: Mapping[str, Any]) -> list[Tensor]:
+    """The batches of a pool, in their order."""
+    names = (name for name in state if name.startswith("pool/"))
+    return [state[name] for name in sorted(names, key=lambda name: int(name[5:]))]
 
 
 def require_lasting(scope: str, old: int | None, new: int, needed: int) -> None:
@@ -186,11 +169,6 @@ def require_lasting(scope: str, old: int | None, new: int, needed: int) -> None:
         f"steps, and this projection changed after {new - old}; set refresh to never, or to some "
         "hundreds of steps, or scope to batch"
     )
-
-
-def nearest(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
-    """The domain whose centroid is nearest, by angle or by distance; ties by index."""
-    return first_argmax(closeness(point_BK, centroid_MK, normalise))
 
 
 def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
@@ -216,10 +194,7 @@ def domain_means(point_BK: Tensor, label_B: Tensor, num_domains: int) -> Tensor:
 
 def matched(old_MK: Tensor, new_MK: Tensor) -> Tensor:
     """Which new centroid continues each old one: pairs by falling cosine, ties by index."""
-    old_MK, new_MK = (
-        torch.nn.functional.normalize(torch.where(torch.isfinite(c), c, 0.0))
-        for c in (old_MK, new_MK)
-    )
+    old_MK, new_MK = (F.normalize(torch.where(torch.isfinite(c), c, 0.0)) for c in (old_MK, new_MK))
     cosine_MM = old_MK @ new_MK.T
     num = len(cosine_MM)
     order_M = torch.zeros(num, dtype=torch.int64, device=cosine_MM.device)
@@ -245,18 +220,14 @@ FIT_BATCHES = 10  # K-means is over this many batches
 _SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 
 
-class StreamScope:
+class StreamScope(Scope):
     """Domains with an identity over the whole run."""
 
-    keeps_identity = True
+    keeps_identity: ClassVar[bool] = True
 
     def __init__(self, cluster: KMeans, *, half_life: float = 70.0, refit_every: int = 25) -> None:
-        if not half_life > 0:
-            raise ConfigError(f"half_life={half_life}: give a number of steps > 0")
-        if refit_every < 1:
-            raise ConfigError(f"refit_every={refit_every}: give a number of steps > 0")
-        self.cluster, self.refit_every = cluster, refit_every
-        self.decay = 0.5 ** (1 / half_life)
+        super().__init__(cluster)
+        self.refit_every, self.decay = refit_every, 0.5 ** (1 / half_life)
         self.index_M: Tensor | None = None
         self.reset(projection=None)
 
@@ -272,19 +243,40 @@ class StreamScope:
         if "count_M" not in self.sums:
             return None
         self._move(sketch_BK.device)
-        return self._domains(self._label(self._directions(sketch_BK)))
+        sums, label_B = self.sums, first_argmax(self._cosines(self._directions(sketch_BK)))
+        count_M = sums["count_M"]
+        total, safe_M = count_M.sum(), count_M.clamp_min(1e-6)
+        mean_MK = sums["gradient_MK"] / safe_M[:, None]
+        spread_M = sums["spread_M"] / safe_M
+        return Domains(
+            label_B=label_B,
+            share_M=count_M / total,
+            gram_MM=mean_MK @ mean_MK.T,
+            square_M=sums["square_M"] / safe_M,
+            spread_M=spread_M,
+            spread_variance_M=(sums["spread_square_M"] / safe_M - spread_M.square()).clamp_min(0),
+            scale=sums["square_M"].sum() / total,
+        )
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         sketch_BK = sketch_BK.float()
         self._move(sketch_BK.device)
         self.seen += 1
         unit_BK = F.normalize(sketch_BK)
-        self._centre(unit_BK)
+        unit_K, size = unit_BK.sum(dim=0), float(len(unit_BK))
+        if "centre_K" in self.sums:
+            self.sums["centre_K"] = torch.add(unit_K, self.sums["centre_K"], alpha=self.decay)
+            self.sums["centre_count"] = self.decay * self.sums["centre_count"] + size
+        else:
+            self.sums |= {"centre_K": unit_K, "centre_count": unit_K.new_full((), size)}
         if "count_M" in self.sums:
             direction_BK = self._centred(unit_BK)
             if self.seen % self.refit_every == 0:
                 self._refit(direction_BK, step)
-            self._add(sketch_BK, direction_BK)
+            label_B = first_argmax(self._cosines(direction_BK))
+            added = self._sums_of(sketch_BK, direction_BK, label_B)
+            for name in _SUMS:
+                self.sums[name] = torch.add(added[name], self.sums[name], alpha=self.decay)
             self._reseed(sketch_BK, direction_BK)
         self.pool = [*self.pool[-(FIT_BATCHES - 1) :], sketch_BK]
         if "count_M" not in self.sums and len(self.pool) == FIT_BATCHES:
@@ -313,26 +305,8 @@ class StreamScope:
     def _centred(self, unit_BK: Tensor) -> Tensor:
         return F.normalize(unit_BK - self.sums["centre_K"] / self.sums["centre_count"])
 
-    def _centre(self, unit_BK: Tensor) -> None:
-        unit_K, size = unit_BK.sum(dim=0), float(len(unit_BK))
-        if "centre_K" in self.sums:
-            self.sums["centre_K"] = torch.add(unit_K, self.sums["centre_K"], alpha=self.decay)
-            self.sums["centre_count"] = self.decay * self.sums["centre_count"] + size
-        else:
-            self.sums |= {"centre_K": unit_K, "centre_count": unit_K.new_full((), size)}
-
     def _cosines(self, direction_BK: Tensor) -> Tensor:
         return direction_BK @ F.normalize(self.sums["direction_MK"]).T
-
-    def _label(self, direction_BK: Tensor) -> Tensor:
-        return first_argmax(self._cosines(direction_BK))
-
-    def _add(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
-        """Decay what is known and add a batch."""
-        label_B = self._label(direction_BK)
-        added = self._sums_of(sketch_BK, direction_BK, label_B)
-        for name in _SUMS:
-            self.sums[name] = torch.add(added[name], self.sums[name], alpha=self.decay)
 
     def _sums_of(
         self, sketch_BK: Tensor, direction_BK: Tensor, label_B: Tensor
@@ -397,22 +371,6 @@ class StreamScope:
             where = one_M[:, None] if sums[name].dim() == 2 else one_M
             sums[name] = torch.where(where, value, sums[name])
 
-    def _domains(self, label_B: Tensor) -> Domains:
-        sums = self.sums
-        count_M = sums["count_M"]
-        total, safe_M = count_M.sum(), count_M.clamp_min(1e-6)
-        mean_MK = sums["gradient_MK"] / safe_M[:, None]
-        spread_M = sums["spread_M"] / safe_M
-        return Domains(
-            label_B=label_B,
-            share_M=count_M / total,
-            gram_MM=mean_MK @ mean_MK.T,
-            square_M=sums["square_M"] / safe_M,
-            spread_M=spread_M,
-            spread_variance_M=(sums["spread_square_M"] / safe_M - spread_M.square()).clamp_min(0),
-            scale=sums["square_M"].sum() / total,
-        )
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "projection": self.projection,
@@ -424,5 +382,4 @@ class StreamScope:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.projection, self.seen = state["projection"], state["seen"]
         self.sums = {n[5:]: value for n, value in state.items() if n.startswith("sums/")}
-        names = sorted((n for n in state if n.startswith("pool/")), key=lambda n: int(n[5:]))
-        self.pool = [state[name] for name in names]
+        self.pool = _pooled(state)

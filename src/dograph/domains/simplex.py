@@ -61,7 +61,13 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
 
 
 def _solve_by_pytorch(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tensor:
-    curvature_MM, slope_M = _scaled(quadratic_MM, linear_M, present_M)
+    # Hessian and slope in units of the largest entry of Q. A domain whose slope exceeds the least
+    # one by more than four units has weight 0 in every minimum. Slopes are therefore cut at eight,
+    # so that no outlier sets the precision of the rest, and an absent domain is one without
+    # curvature and with that slope.
+    q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
+    slope_M = (b_M / unit).clamp_max(OUT_OF_REACH).masked_fill(~present_M, OUT_OF_REACH)
+    curvature_MM = 2 * q_MM / unit
     identity_MM = torch.eye(len(slope_M), dtype=torch.float64, device=slope_M.device)
     curvature_MM = curvature_MM + RIDGE * identity_MM
     w_M = torch.full_like(slope_M, 1 / len(slope_M))
@@ -113,28 +119,13 @@ def _within(
     quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q and the slopes above the least one, over the present domains, and their unit."""
-    q_MM, b_M = _masked(quadratic_MM.double(), present_M), linear_M.double()
+    absent_MM = ~(present_M[:, None] & present_M)
+    q_MM = quadratic_MM.double()
+    q_MM = ((q_MM + q_MM.T) / 2).masked_fill(absent_MM, 0)  # the symmetric part
+    b_M = linear_M.double()
     b_M = (b_M - _least(b_M, present_M)).masked_fill(~present_M, 0)
     unit = torch.maximum(q_MM.abs().amax(), 1e-12 * b_M.amax())
     return q_MM, b_M, unit.masked_fill(unit == 0, 1)
-
-
-def _scaled(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Hessian and slope in units of the largest entry of Q.
-
-    A domain whose slope exceeds the least one by more than four units has weight 0 in every
-    minimum. Slopes are therefore cut at eight, so that no outlier sets the precision of the rest,
-    and an absent domain is one without curvature and with that slope.
-    """
-    q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
-    slope_M = (b_M / unit).clamp_max(OUT_OF_REACH)
-    return 2 * q_MM / unit, slope_M.masked_fill(~present_M, OUT_OF_REACH)
-
-
-def _masked(quadratic_MM: Tensor, present_M: Tensor) -> Tensor:
-    """The symmetric part over the present domains."""
-    absent_MM = ~(present_M[:, None] & present_M)
-    return ((quadratic_MM + quadratic_MM.T) / 2).masked_fill(absent_MM, 0)
 
 
 def _least(value_M: Tensor, present_M: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.harness import Report, check_with, evaluate_tasks
-from dograph.eval.scores import Encoder, Estimate, Scorer, TaskScore, average
+from dograph.eval.scores import ItemMean, PromptEncoder, Scorer, TaskScore, average
 from dograph.eval.tasks import (
     TASKS,
     Documents,
@@ -76,7 +76,7 @@ def open_scorer(
         raise ConfigError(f"--max-length {max_length}, but {name} has {positions} positions")
     return Scorer(
         model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
-        encoder=Encoder.of(tokenizer, end_of_text),
+        encoder=PromptEncoder.of(tokenizer, end_of_text),
         max_length=max_length or min(trained_length or positions, positions),
         batch_size=batch_size,
     )
@@ -114,7 +114,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class EvalRequest:
     """What to evaluate, and how."""
 
     benchmarks: Path | None = None  # None: the hub
@@ -132,7 +132,7 @@ class Evaluation:
     """What was found."""
 
     scores: list[TaskScore]
-    average: Estimate
+    average: ItemMean
     chance: float  # of the average
     sources: Row  # as in metrics.jsonl; empty where the model has no corpus
     notes: list[str]
@@ -162,7 +162,7 @@ def find_subject(name: str) -> Subject:
 
 
 def evaluate(
-    subject: Subject, request: Request, corpus: Corpus | None, report: Report
+    subject: Subject, request: EvalRequest, corpus: Corpus | None, report: Report
 ) -> Evaluation:
     """Score the tasks, then the sources of the corpus, where there is one."""
     started = time.monotonic()
@@ -193,7 +193,7 @@ def evaluate(
     )
 
 
-def read_documents(request: Request, report: Report) -> list[Documents]:
+def read_documents(request: EvalRequest, report: Report) -> list[Documents]:
     """The documents of every task asked for, each at most as many as its limit."""
     tasks = pick_tasks(list(request.tasks))
     limits = parse_limits(request.limit, tasks)
@@ -271,7 +271,7 @@ def _task_record(score: TaskScore, found: Documents) -> dict[str, Any]:
 
 
 def _provenance(
-    subject: Subject, request: Request, scorer: Scorer, corpus: Corpus | None
+    subject: Subject, request: EvalRequest, scorer: Scorer, corpus: Corpus | None
 ) -> dict[str, Any]:
     folder = Path(subject.model)
     weights = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
@@ -346,14 +346,14 @@ def _count(items: int, available: int) -> str:
     return str(items) if items == available else f"{items} of {available}"
 
 
-def _percent(estimate: Estimate | None) -> str:
+def _percent(estimate: ItemMean | None) -> str:
     if estimate is None:
         return ""
     error = "" if estimate.se is None else f" ± {100 * estimate.se:.1f}"
     return f"{100 * estimate.value:.1f}{error}"
 
 
-def _plain(estimate: Estimate | None, shape: str) -> str:
+def _plain(estimate: ItemMean | None, shape: str) -> str:
     if estimate is None:
         return ""
     error = "" if estimate.se is None else f" ± {format(estimate.se, shape)}"

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from dograph.errors import ConfigError, require
-from dograph.eval.scores import Estimate, Likelihood, Scorer, TaskScore, score_task, summary
+from dograph.eval.scores import ItemMean, Likelihood, Scorer, TaskScore, score_task, summary
 from dograph.eval.tasks import Documents
 
 GROUP, SPLIT = "dograph", "evaluation"
@@ -100,9 +100,9 @@ def _score(found: Documents, rows: list[dict[str, Any]], truncated: int) -> Task
     normalised = [float(row["acc_norm"]) for row in rows] if task.normalised else []
     gold = [likelihoods_of(row)[item.gold].nats for row, item in zip(rows, items, strict=True)]
 
-    def theirs(values: list[float]) -> Estimate:
+    def theirs(values: list[float]) -> ItemMean:
         se = mean_stderr(values) if len(values) > 1 else None
-        return Estimate(sum(values) / len(values), se)
+        return ItemMean(sum(values) / len(values), se)
 
     return replace(
         summary(task, items, correct, normalised, gold, truncated),

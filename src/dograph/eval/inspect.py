@@ -43,7 +43,7 @@ SEQ_LEN = 256  # where none is asked for, no run tells, and the model has as man
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class InspectRequest:
     """What to inspect."""
 
     model: str  # a preset, or any causal LM by path or Hugging Face name
@@ -56,7 +56,7 @@ class Request:
     exclude: tuple[str, ...] = ()
 
 
-def open_subject(request: Request, corpus: Corpus) -> tuple[PerSampleLoss, int, list[str]]:
+def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss, int, list[str]]:
     """The model, how many tokens a row has, and what a reader should know of both."""
     device, notes = pick_device(request.device), []
     folder = Path(request.model)
@@ -105,7 +105,7 @@ def open_subject(request: Request, corpus: Corpus) -> tuple[PerSampleLoss, int, 
 
 
 def choose_rows(
-    corpus: Corpus, seq_len: int, request: Request
+    corpus: Corpus, seq_len: int, request: InspectRequest
 ) -> tuple[Split, list[Block], list[str]]:
     """Rows of one split, two or more from each source that has them; and what to know of them."""
     split: Split = "validation"
@@ -199,7 +199,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """One part of the model: how far apart sources are in its gradients, over all pairs."""
 
     name: str
@@ -208,7 +208,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class NearestSample:
     """A sample near its domain's centroid."""
 
     domain: int
@@ -228,11 +228,11 @@ class Inspection:
     rows: dict[str, int]  # by source
     loss_nats: dict[str, float]  # by source
     pairs: list[Pair]
-    parts: list[Part]
+    parts: list[ModelPart]
     nmi: float
     purity: float
     graph: DomainGraph
-    examples: list[Example]
+    examples: list[NearestSample]
     notes: list[str]
 
     def save(self, folder: Path) -> None:
@@ -243,7 +243,7 @@ class Inspection:
             write_graph(self.graph, folder / f"graph.{ending}")
 
 
-def inspect_model(request: Request, report: Report = lambda *_: None) -> Inspection:
+def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> Inspection:
     """Sketch, compare, cluster."""
     corpus = Corpus(request.corpus)
     report(f"loading {request.model}", 0, 0)
@@ -283,7 +283,7 @@ def inspect_model(request: Request, report: Report = lambda *_: None) -> Inspect
 
 
 def part_sketches(
-    model: PerSampleLoss, blocks: list[Block], request: Request, report: Report
+    model: PerSampleLoss, blocks: list[Block], request: InspectRequest, report: Report
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of each row, and its sketch by part of the model; the parts add up to the sketch."""
     sketcher = Sketcher(
@@ -341,11 +341,11 @@ def _pairs(found: PairwiseMMD, sources: list[str]) -> list[Pair]:
     return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 
 
-def _part(name: str, found: PairwiseMMD, sources: list[str]) -> Part:
+def _part(name: str, found: PairwiseMMD, sources: list[str]) -> ModelPart:
     pairs = _pairs(found, sources)
     known = [pair.separation for pair in pairs if pair.separation is not None]
     farthest = (pairs[0].first, pairs[0].second) if pairs else ("", "")
-    return Part(name, sum(known) / len(known) if known else None, farthest)
+    return ModelPart(name, sum(known) / len(known) if known else None, farthest)
 
 
 def _known(value: Tensor) -> float | None:
@@ -355,7 +355,7 @@ def _known(value: Tensor) -> float | None:
 
 def _examples(
     corpus: Corpus, blocks: list[Block], label_N: Tensor, direction_NK: Tensor, num_domains: int
-) -> list[Example]:
+) -> list[NearestSample]:
     """The samples nearest each domain's centroid."""
     centroid_MK = domain_means(direction_NK, label_N, num_domains)
     near_NM = closeness(direction_NK, centroid_MK, normalise=True)
@@ -366,5 +366,5 @@ def _examples(
         for n in sorted(own, key=lambda n: (-near_N[n], n))[:EXAMPLES]:
             place: dict[str, Any] = blocks[n].place()
             text = " ".join(blocks[n].text(corpus).split())[:PREVIEW] if readable else None
-            examples.append(Example(domain, place["source"], place["document"], text))
+            examples.append(NearestSample(domain, place["source"], place["document"], text))
     return examples

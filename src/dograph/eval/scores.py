@@ -27,14 +27,14 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
+class PromptEncoder:
     """A Hugging Face tokenizer, and the token that stands for an empty context."""
 
     tokenizer: Any
     prefix_id: int
 
     @classmethod
-    def of(cls, tokenizer: Any, end_of_text: int | None = None) -> "Encoder":
+    def of(cls, tokenizer: Any, end_of_text: int | None = None) -> "PromptEncoder":
         """The prefix is the tokenizer's start, else its end, else the corpus' end of text.
 
         A tokenizer that names none of them may still have the token that commonly is one.
@@ -85,7 +85,7 @@ class Likelihood:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ScoredText:
     """A context and its continuation in tokens; the last token is only ever predicted."""
 
     ids: list[int]
@@ -94,7 +94,7 @@ class Text:
     answer_cut: bool  # even a part of the continuation
 
     @classmethod
-    def cut(cls, context: list[int], continuation: list[int], max_length: int) -> "Text":
+    def cut(cls, context: list[int], continuation: list[int], max_length: int) -> "ScoredText":
         whole = context + continuation
         ids = whole[-(max_length + 1) :]
         scored = min(len(continuation), len(ids) - 1)
@@ -111,13 +111,13 @@ class Scorer:
     """
 
     model: PerSampleLoss
-    encoder: Encoder
+    encoder: PromptEncoder
     max_length: int
     batch_size: int
 
-    def texts(self, pairs: Sequence[tuple[str, str]]) -> list[Text]:
+    def texts(self, pairs: Sequence[tuple[str, str]]) -> list[ScoredText]:
         """Tokens of each (context, continuation), cut to what the model is shown."""
-        return [Text.cut(*self.encoder.pair(*pair), self.max_length) for pair in pairs]
+        return [ScoredText.cut(*self.encoder.pair(*pair), self.max_length) for pair in pairs]
 
     @torch.inference_mode()
     def score(
@@ -133,7 +133,7 @@ class Scorer:
             report(len(found), len(texts))
         return [found[k] for k in range(len(texts))]
 
-    def _batch(self, texts: list[Text]) -> list[Likelihood]:
+    def _batch(self, texts: list[ScoredText]) -> list[Likelihood]:
         """Right-padded: attention is causal, so what follows a text cannot change it."""
         device, width = self.model.model.device, max(len(text.ids) for text in texts) - 1
         token_BT = torch.zeros(len(texts), width, dtype=torch.long)
@@ -172,14 +172,14 @@ class Scorer:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ItemMean:
     """A mean over items and its standard error; None where one item tells nothing of it."""
 
     value: float
     se: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
+    def of(cls, values: Sequence[float]) -> "ItemMean":
         x = np.asarray(values, dtype=np.float64)
         se = float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else None
         return cls(float(x.mean()), se)
@@ -191,15 +191,15 @@ class TaskScore:
 
     task: str
     items: int
-    acc: Estimate
-    acc_norm: Estimate | None  # where the harness reports it
-    bits_per_byte: Estimate  # of the gold answers
-    perplexity: Estimate | None  # of the answers, for LAMBADA
+    acc: ItemMean
+    acc_norm: ItemMean | None  # where the harness reports it
+    bits_per_byte: ItemMean  # of the gold answers
+    perplexity: ItemMean | None  # of the answers, for LAMBADA
     chance: float  # accuracy of guessing
     truncated: int  # texts that were cut on their left
 
     @property
-    def primary(self) -> Estimate:
+    def primary(self) -> ItemMean:
         """The paper's choice: normalised accuracy where available."""
         return self.acc if self.acc_norm is None else self.acc_norm
 
@@ -244,22 +244,22 @@ def summary(
     return TaskScore(
         task=task.name,
         items=len(items),
-        acc=Estimate.of(correct),
-        acc_norm=Estimate.of(normalised) if task.normalised else None,
-        bits_per_byte=Estimate.of(bits),
+        acc=ItemMean.of(correct),
+        acc_norm=ItemMean.of(normalised) if task.normalised else None,
+        bits_per_byte=ItemMean.of(bits),
         perplexity=_perplexity(gold_nats) if task.cloze else None,
         chance=0.0 if task.cloze else float(np.mean([1 / len(item.pairs) for item in items])),
         truncated=truncated,
     )
 
 
-def _perplexity(nats: Sequence[float]) -> Estimate:
-    mean = Estimate.of(nats)
+def _perplexity(nats: Sequence[float]) -> ItemMean:
+    mean = ItemMean.of(nats)
     value = math.exp(min(-mean.value, 700.0))
-    return Estimate(value, None if mean.se is None else value * mean.se)
+    return ItemMean(value, None if mean.se is None else value * mean.se)
 
 
-def average(scores: Sequence[TaskScore]) -> Estimate:
+def average(scores: Sequence[TaskScore]) -> ItemMean:
     """The paper's average: every task alike, by normalised accuracy where available.
 
     Tasks are independent samples of questions, so its standard error is
@@ -269,4 +269,4 @@ def average(scores: Sequence[TaskScore]) -> Estimate:
     errors = [score.primary.se for score in scores]
     known = [se for se in errors if se is not None]
     se = math.sqrt(sum(se**2 for se in known)) / len(scores) if len(known) == len(scores) else None
-    return Estimate(sum(score.primary.value for score in scores) / len(scores), se)
+    return ItemMean(sum(score.primary.value for score in scores) / len(scores), se)

@@ -27,10 +27,15 @@ from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.files import sha256_of, write_bytes, write_json
 from dograph.mixers.base import Mixer
 from dograph.models.loss import after_the_head
-from dograph.sketch.gradients import MicroBatchResult
+from dograph.sketch.gradients import (
+    MicroBatchResult,
+    WorldRows,
+    gather_signals,
+    is_sharded,
+    world_size,
+)
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
-from dograph.sketch.ranks import WorldRows, gather_signals, is_sharded, world_size
 from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
 from dograph.types import Signals

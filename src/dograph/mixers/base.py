@@ -4,11 +4,12 @@ A method answers at most three questions: what to draw from (`plan`, before trai
 each sample counts (`weigh`, each step), and whether to draw differently (`remix`, now and then).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dograph.config import Refresh, RunConfig
+from dograph.errors import ConfigError, did_you_mean
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture, Signals
 
@@ -184,7 +185,7 @@ class Mixer:
 
     def option(self, name: str) -> Any:
         """What one of its options is, given or by default; None where it has no such option."""
-        return None
+        return getattr(getattr(self, "options", None), name, None)
 
     @classmethod
     def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,6 +210,15 @@ class Mixer:
         A vector has one entry a domain; `samples/domain` has one a sample, its domain.
         """
         return {}
+
+
+def require_sources(option: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse an option that names what no source is called."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f'mixer.{option} names "{name}", which is not a source; {did_you_mean(name, known)}'
+            )
 
 
 def with_options(name: str, options: Mapping[str, Any]) -> str:

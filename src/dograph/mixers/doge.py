@@ -1,31 +1,54 @@
-"""DoGE: a mixture from one proxy run that follows gradient alignment (Fan et al., 2024)."""
+"""DoGE: a mixture from one proxy run that follows gradient alignment (Fan et al., 2024).
 
-from collections.abc import Mapping, Sequence
+Shapes: B samples, K sketch, S sources.
+"""
+
 from typing import Any, ClassVar
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
-from dograph.config import Refresh
+from dograph.config import Fraction, Options, Refresh
 from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Planner, Proxy
+from dograph.mixers.base import Lab, Planner, Proxy, require_sources
 from dograph.mixers.source_weights import (
-    Outcome,
+    LearntWeights,
     SourceMixer,
     as_values,
-    require_sources,
     sensitivity,
     share_out_sources,
 )
-from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
-
-# The proxy run of DoGE: sources whose gradients help the targets count more (Fan et al., 2024).
-
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
 TINY = 1e-6  # beside norms, as in the authors' code
+
+
+class DoGEUpdate(Options):
+    """Of the update of the weights; those of the authors' code."""
+
+    targets: Any = None  # names of sources; None: all
+    clip: float = Field(5.0, gt=0)
+    exclude_self: bool = False  # no source counts for helping itself
+    smoothing: Fraction = 0.0  # c
+
+    @field_validator("targets")
+    @classmethod
+    def _listed(cls, targets: Any) -> Any:
+        if targets is not None and (isinstance(targets, str) or not targets):
+            raise ConfigError(f"mixer.targets must list sources' names, got {targets!r}")
+        return targets
+
+
+class DoGEProxyOptions(DoGEUpdate):
+    """Of the proxy's own."""
+
+    owner: ClassVar[str] = "doge-proxy"
+
+    mu: float = Field(0.01, gt=0)
+    sources: Any = None  # names, or {name: training tokens}; None: as planned
 
 
 class DoGEProxy(SourceMixer):
@@ -52,28 +75,15 @@ class DoGEProxy(SourceMixer):
 
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
 
-    def __init__(
-        self,
-        *,
-        mu: float = 0.01,
-        targets: Sequence[str] | None = None,
-        clip: float = 5.0,
-        exclude_self: bool = False,
-        smoothing: float = 0.0,
-        sources: Mapping[str, float] | Sequence[str] | None = None,
-    ) -> None:
-        require_number("mixer.mu", mu, above=0)
-        require_number("mixer.clip", clip, above=0)
-        require_number("mixer.smoothing", smoothing, least=0, most=1)
-        if targets is not None and (isinstance(targets, str) or not targets):
-            raise ConfigError(f"mixer.targets must list sources' names, got {targets!r}")
-        self.mu, self.clip, self.smoothing = mu, clip, smoothing
+    def __init__(self, **options: Any) -> None:
+        self.options = DoGEProxyOptions(**options)
+        targets = self.options.targets
         self.targets = None if targets is None else list(targets)
-        self.exclude_self = exclude_self
-        super().__init__(sources, "uniform")
+        super().__init__(self.options.sources)
         self.gradient_SK: Tensor | None = None  # each source's last, scaled down
         self.alignment_S: Tensor | None = None  # W of the last step
         self.projection: int | None = None  # of gradient_SK
+        # Which sources train the model and which are targets, as 1.0 and 0.0; made once.
         self._masks: tuple[Tensor, Tensor] | None = None
 
     def _taught(self, names: list[str]) -> list[str]:
@@ -103,34 +113,11 @@ class DoGEProxy(SourceMixer):
             raise ConfigError("DoGEProxy's steps go with the learning rate; fill Signals.lr")
         own_BS = self._ready(signals)
         count_S, finite = own_BS.sum(dim=0), all_finite(sketch_BK)
-        scale_S = self._take_in(sketch_BK, own_BS, finite, signals.projection)
-        train_S, target_S = self._roles(own_BS)
-        assert self.gradient_SK is not None
-        product_SS = self.gradient_SK @ self.gradient_SK.mT
-        if self.exclude_self:
-            product_SS = product_SS - product_SS.diag().diag()
-        self.alignment_S = product_SS @ target_S
-        norm = (train_S * self.gradient_SK.norm(dim=1)).sum() / train_S.sum()
-        lr = signals.lr
-        score_S = (lr * self.alignment_S / (norm + TINY)).clamp(0, MOST * lr)
-        weight_S = torch.softmax(self.learnt.weight_S.log() + score_S / self.mu, dim=0)
-        equal_S = train_S / train_S.sum()
-        weight_S = (1 - self.smoothing) * weight_S + self.smoothing * equal_S
-        self.learnt.update(weight_S, finite)
-        each_S = self.learnt.weight_S * scale_S / count_S.clamp_min(1)
-        self._report = self.learnt.report() | self.learnt.by_name("alignment", self.alignment_S)
-        return share_out_sources(each_S, own_BS, finite, sketch_BK)
-
-    def _take_in(
-        self, sketch_BK: Tensor, own_BS: Tensor, finite: Tensor, projection: int
-    ) -> Tensor:
-        """Renew the gradients of the sources present; return what each was scaled by, (S,)."""
-        count_S = own_BS.sum(dim=0)
         mean_SK = (own_BS.mT @ sketch_BK.double()) / count_S.clamp_min(1)[:, None]
-        scale_S: Tensor = (self.clip / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
+        scale_S: Tensor = (self.options.clip / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
         if self.gradient_SK is None:
-            self.gradient_SK, self.projection = torch.zeros_like(mean_SK), projection
-        if self.projection != projection:
+            self.gradient_SK, self.projection = torch.zeros_like(mean_SK), signals.projection
+        if self.projection != signals.projection:
             raise ConfigError(
                 "DoGEProxy keeps the last sketch of a source that is absent, so all must be under "
                 "one projection; this one was redrawn: use sketch.refresh=never"
@@ -138,10 +125,6 @@ class DoGEProxy(SourceMixer):
         old_SK = self.gradient_SK.to(mean_SK.device)
         fresh_S = finite & (count_S > 0)
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
-        return scale_S
-
-    def _roles(self, own_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """Which sources train the model and which are targets, as 1.0 and 0.0; made once."""
         if self._masks is None or self._masks[0].device != own_BS.device:
             names = self.learnt.names
             train, targets = self._taught(names), self.targets or names
@@ -149,7 +132,21 @@ class DoGEProxy(SourceMixer):
                 own_BS.new_tensor([float(name in train) for name in names]),
                 own_BS.new_tensor([float(name in targets) for name in names]),
             )
-        return self._masks
+        train_S, target_S = self._masks
+        product_SS = self.gradient_SK @ self.gradient_SK.mT
+        if self.options.exclude_self:
+            product_SS = product_SS - product_SS.diag().diag()
+        self.alignment_S = product_SS @ target_S
+        norm = (train_S * self.gradient_SK.norm(dim=1)).sum() / train_S.sum()
+        lr = signals.lr
+        score_S = (lr * self.alignment_S / (norm + TINY)).clamp(0, MOST * lr)
+        weight_S = torch.softmax(self.learnt.weight_S.log() + score_S / self.options.mu, dim=0)
+        equal_S, c = train_S / train_S.sum(), self.options.smoothing
+        weight_S = (1 - c) * weight_S + c * equal_S
+        self.learnt.update(weight_S, finite)
+        each_S = self.learnt.weight_S * scale_S / count_S.clamp_min(1)
+        self._report = self.learnt.report() | self.learnt.by_name("alignment", self.alignment_S)
+        return share_out_sources(each_S, own_BS, finite, sketch_BK)
 
     def state_dict(self) -> dict[str, Any]:
         own: dict[str, Any] = {"projection": self.projection}
@@ -167,6 +164,15 @@ REMEDY = "raise mixer.mu (to 0.05 or 0.1, say)"
 SETTINGS = {"sketch": {"refresh": "never"}, "probe": {"rows": 0}}
 
 
+class DoGEOptions(DoGEUpdate):
+    """`mu` may be a list; the others are the proxy's."""
+
+    owner: ClassVar[str] = "doge"
+
+    mu: Any = 0.01
+    seed: int = 0
+
+
 class DoGE(Planner):
     """Train a proxy that upweights sources whose gradients help the targets; average its weights.
 
@@ -175,40 +181,30 @@ class DoGE(Planner):
     is the one that counts, and how far the others lead away is in the findings.
     """
 
-    def __init__(
-        self,
-        *,
-        mu: float | Sequence[float] = 0.01,
-        targets: Sequence[str] | None = None,
-        clip: float = 5.0,
-        exclude_self: bool = False,
-        smoothing: float = 0.0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.mus, self.seed = as_values("mu", mu), seed
-        self.targets = None if targets is None else list(targets)
-        self.options: dict[str, Any] = {
-            "targets": targets,
-            "clip": clip,
-            "exclude_self": exclude_self,
-            "smoothing": smoothing,
-        }
+        self.options = DoGEOptions(**options)
+        self.mus = as_values("mu", self.options.mu)
         for value in self.mus:  # refuses now what its proxy would refuse later
-            DoGEProxy(mu=value, **self.options)
+            DoGEProxyOptions(mu=value)
 
     def plan(self, lab: Lab) -> Mixture:
-        require_sources("targets", self.targets or [], list(lab.tokens))
-        trained = [name for name in lab.tokens if name not in (self.targets or [])]
+        targets = self.options.targets or []
+        require_sources("targets", targets, lab.tokens)
+        trained = [name for name in lab.tokens if name not in targets]
+        shared = set(DoGEUpdate.model_fields)
+        given = self.options.model_dump(include=shared, exclude_none=True)
         proxies = [
-            Proxy(f"proxy, mu {mu:g}", self._mixer(mu), self.seed, SETTINGS) for mu in self.mus
+            Proxy(
+                f"proxy, mu {mu:g}",
+                {"name": "doge-proxy", "mu": mu, **given},
+                self.options.seed,
+                SETTINGS,
+            )
+            for mu in self.mus
         ]
-        outcomes = [Outcome.of(result.state, trained) for result in lab.train(proxies)]
+        outcomes = [LearntWeights.of(result.state, trained) for result in lab.train(proxies)]
         self.findings = outcomes[0].findings() | {"advice": outcomes[0].advice(REMEDY)}
         if len(self.mus) > 1:
             self.findings["sensitivity"] = {"mu": sensitivity(self.mus, outcomes)}
         return outcomes[0].mixture
-
-    def _mixer(self, mu: float) -> dict[str, Any]:
-        given = {name: value for name, value in self.options.items() if value is not None}
-        return {"name": "doge-proxy", "mu": mu, **given}

@@ -4,50 +4,144 @@ Algorithm 1 of the paper is `DoGraph.weigh`. Sketches come with the signals (the
 Sketcher makes them); weights are applied to full gradients, not to projected ones (docs/decisions/
 010): theta moves along sum_i c_i g_i with c_i = w_j / |D_j| for sample i in domain j.
 
-Shapes: B samples of the world batch, K sketch, M domains, S sources or strata.
+Shapes: B samples of the world batch, b those of a micro-batch, K sketch, M domains.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from dograph.config import Refresh, RunConfig
-from dograph.domains import sample_weights as budget
-from dograph.domains.agreement import Recent
-from dograph.domains.graph import DomainGraph
+from dograph.config import Fraction, Options, Refresh, RunConfig
+from dograph.domains.graph import DomainGraph, build_graph
+from dograph.domains.objectives import build_objective
 from dograph.domains.partition import sample_weights
-from dograph.domains.sample_weights import all_finite, share_out
-from dograph.domains.scopes import FIT_BATCHES, Scope
-from dograph.errors import ConfigError
+from dograph.domains.sample_weights import Budget, all_finite, floor_weights, share_out
+from dograph.domains.scopes import (
+    FIT_BATCHES,
+    EpochScope,
+    KMeans,
+    Scope,
+    StreamScope,
+)
+from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer, Report, with_options
-from dograph.mixers.dograph_options import DEFAULT_RECIPE, resolve_options
-from dograph.mixers.dograph_report import describe, domain_graph, reasons
-from dograph.mixers.fixed import sampling_mixture
+from dograph.mixers.dograph_report import step_report
+from dograph.mixers.fixed import check_sampling, sampling_mixture
 from dograph.mixers.remixing import Remixing
-from dograph.option_checks import require_whole
 from dograph.types import Domains, Mixture, Signals
+
+DEFAULT_RECIPE = "recommended"
+RECENT = 10  # batches over which domains and sources are compared; one alone may agree by chance
+# Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks
+# first. The paper also draws a new projection every step: sketch.refresh=step.
+_PAPER = {
+    "scope": "batch",
+    "objective": "uncertainty",
+    "normalise": False,
+    "effective_floor": None,
+    "warmup": 0.0,
+}
+# What a recipe changes in the defaults of `DoGraphOptions`.
+RECIPES: dict[str, dict[str, Any]] = {
+    "safe": {},
+    "paper": _PAPER,
+    # The paper's domains under our objective: what did best on tuning seeds (docs/results.md).
+    "recommended": _PAPER | {"objective": "precision"},
+    # No domains needed: each sample's gradient counts by its direction, w_j = |D_j| / n.
+    "inverse-norm": _PAPER | {"objective": {"name": "precision", "q": 0.0}, "within": "unit"},
+}
+
+
+class DoGraphOptions(Options):
+    """Every choice of the method. Defaults are the recipe `safe`; a recipe changes some."""
+
+    owner: ClassVar[str] = "dograph"
+
+    recipe: str = DEFAULT_RECIPE
+    num_domains: int = Field(11, ge=1)
+    scope: Literal["batch", "epoch", "stream"] = "stream"
+    every: int = Field(100, ge=1)  # steps of a period, scope epoch
+    half_life: float = Field(70.0, ge=1)  # steps after which a sample counts half, scope stream
+    objective: Any = "precision"  # a name, {name: ..., option: ...}, or an object
+    normalise: bool = True  # spherical K-means; stream always is
+    restarts: int = Field(16, ge=1)
+    min_size: int = Field(1, ge=1)
+    weight_floor: float = Field(0.0, ge=0)  # least weight of a domain, at most 1 / num_domains
+    cap: float | None = Field(None, ge=1)  # most that a sample may count, in equal weights
+    effective_floor: float | None = Field(0.9, ge=1e-6, le=1)  # least effective share 1/(n sum c^2)
+    keep_shares: bool = False  # weigh inside sources: each keeps the share that was drawn
+    within: Literal["mean", "unit"] = "mean"
+    norm_from: Literal["blocks", "all"] = "blocks"
+    sampling: Any = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
+    realise: Literal["loss", "sampling", "both"] = "loss"
+    remix_every: int = Field(50, ge=1)
+    remix_floor: float = Field(0.25, ge=0, le=1)  # of a stratum's share at first
+    max_epochs: float = Field(4.0, ge=0)  # how often remixing may have a stratum read through
+    warmup: Fraction = 0.05  # share of the run with equal weights
+    warmup_steps: int | None = Field(None, ge=0)  # in place of it
+    seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_recipe(cls, given: dict[str, Any]) -> dict[str, Any]:
+        recipe = given.get("recipe", DEFAULT_RECIPE)
+        if recipe not in RECIPES:
+            raise ConfigError(
+                f'mixer.recipe="{recipe}" is not known; {did_you_mean(recipe, RECIPES)}'
+            )
+        return RECIPES[recipe] | given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        check_sampling(self.sampling)
+        if self.weight_floor > 1 / self.num_domains:
+            raise ConfigError(
+                f"mixer.weight_floor={self.weight_floor}: give a finite number of at least 0 and "
+                f"at most {1 / self.num_domains:g}, which is 1 / mixer.num_domains"
+            )
+        if self.keep_shares and self.cap is not None:
+            raise ConfigError(
+                f"mixer.cap={self.cap:g} with mixer.keep_shares=true: what a cap cuts off goes to "
+                "all sources alike; bound weights with mixer.effective_floor instead"
+            )
+        if self.realise != "loss" and self.scope == "batch":
+            raise ConfigError(
+                "mixer.realise=sampling needs domains with an identity over time: "
+                "mixer.scope=stream or epoch, not batch"
+            )
+        return self
+
+    def open_scope(self) -> Scope:
+        cluster = KMeans(
+            self.num_domains,
+            normalise=self.normalise or self.scope == "stream",
+            restarts=self.restarts,
+            min_size=self.min_size,
+            seed=self.seed,
+        )
+        if self.scope == "stream":
+            return StreamScope(cluster, half_life=self.half_life)
+        return EpochScope(cluster, self.every) if self.scope == "epoch" else Scope(cluster)
 
 
 class DoGraph(Mixer):
-    """Weighs model-perceived domains. Options: `dograph.mixers.dograph_options`."""
+    """Weighs model-perceived domains. Options: `DoGraphOptions`."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
     has_domains: ClassVar[bool] = True
     reads_mixtures: ClassVar[bool] = True
 
-    def __init__(
-        self, recipe: str = DEFAULT_RECIPE, *, warmup_steps: int | None = None, **options: Any
-    ) -> None:
-        """`warmup_steps`: in place of the share `warmup` of a run, whose length `plan` knows."""
-        if warmup_steps is not None:
-            require_whole("mixer.warmup_steps", warmup_steps, least=0)
-        self.options = resolve_options(recipe, options)
-        self.objective, self.scope = self.options.build_objective(), self.options.build_scope()
-        self.recent = Recent()
-        self.remixing = Remixing(self.options)
-        self.asked_warmup, self.warmup_steps = warmup_steps, warmup_steps or 0
+    def __init__(self, recipe: str = DEFAULT_RECIPE, **options: Any) -> None:
+        self.options = DoGraphOptions(recipe=recipe, **options)
+        self.objective = build_objective(self.options.objective)
+        self.scope, self.remixing = self.options.open_scope(), Remixing(self.options)
+        self.budget = Budget(self.options.cap, self.options.effective_floor)
+        self.warmup_steps = self.options.warmup_steps or 0
+        self.num_sources = 64  # until a plan knows the run's
+        self.recent: list[tuple[Tensor, Tensor]] = []  # label_B and source_B of the last batches
         self.domains: Domains | None = None
         self.weight_M: Tensor | None = None
         self._report: Report = {}
@@ -55,23 +149,23 @@ class DoGraph(Mixer):
     def plan(self, lab: Lab) -> Mixture:
         """As `sampling` says at first; `realise: sampling` moves it later."""
         self.warm_up(lab.steps)
-        self.recent.num_sources = len(lab.tokens)
+        self.num_sources = len(lab.tokens)
         mixture = sampling_mixture(self.options.sampling, lab.tokens)
         self.remixing.open(lab, mixture)
         return mixture
 
     def warm_up(self, steps: int) -> None:
         """Count samples alike in the first part of a run of `steps`, or as long as was asked."""
-        if self.asked_warmup is None:
+        if self.options.warmup_steps is None:
             self.warmup_steps = round(self.options.warmup * steps)
 
     def weigh(self, signals: Signals) -> Tensor:
-        """c_B: cluster the sketches, solve for the domains' weights, share them out."""
-        sketch_BK, finite = _finite(signals)
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        """Algorithm 1: cluster the sketches, solve for the domains' weights, share them out."""
+        sketch_BK, finite = _finite(signals)  # R' g_i
+        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)  # D_1 .. D_m
         if domains is not None:
-            self.weight_M = self._solved(domains)
-            weight_B, finite = self._shared(domains, self.weight_M, signals, finite)
+            self.weight_M = self._solved(domains)  # w = argmin L_opt on the simplex
+            weight_B, finite = self._shared(domains, self.weight_M, signals, finite)  # c_i
         if domains is None or signals.step < self.warmup_steps:
             weight_B = super().weigh(signals)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
@@ -79,24 +173,30 @@ class DoGraph(Mixer):
 
     def _solved(self, domains: Domains) -> Tensor:
         """w_M: what the objective asks for, with the floor on it."""
-        self.remixing.require_open()
         weight_M = self.objective(self.remixing.at_first(domains))
         if self.options.weight_floor == 0:
             return weight_M
-        return budget.floor_weights(weight_M, self.options.weight_floor, domains.present_M)
+        return floor_weights(weight_M, self.options.weight_floor, domains.present_M)
 
     def _shared(
         self, domains: Domains, weight_M: Tensor, signals: Signals, finite: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Domain weights to sample weights, inside the variance budget; and if all was finite."""
+        """c_B: domain weights to sample weights, inside the budget; and if all was finite."""
         options, known = self.options, self.remixing.expected(domains)
-        if options.only_means:
+        plain = (options.realise, options.within, options.cap, options.keep_shares)
+        if plain == ("loss", "mean", None, False):
             return share_out(known, weight_M, finite, options.effective_floor)
+        if options.keep_shares and signals.source_B is None:
+            raise ConfigError(
+                "mixer.keep_shares=true needs the source of every sample: pass source_B to "
+                "Sketcher.backward or Sketcher.signals"
+            )
         if options.realise == "sampling":
             weight_B = Mixer.weigh(self, signals)
         else:
             weight_B = sample_weights(known, weight_M)
-        weight_B = options.budget.hold(weight_B, self._norms(signals), self._sources(signals))
+        source_B = signals.source_B if options.keep_shares else None
+        weight_B = self.budget.hold(weight_B, self._norms(signals), source_B)
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
@@ -107,17 +207,6 @@ class DoGraph(Mixer):
         assert signals.sketch_BK is not None
         own = signals.block_norm_B if self.options.norm_from == "blocks" else None
         return signals.sketch_BK.norm(dim=1) if own is None else own
-
-    def _sources(self, signals: Signals) -> Tensor | None:
-        """Whose shares are kept (`keep_shares`)."""
-        if not self.options.keep_shares:
-            return None
-        if signals.source_B is None:
-            raise ConfigError(
-                "mixer.keep_shares=true needs the source of every sample: pass source_B to "
-                "Sketcher.backward or Sketcher.signals"
-            )
-        return signals.source_B
 
     def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
         """c_b of a micro-batch before the others are known: w_j / (N p_j), shares as of now.
@@ -132,38 +221,81 @@ class DoGraph(Mixer):
         equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
         if domains is None or signals.step < self.warmup_steps:
             return equal_b
-        weight_M = self._solved(domains)
-        weight_b = self._lagged(domains, weight_M, signals, num_samples)
-        return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
-
-    def _lagged(
-        self, domains: Domains, weight_M: Tensor, signals: Signals, num_samples: int
-    ) -> Tensor:
-        """The same for a micro-batch, by the shares that domains are known to have."""
-        known = self.remixing.expected(domains)
+        weight_M, known = self._solved(domains), self.remixing.expected(domains)
         times_M = torch.where(known.present_M, weight_M / known.share_M.clamp_min(1e-12), 0.0)
         if self.options.realise == "sampling":
             times_M = torch.ones_like(times_M)
-        return self.options.budget.hold_lagged(
+        weight_b = self.budget.hold_lagged(
             times_M / num_samples,
             known.share_M,
             domains.label_B,
             self._norms(signals),
             size=num_samples,
         )
+        return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
-        """Take in a world batch whose weights were lagged."""
         sketch_BK, finite = _finite(signals)
         domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
         if domains is not None:
             self.weight_M = self._solved(domains)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
+    def _take_in(
+        self,
+        signals: Signals,
+        sketch_BK: Tensor,
+        domains: Domains | None,
+        weight_B: Tensor,
+        finite: Tensor,
+    ) -> None:
+        """Let the scope learn from the batch, count it, and note what to report."""
+        self.domains = domains
+        self.scope.observe(sketch_BK, signals.step)
+        if domains is None:  # none yet, or forgotten with an old projection
+            self.weight_M = self.remixing.count_MS = None
+        else:
+            if signals.source_B is not None:
+                last = (domains.label_B, signals.source_B)
+                self.recent = [*self.recent[-(RECENT - 1) :], last]
+            if self.remixing.active and signals.stratum_B is not None:
+                self.remixing.add(domains.label_B, signals.stratum_B)
+        self._report = step_report(self, sketch_BK, weight_B, finite)
+
+    def report(self) -> Report:
+        return self._report
+
     def remix(self, signals: Signals) -> Mixture | None:
         if signals.step < self.warmup_steps:
             return None
         return self.remixing.mixture(signals.step, self.weight_M)
+
+    def state_dict(self) -> dict[str, Any]:
+        recent: dict[str, Any] = {"num_sources": self.num_sources}
+        for i, (label_B, source_B) in enumerate(self.recent):
+            recent |= {f"label/{i}": label_B, f"source/{i}": source_B}
+        parts = {
+            "scope": self.scope.state_dict(),
+            "recent": recent,
+            "remixing": self.remixing.state_dict(),
+        }
+        state = {f"{part}:{n}": value for part, own in parts.items() for n, value in own.items()}
+        return {**state, "warmup_steps": self.warmup_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        parts: dict[str, dict[str, Any]] = {"scope": {}, "recent": {}, "remixing": {}}
+        for name, value in state.items():
+            part, _, own = name.partition(":")
+            parts.get(part, {})[own] = value
+        self.warmup_steps = state["warmup_steps"]
+        recent = parts["recent"]
+        self.num_sources = recent.pop("num_sources")
+        held = range(len(recent) // 2)
+        self.recent = [(recent[f"label/{i}"], recent[f"source/{i}"]) for i in held]
+        self.scope.load_state_dict(parts["scope"])
+        self.remixing.load_state_dict(parts["remixing"])
+
+    # What it says of itself, and what its domains look like.
 
     @property
     def changes_sampling(self) -> bool:
@@ -200,34 +332,90 @@ class DoGraph(Mixer):
 
     def refresh(self, asked: Refresh | None) -> Refresh:
         """Domains of each batch see a new projection each step; those that last need one."""
-        options = self.options
-        if options.scope == "batch":
+        if not self.domains_last:
             return "step" if asked is None else asked
+        given = f"sketch.refresh={asked} with mixer.scope={self.options.scope}"
         remedy = "set sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
         if asked == "step":
             raise ConfigError(
-                f"sketch.refresh=step with mixer.scope={options.scope}: domains that last need "
-                f"sketches under one projection; {remedy}"
+                f"{given}: domains that last need sketches under one projection; {remedy}"
             )
-        first = options.every if options.scope == "epoch" else FIT_BATCHES
+        first = self.options.every if self.options.scope == "epoch" else FIT_BATCHES
         if isinstance(asked, int) and 0 < asked <= first:
             raise ConfigError(
-                f"sketch.refresh={asked} with mixer.scope={options.scope}: domains are found from "
-                f"{first} steps, and would be forgotten before any could use them; {remedy}"
+                f"{given}: domains are found from {first} steps, and would be forgotten before "
+                f"any could use them; {remedy}"
             )
         return "never" if asked is None else asked
 
+    def listing(self, weight_M: Tensor) -> Tensor:
+        """Which domain is listed as number 0, 1 and so on: by falling weight if none lasts."""
+        if self.domains_last:
+            return torch.arange(len(weight_M), device=weight_M.device)
+        return weight_M.argsort(descending=True, stable=True)
+
     def graph(self, sources: Sequence[str], step: int) -> DomainGraph | None:
-        return domain_graph(self, sources, step)
+        """Sources are counted over the last batches, or the last one if domains do not last."""
+        if self.domains is None or self.weight_M is None or not self.recent:
+            return None
+        batches = self.recent if self.domains_last else self.recent[-1:]
+        label_N, source_N = (
+            torch.cat([part_B.to(self.weight_M.device) for part_B in parts])
+            for parts in zip(*batches, strict=True)
+        )
+        return build_graph(
+            self.domains,
+            self.weight_M,
+            label_N,
+            source_N,
+            sources,
+            step=step,
+            order_M=self.listing(self.weight_M),
+        )
 
     def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
         return self.scope.locate(sketch_BK, step)
 
     def explain(self, row: Mapping[str, float], step: int, config: RunConfig) -> list[str]:
-        return reasons(self, row, step, config)
-
-    def option(self, name: str) -> Any:
-        return getattr(self.options, name, None)
+        options, size = self.options, config.train.batch_size
+        alike = f"all {size} samples counted alike"
+        if "domains/0/mean_norm" not in row:
+            return [f"no domains were known yet (scope {options.scope}): {alike}"]
+        objective = type(self.objective).__name__.lower()
+        rule = getattr(self.objective, "rule", "an objective of your own")
+        lasting = "domains last, shares and norms are averages over time"
+        passing = "the domains are those of this batch alone, listed by falling weight"
+        told = [
+            f"objective {objective}: {rule}; residual {row['weights/solver_residual']:.2g}",
+            f"scope {options.scope}: {lasting if self.domains_last else passing}",
+        ]
+        self.warm_up(config.train.steps)
+        if step <= self.warmup_steps:
+            return [*told, f"warm-up until step {self.warmup_steps}: {alike}"]
+        if row["weights/fallback"]:
+            return [*told, "some gradient was not finite: all samples counted alike"]
+        # From domain weights to sample weights, in the order in which it is done.
+        steps = ["a sample counts its domain's weight over its domain's share"]
+        if options.realise == "sampling":
+            steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
+        if options.within == "unit":
+            steps.append("divided by its own gradient norm (within: unit)")
+        if options.keep_shares:
+            steps.append(
+                "scaled so that each source keeps the share it was drawn with (keep_shares)"
+            )
+        if options.cap is not None:
+            steps.append(f"at most {options.cap:g} equal weights (cap)")
+        if options.effective_floor is not None:
+            # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
+            pieces = (config.train.micro_batch_size or size) < size
+            lagged = pieces and config.sketch.accumulation == "lagged"
+            steps.append(
+                f"drawn towards 1 until {options.effective_floor:.0%} of the samples are effective"
+                f"{', in the mean over batches' if lagged else ''}"
+            )
+        effective = row["weights/effective_samples"]
+        return [*told, ", ".join(steps), f"effective samples: {effective:.1f} of {size}"]
 
     @classmethod
     def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,57 +425,16 @@ class DoGraph(Mixer):
     @classmethod
     def describe(cls, name: str, options: Mapping[str, Any]) -> str:
         """What its recipe and options come to: domains, objective, scope."""
-        given = dict(options)
-        recipe = given.pop("recipe", DEFAULT_RECIPE)
-        found = resolve_options(recipe, {k: v for k, v in given.items() if k != "warmup_steps"})
+        found = DoGraphOptions(**options)
         objective = found.objective
         if isinstance(objective, Mapping):
-            rest = {name: value for name, value in objective.items() if name != "name"}
+            rest = {option: value for option, value in objective.items() if option != "name"}
             objective = with_options(str(objective["name"]), rest)
+        given = {option: value for option, value in options.items() if option != "recipe"}
         return (
-            f"{name}, recipe {with_options(recipe, given)}: {found.num_domains} domains, "
+            f"{name}, recipe {with_options(found.recipe, given)}: {found.num_domains} domains, "
             f"objective {objective}, scope {found.scope}"
         )
-
-    def _take_in(
-        self,
-        signals: Signals,
-        sketch_BK: Tensor,
-        domains: Domains | None,
-        weight_B: Tensor,
-        finite: Tensor,
-    ) -> None:
-        """Let the scope learn from the batch, count it, and note what to report."""
-        self.domains = domains
-        self.scope.observe(sketch_BK, signals.step)
-        if domains is None:  # none yet, or forgotten with an old projection
-            self.weight_M = self.remixing.count_MS = None
-        else:
-            if signals.source_B is not None:
-                self.recent.add(domains.label_B, signals.source_B)
-            if self.remixing.active and signals.stratum_B is not None:
-                self.remixing.add(domains.label_B, signals.stratum_B)
-        self._report = describe(self, sketch_BK, weight_B, finite)
-
-    def _parts(self) -> dict[str, Scope | Recent | Remixing]:
-        return {"scope": self.scope, "recent": self.recent, "remixing": self.remixing}
-
-    def report(self) -> Report:
-        return self._report
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {
-            f"{part}:{name}": value
-            for part, owner in self._parts().items()
-            for name, value in owner.state_dict().items()
-        }
-        return {**state, "warmup_steps": self.warmup_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.warmup_steps = state["warmup_steps"]
-        for part, owner in self._parts().items():
-            own = {n.partition(":")[2]: v for n, v in state.items() if n.startswith(f"{part}:")}
-            owner.load_state_dict(own)
 
 
 def _finite(signals: Signals) -> tuple[Tensor, Tensor]:

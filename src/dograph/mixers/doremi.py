@@ -1,28 +1,45 @@
 """DoReMi: a mixture from a reference and a proxy run (Xie et al., 2023)."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from dograph.config import Fraction, Options
 from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy
 from dograph.mixers.source_weights import (
-    Outcome,
+    LearntWeights,
     SourceMixer,
-    Weights,
     as_values,
     means_by_source,
     sensitivity,
     share_out_sources,
 )
-from dograph.option_checks import require_number, require_one_of, require_whole
 from dograph.types import Mixture, Signals
 
-# The proxy run of DoReMi: Group DRO on the excess over a reference (Xie et al., 2023).
+
+class DoReMiUpdate(Options):
+    """Of the update of the weights; those of the authors' code."""
+
+    smoothing: Fraction = 1e-3  # c
+    normaliser: Literal["global", "per_domain"] = "global"
+    excess: Literal["token", "domain"] = "token"
+    sampling: Literal["uniform", "natural"] = "uniform"
+
+
+class DoReMiProxyOptions(DoReMiUpdate):
+    """Of the proxy's own."""
+
+    owner: ClassVar[str] = "doremi-proxy"
+
+    reference: str | None = None
+    eta: float = Field(1.0, gt=0)
+    sources: Any = None  # names, or {name: training tokens}; None: as planned
 
 
 class DoReMiProxy(SourceMixer):
@@ -42,46 +59,17 @@ class DoReMiProxy(SourceMixer):
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "reference_loss", "source"})
 
-    def __init__(
-        self,
-        reference: str | None = None,
-        *,
-        eta: float = 1.0,
-        smoothing: float = 1e-3,
-        normaliser: str = "global",
-        excess: str = "token",
-        sampling: str = "uniform",
-        sources: Mapping[str, float] | Sequence[str] | None = None,
-    ) -> None:
-        require_number("mixer.eta", eta, above=0)
-        require_number("mixer.smoothing", smoothing, least=0, most=1)
-        require_one_of("mixer.normaliser", normaliser, ("global", "per_domain"))
-        require_one_of("mixer.excess", excess, ("token", "domain"))
-        super().__init__(sources, sampling, counts_first=True)
-        self.reference, self.eta, self.smoothing = reference, eta, smoothing
-        self.normaliser, self.excess = normaliser, excess
+    def __init__(self, **options: Any) -> None:
+        self.options = DoReMiProxyOptions(**options)
+        self.reference, self.sampling = self.options.reference, self.options.sampling
+        super().__init__(self.options.sources, counts_first=True)
         self.excess_S: Tensor | None = None  # s_d, as last seen
 
     def weigh(self, signals: Signals) -> Tensor:
         loss_B = self._require("loss_B", signals.loss_B)
         own_BS = self._ready(signals)
         count_S = own_BS.sum(dim=0)
-        finite, excess_S = self._excess(signals, own_BS)
-        log_S = self.learnt.weight_S.log() + self.eta * excess_S
-        weight_S = torch.softmax(log_S, dim=0)
-        weight_S = (1 - self.smoothing) * weight_S + self.smoothing / len(weight_S)
-        self.learnt.update(weight_S, finite)
-        if self.normaliser == "global":
-            each_S = self.learnt.weight_S / self._sampling_S()
-        else:
-            each_S = self.learnt.weight_S / count_S.clamp_min(1)
-        self._report = self.learnt.report() | self.learnt.by_name("excess_nats", excess_S)
-        return share_out_sources(each_S, own_BS, finite, loss_B)
-
-    def _excess(self, signals: Signals, own_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether all losses are finite, and s_S with this batch taken in."""
-        loss_B = self._require("loss_B", signals.loss_B)
-        if self.excess == "token":
+        if self.options.excess == "token":
             excess_B = self._require("excess_loss_B", signals.excess_loss_B)
             finite = all_finite(loss_B, excess_B)
             mean_S = means_by_source(excess_B, own_BS)
@@ -97,25 +85,28 @@ class DoReMiProxy(SourceMixer):
                 )
             self.excess_S = torch.full_like(mean_S, math.log(signals.vocab_size))
         old_S = self.excess_S.to(mean_S.device)
-        self.excess_S = torch.where(finite & (own_BS.sum(dim=0) > 0), mean_S, old_S)
-        return finite, self.excess_S
+        self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, old_S)
+        log_S = self.learnt.weight_S.log() + self.options.eta * excess_S
+        weight_S, c = torch.softmax(log_S, dim=0), self.options.smoothing
+        weight_S = (1 - c) * weight_S + c / len(weight_S)
+        self.learnt.update(weight_S, finite)
+        if self.options.normaliser == "global":
+            drawn_S = torch.full_like(count_S, 1 / len(count_S))
+            if self.sampling == "natural":
+                token_S = self.learnt.known_token_S("mixer.sampling=natural")
+                drawn_S = token_S / token_S.sum()
+            each_S = self.learnt.weight_S / drawn_S
+        else:
+            each_S = self.learnt.weight_S / count_S.clamp_min(1)
+        self._report = self.learnt.report() | self.learnt.by_name("excess_nats", excess_S)
+        return share_out_sources(each_S, own_BS, finite, loss_B)
 
     def refuses_edits(self) -> str | None:
-        if self.normaliser != "global":
+        if self.options.normaliser != "global":
             return None
         return (
             f"with mixer.normaliser=global divides by the shares of mixer.sampling={self.sampling}"
         )
-
-    def _sampling_S(self) -> Tensor:
-        if self.sampling == "uniform":
-            return torch.full_like(self.learnt.weight_S, 1 / len(self.learnt.names))
-        if self.learnt.token_S is None:
-            raise ConfigError(
-                "mixer.sampling=natural needs the sources' sizes: plan first, or give "
-                "sources={name: training tokens}"
-            )
-        return self.learnt.share_S
 
     def state_dict(self) -> dict[str, Any]:
         own = {} if self.excess_S is None else {"excess": self.excess_S}
@@ -136,6 +127,18 @@ DATA = (
 )
 
 
+class DoReMiOptions(DoReMiUpdate):
+    """Of the rounds; the others are the proxy's."""
+
+    owner: ClassVar[str] = "doremi"
+
+    rounds: int = Field(1, ge=1, le=100)
+    tolerance: Fraction = 1e-3
+    eta: Any = 1.0  # a number, or a list
+    reference_weights: Mapping[str, float] | None = None
+    seed: int = 0
+
+
 class DoReMi(Planner):
     """Train a reference and a proxy that upweights sources where it is worse; average its weights.
 
@@ -149,42 +152,28 @@ class DoReMi(Planner):
     findings.
     """
 
-    def __init__(
-        self,
-        *,
-        rounds: int = 1,
-        tolerance: float = 1e-3,
-        eta: float | Sequence[float] = 1.0,
-        smoothing: float = 1e-3,
-        normaliser: str = "global",
-        excess: str = "token",
-        sampling: str = "uniform",
-        reference_weights: Mapping[str, float] | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        require_whole("mixer.rounds", rounds, least=1, most=100)
-        require_number("mixer.tolerance", tolerance, least=0, most=1)
-        self.rounds, self.tolerance, self.seed = rounds, tolerance, seed
-        self.etas = as_values("eta", eta)
-        self.reference_weights = (
-            None if reference_weights is None else Mixture.normalised(reference_weights).weights
-        )
-        self.options: dict[str, Any] = {
-            "smoothing": smoothing,
-            "normaliser": normaliser,
-            "excess": excess,
-            "sampling": sampling,
-        }
+        self.options = DoReMiOptions(**options)
+        self.etas = as_values("eta", self.options.eta)
+        given = self.options.reference_weights
+        self.reference_weights = None if given is None else Mixture.normalised(given).weights
         for value in self.etas:  # refuses now what its proxy would refuse later
-            DoReMiProxy(eta=value, **self.options)
+            DoReMiProxyOptions(eta=value)
 
     def plan(self, lab: Lab) -> Mixture:
         rounds: list[dict[str, Any]] = []
-        outcome, reference = None, self._first_reference(lab)
         drawn = self.reference_weights  # None: naturally
+        if drawn is not None and set(drawn) - set(lab.tokens):
+            raise ConfigError(
+                f"mixer.reference_weights names {sorted(set(drawn) - set(lab.tokens))}, which the "
+                f"corpus does not have; it has {list(lab.tokens)}"
+            )
+        weights = lab.tokens if drawn is None else drawn
+        total, outcome = sum(weights.values()), None
+        reference = {name: weights.get(name, 0) / total for name in lab.tokens}
         self.findings = {"rounds": rounds, "converged": False, "data": DATA}
-        for number in range(1, self.rounds + 1):
+        for number in range(1, self.options.rounds + 1):
             outcomes = self._round(lab, number, drawn)
             outcome = outcomes[0]
             change = max(abs(outcome.average[name] - reference[name]) for name in reference)
@@ -192,45 +181,35 @@ class DoReMi(Planner):
             if number == 1 and len(self.etas) > 1:
                 self.findings["sensitivity"] = {"eta": sensitivity(self.etas, outcomes)}
             reference = drawn = outcome.average
-            if change < self.tolerance:
+            if change < self.options.tolerance:
                 self.findings["converged"] = True
                 break
         assert outcome is not None
-        self.findings["advice"] = self._advice(outcome, rounds)
+        advice = outcome.advice(REMEDY)
+        if self.options.rounds > 1 and not self.findings["converged"]:
+            advice.append(
+                f"after {len(rounds)} rounds a weight still changed by "
+                f"{rounds[-1]['max_change']:.4f}, more than "
+                f"mixer.tolerance={self.options.tolerance:g}: raise mixer.rounds, or take it that "
+                "rounds do not settle on this corpus"
+            )
+        self.findings["advice"] = advice
         return outcome.mixture
 
-    def _first_reference(self, lab: Lab) -> Weights:
-        given = self.reference_weights
-        if given is not None and set(given) - set(lab.tokens):
-            raise ConfigError(
-                f"mixer.reference_weights names {sorted(set(given) - set(lab.tokens))}, which the "
-                f"corpus does not have; it has {list(lab.tokens)}"
-            )
-        weights = lab.tokens if given is None else given
-        total = sum(weights.values())
-        return {name: weights.get(name, 0) / total for name in lab.tokens}
-
-    def _round(self, lab: Lab, number: int, reference: Mapping[str, float] | None) -> list[Outcome]:
+    def _round(
+        self, lab: Lab, number: int, reference: Mapping[str, float] | None
+    ) -> list[LearntWeights]:
         """One reference, then one proxy for each eta (in later rounds for the first)."""
-        seed = self.seed + 2 * (number - 1)
+        seed = self.options.seed + 2 * (number - 1)
         mixer: dict[str, Any] = {"name": "natural"}
         if reference is not None:
             mixer = {"name": "static", "weights": dict(reference)}
         [trained] = lab.train([Proxy(f"round {number}: reference", mixer, seed)])
-        options = {"name": "doremi-proxy", "reference": trained.model, **self.options}
+        options = {"name": "doremi-proxy", "reference": trained.model}
+        options |= self.options.model_dump(include=set(DoReMiUpdate.model_fields))
         etas = self.etas if number == 1 else self.etas[:1]
         proxies = [
             Proxy(f"round {number}: proxy, eta {eta:g}", {**options, "eta": eta}, seed + 1)
             for eta in etas
         ]
-        return [Outcome.of(result.state) for result in lab.train(proxies)]
-
-    def _advice(self, outcome: Outcome, rounds: list[dict[str, Any]]) -> list[str]:
-        advice = outcome.advice(REMEDY)
-        if self.rounds > 1 and not self.findings["converged"]:
-            advice.append(
-                f"after {len(rounds)} rounds a weight still changed by "
-                f"{rounds[-1]['max_change']:.4f}, more than mixer.tolerance={self.tolerance:g}: "
-                "raise mixer.rounds, or take it that rounds do not settle on this corpus"
-            )
-        return advice
+        return [LearntWeights.of(result.state) for result in lab.train(proxies)]

@@ -3,21 +3,38 @@
 Shapes: B samples of the world batch.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from dograph.config import Options
 from dograph.domains.sample_weights import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.fixed import check_sampling, sampling_mixture
-from dograph.option_checks import require_number, require_one_of, require_whole
 from dograph.types import Mixture, Signals
 
-STRATEGIES = ("linupper", "quadratic", "extremes", "upper")
 WARMUP = 0.05  # of the run's steps: the authors' 1000 of 20,000
 SMALLEST_RANGE = 1e-6  # of the losses of a batch, as in the authors' code
+
+
+class DynamicLossOptions(Options):
+    """As the authors name them; `clip_quantile` is ours."""
+
+    owner: ClassVar[str] = "dynamic-loss"
+
+    strategy: Literal["linupper", "quadratic", "extremes", "upper"] = "linupper"
+    r: float = Field(0.4, gt=0)
+    warmup_steps: int | None = Field(None, ge=0)  # None: a share of the run
+    clip_quantile: float | None = Field(None, gt=0, le=0.5)
+    sampling: Any = "uniform"  # or natural, a mixture file, or weights
+
+    @model_validator(mode="after")
+    def _can_draw(self) -> Self:
+        check_sampling(self.sampling)
+        return self
 
 
 class DynamicLoss(Mixer):
@@ -34,44 +51,28 @@ class DynamicLoss(Mixer):
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
     reads_mixtures: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        strategy: str = "linupper",
-        *,
-        r: float = 0.4,
-        warmup_steps: int | None = None,
-        clip_quantile: float | None = None,
-        sampling: Any = "uniform",
-    ) -> None:
-        require_one_of("mixer.strategy", strategy, STRATEGIES)
-        require_number("mixer.r", r, above=0)
-        check_sampling(sampling)
-        if warmup_steps is not None:
-            require_whole("mixer.warmup_steps", warmup_steps, least=0)
-        if clip_quantile is not None:
-            require_number("mixer.clip_quantile", clip_quantile, above=0, most=0.5)
-        self.strategy, self.r, self.sampling = strategy, r, sampling
-        self.clip_quantile = clip_quantile
-        self.asked_warmup = warmup_steps
-        self.warmup_steps = warmup_steps or 0
+    def __init__(self, strategy: str = "linupper", **options: Any) -> None:
+        self.options = DynamicLossOptions(**{"strategy": strategy, **options})
+        self.warmup_steps = self.options.warmup_steps or 0
         self._report: Report = {}
 
     def warm_up(self, steps: int) -> None:
         """A share of the run, unless it was asked for in steps."""
-        if self.asked_warmup is None:
+        if self.options.warmup_steps is None:
             self.warmup_steps = round(WARMUP * steps)
 
     def plan(self, lab: Lab) -> Mixture:
         """Uniform over sources, as the authors draw, or as asked; and how long the warm-up is."""
         self.warm_up(lab.steps)
-        return sampling_mixture(self.sampling, lab.tokens)
+        return sampling_mixture(self.options.sampling, lab.tokens)
 
     def weigh(self, signals: Signals) -> Tensor:
         if signals.loss_B is None:
             raise ConfigError("dynamic-loss weighs by losses; fill Signals.loss_B")
         loss_B = signals.loss_B.detach()
         equal_B = torch.full_like(loss_B, 1 / signals.num_samples)
-        weight_B = loss_weights(loss_B, self.strategy, self.r, self.clip_quantile)
+        how = self.options
+        weight_B = loss_weights(loss_B, how.strategy, how.r, how.clip_quantile)
         finite = all_finite(loss_B, weight_B)
         if signals.step < self.warmup_steps:
             weight_B = equal_B

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
+
+from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
 from dograph.mixtures.file import Provenance, as_mixture, as_provenance, read_mixture_file
 from dograph.mixtures.published import Preset, find_preset
-from dograph.option_checks import require_number
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")
@@ -94,6 +96,12 @@ class Scheduled(Mixer):
         """An edit holds until the next stage."""
 
 
+class UniMaxOptions(Options):
+    owner: ClassVar[str] = "unimax"
+
+    max_epochs: float = Field(4.0, gt=0)
+
+
 class UniMax(Mixer):
     """As uniform as `max_epochs` repeats allow (Chung et al. 2023, Algorithm 1).
 
@@ -102,21 +110,20 @@ class UniMax(Mixer):
     """
 
     def __init__(self, max_epochs: float = 4.0) -> None:
-        require_number("mixer.max_epochs", max_epochs, above=0)
-        self.max_epochs = max_epochs
+        self.options = UniMaxOptions(max_epochs=max_epochs)
 
     def plan(self, lab: Lab) -> Mixture:
-        left = float(lab.budget)
+        left, most = float(lab.budget), self.options.max_epochs
         share: dict[str, float] = {}
         ascending = sorted(lab.tokens, key=lambda name: (lab.tokens[name], name))
         for done, name in enumerate(ascending):
-            share[name] = min(left / (len(ascending) - done), self.max_epochs * lab.tokens[name])
+            share[name] = min(left / (len(ascending) - done), most * lab.tokens[name])
             left -= share[name]
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenMixture:
     """A mixture that a configuration brings from elsewhere, and the setting that names it."""
 
     where: str
@@ -125,12 +132,12 @@ class Given:
     preset: Preset | None = None
 
 
-def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
+def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
     """Mixtures that a mixer's options bring and that were not written by hand for this run."""
-    found: list[Given] = []
+    found: list[GivenMixture] = []
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
-        found.append(Given(f"mixer.preset={name}", {}, preset.provenance, preset))
+        found.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
     whole = {key: options[key] for key in STAGE_KEYS if key in options}
     stages = options.get("stages")
     stages = stages if isinstance(stages, Mapping) else {}
@@ -142,10 +149,10 @@ def given_mixtures(options: Mapping[str, Any]) -> list[Given]:
     ):
         if isinstance(given, str):
             file = read_mixture_file(Path(given))
-            found.append(Given(f"{where}={given}", file.weights, file.provenance))
+            found.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
         elif isinstance(given, Mapping) and given.get("provenance") is not None:
             mixture, provenance = stage(given, where)
-            found.append(Given(where, mixture.weights, provenance))
+            found.append(GivenMixture(where, mixture.weights, provenance))
     return found
 
 
@@ -158,14 +165,14 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
     rivals = {"weights", "preset", "provenance"} & set(options)  # the mixer will refuse the two
     if isinstance(file := settled.get("file"), str) and not rivals:
         del settled["file"]
-        settled |= _read_in(Path(file))
+        settled |= _read_in(file)
     if isinstance(stages := options.get("stages"), Mapping):
         settled["stages"] = {
-            step: _read_in_stage(given) if isinstance(given, str) else given
+            step: _read_in(given, bare=True) if isinstance(given, str) else given
             for step, given in stages.items()
         }
     if isinstance(sampling := _drawn(options.get("sampling")), str):
-        settled["sampling"] = _read_in_stage(sampling)
+        settled["sampling"] = _read_in(sampling, bare=True)
     return settled
 
 
@@ -175,16 +182,13 @@ def _drawn(sampling: Any) -> Any:
     return None if named else sampling
 
 
-def _read_in(path: Path) -> dict[str, Any]:
-    file = read_mixture_file(path)
-    read: dict[str, Any] = {"weights": dict(file.weights)}
-    return read | {"provenance": file.provenance.record()} if file.provenance else read
-
-
-def _read_in_stage(path: str) -> dict[str, Any]:
-    read = _read_in(Path(path))
-    weights: dict[str, Any] = read["weights"]
-    return read if "provenance" in read else weights
+def _read_in(path: str, *, bare: bool = False) -> dict[str, Any]:
+    """`weights`, and `provenance` where the file has it; else, if `bare`, the weights alone."""
+    file = read_mixture_file(Path(path))
+    weights: dict[str, Any] = dict(file.weights)
+    if file.provenance:
+        return {"weights": weights, "provenance": file.provenance.record()}
+    return weights if bare else {"weights": weights}
 
 
 def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
@@ -198,9 +202,6 @@ def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
         provenance = as_provenance(given.get("provenance"), f"{where}.provenance")
         return as_mixture(given["weights"], f"{where}.weights"), provenance
     return as_mixture(given, where), None
-
-
-# What a mixer that weighs samples draws from.
 
 
 SAMPLINGS = ("uniform", "natural")

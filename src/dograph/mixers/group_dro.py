@@ -3,17 +3,36 @@
 Shapes: B samples of the world batch, S sources.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from dograph.config import Options
 from dograph.domains.sample_weights import all_finite
-from dograph.errors import ConfigError
-from dograph.mixers.source_weights import SourceMixer, means_by_source, share_out_sources
-from dograph.option_checks import require_number, require_one_of
+from dograph.mixers.source_weights import (
+    SourceMixer,
+    means_by_source,
+    share_out_sources,
+)
 from dograph.types import Signals
+
+
+class GroupDROOptions(Options):
+    """The authors' names, but for `mode: cvar`."""
+
+    owner: ClassVar[str] = "group-dro"
+
+    sampling: Literal["uniform", "natural"] = "uniform"
+    sources: Any = None  # names, or {name: training tokens}; None: as planned
+    mode: Literal["online", "cvar"] = "online"
+    eta: float = Field(0.01, ge=0)
+    adjustment: float = Field(0.0, ge=0)  # C
+    normalise: bool = False  # divide the losses by their sum first
+    absent: Literal["skip", "zero"] = "skip"
+    alpha: float = Field(0.2, gt=0, le=1)
+    gamma: float = Field(0.1, gt=0, le=1)
 
 
 class GroupDRO(SourceMixer):
@@ -32,28 +51,10 @@ class GroupDRO(SourceMixer):
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "source"})
 
-    def __init__(
-        self,
-        *,
-        mode: str = "online",
-        eta: float = 0.01,
-        adjustment: float = 0.0,
-        normalise: bool = False,
-        absent: str = "skip",
-        alpha: float = 0.2,
-        gamma: float = 0.1,
-        sampling: str = "uniform",
-        sources: Mapping[str, float] | Sequence[str] | None = None,
-    ) -> None:
-        require_one_of("mixer.mode", mode, ("online", "cvar"))
-        require_one_of("mixer.absent", absent, ("skip", "zero"))
-        require_number("mixer.eta", eta, least=0)
-        require_number("mixer.adjustment", adjustment, least=0)
-        require_number("mixer.alpha", alpha, above=0, most=1)
-        require_number("mixer.gamma", gamma, above=0, most=1)
-        self.mode, self.eta, self.adjustment = mode, eta, adjustment
-        self.normalise, self.absent, self.alpha, self.gamma = normalise, absent, alpha, gamma
-        super().__init__(sources, sampling)
+    def __init__(self, **options: Any) -> None:
+        self.options = GroupDROOptions(**options)
+        self.sampling = self.options.sampling
+        super().__init__(self.options.sources)
         self.recent_S: Tensor | None = None  # moving average of the losses
         self.seen_S: Tensor | None = None  # 1.0 where that has begun
 
@@ -62,7 +63,7 @@ class GroupDRO(SourceMixer):
         own_BS = self._ready(signals)
         loss_S, count_S = means_by_source(loss_B, own_BS), own_BS.sum(dim=0)
         finite = all_finite(loss_B)
-        new = self._online if self.mode == "online" else self._greedy
+        new = self._online if self.options.mode == "online" else self._greedy
         self.learnt.update(new(loss_S, count_S, finite), finite)
         each_S = self.learnt.weight_S / count_S.clamp_min(1)
         self._report = self.learnt.report() | self.learnt.by_name("loss_nats", loss_S)
@@ -70,14 +71,15 @@ class GroupDRO(SourceMixer):
 
     def _online(self, loss_S: Tensor, count_S: Tensor, _: Tensor) -> Tensor:
         """One step of exponentiated gradient ascent on q."""
-        drawn_S = count_S > 0 if self.absent == "skip" else torch.ones_like(count_S).bool()
+        skips, eta = self.options.absent == "skip", self.options.eta
+        drawn_S = count_S > 0 if skips else torch.ones_like(count_S).bool()
         score_S = torch.where(drawn_S, loss_S + self._size_term(), 0.0)
-        if self.normalise:
+        if self.options.normalise:
             score_S = score_S / score_S.sum().clamp_min(1e-12)
-        if self.absent == "zero":
-            return torch.softmax(self.learnt.weight_S.log() + self.eta * score_S, dim=0)
+        if not skips:
+            return torch.softmax(self.learnt.weight_S.log() + eta * score_S, dim=0)
         # Sources that were drawn share what they had between them: the others keep theirs.
-        raised_S = self.learnt.weight_S * (self.eta * (score_S - score_S.max())).exp()
+        raised_S = self.learnt.weight_S * (eta * (score_S - score_S.max())).exp()
         held = torch.where(drawn_S, self.learnt.weight_S, 0.0).sum()
         new = torch.where(drawn_S, raised_S, 0.0)
         return torch.where(drawn_S, new * held / new.sum(), self.learnt.weight_S)
@@ -88,7 +90,7 @@ class GroupDRO(SourceMixer):
             self.recent_S, self.seen_S = torch.zeros_like(loss_S), torch.zeros_like(loss_S)
         recent_S, seen_S = self.recent_S.to(loss_S.device), self.seen_S.to(loss_S.device)
         drawn_S = finite & (count_S > 0)
-        rate_S = torch.where(seen_S > 0, self.gamma, 1.0)
+        rate_S = torch.where(seen_S > 0, self.options.gamma, 1.0)
         moved_S = recent_S + rate_S * (loss_S - recent_S)
         self.recent_S = torch.where(drawn_S, moved_S, recent_S)
         self.seen_S = torch.where(drawn_S, 1.0, seen_S)
@@ -97,19 +99,15 @@ class GroupDRO(SourceMixer):
         index_S = torch.arange(len(score_S), device=score_S.device)
         tied_SS = (score_S[:, None] == score_S) & (index_S[:, None] > index_S)
         worse_SS = ((score_S[:, None] < score_S) | tied_SS).double()  # column before row
-        room_S = (self.alpha - worse_SS @ share_S).clamp_min(0)
-        return torch.minimum(share_S, room_S) / self.alpha
+        alpha = self.options.alpha
+        room_S = (alpha - worse_SS @ share_S).clamp_min(0)
+        return torch.minimum(share_S, room_S) / alpha
 
     def _size_term(self) -> Tensor | float:
         """C / sqrt(n_g): small sources are fitted sooner than they are learnt."""
-        if not self.adjustment:
+        if not self.options.adjustment:
             return 0.0
-        if self.learnt.token_S is None:
-            raise ConfigError(
-                "mixer.adjustment needs the sources' sizes: plan first, or give "
-                "sources={name: training tokens}"
-            )
-        return self.adjustment / self.learnt.token_S.sqrt()
+        return self.options.adjustment / self.learnt.known_token_S("mixer.adjustment").sqrt()
 
     def state_dict(self) -> dict[str, Any]:
         own = {"recent": self.recent_S, "seen": self.seen_S}

@@ -12,7 +12,6 @@ from typing import Any
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import SIGNALS, Mixer, Planner
-from dograph.option_checks import require_known
 
 PLANNERS = {  # their plans come from proxies: subclasses of Planner
     "doremi": "dograph.mixers.doremi:DoReMi",
@@ -59,38 +58,10 @@ def require_method(name: str) -> None:
 def mixer_class(name: str) -> type[Mixer]:
     """The class that a name stands for."""
     require_mixer(name)
-    if name not in MIXERS:
-        return _load(name)
-    module_name, _, class_name = MIXERS[name].partition(":")
-    kind: type[Mixer] = getattr(importlib.import_module(module_name), class_name)
-    return kind
-
-
-def build_planner(name: str, options: Mapping[str, Any]) -> Planner:
-    """The mixer `name`, if it plans with proxies."""
-    require_method(name)
-    mixer = build_mixer(name, options)
-    if not isinstance(mixer, Planner):
-        raise ConfigError(f"{name} makes no plan: it is no subclass of Planner")
-    return mixer
-
-
-def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
-    """The mixer `name` with `options` as its arguments."""
-    kind = mixer_class(name)
-    parameters = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
-    known = set(parameters)
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # it checks them itself
-    if not open_ended:
-        require_known("mixer.", options, name, known)
-    try:
-        return kind(**options)
-    except TypeError as error:
-        raise ConfigError(f"mixer {name}: {error}") from error
-
-
-def _load(name: str) -> type[Mixer]:
-    module_name, _, class_name = name.partition(":")
+    module_name, _, class_name = MIXERS.get(name, name).partition(":")
+    if name in MIXERS:
+        own: type[Mixer] = getattr(importlib.import_module(module_name), class_name)
+        return own
     here = str(Path.cwd())
     if here not in sys.path:  # a console script does not look in the current directory
         sys.path.insert(0, here)
@@ -111,3 +82,28 @@ def _load(name: str) -> type[Mixer]:
             f"{name} needs {sorted(unknown)}, which no step computes; allowed: {sorted(SIGNALS)}"
         )
     return kind
+
+
+def build_planner(name: str, options: Mapping[str, Any]) -> Planner:
+    """The mixer `name`, if it plans with proxies."""
+    require_method(name)
+    mixer = build_mixer(name, options)
+    if not isinstance(mixer, Planner):
+        raise ConfigError(f"{name} makes no plan: it is no subclass of Planner")
+    return mixer
+
+
+def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
+    """The mixer `name` with `options` as its arguments."""
+    kind = mixer_class(name)
+    parameters = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
+    known = set(parameters)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # it checks them itself
+    for option in () if open_ended else options:
+        if option not in known:
+            allowed = did_you_mean(option, known) if known else "it takes no options"
+            raise ConfigError(f"mixer.{option} is not an option of {name}; {allowed}")
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise ConfigError(f"mixer {name}: {error}") from error

@@ -4,65 +4,55 @@ Liu et al., ICLR 2025. The authors train 512 proxies of a million parameters and
 LightGBM; which regression ranks left-out proxies best is asked of the table at hand here.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
+from pydantic import Field, model_validator
+
+from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Planner
 from dograph.mixers.sweep import Sweep, table_of
-from dograph.mixtures.from_table import propose_from_table
-from dograph.mixtures.proposals import DRAWS, TOP, Target
+from dograph.mixtures.proposals import DRAWS, TOP
 from dograph.mixtures.surrogates import SURROGATES
-from dograph.option_checks import require_one_of, require_whole
 from dograph.types import Mixture
 
 
-class RegMix(Planner):
-    """Draw from the mean of the simulated mixtures whose predicted loss is lowest.
+class RegMixOptions(Sweep):
+    """What is tried, and how many of the simulated mixtures the plan is the mean of."""
 
-    `target`: a source, `mean` over sources, `natural` (by tokens), a list, or shares by name.
-    """
+    owner: ClassVar[str] = "regmix"
+
+    num_proxies: int = Field(64, ge=4)
+    surrogate: str | None = None  # None: by cross-validation
+    top: int = Field(TOP, ge=1)
+    draws: int = Field(DRAWS, ge=1)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.draws < self.top:
+            raise ConfigError(
+                f"mixer.draws={self.draws}: give a whole number of at least mixer.top={self.top}"
+            )
+        if self.surrogate is not None and self.surrogate not in SURROGATES:
+            near = did_you_mean(str(self.surrogate), SURROGATES)
+            raise ConfigError(f"mixer.surrogate={self.surrogate!r}; {near}")
+        return self
+
+
+class RegMix(Planner):
+    """Draw from the mean of the simulated mixtures whose predicted loss is lowest."""
 
     needs_losses: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        num_proxies: int = 64,
-        target: Target = "mean",
-        surrogate: str | None = None,
-        top: int = TOP,
-        draws: int = DRAWS,
-        max_usage: float = 15.0,
-        max_epochs: float | None = 4.0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        require_whole("mixer.top", top, least=1)
-        require_whole("mixer.draws", draws, least=top)
-        if surrogate is not None:
-            require_one_of("mixer.surrogate", surrogate, SURROGATES)
-        self.surrogate, self.top, self.draws = surrogate, top, draws
-        self.sweep = Sweep(
-            num_proxies=num_proxies,
-            target=target,
-            max_usage=max_usage,
-            max_epochs=max_epochs,
-            seed=seed,
-        )
+        self.options = RegMixOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
-        mixtures = self.sweep.mixtures(lab)
-        results = lab.train(self.sweep.proxies(mixtures, "mixture", {}))
+        options = self.options
+        mixtures = options.mixtures(lab)
+        results = lab.train(options.proxies(mixtures, "mixture", {}))
         self.table = table_of(mixtures, [result.losses for result in results], list(lab.tokens))
-        proposal = propose_from_table(
-            "regmix",
-            self.table,
-            target=self.sweep.shares(lab, self.table),
-            prior=lab.tokens,
-            caps=self.sweep.caps(lab),
-            surrogate=self.surrogate,
-            seed=self.sweep.seed,
-            draws=self.draws,
-            top=self.top,
-        )
+        own = {"draws": options.draws, "top": options.top}
+        proposal = options.propose("regmix", lab, self.table, options.surrogate, **own)
         self.findings = proposal.findings
         return proposal.mixture

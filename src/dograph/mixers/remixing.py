@@ -11,7 +11,7 @@ Shapes: M domains, S strata.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab
-from dograph.mixers.dograph_options import DoGraphOptions
 from dograph.mixtures.proposals import capped
 from dograph.types import Domains, Mixture
+
+if TYPE_CHECKING:
+    from dograph.mixers.dograph import DoGraphOptions
 
 NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody asks for it
 
@@ -29,7 +31,7 @@ NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody as
 class Remixing:
     """Counts of strata in domains, and the mixtures that follow from them."""
 
-    def __init__(self, options: DoGraphOptions) -> None:
+    def __init__(self, options: "DoGraphOptions") -> None:
         self.options = options
         self.decay = 0.5 ** (1 / options.half_life)
         self.tokens: dict[str, int] = {}
@@ -53,14 +55,23 @@ class Remixing:
             for name, tokens in lab.strata.items()
         }
 
-    def require_open(self) -> None:
-        """Refuse to weigh for nothing where the emphasis was to come from what is drawn."""
+    def at_first(self, domains: Domains) -> Domains:
+        """The domains with the shares that the first mixture would give them.
+
+        Refuses to weigh for nothing where the emphasis was to come from what is drawn.
+        """
         if self.options.realise != "loss" and not self.tokens:
             raise ConfigError(
                 f"mixer.realise={self.options.realise} moves a mixture over strata, and none was "
                 "planned: call mixer.plan(lab) before the first step and draw by what "
                 "mixer.remix(signals) returns, or set mixer.realise=loss"
             )
+        if not self.active or self.count_MS is None:
+            return domains
+        first_S = torch.tensor(list(self.first.values())).to(self.count_MS)
+        seen_S = self.count_MS.sum(dim=0)
+        times_S = torch.where(seen_S > 0, first_S / seen_S.clamp_min(1e-12), 0.0)
+        return _with_shares(domains, self.count_MS @ times_S)
 
     def add(self, label_B: Tensor, stratum_B: Tensor) -> None:
         """Count a batch."""
@@ -70,15 +81,6 @@ class Remixing:
         added_MS = member_MB @ (stratum_B[:, None] == stratum_S).float()
         before = added_MS * 0 if self.count_MS is None else self.count_MS.to(label_B.device)
         self.count_MS = self.decay * before + added_MS
-
-    def at_first(self, domains: Domains) -> Domains:
-        """The domains with the shares that the first mixture would give them."""
-        if not self.active or self.count_MS is None:
-            return domains
-        first_S = torch.tensor(list(self.first.values())).to(self.count_MS)
-        seen_S = self.count_MS.sum(dim=0)
-        times_S = torch.where(seen_S > 0, first_S / seen_S.clamp_min(1e-12), 0.0)
-        return _with_shares(domains, self.count_MS @ times_S)
 
     def expected(self, domains: Domains) -> Domains:
         """The domains with the shares that the present mixture should give them.

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from dograph.domains.sample_weights import all_finite
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
-from dograph.mixers.fixed import SAMPLINGS, sampling_mixture
-from dograph.option_checks import require_one_of
+from dograph.mixers.fixed import sampling_mixture
 from dograph.types import Mixture, Signals
 
 MOST_POINTS = 50  # of a path; it is thinned out as it grows
@@ -58,6 +57,15 @@ class SourceWeights:
         """Of the corpus' tokens; equal ones where nobody said how many there are."""
         token_S = torch.ones_like(self.weight_S) if self.token_S is None else self.token_S
         return token_S / token_S.sum()
+
+    def known_token_S(self, option: str) -> Tensor:
+        """The sources' sizes, for an option that cannot do without."""
+        if self.token_S is None:
+            raise ConfigError(
+                f"{option} needs the sources' sizes: plan first, or give "
+                "sources={name: training tokens}"
+            )
+        return self.token_S
 
     def update(self, weight_S: Tensor, finite: Tensor) -> None:
         """Take these weights, or keep the old ones where not all was `finite`."""
@@ -127,17 +135,13 @@ class SourceMixer(Mixer):
     `sources`, in the order of their indices, or give {name: training tokens}.
     """
 
+    sampling: str = "uniform"
+
     def __init__(
-        self,
-        sources: Mapping[str, float] | Sequence[str] | None,
-        sampling: str,
-        *,
-        counts_first: bool = False,
+        self, sources: Mapping[str, float] | Sequence[str] | None, *, counts_first: bool = False
     ) -> None:
-        require_one_of("mixer.sampling", sampling, SAMPLINGS)
         if sources is not None and (isinstance(sources, str) or not sources):
             raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
-        self.sampling = sampling
         self.learnt = SourceWeights(counts_first=counts_first)
         self._report: Report = {}
         if sources is not None:
@@ -205,18 +209,6 @@ def share_out_sources(each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Te
     return weight_B.to(torch.promote_types(like_B.dtype, torch.float32))
 
 
-def require_sources(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a name that no source has."""
-    for name in given:
-        if name not in known:
-            raise ConfigError(
-                f'mixer.{option} names "{name}", which is not a source; {did_you_mean(name, known)}'
-            )
-
-
-# What a proxy learnt of its sources' weights, read from the state in which its mixer ended.
-
-
 Weights = dict[str, float]
 
 STILL_MOVING = 0.05  # L1 of the average's last tenth of the steps above which we say so
@@ -224,8 +216,8 @@ FEW_SOURCES = 1.5  # effective number of sources below which weights are called 
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The weights a proxy came to, and how it came to them."""
+class LearntWeights:
+    """The weights a proxy came to, and how: from the state in which its mixer ended."""
 
     average: Weights
     last: Weights
@@ -233,7 +225,7 @@ class Outcome:
     trajectory: list[dict[str, Any]]  # at most 50 points: steps made, weights, their average
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "Outcome":
+    def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "LearntWeights":
         """From a mixer's state with tensors as lists; of `sources` alone, where given."""
         names, every, count = state["sources"], state["every"], state["count"]
         kept = names if sources is None else sources
@@ -261,12 +253,8 @@ class Outcome:
 
     @property
     def entropy(self) -> float:
+        """Of the average, in nats; exp of it equal weights would have as much."""
         return -math.fsum(w * math.log(w) for w in self.average.values() if w > 0)
-
-    @property
-    def effective_sources(self) -> float:
-        """How many equal weights would have this entropy."""
-        return math.exp(self.entropy)
 
     def findings(self) -> dict[str, Any]:
         """JSON diagnostics."""
@@ -275,7 +263,7 @@ class Outcome:
             "last": self.last,
             "drift": self.drift,
             "entropy_nats": self.entropy,
-            "effective_sources": self.effective_sources,
+            "effective_sources": math.exp(self.entropy),
             "trajectory": self.trajectory,
         }
 
@@ -287,11 +275,12 @@ class Outcome:
                 f"the averaged weights still moved by {self.drift:.3f} (L1) in the last tenth of "
                 "the proxy's steps: train the proxy longer"
             )
-        if len(self.average) > 1 and self.effective_sources < FEW_SOURCES:
+        effective = math.exp(self.entropy)
+        if len(self.average) > 1 and effective < FEW_SOURCES:
             top = max(self.average, key=lambda name: self.average[name])
             advice.append(
                 f"nearly all weight is on {top} ({self.average[top]:.2f}; "
-                f"{self.effective_sources:.2f} effective sources): {remedy}"
+                f"{effective:.2f} effective sources): {remedy}"
             )
         return advice
 
@@ -301,7 +290,7 @@ def distance(one: Weights, other: Weights) -> float:
     return math.fsum(abs(one[name] - other[name]) for name in one)
 
 
-def sensitivity(values: Sequence[float], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def sensitivity(values: Sequence[float], outcomes: Sequence[LearntWeights]) -> list[dict[str, Any]]:
     """How far the result is from that of the first value, for each value of an option."""
     return [
         {"value": value, "weights": outcome.average, "l1": distance(outcome.average, first.average)}

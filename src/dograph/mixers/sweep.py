@@ -4,37 +4,30 @@ Shapes: N mixtures, S sources, V sources that have a validation loss.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.base import Lab, Proxy
+from dograph.config import Options
+from dograph.errors import ConfigError
+from dograph.mixers.base import Lab, Proxy, require_sources
+from dograph.mixtures.from_table import Method, Proposal, propose_from_table
 from dograph.mixtures.proposals import MEAN, Target, generate_mixtures
 from dograph.mixtures.tables import MixtureTable
-from dograph.option_checks import require_number, require_whole
 from dograph.types import Mixture
 
 NATURAL = "natural"  # as a target: every source by its training tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(Options):
     """Which mixtures are tried, what is to be lowered, and what bounds the plan."""
 
-    num_proxies: int
-    target: Target
-    max_usage: float
-    max_epochs: float | None
-    seed: int
-
-    def __post_init__(self) -> None:
-        require_whole("mixer.num_proxies", self.num_proxies, least=4)
-        require_whole("mixer.seed", self.seed, least=0)
-        require_number("mixer.max_usage", self.max_usage, least=1)
-        if self.max_epochs is not None:
-            require_number("mixer.max_epochs", self.max_epochs, above=0)
+    num_proxies: int = Field(ge=4)
+    target: Any = "mean"  # a source, `mean`, `natural` (by tokens), a list, or shares by name
+    max_usage: float = Field(15.0, ge=1)
+    max_epochs: float | None = Field(4.0, gt=0)
+    seed: int = Field(0, ge=0)
 
     def mixtures(self, lab: Lab) -> list[Mixture]:
         """As RegMix draws them, around the sources' shares of the tokens.
@@ -43,12 +36,15 @@ class Sweep:
         targets that no source is named like.
         """
         self.caps(lab)
-        for name in self._target_names():
-            if name not in lab.tokens:
-                raise ConfigError(
-                    f'mixer.target names "{name}", which is not a source; '
-                    f"{did_you_mean(name, lab.tokens)}"
-                )
+        named = self.target
+        if isinstance(named, str):
+            named = [] if named in (MEAN, NATURAL) else [named]
+        elif not isinstance(named, Mapping | Sequence) or not named:
+            raise ConfigError(
+                f'mixer.target={named!r} must be a source, "{MEAN}", "{NATURAL}", a list of '
+                "sources, or shares by source"
+            )
+        require_sources("target", named, lab.tokens)
         return generate_mixtures(
             lab.tokens, self.num_proxies, seed=self.seed, max_usage=self.max_usage
         )
@@ -88,22 +84,23 @@ class Sweep:
             for name, cap in caps.items()
         }
 
-    def _target_names(self) -> list[str]:
-        """The sources that `target` names."""
-        if isinstance(self.target, str):
-            return [] if self.target in (MEAN, NATURAL) else [self.target]
-        if not isinstance(self.target, Mapping | Sequence) or not self.target:
-            raise ConfigError(
-                f'mixer.target={self.target!r} must be a source, "{MEAN}", "{NATURAL}", a list of '
-                "sources, or shares by source"
-            )
-        return [str(name) for name in self.target]
-
-    def shares(self, lab: Lab, table: MixtureTable) -> Target:
-        """What is to be lowered, in terms of the table."""
-        if self.target != NATURAL or NATURAL in table.targets:
-            return self.target
-        return {name: float(lab.tokens[name]) for name in table.targets}
+    def propose(
+        self, method: Method, lab: Lab, table: MixtureTable, surrogate: str | None, **own: Any
+    ) -> Proposal:
+        """The mixture that a method finds best by the proxies' table, inside the caps."""
+        target: Target = self.target
+        if self.target == NATURAL and NATURAL not in table.targets:
+            target = {name: float(lab.tokens[name]) for name in table.targets}
+        return propose_from_table(
+            method,
+            table,
+            target=target,
+            prior=lab.tokens,
+            caps=self.caps(lab),
+            surrogate=surrogate,
+            seed=self.seed,
+            **own,
+        )
 
 
 def table_of(

@@ -31,28 +31,27 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
+from dograph.mixers.base import ProxyResult
 from dograph.models.files import WEIGHTS
 from dograph.progress import Progress, duration
-from dograph.train.assembly import inner_parameters
+from dograph.train.assembly import inner_parameters, settled
 from dograph.train.checkpoint import OPTIMIZER
 from dograph.train.distributed import World, pick_device
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
 from dograph.train.run_dir import RunDirectory
-from dograph.train.start import resume_run, settled, start_run
-from dograph.train.trainer import Trainer, peak_bytes, reset_peak
-
-# What a job runs under: alone in its folder, with one thread, printing to a log of its own.
-
+from dograph.train.trainer import Trainer, peak_bytes, reset_peak, resume_run, start_run
 
 WAIT_SECONDS = 0.2
 FREE_SECONDS = 120.0  # how long a run that another process holds is waited for
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[None]:
     """Keep a run to one job: another that wants the same waits, however long, and finds it made.
 
-    The claim lies beside the run, which may not be there yet; a process that dies lets it go.
+    The claim lies beside the run, which may not be there yet; a process that dies lets it go. Then
+    the run itself must be free: somebody may train it by hand, or a worker whose parent was killed
+    is saving it.
     """
     with open(path.with_name(f".{path.name}.claim"), "a") as file:
         waits = False
@@ -65,45 +64,19 @@ def claimed(path: Path) -> Iterator[None]:
                     print(f"another process makes {path}; waiting for it")
                 waits = True
                 time.sleep(WAIT_SECONDS)
+        deadline = time.monotonic() + FREE_SECONDS
+        while RunDirectory(path).use() != "free":
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for "
+                    "it to end, then the same command goes on"
+                )
+            time.sleep(WAIT_SECONDS)
         yield
-
-
-def wait_until_free(path: Path) -> None:
-    """Somebody trains it by hand, or a worker whose parent was killed is saving it."""
-    deadline = time.monotonic() + FREE_SECONDS
-    while (path / ".lock").is_file() and _is_held(path / ".lock"):
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for it "
-                "to end, then the same command goes on"
-            )
-        time.sleep(WAIT_SECONDS)
-
-
-def _is_held(lock: Path) -> bool:
-    with open(lock, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 @contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    if device.type != "cpu":
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def logged(path: Path) -> Iterator[None]:
+def _logged(path: Path) -> Iterator[None]:
     """What is printed meanwhile goes to a file: many jobs share one terminal."""
     with (
         open(path, "a", encoding="utf-8", buffering=1) as file,
@@ -123,23 +96,23 @@ def logged(path: Path) -> Iterator[None]:
 # tokens, so that a lab may be moved with them, and a changed one is not mistaken for the old.
 
 
-FORMAT_of_keys = 1  # raised when the same settings come to give other numbers
+KEY_FORMAT = 1  # raised when the same settings come to give other numbers
 KEY_LENGTH = 16
 
 
 def numbers_of(config: RunConfig) -> dict[str, Any]:
     """The settings that decide a run's numbers, the corpus apart."""
     values = config.model_dump(mode="json", exclude={"run", "log", "checkpoint"})
-    for part, name in (
-        ("train", "device"),
-        ("train", "shard"),
-        ("data", "corpus"),
-        ("data", "warn_epochs"),
-    ):
-        del values[part][name]
-    for part, name in (("model", "path"), ("mixer", "reference")):
-        if isinstance(values[part].get(name), str):
-            values[part][name] = _content(values[part][name])
+    for name in ("train.device", "train.shard", "data.corpus", "data.warn_epochs"):
+        part, _, own = name.partition(".")
+        del values[part][own]
+    for part, own in (("model", "path"), ("mixer", "reference")):
+        if isinstance(name := values[part].get(own), str):
+            # A model folder counts by its weights; a Hugging Face name by itself.
+            folder, inside = Path(name), f"model/{WEIGHTS}"
+            files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob(inside))
+            digests = ",".join(sha256_of(file) for file in files)
+            values[part][own] = f"sha256:{digests}" if files else name
     return values
 
 
@@ -151,19 +124,9 @@ def corpus_digest(corpus: Corpus) -> str:
 
 def content_key(config: RunConfig, corpus: Corpus) -> str:
     """The name under which a lab keeps a run."""
-    facts = {
-        "format": FORMAT_of_keys,
-        "config": numbers_of(config),
-        "corpus": corpus_digest(corpus),
-    }
+    facts = {"format": KEY_FORMAT, "config": numbers_of(config), "corpus": corpus_digest(corpus)}
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_LENGTH]
-
-
-def _content(name: str) -> str:
-    """A model folder by its weights; a Hugging Face name by itself."""
-    files = sorted(Path(name).glob("*.safetensors")) or sorted(Path(name).glob(f"model/{WEIGHTS}"))
-    return "sha256:" + ",".join(sha256_of(file) for file in files) if files else name
 
 
 RESULT = "result.json"
@@ -181,15 +144,9 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a run came to."""
+class Result(ProxyResult):
+    """What a run came to, and what it took."""
 
-    losses: Mapping[str, float]  # last validation loss of each source, nats
-    curve: Sequence[tuple[int, Mapping[str, float]]]  # (steps made, losses) at every validation
-    state: Mapping[str, Any]  # of its mixer, when it ended; tensors as lists
-    model: str  # folder of its model
-    parameters: int  # of its model, embeddings and output layer apart
-    tokens: int  # it was trained on
     steps: int
     seconds: float  # of training over all resumes; what a kill undid is not counted
     peak_bytes: int  # most memory held, in the process that ended it
@@ -263,17 +220,18 @@ def run_job(job: Job) -> Result:
     made anew. One that another job makes is waited for.
     """
     path = Path(job.config.run)
-    found = _kept(job)
+    found = _kept(job.config)
     if found is not None:
         return found
     path.parent.mkdir(parents=True, exist_ok=True)
-    with logged(log_of(job.config)), claimed(path):
-        wait_until_free(path)
-        found = _kept(job)  # the other process may have made it
+    with _logged(log_of(job.config)), _alone(path):
+        found = _kept(job.config)  # the other process may have made it
         if found is not None:
             return found
         if (path / RESULT).exists():
-            _remove(path)
+            doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
+            os.rename(path, doomed)  # a kill while it is being removed leaves no half of a run
+            shutil.rmtree(doomed)
         try:
             return _trained(job.config)
         finally:
@@ -300,59 +258,71 @@ def read_result(run: Path, corpus: Corpus) -> Result | None:
     return found
 
 
-def _kept(job: Job) -> Result | None:
-    path = Path(job.config.run)
-    if (path / "config.yaml").is_file():
-        _require_same(RunDirectory.open(path), job.config)
+def _kept(config: RunConfig) -> Result | None:
+    """The result that is there; a directory that holds another run must not pass for this one."""
+    run = RunDirectory(Path(config.run))
+    if run.config_file.is_file():
+        there, asked = numbers_of(run.config()), numbers_of(settled(config))
+        differing = sorted(name for name in there if there[name] != asked[name])
+        if run.edits_file.exists():
+            differing.append("mixtures (edits.jsonl)")
+        if differing:
+            raise RunError(
+                f"{run.path} holds another run: its {', '.join(differing)} differ from what is "
+                "asked. Remove it, or name another folder"
+            )
     try:
-        found = read_result(path, Corpus(job.config.data.corpus))
+        found = read_result(run.path, Corpus(config.data.corpus))
     except DamagedResultError:
         return None
     if found is not None:
-        _drop_moments(RunDirectory(path))  # a kill may have come between
+        _drop_moments(run)  # a kill may have come between
     return found
 
 
-def _require_same(run: RunDirectory, config: RunConfig) -> None:
-    """A directory that holds another run must not pass for this one."""
-    there, asked = numbers_of(run.config()), numbers_of(settled(config))
-    differing = sorted(name for name in there if there[name] != asked[name])
-    if run.edits_file.exists():
-        differing.append("mixtures (edits.jsonl)")
-    if differing:
-        raise RunError(
-            f"{run.path} holds another run: its {', '.join(differing)} differ from what is asked. "
-            "Remove it, or name another folder"
-        )
-
-
 def _trained(config: RunConfig) -> Result:
+    """Train the run to its end, with one thread on a CPU, and write what it came to."""
     device = pick_device(config.train.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    run, world = RunDirectory(Path(config.run)), World(rank=0, size=1, device=device)
+    world, threads = World(rank=0, size=1, device=device), torch.get_num_threads()
     reset_peak(device)
-    with one_thread(device):
-        begun = run.config_file.is_file()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        begun = RunDirectory(Path(config.run)).config_file.is_file()
         trainer = resume_run(config, world) if begun else start_run(config, world)
+        run = trainer.run
         try:
             asked = trainer.train()
             if asked:
                 raise Stopped(asked)
             found = _summary(trainer)
-            inside = str(Path(found.model).relative_to(trainer.run.path))
+            inside = str(Path(found.model).relative_to(run.path))
             own = {"model": inside, "version": FORMAT, "corpus": corpus_digest(trainer.corpus)}
-            write_json(trainer.run.path / RESULT, dataclasses.asdict(found) | own)
-            _drop_moments(trainer.run)
+            write_json(run.path / RESULT, dataclasses.asdict(found) | own)
+            _drop_moments(run)
         finally:
-            trainer.run.unlock()
+            run.unlock()
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 
 def _summary(trainer: Trainer) -> Result:
     config, run = trainer.config, trainer.run
     rows = read_metrics(run.metrics_file)
-    curve = [(int(row["step"]), _losses(row)) for row in rows if "valid/mean/loss_nats" in row]
+    curve = []
+    for row in rows:
+        if "valid/mean/loss_nats" in row:
+            losses = {
+                name.removeprefix("valid/").removesuffix("/loss_nats"): loss
+                for name, loss in row.items()
+                if name.startswith("valid/") and name.endswith("/loss_nats")
+            }
+            for name in SUMMARIES:
+                losses.pop(name, None)
+            curve.append((int(row["step"]), losses))
     return Result(
         losses=curve[-1][1] if curve else {},
         curve=curve,
@@ -365,15 +335,6 @@ def _summary(trainer: Trainer) -> Result:
         peak_bytes=peak_bytes(trainer.world.device),
         epochs=trainer.state.sampler.epochs(trainer.done),
     )
-
-
-def _losses(row: Row) -> dict[str, float]:
-    named = {
-        name.removeprefix("valid/").removesuffix("/loss_nats"): value
-        for name, value in row.items()
-        if name.startswith("valid/") and name.endswith("/loss_nats")
-    }
-    return {name: value for name, value in named.items() if name not in SUMMARIES}
 
 
 def _training_seconds(rows: Sequence[Row]) -> float:
@@ -400,9 +361,3 @@ def _drop_moments(run: RunDirectory) -> None:
     run.rotate(1)
     for step in run.checkpoint_steps():
         (run.checkpoint(step) / OPTIMIZER).unlink(missing_ok=True)
-
-
-def _remove(path: Path) -> None:
-    doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
-    os.rename(path, doomed)  # a kill while it is being removed leaves no half of a run
-    shutil.rmtree(doomed)

@@ -8,7 +8,7 @@ LAB/proxies.jsonl        which folder is what
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,10 @@ from dograph.plan.jobs import (
     content_key,
     read_result,
 )
-from dograph.plan.pool import LocalPool, Pool
+from dograph.plan.pool import Pool
 from dograph.progress import duration
-from dograph.train.assembly import open_lab, open_sampler, planned_parameters
+from dograph.train.assembly import CorpusLab, open_sampler, settled
 from dograph.train.forecast import run_flops
-from dograph.train.start import settled
 from dograph.types import Mixture
 
 INDEX = "proxies.jsonl"
@@ -47,8 +46,10 @@ class Batch:
     keys: Sequence[str]  # of the proxies, in the order they were asked for
     kept: Mapping[str, Result]  # made before, by this plan or another
     damaged: Sequence[str]  # keys
-    tokens: int
-    flops: float
+
+    @property
+    def todo(self) -> dict[str, Job]:
+        return {key: job for key, job in self.jobs.items() if key not in self.kept}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +62,29 @@ class Used:
     cached: bool  # it was there before the plan began
 
 
-class ProxyLab:
-    """Trains proxies in a pool, each once: what was made stays in `folder`, by content."""
+class ProxyLab(CorpusLab):
+    """Trains proxies in a pool, each once: what was made stays in `folder`, by content.
+
+    Without a pool it looks at the first proxies that are asked for (`asked`), and refuses.
+    """
 
     def __init__(
-        self, target: RunConfig, proxy: RunConfig, *, corpus: Corpus, folder: Path, pool: Pool
+        self,
+        target: RunConfig,
+        proxy: RunConfig,
+        *,
+        corpus: Corpus,
+        folder: Path,
+        pool: Pool | None = None,
     ) -> None:
         if Path(proxy.data.corpus).resolve() != corpus.directory:
             raise ConfigError(
                 f"data.corpus={proxy.data.corpus} for proxies, but the run's corpus is "
                 f"{corpus.directory}: proxies are trained on the run's own corpus"
             )
-        self.target, self.proxy, self.corpus = target, proxy, corpus
-        self.folder, self.pool = folder.resolve(), pool
-        facts = open_lab(target, corpus)
-        self.tokens, self.strata = facts.tokens, facts.strata
-        self.budget, self.steps = facts.budget, facts.steps
+        super().__init__(target, corpus)
+        self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
+        self.asked: Batch | None = None
         self.used: dict[str, Used] = {}  # by key
         self._flops: dict[str, float] = {}
 
@@ -84,13 +92,11 @@ class ProxyLab:
     def proxy_steps(self) -> int:
         return self.proxy.train.steps
 
-    @property
-    def parameters(self) -> int:
-        return planned_parameters(self.target, self.corpus)
-
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """Make the proxies that are not there yet; all of them are checked first."""
-        batch = self.survey(proxies)
+        self.asked = batch = self.survey(proxies)
+        if self.pool is None:
+            return super().train(proxies)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._label(batch)
@@ -99,22 +105,22 @@ class ProxyLab:
                 f"proxies cannot be kept in {self.folder}: {error.strerror}; name another folder "
                 "with --lab"
             ) from error
-        todo = {key: job for key, job in batch.jobs.items() if key not in batch.kept}
-        progress = JobProgress("proxies", total=len(batch.jobs), cached=len(batch.kept))
-        for key in batch.damaged:
-            label = batch.jobs[key].label
-            progress.say(f'warning: the result of "{label}" is damaged; made anew: {key}')
-        progress.say(self.describe(batch))
-        with progress:
-            jobs = list(todo.values())
-            on = (progress.on_done, progress.on_start, progress.on_death)
-            made = self.pool.run(jobs, *on) if jobs else []
+        with JobProgress("proxies", total=len(batch.jobs), cached=len(batch.kept)) as progress:
+            for key in batch.damaged:
+                label = batch.jobs[key].label
+                progress.say(f'warning: the result of "{label}" is damaged; made anew: {key}')
+            progress.say(self.describe(batch))
+            todo, on = batch.todo, (progress.on_done, progress.on_start, progress.on_death)
+            made = self.pool.run(list(todo.values()), *on) if todo else []
         results = dict(batch.kept) | dict(zip(todo, made, strict=True))
         for key, job in batch.jobs.items():
             if key not in self.used:
                 flops, cached = self.flops(job.config), key in batch.kept
                 self.used[key] = Used(job.config, results[key], flops, cached)
-        return [_told(results[key]) for key in batch.keys]
+        # A plan must not depend on how long its proxies took, so it sees no more than this.
+        names = [field.name for field in fields(ProxyResult)]
+        told = [{name: getattr(results[key], name) for name in names} for key in batch.keys]
+        return [ProxyResult(**values) for values in told]
 
     def survey(self, proxies: Sequence[Proxy]) -> Batch:
         """Resolve and check every proxy, and look which are there; nothing is started."""
@@ -135,15 +141,7 @@ class ProxyLab:
                 continue
             if found is not None:
                 kept[key] = found
-        configs = [job.config for key, job in jobs.items() if key not in kept]
-        return Batch(
-            jobs=jobs,
-            keys=keys,
-            kept=kept,
-            damaged=damaged,
-            tokens=sum(config.tokens for config in configs),
-            flops=sum(self.flops(config) for config in configs),
-        )
+        return Batch(jobs=jobs, keys=keys, kept=kept, damaged=damaged)
 
     def resolve(self, proxy: Proxy) -> RunConfig:
         """The lab's configuration with the proxy's settings, mixer and seed.
@@ -169,33 +167,30 @@ class ProxyLab:
             self._flops[shape] = run_flops(config, self.corpus)
         return self._flops[shape]
 
-    @property
-    def target_flops(self) -> float:
-        """Of the run that the plan is for, drawing from a fixed mixture."""
-        return self.flops(self.target.model_copy(update={"mixer": MixerConfig(name="natural")}))
-
     def describe(self, batch: Batch) -> str:
         """What a batch costs, in a line."""
-        todo = [job.config for key, job in batch.jobs.items() if key not in batch.kept]
+        todo = [job.config for job in batch.todo.values()]
+        number = len(todo) or len(batch.jobs)
+        counted = f"{number} {'proxy' if number == 1 else 'proxies'}"
         if not todo:
-            return f"{_counted(len(batch.jobs))}, all made before: nothing to train"
+            return f"{counted}, all made before: nothing to train"
         models = sorted({config.model.preset or str(config.model.path) for config in todo})
         steps = sorted({config.train.steps for config in todo})
         spent = sum(result.seconds for result in batch.kept.values())
         before = f", {len(batch.kept)} more made before ({duration(spent)})" if batch.kept else ""
-        share = batch.flops / self.target_flops
-        smaller = self._smaller(todo[0]) if share > 1 else ""
+        tokens, flops = sum(config.tokens for config in todo), sum(map(self.flops, todo))
+        # Those of the run that the plan is for, drawing from a fixed mixture.
+        natural = self.target.model_copy(update={"mixer": MixerConfig(name="natural")})
+        share, cheaper = flops / self.flops(natural), ""
+        if share > 1:  # another proxy to name, if that one costs less
+            model = todo[0].model.model_copy(update={"preset": SMALL, "path": None})
+            if self.flops(todo[0].model_copy(update={"model": model})) < self.flops(todo[0]):
+                cheaper = f"; cheaper: --proxy model.preset={SMALL}"
         return (
-            f"{_counted(len(todo))} to train ({', '.join(models)}; "
-            f"{' or '.join(map(str, steps))} steps){before}: {batch.tokens:,} tokens, "
-            f"{batch.flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{smaller}"
+            f"{counted} to train ({', '.join(models)}; "
+            f"{' or '.join(map(str, steps))} steps){before}: {tokens:,} tokens, "
+            f"{flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{cheaper}"
         )
-
-    def _smaller(self, proxy: RunConfig) -> str:
-        """Another proxy to name where a plan costs more than its run, if that one costs less."""
-        model = proxy.model.model_copy(update={"preset": SMALL, "path": None})
-        is_smaller = self.flops(proxy.model_copy(update={"model": model})) < self.flops(proxy)
-        return f"; cheaper: --proxy model.preset={SMALL}" if is_smaller else ""
 
     def _label(self, batch: Batch) -> None:
         """Tell in INDEX which folder is what, once for each name that a folder was asked by."""
@@ -212,23 +207,7 @@ class ProxyLab:
             file.write("".join(lines))
 
 
-def _counted(number: int) -> str:
-    return f"{number} {'proxy' if number == 1 else 'proxies'}"
-
-
-def _told(result: Result) -> ProxyResult:
-    return ProxyResult(
-        losses=result.losses,
-        curve=result.curve,
-        state=result.state,
-        model=result.model,
-        parameters=result.parameters,
-        tokens=result.tokens,
-    )
-
-
 # From a run to plan for to its mixture: build the planner, give it a lab, tell what came of it.
-
 
 # The part of the target that proxies are, where the user says nothing.
 STEPS_SHARE, LEAST_STEPS = 4, 20
@@ -257,11 +236,6 @@ class Plan:
     table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one
 
 
-def require_planner(config: RunConfig) -> Planner:
-    """The mixer of a run to plan for."""
-    return build_planner(config.mixer.name, config.mixer.options)
-
-
 def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:
     """What a proxy is: the target with a smaller model and fewer steps; `changes` come on top.
 
@@ -270,50 +244,39 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
     batch, optimiser and precision stay.
     """
     changes = dict(changes or {})
-    steps = _changed(changes, "train", "steps")
-    if not isinstance(steps, int) or steps < 1:  # a wrong one is told by parse_config
-        steps = max(target.train.steps // STEPS_SHARE, min(LEAST_STEPS, target.train.steps))
-    half = math.ceil(steps / 2)
-    values = merge(
-        target.model_dump(mode="json"),
-        {
-            "model": _smaller(target, changes),
-            "train": {"steps": steps, "activation_checkpointing": False},
-            "optim": {"warmup_steps": target.warmup_over(steps)},
-            "eval": {
-                "every": min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
-            },
-            "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 1},
-            "probe": {"rows": 0},
-            "log": {"sinks": []},
-        },
-    )
     for taken in ("mixer", "seed", "run"):
         if taken in changes:
             raise ConfigError(
                 f"{taken} is not a setting of proxies: the method gives each its mixer and seed, "
                 "and the lab its folder"
             )
+    given = {part: value for part, value in changes.items() if isinstance(value, Mapping)}
+    steps, named = given.get("train", {}).get("steps"), given.get("model", {})
+    if not isinstance(steps, int) or steps < 1:  # a wrong one is told by parse_config
+        steps = max(target.train.steps // STEPS_SHARE, min(LEAST_STEPS, target.train.steps))
+    half = math.ceil(steps / 2)
+    if target.model.preset is None and not {"preset", "path"} & named.keys():
+        raise ConfigError(
+            f"model.path={target.model.path}: which smaller model is its proxy? Name one, as in "
+            "--proxy model.preset=gpt2-proxy or --proxy model.path=FOLDER"
+        )
+    model: dict[str, Any] = {"preset": None, "path": None}
+    if target.model.preset is not None and not named.get("path"):
+        model["preset"] = "tiny" if target.model.preset in LIGHT else "gpt2-proxy"
+    own = {
+        "model": model,
+        "train": {"steps": steps, "activation_checkpointing": False},
+        "optim": {"warmup_steps": target.warmup_over(steps)},
+        "eval": {
+            "every": min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
+        },
+        "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 1},
+        "probe": {"rows": 0},
+        "log": {"sinks": []},
+    }
+    values = merge(target.model_dump(mode="json"), own)
     values["mixer"] = {"name": "natural"}  # every proxy brings its own
     return parse_config(merge(values, changes), "--proxy")
-
-
-def _smaller(target: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    if target.model.preset is None:
-        named = {"preset", "path"} & set(changes.get("model") or {})
-        if not named:
-            raise ConfigError(
-                f"model.path={target.model.path}: which smaller model is its proxy? Name one, as "
-                "in --proxy model.preset=gpt2-proxy or --proxy model.path=FOLDER"
-            )
-        return {"preset": None, "path": None}
-    preset = "tiny" if target.model.preset in LIGHT else "gpt2-proxy"
-    return {"preset": None if _changed(changes, "model", "path") else preset}
-
-
-def _changed(changes: Mapping[str, Any], part: str, name: str) -> Any:
-    values = changes.get(part)
-    return values.get(name) if isinstance(values, Mapping) else None
 
 
 def make_plan(
@@ -328,50 +291,22 @@ def make_plan(
     room = ProxyLab(target, proxy, corpus=corpus, folder=lab, pool=pool)
     mixture = planner.plan(room)
     open_sampler(target, corpus).weights_of(mixture)  # refuses what the run could not draw
-    used = list(room.used.values())
-    return Plan(
-        mixture=mixture,
-        provenance=provenance_of(target, proxy, corpus, used, command),
-        findings=planner.findings,
-        cost=PlanCost(
-            flops=math.fsum(one.flops for one in used),
-            seconds=math.fsum(one.result.seconds for one in used),
-            proxies=len(used),
-            cached=sum(one.cached for one in used),
-        ),
-        table=planner.table,
-    )
+    used, tokenizer = list(room.used.values()), corpus.manifest.tokenizer
 
+    def one_or_all(values: Iterable[int]) -> int | list[int]:
+        """A number that all proxies share, or those that they have."""
+        found = sorted(set(values))
+        return found[0] if len(found) == 1 else found
 
-def _opened(target: RunConfig) -> tuple[Planner, Corpus]:
-    """The method and what it plans on; told before its proxies where they cannot do."""
-    planner, corpus = require_planner(target), Corpus(target.data.corpus)
-    if planner.needs_losses and not corpus.validation:
-        raise ConfigError(
-            f"{corpus.directory} has no validation text, and {target.mixer.name} learns from "
-            "validation losses; prepare it with some held out, or plan with doremi or doge"
-        )
-    return planner, corpus
-
-
-def provenance_of(
-    target: RunConfig,
-    proxy: RunConfig,
-    corpus: Corpus,
-    used: Sequence[Used],
-    command: str | None,
-) -> Provenance:
-    """How the mixture was made."""
-    tokenizer = corpus.manifest.tokenizer
     facts: dict[str, Any] = {  # of one proxy, but for their number
         "model": proxy.model.preset or proxy.model.path,
-        "parameters": _one_or_all(one.result.parameters for one in used),
-        "steps": _one_or_all(one.config.train.steps for one in used),
+        "parameters": one_or_all(one.result.parameters for one in used),
+        "steps": one_or_all(one.config.train.steps for one in used),
         "batch_size": proxy.train.batch_size,
-        "tokens": _one_or_all(one.result.tokens for one in used),
+        "tokens": one_or_all(one.result.tokens for one in used),
         "number": len(used),
     }
-    return Provenance(
+    provenance = Provenance(
         method=target.mixer.name,
         made_by=f"dograph {__version__}",
         corpus=corpus.digest,
@@ -385,30 +320,35 @@ def provenance_of(
         settings=target.mixer.options,
         command=command,
     )
-
-
-def _one_or_all(values: Iterable[int]) -> int | list[int]:
-    """A number that all proxies share, or those that they have."""
-    found = sorted(set(values))
-    return found[0] if len(found) == 1 else found
-
-
-class _FirstBatch(Exception):
-    """Not an error: the way out of a plan that is only to be forecast."""
-
-
-class _Surveyor(ProxyLab):
-    """Looks at the first proxies that are asked for, and makes none."""
-
-    def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
-        raise _FirstBatch(self.describe(self.survey(proxies)))
+    cost = PlanCost(
+        flops=math.fsum(one.flops for one in used),
+        seconds=math.fsum(one.result.seconds for one in used),
+        proxies=len(used),
+        cached=sum(one.cached for one in used),
+    )
+    return Plan(mixture, provenance, planner.findings, cost, planner.table)
 
 
 def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:
     """What the first proxies of a plan would cost; later ones may depend on what these show."""
     planner, corpus = _opened(target)
+    room = ProxyLab(target, proxy, corpus=corpus, folder=lab)
     try:
-        planner.plan(_Surveyor(target, proxy, corpus=corpus, folder=lab, pool=LocalPool(1)))
-    except _FirstBatch as first:
-        return str(first)
+        planner.plan(room)
+    except ConfigError:
+        if room.asked is None:
+            raise
+        return room.describe(room.asked)
     return f"{target.mixer.name} needs no proxies here"
+
+
+def _opened(target: RunConfig) -> tuple[Planner, Corpus]:
+    """The method and what it plans on; told before its proxies where they cannot do."""
+    planner = build_planner(target.mixer.name, target.mixer.options)
+    corpus = Corpus(target.data.corpus)
+    if planner.needs_losses and not corpus.validation:
+        raise ConfigError(
+            f"{corpus.directory} has no validation text, and {target.mixer.name} learns from "
+            "validation losses; prepare it with some held out, or plan with doremi or doge"
+        )
+    return planner, corpus

@@ -29,20 +29,19 @@ from dograph.report.content import (
     COMPARISON,
     ENVIRONMENT,
     EVALUATION,
-    Arm,
     Bench,
+    BenchArm,
     Benchmarks,
     Comparison,
-    Estimate,
     PageData,
     RunData,
     is_run,
-    over_seeds,
     read_json,
 )
 from dograph.report.domains import Texts
 from dograph.report.one_run import OpenRun, parameters_of, run_data
 from dograph.report.series import SMOOTHED_SHARE
+from dograph.stats import Estimate, Interval, mean_estimate
 
 # Downstream scores (`dograph eval`) and what a step costs (`dograph bench`), for a page.
 
@@ -85,7 +84,7 @@ def _scores(records: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> dict[
         own = [score for record in records if (score := _score(record, task)) is not None]
         if own:
             one = own[0]
-            scores[task] = one if len(own) == 1 else over_seeds([score.value for score in own])
+            scores[task] = one if len(own) == 1 else mean_estimate([score.value for score in own])
     return scores
 
 
@@ -100,7 +99,7 @@ def _score(record: Mapping[str, Any], task: str) -> Estimate | None:
     value, error = told["value"], told["se"]
     if error is None or not math.isfinite(error):
         return Estimate(value)
-    return Estimate(value, value - NORMAL * error, value + NORMAL * error)
+    return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error))
 
 
 def bench_of(path: Path) -> Bench:
@@ -117,13 +116,13 @@ def bench_of(path: Path) -> Bench:
     return Bench(f"{options['model']}, {shape}, {device}", arms)
 
 
-def _arm(name: str, arm: Mapping[str, Any]) -> Arm:
+def _arm(name: str, arm: Mapping[str, Any]) -> BenchArm:
     ratio, floor = arm.get("ratio"), arm.get("floor_ms")
     plain = arm.get("plain_ms")
-    return Arm(
+    return BenchArm(
         name=name,
         ms=arm["ms"]["median"],
-        over_plain=Estimate(ratio["median"], ratio["low"], ratio["high"]) if ratio else None,
+        over_plain=ratio and Estimate(ratio["median"], Interval(ratio["low"], ratio["high"])),
         extra_ms=arm["ms"]["median"] - plain["median"] if plain else None,
         floor_ms=floor["total"] if floor else None,
         floor_ratio=arm.get("floor_ratio"),

@@ -1,6 +1,7 @@
 """Methods beside each other: from compare.json, or from runs that were trained alike."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +17,13 @@ from dograph.report.content import (
     Band,
     Comparison,
     Difference,
-    Estimate,
-    Group,
-    Method,
+    MethodRow,
     RunData,
     Scale,
-    SourceLoss,
-    of_mean,
-    over_seeds,
-    t_reach,
+    SeedGroup,
 )
 from dograph.report.series import Curve, rounded
-
-# Runs that differ in their seed alone: their names, and their curves taken together.
-
+from dograph.stats import Estimate, Interval, mean_estimate, t_interval, t_quantile
 
 # What may differ between the runs of a group: it changes no number, or is the seed.
 _FREE = ("seed", "run", "log", "checkpoint", "probe")
@@ -55,10 +49,20 @@ def group_names(
     mixer and whatever tells it from others of that name.
     """
     flat = [_flat(config.model_dump(mode="json", exclude=set(_FREE))) for config in configs]
-    loose = [k for k, method in enumerate(methods) if method is None]
     names: list[str] = []
-    for k, method in enumerate(methods):
-        names.append(method[1] if method else _loose_name(k, loose, configs, flat))
+    for own, config, method in zip(flat, configs, methods, strict=True):
+        if method is not None:
+            names.append(method[1])
+            continue
+        mixer = config.mixer.name
+        same = [
+            other
+            for other, its, of in zip(flat, configs, methods, strict=True)
+            if of is None and its.mixer.name == mixer
+        ]
+        keys = {key for other in same for key in {*own, *other} if own.get(key) != other.get(key)}
+        told = [f"{key.removeprefix('mixer.')}={own[key]}" for key in sorted(keys) if key in own]
+        names.append(" ".join([mixer, *told]))
     owners: dict[str, set[tuple[str, str] | None]] = {}
     for name, method in zip(names, methods, strict=True):
         owners.setdefault(name, set()).add(method)
@@ -68,50 +72,36 @@ def group_names(
     ]
 
 
-def _loose_name(
-    k: int, loose: Sequence[int], configs: Sequence[RunConfig], flat: Sequence[Mapping[str, str]]
-) -> str:
-    own, mixer = flat[k], configs[k].mixer.name
-    same = [flat[n] for n in loose if configs[n].mixer.name == mixer]
-    keys = sorted({key for other in same for key in {*own, *other} if _differs(own, other, key)})
-    told = [f"{key.removeprefix('mixer.')}={own[key]}" for key in keys if key in own]
-    return " ".join([mixer, *told])
-
-
-def _differs(own: Mapping[str, str], other: Mapping[str, str], key: str) -> bool:
-    return own.get(key) != other.get(key)
-
-
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Settings by their dotted names, as they are typed."""
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{prefix}{name}.")
-        else:
+        elif f"{prefix}{name}" != "train.device":
             found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
-    found.pop("train.device", None)
     return found
 
 
-def groups_of(runs: Sequence[RunData]) -> list[Group]:
+def groups_of(runs: Sequence[RunData]) -> list[SeedGroup]:
     """Groups in the order of their first run."""
+
+    def bands(curves: Sequence[Mapping[str, Curve]]) -> dict[str, Band]:
+        names = [name for name in curves[0] if all(name in own for own in curves)]
+        return {name: band([own[name] for own in curves]) for name in names}
+
     by_name: dict[str, list[RunData]] = {}
     for run in runs:
         by_name.setdefault(run.group, []).append(run)
     return [
-        Group(
+        SeedGroup(
             name,
             [run.name for run in own],
-            _bands([run.curves.train for run in own]),
-            _bands([run.curves.valid for run in own]),
+            bands([run.curves.train for run in own]),
+            bands([run.curves.valid for run in own]),
         )
         for name, own in by_name.items()
     ]
-
-
-def _bands(curves: Sequence[Mapping[str, Curve]]) -> dict[str, Band]:
-    names = [name for name in curves[0] if all(name in own for own in curves)]
-    return {name: band([own[name] for own in curves]) for name in names}
 
 
 def band(curves: Sequence[Curve]) -> Band:
@@ -129,131 +119,100 @@ def band(curves: Sequence[Curve]) -> Band:
     mean_X, num = value_NX.mean(axis=0), len(lines)
     if num < 2:
         return Band(shared, rounded(mean_X), None, None)
-    reach_X = t_reach(value_NX.std(axis=0, ddof=1), num)
+    reach_X = t_quantile(num - 1) * value_NX.std(axis=0, ddof=1) / math.sqrt(num)
     return Band(shared, rounded(mean_X), rounded(mean_X - reach_X), rounded(mean_X + reach_X))
 
 
-# What came out in a sentence or two, and no more than may be said.
-
-
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
-    """The first comparison's outcome, or the run's."""
+    """What came out in a sentence or two: the first comparison's outcome, or the run's."""
     if comparisons:
         return comparisons[0].claim
     if not runs:
         return "There are no runs to speak of."
+    losses = {
+        run.name: loss.nats
+        for run in runs
+        for loss in run.losses
+        if loss.is_summary and loss.name == "mean"
+    }
     if len(runs) == 1:
-        return _single(runs[0])
-    judged = [(run, loss) for run in runs if (loss := mean_loss(run)) is not None]
-    if not judged:
+        return _single(runs[0], losses.get(runs[0].name))
+    if not losses:
         return f"{len(runs)} runs, none of them validated yet."
     unfinished = sum(run.steps < run.total_steps for run in runs)
-    if len(judged) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
-        values = [loss.nats.value for _, loss in judged]
-        return (
-            f"{len(runs)} seeds of {runs[0].group}: mean validation loss "
-            f"{told(over_seeds(values))} nats, 95 % over seeds."
-        )
-    best, loss = min(judged, key=lambda pair: pair[1].nats.value)
+    if len(losses) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
+        mean = mean_estimate([nats.value for nats in losses.values()]).text(".4f", " ")
+        seeds = f"{len(runs)} seeds of {runs[0].group}"
+        return f"{seeds}: mean validation loss {mean} nats, 95 % over seeds."
+    best = min(losses, key=lambda name: losses[name].value)
     why = f"{unfinished} not complete" if unfinished else "They were not trained alike"
     return (
-        f"{len(runs)} runs; the lowest mean validation loss is {best.name}'s, "
-        f"{told(loss.nats)} nats. {why}, so no claim is made."
+        f"{len(runs)} runs; the lowest mean validation loss is {best}'s, "
+        f"{losses[best].text('.4f', ' ')} nats. {why}, so no claim is made."
     )
 
 
-def mean_loss(run: RunData) -> SourceLoss | None:
-    return next((loss for loss in run.losses if loss.is_summary and loss.name == "mean"), None)
-
-
-def told(estimate: Estimate, *, sign: bool = False) -> str:
-    """A figure with its interval."""
-    shape = "+.4f" if sign else ".4f"
-    value = format(estimate.value, shape)
-    if estimate.low is None or estimate.high is None:
-        return value
-    return f"{value} [{estimate.low:{shape}}, {estimate.high:{shape}}]"
-
-
-def _single(run: RunData) -> str:
-    loss = mean_loss(run)
+def _single(run: RunData, loss: Estimate | None) -> str:
     how_far = (
         f"Complete after {run.steps:,} steps"
         if run.steps >= run.total_steps
         else f"{run.steps:,} of {run.total_steps:,} steps made"
     )
-    level = (
-        "no validation loss yet" if loss is None else f"mean validation loss {told(loss.nats)} nats"
-    )
+    level = "no validation loss yet"
+    if loss is not None:
+        level = f"mean validation loss {loss.text('.4f', ' ')} nats"
     parts = [f"{how_far}: {level}"]
     nmi = next((m for m in run.health if m.name == "domains/nmi"), None)
     if nmi is not None and nmi.curve.raw.y:
-        parts.append(
-            f"agreement of domains with sources {nmi.curve.raw.y[-1]:.2f} (NMI, at most 1)"
-        )
-    if run.warnings:
-        count = len(run.warnings)
+        last = nmi.curve.raw.y[-1]
+        parts.append(f"agreement of domains with sources {last:.2f} (NMI, at most 1)")
+    if count := len(run.warnings):
         parts.append(f"{count} warning{'s' if count > 1 else ''}")
     return "; ".join(parts) + "."
 
 
-def claim_of(baseline: str, methods: Sequence[Method], *, is_planned: bool) -> str:
+def claim_of(baseline: str, methods: Sequence[MethodRow], *, is_planned: bool) -> str:
     """Which methods are lower than the baseline, which higher, and of which nothing is claimed."""
+
+    def difference(method: MethodRow) -> float:
+        return method.differences["mean"].value.value
+
+    def figures(method: MethodRow) -> str:
+        nats = method.differences["mean"].value.text("+.4f", " ")
+        return f"{nats} nats to {baseline}, {method.seeds} seed{'s' if method.seeds > 1 else ''}"
+
+    def names(own: Sequence[MethodRow]) -> str:
+        return ", ".join(method.name for method in own)
+
     others = [method for method in methods if "mean" in method.differences]
     if not others:
         return f"No method could be set beside {baseline}."
-    best = min(others, key=_difference_of_verdict)
-    if _difference_of_verdict(best) < 0:
-        level = f"The lowest mean loss is {best.name}'s: {_figures_of_verdict(best, baseline)}."
-    else:
-        level = f"No mean loss is below {baseline}'s; the nearest is {best.name}'s: "
-        level += f"{_figures_of_verdict(best, baseline)}."
+    best = min(others, key=difference)
+    lead = f"No mean loss is below {baseline}'s; the nearest is {best.name}'s"
+    if difference(best) < 0:
+        lead = f"The lowest mean loss is {best.name}'s"
+    level = f"{lead}: {figures(best)}."
     if not is_planned:
         return f"{level} Runs picked by hand: no claim."
-    by_claim: dict[str, list[Method]] = {}
+    by_claim: dict[str, list[MethodRow]] = {}
     for method in others:
         by_claim.setdefault(method.differences["mean"].claim or "no claim", []).append(method)
     lower, higher = by_claim.pop("lower", []), by_claim.pop("higher", [])
     told = []
-    if lower:
-        lead, most = f"Lower than {baseline} in mean loss", min(lower, key=_difference_of_verdict)
-        told.append(
-            f"{lead}: {_names(lower)}. Most so {most.name}: {_figures_of_verdict(most, baseline)}."
-        )
-    if higher:
-        lead, most = f"Higher than {baseline} in mean loss", max(higher, key=_difference_of_verdict)
-        told.append(
-            f"{lead}: {_names(higher)}. Most so {most.name}: {_figures_of_verdict(most, baseline)}."
-        )
-    is_all = not told and len(by_claim) == 1
-    told += [_unclaimed(claim, own, is_all=is_all) for claim, own in by_claim.items()]
+    for word, own, most in (("Lower", lower, min), ("Higher", higher, max)):
+        if own:
+            top = most(own, key=difference)
+            told.append(f"{word} than {baseline} in mean loss: {names(own)}.")
+            told.append(f"Most so {top.name}: {figures(top)}.")
+    is_all = not told and len(by_claim) == 1  # methods are named where there are others
+    for claim, own in by_claim.items():
+        if claim == "unclear":
+            told.append("No difference is shown" + ("." if is_all else f" for {names(own)}."))
+            continue
+        reason = claim.removeprefix("no claim").removeprefix(": ")
+        lead = "Nothing is claimed" if is_all else f"Nothing is claimed of {names(own)}"
+        told.append(f"{lead}: {reason}." if reason else f"{lead}.")
     return " ".join(told if lower else [*told, level])
-
-
-def _unclaimed(claim: str, methods: Sequence[Method], *, is_all: bool) -> str:
-    """Why nothing is claimed of these methods; they are named where there are others."""
-    if claim == "unclear":
-        return "No difference is shown" + ("." if is_all else f" for {_names(methods)}.")
-    reason = claim.removeprefix("no claim").removeprefix(": ")
-    lead = "Nothing is claimed" if is_all else f"Nothing is claimed of {_names(methods)}"
-    return f"{lead}: {reason}." if reason else f"{lead}."
-
-
-def _names(methods: Sequence[Method]) -> str:
-    return ", ".join(method.name for method in methods)
-
-
-def _difference_of_verdict(method: Method) -> float:
-    return method.differences["mean"].value.value
-
-
-def _figures_of_verdict(method: Method, baseline: str) -> str:
-    difference = method.differences["mean"].value
-    return f"{told(difference, sign=True)} nats to {baseline}, {_seeds(method)}"
-
-
-def _seeds(method: Method) -> str:
-    return f"{method.seeds} seed{'s' if method.seeds > 1 else ''}"
 
 
 FIGURES = ("mean", "natural", "worst", "gap")
@@ -295,12 +254,12 @@ def _is_told(difference: Mapping[str, Any]) -> bool:
     return bool(difference["seeds"]) and difference["mean"] is not None
 
 
-def _found_method(method: Mapping[str, Any]) -> Method:
+def _found_method(method: Mapping[str, Any]) -> MethodRow:
     told = dict(method.get("differences", {}))
     by_source = told.pop("sources", {})
     seconds, flops = method["seconds"], method["flops"]
     most = method["most_epochs"]
-    return Method(
+    return MethodRow(
         name=method["label"],
         mixer=dict(method["mixer"]),
         seeds=method["losses"]["mean"]["seeds"],
@@ -321,19 +280,20 @@ def _found_method(method: Mapping[str, Any]) -> Method:
 
 
 def _spread(told: Mapping[str, Any]) -> Estimate:
-    return of_mean(told["mean"], told["deviation"], told["seeds"])
+    """A mean over seeds with its t interval; that of a single one has none."""
+    mean, deviation, num = told["mean"], told["deviation"], told["seeds"]
+    if deviation is None or num < 2:
+        return Estimate(mean)
+    return Estimate(mean, t_interval(mean, deviation / math.sqrt(num), num - 1))
 
 
 def _difference(told: Mapping[str, Any]) -> Difference:
-    def pair(mean: float, interval: Mapping[str, float] | None) -> Estimate:
-        return Estimate(mean) if interval is None else Estimate(mean, **interval)
-
-    return Difference(
-        value=pair(told["mean"], told["interval"]),
-        text=pair(told["mean"], told["over_items"]) if told["over_items"] else None,
-        p=told["p_holm"],
-        claim=told["claim"],
+    own, over_items = (
+        Estimate(told["mean"], ends and Interval(**ends))
+        for ends in (told["interval"], told["over_items"])
     )
+    text = over_items if told["over_items"] else None
+    return Difference(value=own, text=text, p=told["p_holm"], claim=told["claim"])
 
 
 def from_runs(trained: Sequence[Trained]) -> list[Comparison]:
@@ -397,12 +357,12 @@ def _figures(run: RunData) -> dict[str, float]:
 
 def _loose_method(
     name: str, own: list[Trained], base: Mapping[int, Mapping[str, float]], is_baseline: bool
-) -> Method:
+) -> MethodRow:
     by_seed = {one.run.seed: _figures(one.run) for one in own}
     sources = [loss.name for loss in own[0].run.losses if not loss.is_summary]
 
     def level(figure: str) -> Estimate:
-        return over_seeds([values[figure] for values in by_seed.values()])
+        return mean_estimate([values[figure] for values in by_seed.values()])
 
     def differences(figures: Sequence[str]) -> dict[str, Difference]:
         shared = [seed for seed in by_seed if seed in base]
@@ -410,14 +370,14 @@ def _loose_method(
             return {}
         return {
             figure: Difference(
-                value=over_seeds([by_seed[seed][figure] - base[seed][figure] for seed in shared])
+                value=mean_estimate([by_seed[seed][figure] - base[seed][figure] for seed in shared])
             )
             for figure in figures
         }
 
     figures = [figure for figure in FIGURES if figure in next(iter(by_seed.values()))]
     spent = [one.run.cost.seconds for one in own if one.run.cost.seconds is not None]
-    return Method(
+    return MethodRow(
         name=name,
         mixer=own[0].config.mixer.model_dump(mode="json"),
         seeds=len(by_seed),
@@ -429,7 +389,7 @@ def _loose_method(
     )
 
 
-def num_domains_of(methods: Sequence[Method]) -> list[tuple[str, list[tuple[int, Estimate]]]]:
+def num_domains_of(methods: Sequence[MethodRow]) -> list[tuple[str, list[tuple[int, Estimate]]]]:
     """Mean loss by number of domains, for methods that differ in nothing else."""
     found = []
     for rest, own in _families(methods, "num_domains").items():
@@ -439,7 +399,7 @@ def num_domains_of(methods: Sequence[Method]) -> list[tuple[str, list[tuple[int,
     return found
 
 
-def objectives_of(methods: Sequence[Method]) -> list[tuple[str, str]]:
+def objectives_of(methods: Sequence[MethodRow]) -> list[tuple[str, str]]:
     """Objective and method, for methods that differ in their objective alone."""
     found = []
     for own in _families(methods, "objective").values():
@@ -451,9 +411,9 @@ def objectives_of(methods: Sequence[Method]) -> list[tuple[str, str]]:
     return found
 
 
-def _families(methods: Sequence[Method], option: str) -> dict[str, list[tuple[Any, Method]]]:
+def _families(methods: Sequence[MethodRow], option: str) -> dict[str, list[tuple[Any, MethodRow]]]:
     """An option's value, default or given, and the method, by what else the method sets."""
-    found: dict[tuple[str, str], list[tuple[Any, Method]]] = {}
+    found: dict[tuple[str, str], list[tuple[Any, MethodRow]]] = {}
     for method in methods:
         given = {k: v for k, v in method.mixer.items() if k != "name"}
         name = method.mixer.get("name")

@@ -5,19 +5,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from dograph.report.series import Curve
+from dograph.stats import Estimate, t_interval
 from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 
-# The files a page is made from: their names beside those of `RunDirectory`, and how to read them.
-#
-# They are written by other commands, which a page does without; a test keeps the names the same.
-
-
+# Names of the files a page is made from, beside those of `RunDirectory`. They are written by other
+# commands, which a page does without; a test keeps the names the same.
 ENVIRONMENT = "env.json"  # of a run: versions and devices
 RESULT = "result.json"  # of a run that a pool made
 EVALUATION = "eval.json"  # of a run: `dograph eval`
@@ -41,62 +39,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """An object a line; a line that is still being written, or was cut short, is left out."""
     rows: list[Any] = read_metrics(path)
     return rows
-
-
-# 95 % intervals that need no extra: Student's t by a table, and over validation blocks.
-
-
-Spread = TypeVar("Spread", float, np.ndarray)
-
-# The 0.975 quantile of Student's t for 1 to 30 degrees of freedom.
-_T = (
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
-    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
-    2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
-)  # fmt: skip
-_NORMAL = 1.959964
-
-
-def t_quantile(freedom: int) -> float:
-    """The 0.975 quantile of Student's t; beyond the table by Cornish and Fisher's expansion."""
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    z = _NORMAL
-    first = (z**3 + z) / (4 * freedom)
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    return z + first + second + third
-
-
-def t_reach(deviation: Spread, num: int) -> Spread:
-    """How far the interval of a mean of `num` values reaches to either side: t s / sqrt(num).
-
-    `deviation` is that of a sample (num - 1 in its denominator), one or an array of them.
-    """
-    return deviation * (t_quantile(num - 1) / math.sqrt(num))
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure, with its interval where there is one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-def of_mean(mean: float, deviation: float | None, num: int) -> Estimate:
-    """A mean of `num` values with its t interval; a single one has none."""
-    if deviation is None or num < 2:
-        return Estimate(mean)
-    reach = t_reach(deviation, num)
-    return Estimate(mean, mean - reach, mean + reach)
-
-
-def over_seeds(values: Sequence[float]) -> Estimate:
-    """A mean over runs that differ in their seed, with its t interval."""
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return of_mean(math.fsum(values) / len(values), deviation, len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +68,11 @@ def block_losses(file: Path) -> dict[str, BlockLoss]:
     return found
 
 
-def of_blocks(loss: BlockLoss) -> Estimate:
-    """The interval of one source's loss over other text of it."""
-    reach = t_quantile(loss.blocks - 1) * math.sqrt(loss.variance)
-    return Estimate(loss.mean, loss.mean - reach, loss.mean + reach)
-
-
-def of_weighted(value: float, parts: Sequence[tuple[float, BlockLoss]]) -> Estimate:
-    """The interval of a weighted mean of sources; their text is independent."""
+def of_blocks(value: float, parts: Sequence[tuple[float, BlockLoss]]) -> Estimate:
+    """A weighted mean of sources with its t interval over other text; texts are independent."""
     variance = math.fsum(weight**2 * loss.variance for weight, loss in parts)
     freedom = max(1, sum(loss.blocks - 1 for _, loss in parts))
-    reach = t_quantile(freedom) * math.sqrt(variance)
-    return Estimate(value, value - reach, value + reach)
+    return Estimate(value, t_interval(value, math.sqrt(variance), freedom))
 
 
 FORMAT, VERSION = "dograph-page", 1
@@ -175,7 +110,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CostPart:
     """Milliseconds of a step that went into one part."""
 
     name: str
@@ -183,10 +118,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class RunCost:
     """What the run's steps took."""
 
-    parts: list[Part]
+    parts: list[CostPart]
     step_ms: float | None  # on the clock: data and metrics too
     tokens_per_second: float | None
     peak_bytes: int | None
@@ -196,7 +131,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class BenchArm:
     """One line of `dograph bench`."""
 
     name: str
@@ -213,11 +148,11 @@ class Bench:
     """What `dograph bench` measured on one machine."""
 
     title: str
-    arms: list[Arm]
+    arms: list[BenchArm]
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ExampleText:
     """A row near its domain's centroid; `text` is an index into the page's texts."""
 
     source: str
@@ -234,7 +169,7 @@ class ShownProbe:
     own: list[list[float]]  # x and y on its own axes
     explained: list[list[float]]  # share of variance of both axes: on the last's, on its own
     label: list[int]  # -1 while no domains are known
-    examples: dict[str, list[Example]]  # by domain
+    examples: dict[str, list[ExampleText]]  # by domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +179,7 @@ class Placed:
     step: int
     nodes: list[dict[str, Any]]
     edges: list[dict[str, Any]]
-    examples: dict[str, list[Example]] | None = (
+    examples: dict[str, list[ExampleText]] | None = (
         None  # of the step's batch, where domains do not last
     )
 
@@ -260,7 +195,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Domains:
+class DomainsShown:
     """What the model perceives in the course of a run."""
 
     has_identity: bool
@@ -290,8 +225,8 @@ class RunData:
     warnings: list[str]
     curves: Curves
     health: list[Measure]
-    cost: Cost
-    domains: Domains | None
+    cost: RunCost
+    domains: DomainsShown | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +240,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SeedGroup:
     """Runs that differ in their seed alone, taken together."""
 
     name: str
@@ -325,7 +260,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class MethodRow:
     """A row of a comparison."""
 
     name: str
@@ -348,7 +283,7 @@ class Comparison:
     command: str | None  # that makes all of it
     is_planned: bool  # made by dograph compare, so that claims are corrected
     claim: str  # what may be said of the methods, and what may not
-    methods: list[Method]
+    methods: list[MethodRow]
     notes: list[str]
     num_domains: list[tuple[str, list[tuple[int, Estimate]]]]  # by what else was set
     objectives: list[tuple[str, str]]  # objective and method
@@ -373,7 +308,7 @@ class Benchmarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class CorpusText:
     """Text of the corpus; `cut` says that it went on."""
 
     text: str
@@ -390,12 +325,12 @@ class PageData:
     program: str
     how: list[str]  # how curves were thinned and smoothed, and what intervals are
     runs: list[RunData]
-    groups: list[Group]
+    groups: list[SeedGroup]
     comparisons: list[Comparison]
     scales: list[Scale]
     benchmarks: Benchmarks | None
     benches: list[Bench]
-    texts: list[Text]
+    texts: list[CorpusText]
     format: str = field(default=FORMAT)
     version: int = field(default=VERSION)
 
@@ -405,5 +340,7 @@ class PageData:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, Estimate):
+        return {"value": value.value, "low": value.low, "high": value.high}
     assert is_dataclass(value)
     return {part.name: getattr(value, part.name) for part in fields(value)}

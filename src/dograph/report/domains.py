@@ -19,12 +19,12 @@ from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.eval.graphs import domains_last
 from dograph.report.content import (
-    Domains,
+    CorpusText,
+    DomainsShown,
     Drift,
-    Example,
+    ExampleText,
     Placed,
     ShownProbe,
-    Text,
     read_json,
     read_rows,
 )
@@ -98,7 +98,7 @@ class Texts:
     """Texts of a page, each once, whichever runs show it."""
 
     def __init__(self) -> None:
-        self.found: list[Text] = []
+        self.found: list[CorpusText] = []
         self._index: dict[tuple[Any, ...], int] = {}
 
     def add(self, corpus: Corpus, stratum: StratumTokens, row: int, seq_len: int) -> int | None:
@@ -109,13 +109,13 @@ class Texts:
         if key not in self._index:
             text = corpus.text(stratum, row * seq_len, (row + 1) * seq_len)
             self._index[key] = len(self.found)
-            self.found.append(Text(text[:TEXT], len(text) > TEXT))
+            self.found.append(CorpusText(text[:TEXT], len(text) > TEXT))
         return self._index[key]
 
 
 def probe_examples(
     told: dict[str, Any], corpus: Corpus | None, seq_len: int, texts: Texts
-) -> dict[str, list[Example]]:
+) -> dict[str, list[ExampleText]]:
     """By domain, the rows that a probe names as nearest its centre."""
     strata = {s.entry.stratum: s for s in corpus.validation} if corpus is not None else {}
     places = {(row["source"], row["row"], row["document"]): row for row in told["rows"]}
@@ -127,14 +127,14 @@ def probe_examples(
             text = None
             if corpus is not None and stratum is not None:
                 text = texts.add(corpus, stratum, near["row"], seq_len)
-            own.append(Example(near["source"], near["document"], text))
+            own.append(ExampleText(near["source"], near["document"], text))
         found[str(domain["domain"])] = own
     return found
 
 
 def step_examples(
     run: RunDirectory, config: RunConfig, corpus: Corpus, steps: Sequence[int], texts: Texts
-) -> dict[int, dict[str, list[Example]]]:
+) -> dict[int, dict[str, list[ExampleText]]]:
     """By step and domain, the first samples of the step's batch that were in the domain."""
     labels = _labels(run, set(steps))
     try:
@@ -142,16 +142,16 @@ def step_examples(
         sampler.log = WeightLog.load(run.weights_file, sampler.names)
     except (DographError, OSError):
         return {}
-    found: dict[int, dict[str, list[Example]]] = {}
+    found: dict[int, dict[str, list[ExampleText]]] = {}
     for step, domain_B in labels.items():
         ids = sampler.draw(step - 1)
-        own: dict[str, list[Example]] = {}
+        own: dict[str, list[ExampleText]] = {}
         for i, domain in enumerate(domain_B):
             shown = own.setdefault(str(domain), [])
             if len(shown) < EXAMPLES:
                 stratum = corpus.train[int(ids.stratum_B[i])]
                 text = texts.add(corpus, stratum, int(ids.block_B[i]), config.data.seq_len)
-                shown.append(Example(stratum.entry.source, int(ids.document_B[i]), text))
+                shown.append(ExampleText(stratum.entry.source, int(ids.document_B[i]), text))
         found[step] = own
     return found
 
@@ -184,7 +184,7 @@ def domains_of(
     corpus: Corpus | None,
     buckets: int,
     texts: Texts,
-) -> Domains | None:
+) -> DomainsShown | None:
     """Everything on domains, None for a run that knows none."""
     graphs, notes = read_rows(run.graph_file), []
     try:
@@ -210,7 +210,7 @@ def domains_of(
     drawn = placed(graphs)
     if corpus is not None and not has_identity:
         drawn = _with_samples(run, config, corpus, drawn, texts)
-    return Domains(
+    return DomainsShown(
         has_identity=has_identity,
         numbering=LASTING if has_identity else RANKED,
         sources=probes[-1].sources if probes else _named(graphs),

@@ -10,8 +10,9 @@ from typing import Any
 
 from dograph.errors import MissingExtraError, require
 from dograph.files import write_text
-from dograph.report.content import Band, Estimate
+from dograph.report.content import Band
 from dograph.report.series import Curve
+from dograph.stats import Estimate
 
 COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and both
 # Those of the page in its light theme, with shapes and dashes beside them.
@@ -157,11 +158,14 @@ def draw_part(axis: Any, row: int, left: float, width: float, index: int, label:
     )
 
 
-def draw_estimate(axis: Any, estimate: Estimate, row: float, index: int) -> None:
+def draw_estimate(
+    axis: Any, estimate: Estimate, row: float, index: int, *, scale: float = 1
+) -> None:
     """A figure with its interval, on a row."""
-    if estimate.low is not None and estimate.high is not None:
-        axis.plot([estimate.low, estimate.high], [row, row], color=colour(index), linewidth=1.4)
-    axis.plot([estimate.value], [row], mark(index), color=colour(index), markersize=4)
+    if estimate.interval is not None:
+        ends = [scale * estimate.interval.low, scale * estimate.interval.high]
+        axis.plot(ends, [row, row], color=colour(index), linewidth=1.4)
+    axis.plot([scale * estimate.value], [row], mark(index), color=colour(index), markersize=4)
 
 
 def label_steps(axis: Any, title: str = "") -> None:

@@ -11,8 +11,7 @@ from dograph.report.collect import collect, open_subjects
 from dograph.report.content import (
     Benchmarks,
     Comparison,
-    Domains,
-    Estimate,
+    DomainsShown,
     PageData,
     RunData,
     ShownProbe,
@@ -38,6 +37,7 @@ from dograph.report.drawing import (
     legend_of,
     sheet,
 )
+from dograph.stats import Estimate
 from dograph.train.metrics import SUMMARIES
 
 MOST_PROBES = 6
@@ -97,7 +97,7 @@ def draw_run(run: RunData, stem: str) -> Drawn:
         yield from _domains(run.domains, stem)
 
 
-def _domains(domains: Domains, stem: str) -> Drawn:
+def _domains(domains: DomainsShown, stem: str) -> Drawn:
     if domains.probes:
         yield f"{stem}pca", _probes(domains)
     if domains.weight:
@@ -113,13 +113,13 @@ def _domains(domains: Domains, stem: str) -> Drawn:
         yield f"{stem}composition", _composition(domains)
 
 
-def _say_ranks(figure: Any, domains: Domains) -> None:
+def _say_ranks(figure: Any, domains: DomainsShown) -> None:
     """Below the figure, that numbers are ranks, where they are."""
     if not domains.has_identity:
         figure.supxlabel(domains.numbering, fontsize="small")
 
 
-def _probes(domains: Domains) -> Any:
+def _probes(domains: DomainsShown) -> Any:
     """Figure 1: the same rows at several steps, above by source and below by domain."""
     chosen = domains.probes[-MOST_PROBES:]
     # Rows that were clustered among themselves are in no domain of the mixer.
@@ -145,7 +145,7 @@ def _scatter(axis: Any, probe: ShownProbe, kind_N: list[int], names: list[str]) 
     axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
 
 
-def _graph(domains: Domains) -> Any:
+def _graph(domains: DomainsShown) -> Any:
     """The last graph: discs are shares, rings weights, lines agreement."""
     graph = domains.graphs[-1]
     circle = require("matplotlib.patches", "figures").Circle
@@ -176,7 +176,7 @@ def _radius(share: float) -> float:
     return BASE + REACH * math.sqrt(max(share, 0.0))
 
 
-def _composition(domains: Domains) -> Any:
+def _composition(domains: DomainsShown) -> Any:
     graph, sources = domains.graphs[-1], domains.sources
     figure, axes = sheet(COLUMN, 0.8 + 0.22 * len(graph.nodes))
     axis = axes[0, 0]
@@ -272,7 +272,7 @@ def draw_benchmarks(found: Benchmarks) -> Drawn:
     for at, (task, axis) in enumerate(zip(found.tasks, axes.flat, strict=False)):
         for index, (_, scores) in enumerate(found.rows):
             if task in scores:
-                draw_estimate(axis, _percent(scores[task]), index, index)
+                draw_estimate(axis, scores[task], index, index, scale=100)  # as the paper prints it
         chance = found.chance.get(task)
         if chance is not None:
             axis.axvline(100 * chance, color="#555555", linewidth=0.6, linestyle="--")
@@ -283,12 +283,6 @@ def draw_benchmarks(found: Benchmarks) -> Drawn:
         axis.set_axis_off()
     figure.supxlabel("accuracy (%); dashed: chance", fontsize=7)
     yield "benchmarks", figure
-
-
-def _percent(score: Estimate) -> Estimate:
-    """A share as the page and the paper print it."""
-    low, high = (None if end is None else 100 * end for end in (score.low, score.high))
-    return Estimate(100 * score.value, low, high)
 
 
 def draw_cost(data: PageData) -> Drawn:

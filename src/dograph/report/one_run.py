@@ -17,100 +17,62 @@ from dograph.eval.graphs import domains_last
 from dograph.report.content import (
     ENVIRONMENT,
     RESULT,
-    Cost,
+    CostPart,
     Curves,
-    Estimate,
     Measure,
-    Part,
+    RunCost,
     RunData,
     SourceLoss,
     block_losses,
     of_blocks,
-    of_weighted,
     read_json,
 )
 from dograph.report.domains import Texts, domains_of
 from dograph.report.series import Columns, Curve, curve
+from dograph.stats import Estimate
 from dograph.train.edits import edits_of
 from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
-
-# What a reader should be warned of, from what the run recorded.
-
 
 UNSOLVED = 1e-3  # a residual above this: the weights are not what the objective asks for
 
 
 def warnings_of(run: RunDirectory, config: RunConfig, columns: Columns) -> list[str]:
-    """One line each; none where all is well."""
-    return [
-        *_unfinished(run, config, columns),
-        *_edits(run),
-        *_repeats(config, columns),
-        *_fallbacks(columns),
-        *_unsolved(columns),
-        *_gaps(columns),
-    ]
-
-
-def _unfinished(run: RunDirectory, config: RunConfig, columns: Columns) -> list[str]:
-    told = []
-    stopped = sorted(path.stem for path in run.path.glob("nonfinite-step-*.json"))
-    if stopped:
+    """What a reader should be warned of, one line each; none where all is well."""
+    told, steps, most = [], config.train.steps, config.data.warn_epochs
+    if stopped := sorted(path.stem for path in run.path.glob("nonfinite-step-*.json")):
         told.append(
             f"a loss was not a number: {', '.join(stopped)}; docs/runs.md says what is kept"
         )
-    if columns.last_step < config.train.steps:
+    if columns.last_step < steps:
         told.append(
-            f"not complete: {columns.last_step} of {config.train.steps} steps. "
+            f"not complete: {columns.last_step} of {steps} steps. "
             f"If it has stopped, go on: dograph train --resume {run.path}"
         )
-    return told
-
-
-def _edits(run: RunDirectory) -> list[str]:
-    return [
+    told += [
         f"edited on the way, so config.yaml alone does not make it again: {edit.line} "
         f"(from {edit.given}, {edit.time})"
         for edit in edits_of(run)
     ]
-
-
-def _repeats(config: RunConfig, columns: Columns) -> list[str]:
-    most, told = config.data.warn_epochs, []
     for source in columns.middles("data/", "/epochs"):
         epochs = columns.last(f"data/{source}/epochs")
         if epochs is not None and epochs > most:
             told.append(
                 f"{source} was read through {epochs:.1f} times, more than data.warn_epochs={most:g}"
             )
-    return told
-
-
-def _fallbacks(columns: Columns) -> list[str]:
     step_N, fell_N = columns.get("weights/fallback")
-    at = step_N[fell_N > 0]
-    if not len(at):
-        return []
-    return [
-        f"equal weights in {len(at)} of {len(step_N)} steps, because a gradient was not finite or "
-        f"the problem had no solution (first in step {int(at[0])})"
-    ]
-
-
-def _unsolved(columns: Columns) -> list[str]:
+    if len(at := step_N[fell_N > 0]):
+        told.append(
+            f"equal weights in {len(at)} of {len(step_N)} steps, because a gradient was not finite "
+            f"or the problem had no solution (first in step {int(at[0])})"
+        )
     step_N, residual_N = columns.get("weights/solver_residual")
-    at = step_N[residual_N > UNSOLVED]
-    if not len(at):
-        return []
-    return [
-        f"solves that did not converge: residual above {UNSOLVED:g} in {len(at)} of {len(step_N)} "
-        f"steps, at most {float(np.max(residual_N)):.2g} (first in step {int(at[0])})"
-    ]
-
-
-def _gaps(columns: Columns) -> list[str]:
-    told = []
+    if len(at := step_N[residual_N > UNSOLVED]):
+        told.append(
+            f"solves that did not converge: residual above {UNSOLVED:g} in {len(at)} of "
+            f"{len(step_N)} steps, at most {float(np.max(residual_N)):.2g} (first in step "
+            f"{int(at[0])})"
+        )
     if columns.damaged:
         told.append(f"{columns.damaged} lines of metrics.jsonl could not be read")
     if columns.last_step and not columns.middles("valid/", "/loss_nats"):
@@ -190,7 +152,10 @@ class OpenRun:
         edits = edits_of(RunDirectory(self.path))
         if not edits:
             return self.config
-        told = "; ".join(f"after {edit.step}: {_mixture(edit.new)}" for edit in edits)
+        shares = [
+            " ".join(f"{source} {share:.3g}" for source, share in e.new.items()) for e in edits
+        ]
+        told = "; ".join(f"after {e.step}: {new}" for e, new in zip(edits, shares, strict=True))
         mixer = self.config.mixer.model_copy(update={"edited": told})
         return self.config.model_copy(update={"mixer": mixer})
 
@@ -207,10 +172,6 @@ class OpenRun:
         states = sorted(RunDirectory(self.path).checkpoints.glob("step-*/state.json"))
         is_other = bool(states) and read_json(states[-1]).get("corpus") != corpus.digest
         return None if is_other else corpus
-
-
-def _mixture(shares: Mapping[str, float]) -> str:
-    return " ".join(f"{source} {share:.3g}" for source, share in shares.items())
 
 
 def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) -> RunData:
@@ -244,17 +205,21 @@ def last_losses(run: RunDirectory, columns: Columns, corpus: Corpus | None) -> l
     names = columns.middles("valid/", "/loss_nats")
     sources = [name for name in names if name not in SUMMARIES]
     for name in sources:
-        nats = _last(columns, f"valid/{name}/loss_nats")
+        nats = columns.last(f"valid/{name}/loss_nats")
+        assert nats is not None
         has_blocks = name in blocks and abs(blocks[name].mean - nats) < 1e-3
-        estimate = of_blocks(blocks[name]) if has_blocks else Estimate(nats)
+        estimate = (
+            of_blocks(blocks[name].mean, [(1.0, blocks[name])]) if has_blocks else Estimate(nats)
+        )
         found.append(SourceLoss(name, estimate, columns.last(f"data/{name}/epochs")))
     whole = set(sources) <= set(blocks)
     tokens = corpus.tokens_by_source() if corpus is not None else {}
     for name in (name for name in SUMMARIES if name in names):
-        value = _last(columns, f"valid/{name}/loss_nats")
+        value = columns.last(f"valid/{name}/loss_nats")
+        assert value is not None
         share = _shares(name, sources, {x.name: x.nats.value for x in found}, tokens)
         parts = [(share[s], blocks[s]) for s in share] if whole else []
-        estimate = of_weighted(value, parts) if parts else Estimate(value)
+        estimate = of_blocks(value, parts) if parts else Estimate(value)
         found.append(SourceLoss(name, estimate, None, is_summary=True))
     return found
 
@@ -269,12 +234,6 @@ def _shares(
         return {max(sources, key=lambda name: nats[name]): 1.0}
     total = sum(tokens.get(source, 0) for source in sources)
     return {source: tokens.get(source, 0) / total for source in sources} if total else {}
-
-
-def _last(columns: Columns, name: str) -> float:
-    value = columns.last(name)
-    assert value is not None
-    return value
 
 
 def _curves(columns: Columns, buckets: int) -> Curves:
@@ -310,14 +269,14 @@ def _health(columns: Columns, config: RunConfig, buckets: int) -> list[Measure]:
     return found
 
 
-def cost_of(path: Path, columns: Columns) -> Cost:
+def cost_of(path: Path, columns: Columns) -> RunCost:
     """Mean milliseconds by part, and on the clock."""
     parts = []
     names = columns.middles("time/", "_ms")
     for name in sorted(names, key=lambda n: PARTS.index(n) if n in PARTS else len(PARTS)):
         step_N, value_N = columns.get(f"time/{name}_ms")
         settled = value_N[step_N > SETTLED] if (step_N > SETTLED).any() else value_N
-        parts.append(Part(name, round(float(settled.mean()), 3)))
+        parts.append(CostPart(name, round(float(settled.mean()), 3)))
     step_N, second_N = columns.get("time/step_seconds")
     taken_N = np.diff(step_N, prepend=0)  # each covers the steps since the last one
     known = len(step_N) > 0
@@ -328,7 +287,7 @@ def cost_of(path: Path, columns: Columns) -> Cost:
     speed = columns.get("time/tokens_per_second")[1]
     held = columns.get("memory/peak_bytes")[1]
     peak = read_json(path / RESULT).get("peak_bytes", held.max() if len(held) else None)
-    return Cost(
+    return RunCost(
         parts=parts,
         step_ms=None if usual is None else 1e3 * usual,
         tokens_per_second=float(np.median(speed)) if len(speed) else None,

@@ -14,7 +14,7 @@ from typing import Any
 from dograph.compare.findings import Cost, Findings
 from dograph.data.corpus import Corpus
 from dograph.eval.balance import balance as balance_of
-from dograph.eval.evaluate import Request, evaluate, find_subject
+from dograph.eval.evaluate import EvalRequest, evaluate, find_subject
 from dograph.eval.harness import Report
 from dograph.eval.tasks import pick_tasks
 from dograph.files import sha256_of, write_json
@@ -48,7 +48,7 @@ in_points = partial(less, ends=PER_CENT_CHANGE)  # an accuracy less another's
 
 
 def evaluate_cells(
-    findings: Findings, request: Request, corpus: Corpus, report: Report
+    findings: Findings, request: EvalRequest, corpus: Corpus, report: Report
 ) -> dict[str, Score]:
     """The result of every finished cell, by label; what is there and was asked alike is kept."""
     scores: dict[str, Score] = {}
@@ -67,7 +67,7 @@ def evaluate_cells(
     return scores
 
 
-def kept(file: Path, request: Request, seq_len: int, model: Path) -> Score | None:
+def kept(file: Path, request: EvalRequest, seq_len: int, model: Path) -> Score | None:
     """A complete result of the same request and of these weights, else None.
 
     Batch size and device do not count. Where no `max_length` is asked for, a run is shown as many

@@ -22,7 +22,7 @@ from dograph.compare.findings import REPORT, as_json
 from dograph.compare.session import forecast_lines, open_corpus, run_compare
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
-from dograph.eval.evaluate import Request, read_documents
+from dograph.eval.evaluate import EvalRequest, read_documents
 from dograph.eval.gradients import LEAST_ROWS
 from dograph.eval.harness import Report, check_with
 from dograph.eval.tasks import pick_tasks
@@ -53,7 +53,7 @@ MAKERS: dict[Kind, Callable[[Study], Reproduction]] = {
 Record = dict[str, Any]
 
 
-def check(wanted: Wanted, asks: Mapping[str, Ask], request: Request, report: Report) -> Corpus:
+def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report: Report) -> Corpus:
     """Refuse before hours of training what could not be finished after them."""
     corpora = [open_corpus(ask) for ask in asks.values()]
     if wanted.artefact.kind == "downstream":
@@ -104,7 +104,7 @@ def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Stud
 
 
 def finish(
-    study: Study, request: Request, out: Path, report: Report
+    study: Study, request: EvalRequest, out: Path, report: Report
 ) -> tuple[Reproduction, Record]:
     """Evaluate, make the tables and the verdicts, and write them down."""
     if study.artefact.kind == "downstream":
@@ -122,7 +122,7 @@ def finish(
     return outcome, record
 
 
-def _record(study: Study, outcome: Reproduction, request: Request) -> Record:
+def _record(study: Study, outcome: Reproduction, request: EvalRequest) -> Record:
     artefact = study.artefact
     first, asked = next(iter(study.findings.values())), next(iter(study.asks.values()))
     evaluation = {

@@ -48,11 +48,14 @@ from dograph.sketch.gradients import (
     MicroBatchResult,
     Pending,
     RetainedGraph,
+    WorldRows,
+    average_gradients,
+    gather_signals,
+    is_sharded,
     materialised,
     one_backward_per_sample,
 )
 from dograph.sketch.projection import Bank, Projection
-from dograph.sketch.ranks import WorldRows, average_gradients, gather_signals, is_sharded
 from dograph.sketch.rules import Rule, make_slot, replaced_forward
 from dograph.types import Signals
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.rng import stream
+from dograph.stats import holm
 
 Estimator = Literal["biased", "unbiased"]
 
@@ -58,7 +59,7 @@ def mmd_squared(x_NK: Tensor, y_MK: Tensor, estimator: Estimator = "biased") -> 
     tr cov(y) / M. The unbiased one leaves every sample's product with itself out of E_xx and
     E_yy; it may be negative.
     """
-    _check_estimator(estimator)
+    _check_options(estimator)
     _check_pair(x_NK, y_MK, estimator)
     kernel_PP = _centred_kernel(torch.cat([x_NK, y_MK]))
     first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < len(x_NK)
@@ -80,8 +81,7 @@ def permutation_test(
     sample size. The linear kernel sees means only. For groups of equal size both estimators give
     the same p-value.
     """
-    _check_estimator(estimator)
-    _check_permutations(num_permutations)
+    _check_options(estimator, num_permutations)
     _check_pair(x_NK, y_MK, estimator)
     kernel_PP = _centred_kernel(torch.cat([x_NK, y_MK]))
     generator = stream(seed, "theory", "mmd")
@@ -106,8 +106,7 @@ def pairwise_mmd(
     The corrected p-values cannot go below num_pairs / (1 + num_permutations); with G groups, take
     num_permutations >= 10 G^2 to be able to see 0.05.
     """
-    _check_estimator(estimator)
-    _check_permutations(num_permutations)
+    _check_options(estimator, num_permutations)
     _check_groups(feature_NK, group_N, num_groups, estimator)
     kernel_NN = _centred_kernel(feature_NK)
     group_N = group_N.to(kernel_NN.device)
@@ -118,37 +117,26 @@ def pairwise_mmd(
     separation_GG = torch.zeros_like(mmd_GG)
     p_value_GG = torch.ones_like(mmd_GG)
     pairs = list(combinations(range(num_groups), 2))
-    p_value_C = torch.ones(len(pairs), dtype=torch.float64)
-    for index, (g, h) in enumerate(pairs):
+    p_values = []
+    for g, h in pairs:
         pooled_P = torch.cat([rows[g], rows[h]])
         kernel_PP = kernel_NN[pooled_P][:, pooled_P]
         generator = stream(seed, "theory", "mmd", g, h)
         test = _test(kernel_PP, len(rows[g]), num_permutations, generator, estimator)
-        p_value_C[index] = test.p_value
+        p_values.append(test.p_value)
         mmd_GG[g, h] = mmd_GG[h, g] = test.mmd_squared
         spread = (spread_G[g] + spread_G[h]) / 2
-        separation = _separation(kernel_PP, len(rows[g]), spread, _rounding(kernel_NN))
+        first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < len(rows[g])
+        distance = float(_statistics(kernel_PP, first_P[None], "unbiased")[0])
+        rounding = _rounding(kernel_NN)
+        separation = float("inf") if distance > rounding else 0.0
+        if np.isnan(spread) or spread > rounding:
+            separation = distance / spread
         separation_GG[g, h] = separation_GG[h, g] = separation
-    for (g, h), p_value in zip(pairs, holm(p_value_C), strict=True):
+    for (g, h), p_value in zip(pairs, holm(p_values), strict=True):
+        assert p_value is not None
         p_value_GG[g, h] = p_value_GG[h, g] = p_value
     return PairwiseMMD(mmd_GG, p_value_GG, separation_GG)
-
-
-def holm(p_value_C: Tensor) -> Tensor:
-    """P-values corrected for testing many pairs by Holm's step-down procedure.
-
-    Rejecting where the result is at most a level keeps the chance of any false rejection below it.
-    With the p-values in rising order, the i-th of C (from zero) becomes the largest of
-    (C - j) p_j over j <= i, at most 1. The tests may depend on each other in any way.
-    """
-    if p_value_C.ndim != 1 or bool(((p_value_C < 0) | (p_value_C > 1) | p_value_C.isnan()).any()):
-        raise ConfigError(f"holm needs a list of p-values between 0 and 1, got {p_value_C}")
-    if not len(p_value_C):
-        return p_value_C.clone()
-    rising_C, order_C = torch.sort(p_value_C, stable=True)
-    factor_C = torch.arange(len(rising_C), 0, -1, device=rising_C.device, dtype=rising_C.dtype)
-    corrected_C = (rising_C * factor_C).cummax(0).values.clamp(max=1)
-    return torch.empty_like(corrected_C).scatter(0, order_C, corrected_C)
 
 
 def _centred_kernel(feature_PK: Tensor) -> Tensor:
@@ -212,23 +200,10 @@ def _spread(kernel_PP: Tensor) -> float:
     return float(scatter / (len(kernel_PP) - 1))
 
 
-def _separation(kernel_PP: Tensor, num_first: int, spread: float, rounding: float) -> float:
-    if np.isnan(spread):
-        return spread
-    first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < num_first
-    distance = float(_statistics(kernel_PP, first_P[None], "unbiased")[0])
-    if spread > rounding:
-        return distance / spread
-    return float("inf") if distance > rounding else 0.0
-
-
-def _check_estimator(estimator: str) -> None:
+def _check_options(estimator: str, num_permutations: int = 1) -> None:
     known = get_args(Estimator)
     if estimator not in known:
         raise ConfigError(f'estimator="{estimator}" is not known; {did_you_mean(estimator, known)}')
-
-
-def _check_permutations(num_permutations: int) -> None:
     if num_permutations < 1:
         raise ConfigError(f"num_permutations must be at least 1, got {num_permutations}; try 999")
 
@@ -239,8 +214,8 @@ def _check_pair(x_NK: Tensor, y_MK: Tensor, estimator: Estimator) -> None:
             "both groups must be (samples, K) with the same K, got "
             f"{tuple(x_NK.shape)} and {tuple(y_MK.shape)}; flatten each sample's gradient"
         )
-    _check_finite(x_NK, y_MK)
-    _check_sizes({"first": len(x_NK), "second": len(y_MK)}, estimator)
+    sizes = {"first": len(x_NK), "second": len(y_MK)}
+    _check_samples(torch.cat([x_NK, y_MK]), sizes, estimator)
 
 
 def _check_groups(
@@ -256,23 +231,18 @@ def _check_groups(
             f"groups must be whole numbers from 0 to {num_groups - 1}, got "
             f"{group_N.unique().tolist()}; set num_groups to the largest plus one"
         )
-    _check_finite(feature_NK)
     size_G = torch.bincount(group_N.long(), minlength=num_groups).tolist()
-    _check_sizes({str(group): size for group, size in enumerate(size_G)}, estimator)
+    _check_samples(feature_NK, {str(group): n for group, n in enumerate(size_G)}, estimator)
 
 
-def _check_finite(*features: Tensor) -> None:
-    if not all(bool(feature.isfinite().all()) for feature in features):
+def _check_samples(feature_NK: Tensor, sizes: Mapping[str, int], estimator: Estimator) -> None:
+    if not bool(feature_NK.isfinite().all()):
         raise ConfigError(
             "the gradients hold values that are not finite, so they have no MMD; "
             "leave those samples out"
         )
-
-
-def _check_sizes(size_of: Mapping[str, int], estimator: Estimator) -> None:
     least = 2 if estimator == "unbiased" else 1
-    small = {group: size for group, size in size_of.items() if size < least}
-    if small:
+    if small := {group: size for group, size in sizes.items() if size < least}:
         raise ConfigError(
             f"the {estimator} estimator needs at least {least} sample(s) in every group; too "
             f"small (group: samples): {small}; add samples or leave the groups out"

@@ -1,19 +1,42 @@
-"""From a configuration to the parts of a run."""
+"""From a configuration to the parts of a run, before any of it is made."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from dograph.config import RunConfig
+from dograph.config import MixerConfig, RunConfig
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.errors import ConfigError
 from dograph.mixers.base import Proxy, ProxyResult
+from dograph.mixers.fixed import given_mixtures, inlined
+from dograph.mixers.registry import mixer_class
+from dograph.mixtures.file import RunFacts, mismatches
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """The configuration with what lies outside it brought in, so that it replays the run.
+
+    Mixture files become weights, and paths that exist become absolute (any other name, a hub's
+    say, stays); what a default may change later is named by the mixer.
+    """
+
+    def absolute(name: str) -> str:
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    name, options, model = config.mixer.name, config.mixer.options, config.model
+    kind = mixer_class(name)
+    options = kind.settled(inlined(options) if kind.reads_mixtures else options)
+    if isinstance(reference := options.get("reference"), str):
+        options["reference"] = absolute(reference)
+    if model.path is not None:
+        model = model.model_copy(update={"path": absolute(model.path)})
+    return config.model_copy(update={"mixer": MixerConfig(name=name, **options), "model": model})
 
 
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
@@ -48,6 +71,13 @@ def open_shape(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
         return open_model(config.model_copy(update={"model": shape_only}), corpus)
 
 
+def inner_parameters(model: Any) -> int:
+    """Parameters of a Hugging Face model but for embeddings and output layer."""
+    outer = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    outer |= {id(p) for p in model.get_output_embeddings().parameters()}
+    return sum(p.numel() for p in model.parameters() if id(p) not in outer)
+
+
 def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
     return Sampler(
         corpus.train,
@@ -57,31 +87,14 @@ def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
     )
 
 
-def inner_parameters(model: Any) -> int:
-    """Parameters of a Hugging Face model but for embeddings and output layer."""
-    outer = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    outer |= {id(p) for p in model.get_output_embeddings().parameters()}
-    return sum(p.numel() for p in model.parameters() if id(p) not in outer)
-
-
-def planned_parameters(config: RunConfig, corpus: Corpus) -> int:
-    """The same of a run's model, without making it."""
-    return inner_parameters(open_shape(config, corpus).model)
-
-
-# What the plan of a run that begins may ask: facts about its corpus and its budget, no proxies.
-
-
-@dataclass(frozen=True, slots=True)
 class CorpusLab:
-    """Facts that a plan without proxies is made from."""
+    """What the plan of a run that begins may ask: facts about its corpus and budget, no proxies."""
 
-    tokens: Mapping[str, int]
-    strata: Mapping[str, int]
-    budget: int
-    steps: int
-    method: str  # the mixer's name
-    size: Callable[[], int]  # a model's shape takes a moment to make, and few ask for it
+    def __init__(self, config: RunConfig, corpus: Corpus) -> None:
+        self.target, self.corpus = config, corpus
+        self.tokens = corpus.tokens_by_source()
+        self.strata = {stratum.entry.stratum: stratum.entry.tokens for stratum in corpus.train}
+        self.budget, self.steps = config.tokens, config.train.steps
 
     @property
     def proxy_steps(self) -> int:
@@ -89,24 +102,42 @@ class CorpusLab:
 
     @property
     def parameters(self) -> int:
-        return self.size()
+        """Asked for by few: a model's shape takes a moment to make."""
+        return inner_parameters(open_shape(self.target, self.corpus).model)
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """A run that has begun makes no proxies: its plan is made before, by `dograph plan`."""
+        method = self.target.mixer.name
         raise ConfigError(
-            f"mixer.name={self.method} needs a plan of {len(proxies)} proxy runs; make it first "
-            f"with `dograph plan {self.method} --out mixture.yaml`, then train with "
-            "mixer.name=static mixer.file=mixture.yaml"
+            f"mixer.name={method} needs a plan of {len(proxies)} proxy runs; make it first with "
+            f"`dograph plan {method} --out mixture.yaml`, then train with mixer.name=static "
+            "mixer.file=mixture.yaml"
         )
 
 
-def open_lab(config: RunConfig, corpus: Corpus) -> CorpusLab:
-    strata = {stratum.entry.stratum: stratum.entry.tokens for stratum in corpus.train}
-    return CorpusLab(
-        tokens=corpus.tokens_by_source(),
-        strata=strata,
-        budget=config.tokens,
-        steps=config.train.steps,
-        method=config.mixer.name,
-        size=lambda: planned_parameters(config, corpus),
+def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
+    """What a mixture's provenance is compared with."""
+    tokenizer = corpus.manifest.tokenizer
+    return RunFacts(
+        sources=corpus.sources,
+        corpus=corpus.digest,
+        tokenizer=tokenizer.sha256,
+        tokenizer_name=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        seq_len=config.data.seq_len,
+        tokens=config.tokens,
     )
+
+
+def mixture_warnings(config: RunConfig, corpus: Corpus) -> list[str]:
+    """What speaks against the mixtures that a run brings from elsewhere, one line each."""
+    if not mixer_class(config.mixer.name).reads_mixtures:
+        return []
+    facts = facts_of(config, corpus)
+    warnings: list[str] = []
+    for given in given_mixtures(config.mixer.options):
+        notes = given.preset.fit(corpus.sources)[1] if given.preset else []
+        weights = None if given.preset else given.weights
+        notes = mismatches(given.provenance, facts, weights) + notes
+        warnings += [f"{given.where}: {note}" for note in notes]
+    return warnings

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from dograph.data.sampler import Sampler, WeightLog
 from dograph.errors import RunError
-from dograph.files import sha256_of, sync_directory, sync_file, write_json, write_text
+from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.base import Mixer
 from dograph.models.files import model_tensors, restore_model, save_model
 from dograph.models.loss import PerSampleLoss
@@ -55,54 +55,34 @@ def write_checkpoint(
     """Store the run as it stands after `step` steps: every rank asks, the `main` one writes."""
     weights = model_tensors(state.model, keep=main)  # gathered where they lie in shards
     moments = optimizer_tensors(state.optimizer, state.model, keep=main)
-    if main:
-        _write_checkpoint(run, step, state, tokenizer_file, weights, moments)
-
-
-def _write_checkpoint(
-    run: RunDirectory,
-    step: int,
-    state: TrainingState,
-    tokenizer_file: Path | None,
-    weights: dict[str, torch.Tensor],
-    moments: dict[str, torch.Tensor],
-) -> None:
     final, temporary = run.checkpoint(step), run.checkpoints / f".step-{step}.tmp"
-    if final.exists():
+    if not main or final.exists():
         return
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
         save_model(state.model, temporary / MODEL, tokenizer_file, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
-        tensors, values = _split(state.mixer.state_dict())
+        mixer = state.mixer.state_dict()
+        tensors = {k: v.contiguous() for k, v in mixer.items() if isinstance(v, torch.Tensor)}
         save_file(tensors, temporary / MIXER)
         write_text(temporary / WEIGHTS, state.sampler.log.cut(step).dump())
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         digests = {str(path.relative_to(temporary)): sha256_of(path) for path in files}
-        write_json(
-            temporary / STATE,
-            {
-                "version": 1,
-                "step": step,
-                "corpus": state.corpus_digest,
-                "mixer": values,
-                "sha256": digests,
-            },
-        )
-        for path in files:
+        facts: dict[str, Any] = {"version": 1, "step": step, "corpus": state.corpus_digest}
+        facts["mixer"] = {k: v for k, v in mixer.items() if k not in tensors}
+        write_json(temporary / STATE, facts | {"sha256": digests})
+        for path in (*files, temporary / MODEL, temporary):
             sync_file(path)
-        sync_directory(temporary / MODEL)
-        sync_directory(temporary)
         os.rename(temporary, final)
-        sync_directory(run.checkpoints)
+        sync_file(run.checkpoints)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
         free = shutil.disk_usage(run.path).free / 2**20
         raise RunError(
             f"the checkpoint of step {step} could not be written ({reason}; "
-            f"{free:.0f} MiB free). Earlier checkpoints are whole. Make room, then: "
+            f"{free:.0f} MiB free). Earlier checkpoints are whole. Free disk space, then run: "
             f"dograph train --resume {run.path}"
         ) from error
 
@@ -139,8 +119,3 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
                 "before it"
             )
     return state
-
-
-def _split(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    tensors = {k: v.contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}
-    return tensors, {k: v for k, v in state.items() if k not in tensors}

@@ -21,13 +21,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph import __version__
-from dograph.config import SHARDABLE, RunConfig
 from dograph.data.loader import rank_slice
 from dograph.errors import ConfigError
-from dograph.mixers.base import Mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.sketch.coverage import blocks_of
-from dograph.sketch.ranks import WorldRows
 
 # FSDP2: every rank holds a part of the weights, gradients and moments (docs/decisions/027).
 #
@@ -35,30 +32,6 @@ from dograph.sketch.ranks import WorldRows
 # are averaged into the parts they belong to. What a step computes is what DDP computes. Two
 # things every rank must do alike, as each gathers for all: forwards and backwards, and reading
 # the state.
-
-
-def require_shardable(config: RunConfig, mixer: Mixer, world_size: int = 1) -> None:
-    """Refuse with train.shard what would go wrong later.
-
-    A mode of the sketch that fills `.grad` itself, which of a shard only FSDP2 can; ranks that
-    cannot make equally many micro-batches, as each gathers for all.
-    """
-    if not config.train.shard:
-        return
-    mode = config.sketch.mode
-    if "sketch" in mixer.needs and mode not in SHARDABLE:
-        raise ConfigError(
-            f"train.shard=true with sketch.mode={mode}, which makes the gradient of whole weights "
-            f"itself; mixer {config.mixer.name} needs sketches: set sketch.mode to "
-            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
-        )
-    batch_size, at_once = config.train.batch_size, config.train.micro_batch_size
-    if at_once == 1 and batch_size % world_size:  # larger ones can be shared out alike
-        raise ConfigError(
-            f"train.shard=true with train.micro_batch_size=1 and train.batch_size={batch_size} on "
-            f"{world_size} processes: some would make one micro-batch more than others; make "
-            "train.batch_size a multiple of the processes, or train.micro_batch_size 2 or more"
-        )
 
 
 def shard_model(model: PerSampleLoss, device: torch.device, world_size: int) -> None:
@@ -91,10 +64,10 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def rows(self, num_local: int, num_samples: int) -> WorldRows:
-        """Whose are the samples of a world batch: known to all, so no rank is asked."""
+    def sizes(self, num_samples: int) -> list[int]:
+        """How many samples of a world batch each rank has: known to all, so none is asked."""
         parts = [rank_slice(num_samples, rank, self.size) for rank in range(self.size)]
-        return WorldRows(num_local, self.device, [part.stop - part.start for part in parts])
+        return [part.stop - part.start for part in parts]
 
     def place(self, model: PerSampleLoss) -> None:
         """Put the model, or this rank's part of it, on the device."""
@@ -108,18 +81,6 @@ class World:
             return model
         on_gpu = self.device.type == "cuda"
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
-
-    def split(self, token_bT: Tensor, at_once: int | None, num_samples: int) -> tuple[Tensor, ...]:
-        """This rank's micro-batches in a step of `num_samples`."""
-        if at_once is None:
-            return (token_bT,)
-        most = -(-num_samples // self.size)  # samples of the first rank
-        pieces = -(-most // at_once)
-        if not self.shards or pieces == -(-len(token_bT) // at_once):
-            return tuple(token_bT.split(at_once))
-        micro_bT = tuple(token_bT.tensor_split(pieces))  # as many as every other rank makes
-        assert all(len(piece) for piece in micro_bT)
-        return micro_bT
 
     def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Inside it, gradients stay on this rank until the last micro-batch.

@@ -1,4 +1,4 @@
-"""The trainer's part in edits: making them when they are due, and taking requests for them."""
+"""Another mixture for a run on its way: the record of edits, requests, and the trainer's part."""
 
 import json
 import os
@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from dograph import __version__
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean
 from dograph.files import write_json, write_text
 from dograph.mixtures.file import RunFacts, mismatches, read_mixture_file
@@ -57,12 +56,9 @@ class Edit:
         """What changes, in one line."""
         shares = ", ".join(f"{s} {self.old[s]:.4g} -> {self.new[s]:.4g}" for s in self.new)
         until = "" if self.until is None else f"; the schedule's next stage: after {self.until}"
-        undone = f"; in place of the edit after {_listed(self.undoes)}" if self.undoes else ""
-        return f"mixture after step {self.step}: {shares}{until}{undone}"
-
-
-def _listed(steps: Iterable[int]) -> str:
-    return ", ".join(map(str, steps))
+        undone = ", ".join(map(str, self.undoes))
+        instead = f"; in place of the edit after {undone}" if undone else ""
+        return f"mixture after step {self.step}: {shares}{until}{instead}"
 
 
 def read_edits(path: Path) -> list[Edit]:
@@ -87,29 +83,12 @@ def dump_edits(edits: Iterable[Edit]) -> str:
     return "".join(json.dumps(asdict(edit)) + "\n" for edit in edits)
 
 
-def in_force(edits: Iterable[Edit]) -> list[Edit]:
-    """Those that hold: an edit undoes what was made before it for its step or later ones."""
+def edits_of(run: RunDirectory) -> list[Edit]:
+    """Those that hold in a run: an edit undoes those before it of its step or later ones."""
     held: list[Edit] = []
-    for edit in edits:
+    for edit in read_edits(run.edits_file):
         held = [one for one in held if one.step < edit.step] + [edit]
     return held
-
-
-def edits_of(run: RunDirectory) -> list[Edit]:
-    """Those that hold in a run."""
-    return in_force(read_edits(run.edits_file))
-
-
-def add_edit(run: RunDirectory, edit: Edit) -> None:
-    """Write an edit down, so that it is on disk."""
-    made = [*read_edits(run.edits_file), edit]
-    try:
-        write_text(run.edits_file, dump_edits(made))
-    except OSError as error:
-        raise RunError(
-            f"{run.edits_file} cannot be written ({error.strerror}), so the mixture stays as it "
-            "was. Mend it (perhaps make room) and ask again"
-        ) from error
 
 
 # A request for another mixture, left in the directory of a run under way, and its answer.
@@ -131,7 +110,7 @@ class Requests:
 
     def read(self) -> dict[str, Any] | None:
         """What lies there, a request or an answer."""
-        return _read(self.file)
+        return self._read(self.file)
 
     def place(self, request: dict[str, Any]) -> None:
         """Ask."""
@@ -139,23 +118,19 @@ class Requests:
 
     def withdraw(self, identity: str) -> bool:
         """Take a request back; False where the run, or another request, was there first."""
-        found = self.read()
-        if found is None or not (is_open(found) and found.get("identity") == identity):
+        if not is_open(self.read(), identity):
             return False
         found = self._moved(self._withdrawn)
-        if found is None:
-            return False
-        own = is_open(found) and found.get("identity") == identity
-        if own:
+        if is_open(found, identity):
             self._withdrawn.unlink()
-        else:  # it was answered, or given up to another, between the two looks
+            return True
+        if found is not None:  # it was answered, or given up to another, between the two looks
             os.rename(self._withdrawn, self.file)
-        return own
+        return False
 
     def claim(self) -> dict[str, Any] | None:
         """Take a request that waits, so that nobody takes it back any more."""
-        found = self.read()
-        return self._moved(self._claimed) if found is not None and is_open(found) else None
+        return self._moved(self._claimed) if is_open(self.read()) else None
 
     def reply(self, answer: dict[str, Any]) -> None:
         """Put the answer where the request was."""
@@ -171,20 +146,21 @@ class Requests:
             os.rename(self.file, to)
         except FileNotFoundError:
             return None
-        return _read(to)
+        return self._read(to)
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
+            return None
+        return found if isinstance(found, dict) else None
 
 
-def is_open(found: dict[str, Any]) -> bool:
-    """Whether it is a request that waits, and not an answer."""
-    return "step" not in found and "refused" not in found
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
-        return None
-    return found if isinstance(found, dict) else None
+def is_open(found: dict[str, Any] | None, identity: str | None = None) -> bool:
+    """Whether it is a request that waits, and not an answer; one of this identity, if given."""
+    if found is None or "step" in found or "refused" in found:
+        return False
+    return identity is None or found.get("identity") == identity
 
 
 # A mixture offered to a run on the way: a mixture file, or the name of a published one.
@@ -216,20 +192,6 @@ def read_offer(name: str, facts: RunFacts) -> Offer:
     mixture, left_over = preset.fit(facts.sources)
     notes = mismatches(preset.provenance, facts) + left_over
     return Offer(name, mixture, preset.provenance.record(), notes)
-
-
-def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
-    """What a mixture's provenance is compared with."""
-    tokenizer = corpus.manifest.tokenizer
-    return RunFacts(
-        sources=corpus.sources,
-        corpus=corpus.digest,
-        tokenizer=tokenizer.sha256,
-        tokenizer_name=tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        seq_len=config.data.seq_len,
-        tokens=config.tokens,
-    )
 
 
 REASON = "edited"  # of an edit's entry in the weight log
@@ -277,17 +239,13 @@ class Edits:
                 "model.preset=null model.path=DIR"
             )
 
-    def make(self, done: int, offer: Offer, how: str, identity: str | None = None) -> Edit:
-        """Draw by an offered mixture after `done` steps; on disk before it is in force.
+    def make(self, done: int, offer: Offer) -> None:
+        """Draw by an offered mixture after `done` steps, in a run that goes on.
 
-        Every rank calls it, with the same offer.
+        Every rank calls it; on disk before it is in force.
         """
-        edit = self._edit(done, offer, how, identity or secrets.token_hex(8))
-        if self.world.is_main:
-            add_edit(self.run, edit)
-        self.world.barrier()
-        self._take(edit)
-        return edit
+        identity = secrets.token_hex(8)
+        self._take(self._record(done, offer, "resume", identity) if self.world.is_main else None)
 
     def listen(self) -> None:
         """Take requests from now on; what a dead process left unanswered is dropped."""
@@ -301,12 +259,7 @@ class Edits:
 
         Every rank comes here after the same step; the first one knows, and tells the others.
         """
-        edit = self._requested(done) if self.listening else None
-        if not self.world.agree(int(edit is not None)):
-            return None
-        (edit,) = parse_edits(self.world.share(dump_edits([] if edit is None else [edit])))
-        self._take(edit)
-        return edit
+        return self._take(self._requested(done) if self.listening else None)
 
     def answer(self, edit: Edit) -> list[str]:
         """Tell who asked that it is done; return what speaks against it, one line each."""
@@ -317,25 +270,24 @@ class Edits:
         return warnings
 
     def _requested(self, done: int) -> Edit | None:
+        """The edit that a request asks for, written down; None where none waits, or is met."""
         asked = self.requests.claim()
         if asked is None:
             return None
         try:
-            offer = Offer(
-                asked["given"], Mixture(asked["weights"]), asked["provenance"], asked["notes"]
-            )
-            self.check(offer.mixture, done)
-            edit = self._edit(done, offer, "mix", str(asked["identity"]))
-            add_edit(self.run, edit)
+            given, mixture = asked["given"], Mixture(asked["weights"])
+            offer = Offer(given, mixture, asked["provenance"], asked["notes"])
+            self.check(mixture, done)
+            return self._record(done, offer, "mix", str(asked["identity"]))
         except (DographError, KeyError, TypeError, AttributeError) as error:
             why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
             self.requests.reply({"identity": asked.get("identity"), "refused": why})
             return None
-        return edit
 
-    def _edit(self, done: int, offer: Offer, how: str, identity: str) -> Edit:
+    def _record(self, done: int, offer: Offer, how: str, identity: str) -> Edit:
+        """Add an edit to edits.jsonl, so that it is on disk."""
         stages = [step for step in self.mixer.schedule() if done < step < self.config.train.steps]
-        return Edit(
+        edit = Edit(
             step=done,
             weights=dict(offer.mixture.weights),
             old=self.sampler.by_source(self.sampler.log.find(done).weight_S),
@@ -350,8 +302,22 @@ class Edits:
             until=min(stages, default=None),
             undoes=sorted(step for step in self.due if step >= done),
         )
+        file = self.run.edits_file
+        try:
+            write_text(file, dump_edits([*read_edits(file), edit]))
+        except OSError as error:
+            raise RunError(
+                f"{file} cannot be written ({error.strerror}), so the mixture stays as it was. "
+                "Fix it (for example, free disk space), then ask again"
+            ) from error
+        return edit
 
-    def _take(self, edit: Edit) -> None:
+    def _take(self, edit: Edit | None) -> Edit | None:
+        """Put the first rank's edit in force on every rank; None where it has none."""
+        if not self.world.agree(int(edit is not None)):
+            return None
+        (edit,) = parse_edits(self.world.share(dump_edits([] if edit is None else [edit])))
         self.due = {step: one for step, one in self.due.items() if step < edit.step}
         self.due[edit.step] = edit
         self.apply(edit.step)
+        return edit

@@ -11,17 +11,21 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import torch
+from torch import Tensor
 
+from dograph.config import RunConfig
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
 from dograph.files import write_text
+from dograph.mixers.base import Mixer
 from dograph.mixers.dograph_report import read_together
+from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, milliseconds
 
 Row = dict[str, float]
@@ -60,7 +64,7 @@ def step_rows(
         row["optim/lr"] = record.lr
         row["optim/grad_norm"] = norm_N[n]
         rows.append(row)
-    for row, reported, record in zip(rows, report_rows(records), records, strict=True):
+    for row, reported, record in zip(rows, _report_rows(records), records, strict=True):
         row |= reported | milliseconds(record.laps)
     return rows
 
@@ -74,7 +78,7 @@ def step_note(row: Mapping[str, float]) -> str:
     return note
 
 
-def report_rows(records: Sequence[StepRecord]) -> list[Row]:
+def _report_rows(records: Sequence[StepRecord]) -> list[Row]:
     """What the mixer reported, brought over in one transfer; a vector has one entry a domain.
 
     What it reported of single samples goes to samples.jsonl instead.
@@ -84,21 +88,19 @@ def report_rows(records: Sequence[StepRecord]) -> list[Row]:
         {name: value for name, value in record.report.items() if not name.startswith("samples/")}
         for record in records
     ]
-    tensors = [v for report in reports for v in report.values() if isinstance(v, torch.Tensor)]
+    tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
     flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
     numbers = iter(flat)
-    rows: list[Row] = []
-    for report in reports:
-        row: Row = {}
+    rows: list[Row] = [{} for _ in reports]
+    for row, report in zip(rows, reports, strict=True):
         for name, value in report.items():
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, Tensor):
                 row[name] = value
             elif value.dim() == 0:
                 row[name] = next(numbers)
             else:
                 area, _, quantity = name.partition("/")
                 row |= {f"{area}/{j}/{quantity}": next(numbers) for j in range(len(value))}
-        rows.append(row)
     return rows
 
 
@@ -111,10 +113,11 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
         return []
     read_together(record.report for record in records)
     nowhere = torch.full_like(records[0].weight_B, -1.0)
+    found = [record.report.get("samples/domain") for record in records]
     both_2NB = torch.stack(
         [
             torch.stack([len(record.weight_B) * record.weight_B for record in records]),
-            torch.stack([_domains_of(record, nowhere) for record in records]),
+            torch.stack([x.to(nowhere) if isinstance(x, Tensor) else nowhere for x in found]),
         ]
     )
     weights, domains = both_2NB.tolist()
@@ -126,11 +129,6 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
         }
         for record, weight_B, domain_B in zip(records, weights, domains, strict=True)
     ]
-
-
-def _domains_of(record: StepRecord, nowhere: torch.Tensor) -> torch.Tensor:
-    found = record.report.get("samples/domain")
-    return found.to(nowhere) if isinstance(found, torch.Tensor) else nowhere
 
 
 def validation_row(
@@ -148,46 +146,17 @@ def validation_row(
     total = sum(tokens[source] for source in nats)
     natural = sum(tokens[source] * value for source, value in nats.items()) / total
     worst = max(nats, key=lambda source: nats[source])
+    known = {source: size for source in nats if (size := bytes_per_token[source])}
+    width = None  # bytes of a token of all text together
+    if len(known) == len(nats):
+        width = sum(tokens[source] * size for source, size in known.items()) / total
     row |= loss_row("valid/mean", sum(nats.values()) / len(nats), None)
-    row |= loss_row("valid/natural", natural, _natural_bytes(tokens, bytes_per_token, nats))
+    row |= loss_row("valid/natural", natural, width)
     row |= loss_row("valid/worst", nats[worst], bytes_per_token[worst])
     names = [f"valid/{source}/bits_per_byte" for source in nats]
     if all(name in row for name in names):
         row["valid/mean/bits_per_byte"] = sum(row[name] for name in names) / len(names)
     return row
-
-
-def _natural_bytes(
-    tokens: Mapping[str, int],
-    bytes_per_token: Mapping[str, float | None],
-    sources: Iterable[str],
-) -> float | None:
-    """Bytes of a token of all text together; None where a source's are not known."""
-    size = {source: bytes_per_token[source] for source in sources}
-    known = {source: value for source, value in size.items() if value}
-    if len(known) < len(size):
-        return None
-    total = sum(tokens[source] for source in known)
-    return sum(tokens[source] * value for source, value in known.items()) / total
-
-
-class MetricsFile:
-    """metrics.jsonl, or another like it, appended to: what is written is whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115
-
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._file.write("".join(json.dumps(row) + "\n" for row in rows))
-        self._file.flush()
-
-    def sync(self) -> None:
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        with suppress(OSError):  # what a full disk refused was told when it was written
-            self._file.close()
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -203,6 +172,61 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
+class RunFiles:
+    """What a run appends to as it goes: metrics, samples, the domain graph; and its sinks.
+
+    Only the first rank writes, whole lines. Whatever is written of a step is on disk before a
+    checkpoint that holds this step, and is cut back to the checkpoint on resume, so a stopped run's
+    files are those of one that was never stopped.
+    """
+
+    def __init__(self, config: RunConfig, run: RunDirectory, mixer: Mixer, *, main: bool) -> None:
+        self.config, self.run, self.main = config, run, main
+        self.paths = {"metrics": run.metrics_file}
+        if mixer.needs:  # others weigh no sample by what it is
+            self.paths["samples"] = run.samples_file
+        if mixer.has_domains:
+            self.paths["graph"] = run.graph_file
+        self._files: dict[str, IO[str]] = {}
+        self.sinks: list[Sink] = []
+
+    def open(self, done: int) -> None:
+        """Open the files of a run that has made `done` steps."""
+        if not self.main:
+            return
+        for name, path in self.paths.items():
+            self._files[name] = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        values, name = self.config.model_dump(mode="json"), self.run.path.name
+        self.sinks = [
+            open_sink(sink, self.run.path, name, values, done + 1) for sink in self.config.log.sinks
+        ]
+
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append to one of the files, where this rank has it open."""
+        if name in self._files:
+            self._files[name].write("".join(json.dumps(row) + "\n" for row in rows))
+            self._files[name].flush()
+
+    def write_metrics(self, rows: Sequence[Row]) -> None:
+        """Append to the metrics, here and in the sinks."""
+        self.write("metrics", rows)
+        for sink in self.sinks:
+            for row in rows:
+                sink.log(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
+
+    def sync(self) -> None:
+        """Force what was written onto the disk."""
+        for file in self._files.values():
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            with suppress(OSError):  # what a full disk refused was told when it was written
+                file.close()
+        for sink in self.sinks:
+            sink.close()
+
+
 # Sinks: other places that metrics go to beside metrics.jsonl. Each is an extra.
 #
 # All of them write below the run's directory, and nothing leaves the machine unless the user has
@@ -211,21 +235,14 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 PROJECT = "dograph"
+Write = Callable[[int, Mapping[str, float]], None]
 
 log = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """Takes the metrics of a run, step by step."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def open_sink(
     name: str, directory: Path, run_name: str, config: dict[str, Any], first_step: int
-) -> Sink:
+) -> "Sink":
     """Open the sink of this name for a run that will log `first_step` next.
 
     A first step beyond 1 continues what the run logged before it was interrupted.
@@ -234,29 +251,21 @@ def open_sink(
     if name not in openers:
         raise ConfigError(f'no sink "{name}"; {did_you_mean(name, openers)}')
     try:
-        write, finish = openers[name](directory, run_name, config, first_step)
+        return Sink(name, *openers[name](directory, run_name, config, first_step))
     except DographError:
         raise
     except Exception as error:
         raise RunError(
-            f"the sink {name} could not be opened: {error}. Mend its settings, or leave it out of "
+            f"the sink {name} could not be opened: {error}. Fix its settings, or leave it out of "
             "log.sinks; metrics.jsonl is written in any case"
         ) from error
-    return GuardedSink(name, write, finish)
 
 
-class GuardedSink:
-    """A sink that may fail without stopping the run: it warns once, and takes no more."""
+class Sink:
+    """Takes metrics step by step; may fail without stopping the run: warns once, takes no more."""
 
-    def __init__(
-        self,
-        name: str,
-        write: Callable[[int, Mapping[str, float]], None],
-        finish: Callable[[], None],
-    ) -> None:
-        self.name = name
-        self.write = write
-        self.finish = finish
+    def __init__(self, name: str, write: Write, finish: Callable[[], None]) -> None:
+        self.name, self.write, self.finish = name, write, finish
         self.is_open = True
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -284,7 +293,7 @@ class GuardedSink:
             log.warning("the sink %s could not be closed: %r", self.name, error)
 
 
-_Backend = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
+_Backend = tuple[Write, Callable[[], None]]
 
 
 def _tensorboard(

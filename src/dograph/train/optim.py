@@ -1,10 +1,7 @@
-"""AdamW, its learning rate by step, and its state as named tensors."""
-
-import math
+"""AdamW, and its state as named tensors."""
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from dograph.config import OptimConfig
 from dograph.errors import RunError
@@ -22,21 +19,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-
-def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
-    """Linear from lr_start to lr in the warm-up, then half a cosine to lr_end at the last step."""
-    if step < config.warmup_steps:
-        return config.lr_start + (config.lr - config.lr_start) * step / config.warmup_steps
-    decay_steps = max(total_steps - 1 - config.warmup_steps, 1)
-    progress = min((step - config.warmup_steps) / decay_steps, 1.0)
-    return config.lr_end + (config.lr - config.lr_end) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:
-    """Scale the gradient down to a norm of `most`; return the norm it had, over all shards."""
-    norm = nn.utils.clip_grad_norm_(parameters, most)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def optimizer_tensors(

@@ -26,7 +26,7 @@ from typing import IO, Any, Literal
 
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import RunError
-from dograph.files import sync_directory, write_bytes, write_json, write_text
+from dograph.files import sync_file, write_bytes, write_json, write_text
 
 CHECKPOINT = "step-{:08d}"
 TAKES_MIXTURES = "takes mixtures"
@@ -170,7 +170,7 @@ class RunDirectory:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(self.checkpoint(step).relative_to(self.path) / "model")
         os.replace(temporary, link)
-        sync_directory(self.path)
+        sync_file(self.path)
 
 
 def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:

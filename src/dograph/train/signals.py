@@ -18,8 +18,13 @@ from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
 from dograph.sketch.coverage import unwrapped
-from dograph.sketch.gradients import MicroBatchResult, RetainedGraph
-from dograph.sketch.ranks import WorldRows, gather_signals, joined
+from dograph.sketch.gradients import (
+    MicroBatchResult,
+    RetainedGraph,
+    WorldRows,
+    gather_signals,
+    joined,
+)
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
 from dograph.types import Batch, Signals

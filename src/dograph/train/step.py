@@ -16,18 +16,20 @@ Where a step has several micro-batches, `train/accumulation.py` says what is don
 Shapes: B samples of the world batch, b those of a micro-batch, T tokens.
 """
 
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from dograph.config import RunConfig
+from dograph.config import OptimConfig, RunConfig, require_compatible
 from dograph.mixers.base import Mixer, Report
-from dograph.train.accumulation import require_lagged, strategy_of
+from dograph.sketch.gradients import WorldRows
+from dograph.train.accumulation import strategy_of
 from dograph.train.distributed import World
-from dograph.train.optim import clip_gradients, learning_rate
 from dograph.train.signals import MicroBatch, SignalCollector, StepInput
 from dograph.types import Batch, Signals
 
@@ -66,8 +68,9 @@ class TrainStep:
         self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer = optimizer, mixer
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.sizes = world.sizes(config.train.batch_size) if world.size > 1 else None
         self.strategy = strategy_of(config, mixer.needs, world.size)
-        require_lagged(config, mixer)
+        require_compatible(config, mixer, world.size)
         self.watch = Stopwatch(world.device)
         self.collector = SignalCollector(config, world, model, mixer, self.watch.lap)
         self.halted = torch.zeros((), device=world.device)
@@ -96,13 +99,14 @@ class TrainStep:
 
     def start(self, batch: Batch, step: int) -> StepInput:
         """The batch on the device, cut into micro-batches."""
-        num, at_once = len(batch.source_B), self.config.train.micro_batch_size
         token_BT = batch.token_BT.to(self.world.device, non_blocking=True)
-        parts = self.world.split(token_BT, at_once, num)
+        rows = WorldRows(len(token_BT), self.world.device, self.sizes)
+        at_once = self.config.train.micro_batch_size
+        parts = rows.split(token_BT, at_once, alike=self.world.shards)
         last = len(parts) - 1
         micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]
         lr = learning_rate(step, self.config.optim, self.config.train.steps)
-        return StepInput(step, lr, batch, self.world.rows(len(token_BT), num), micros)
+        return StepInput(step, lr, batch, rows, micros)
 
     def backward(self, given: StepInput) -> Weighted:
         """Fill `.grad` with the weighted gradient: Algorithm 1 up to the update."""
@@ -174,6 +178,21 @@ class TrainStep:
         self.optimizer.grad_scale, self.optimizer.found_inf = None, self.halted  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
+    """Linear from lr_start to lr in the warm-up, then half a cosine to lr_end at the last step."""
+    if step < config.warmup_steps:
+        return config.lr_start + (config.lr - config.lr_start) * step / config.warmup_steps
+    decay_steps = max(total_steps - 1 - config.warmup_steps, 1)
+    progress = min((step - config.warmup_steps) / decay_steps, 1.0)
+    return config.lr_end + (config.lr - config.lr_end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:
+    """Scale the gradient down to a norm of `most`; return the norm it had, over all shards."""
+    norm = nn.utils.clip_grad_norm_(parameters, most)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 class Stopwatch:

@@ -1,43 +1,58 @@
-"""The loop around the step: log, validate, checkpoint, stop, resume."""
+"""A run from its beginning to its end: the loop around the step, which reads downward.
+
+Step, log, take another mixture, validate, probe, save; stop when asked; go on where it stopped.
+"""
 
 import gc
 import os
 import resource
 import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import NoReturn, Self
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from dograph.config import RunConfig
+from dograph.config import RunConfig, require_compatible
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightEntry
-from dograph.errors import ConfigError, RunError, require
-from dograph.files import write_text
+from dograph.errors import ConfigError, NonFiniteError, RunError, require
+from dograph.files import write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
-from dograph.train.distributed import World, at_rest, require_shardable
-from dograph.train.edits import Edits
-from dograph.train.metrics import SUMMARIES, Row, step_note, validation_row
+from dograph.train.distributed import World, at_rest, describe_environment
+from dograph.train.edits import Edits, read_offer
+from dograph.train.metrics import (
+    SUMMARIES,
+    RunFiles,
+    sample_rows,
+    step_note,
+    step_rows,
+    validation_row,
+)
 from dograph.train.optim import build_optimizer
+from dograph.train.probes import Probes
 from dograph.train.run_dir import RunDirectory
-from dograph.train.run_files import RunFiles, stop_for_nonfinite
 from dograph.train.step import StepRecord, TrainStep
 from dograph.train.validation import BlockLosses, validate, validation_blocks
 
-# Ctrl-C and SIGTERM: finish the step, save, leave. A second one leaves at once.
+SETTLED_AFTER = 3  # steps, by which everything is built and compiled
+NAMED = 5  # samples named in the message of a loss that is not finite; the file has them all
 
 
 class Interrupts:
-    """Remembers the signal that asked the run to stop; 0 while none did."""
+    """Remembers the signal that asked the run to stop; 0 while none did.
+
+    Ctrl-C and SIGTERM: finish the step, save, leave. A second one leaves at once.
+    """
 
     def __init__(self) -> None:
         self.asked = 0
@@ -58,14 +73,11 @@ class Interrupts:
         self.asked = number
 
 
-# The most memory that a run held at once.
-
-
 _SELF = Path("/proc/self")
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count from now on. A worker makes many runs; each should answer for its own."""
+    """Count memory from now on. A worker makes many runs; each should answer for its own."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -76,7 +88,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Allocated on a GPU; resident on a CPU, the program and its libraries included."""
+    """Most memory held: allocated on a GPU; resident on a CPU, program and libraries included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -87,48 +99,38 @@ def peak_bytes(device: torch.device) -> int:
     return int(line.split()[1]) * 1024
 
 
-# Python's garbage collector, kept from looking through what lives as long as the run.
-#
-# Models, compiled graphs and their guards are hundreds of thousands of objects, and a collection
-# that walks through them stops the host for tens of milliseconds in a step.
+def start_run(config: RunConfig, world: World) -> "Trainer":
+    """A new run. Its directory appears once everything the settings name has been found."""
+    config = settled(config)
+    run = RunDirectory(Path(config.run))
+    run.refuse_existing()
+    trainer = Trainer(config, run, world)
+    trainer.begin()
+    world.barrier()
+    if world.is_main:
+        try:
+            run.create(config, describe_environment())
+        except OSError as error:
+            raise RunError(f"run={config.run} cannot be made: {error.strerror}") from error
+    world.barrier()
+    return trainer
 
 
-SETTLED_AFTER = 3  # steps, by which everything is built and compiled
-
-
-class Collector:
-    """Sets aside, once, all that there is; what comes later is collected as ever."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def step(self) -> None:
-        self.steps += 1
-        if self.steps == SETTLED_AFTER:
-            gc.collect()
-            gc.freeze()
-
-    def __exit__(self, *_: object) -> None:
-        gc.unfreeze()
-
-
-@dataclass(slots=True)
-class Clock:
-    """Time and tokens since metrics were last written."""
-
-    tokens_per_step: int
-    start: float = field(default_factory=time.monotonic)
-
-    def lap(self, steps: int) -> Row:
-        now = time.monotonic()
-        seconds, self.start = now - self.start, now
-        return {
-            "time/step_seconds": seconds / steps,
-            "time/tokens_per_second": steps * self.tokens_per_step / seconds,
-        }
+def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> "Trainer":
+    """A run that stopped, at its newest checkpoint; from there on by another mixture, if given."""
+    run = RunDirectory.open(Path(config.run))
+    if world.is_main:
+        run.lock()
+    trainer = Trainer(config, run, world)
+    if mixture is None:
+        trainer.resume()
+        return trainer
+    offer = read_offer(mixture, facts_of(config, trainer.corpus))
+    trainer.edits.check(offer.mixture, max(run.checkpoint_steps(), default=0))
+    trainer.resume()
+    trainer.edits.make(trainer.done, offer)
+    trainer.write_weights()
+    return trainer
 
 
 class Trainer:
@@ -137,11 +139,8 @@ class Trainer:
     def __init__(self, config: RunConfig, run: RunDirectory, world: World) -> None:
         world = replace(world, shards=config.train.shard and world.size > 1)
         self.config, self.run, self.world = config, run, world
-        if config.train.batch_size < world.size:
-            raise ConfigError(
-                f"train.batch_size={config.train.batch_size} samples cannot be shared by "
-                f"{world.size} processes; raise it or start fewer"
-            )
+        mixer = build_mixer(config.mixer.name, config.mixer.options)
+        require_compatible(config, mixer, world.size)
         for name in config.log.sinks:
             require(name, name)
         self.corpus = Corpus(config.data.corpus)
@@ -153,41 +152,33 @@ class Trainer:
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(config.train.deterministic)
-        mixer = build_mixer(config.mixer.name, config.mixer.options)
-        require_shardable(config, mixer, world.size)
         model = open_model(config, self.corpus)
         if config.train.activation_checkpointing:
             model.model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
         world.place(model)
-        self.state = TrainingState(
-            model=model,
-            optimizer=build_optimizer(model, config.optim),
-            mixer=mixer,
-            sampler=open_sampler(config, self.corpus),
-            corpus_digest=self.corpus.digest,
-        )
+        optimizer, sampler = build_optimizer(model, config.optim), open_sampler(config, self.corpus)
+        self.state = TrainingState(model, optimizer, mixer, sampler, self.corpus.digest)
         self.edits = Edits(config, run, world, self.state)
         if config.train.compile:
             compile_regions(model)
-        runnable = world.wrap(model)
-        self.step = TrainStep(config, world, runnable, self.state.optimizer, self.state.mixer)
-        self.files = RunFiles(
-            config, run, self.corpus, self.state, self.step.collector, main=world.is_main
-        )
+        self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
+        self.probes = Probes(config, run, self.corpus, model, self.step.collector)
+        self.files = RunFiles(config, run, mixer, main=world.is_main)
+        self.progress = Progress(silent=True)  # until it trains
+        self.bytes_per_token = self.corpus.bytes_per_token("train")
+        given = (config.data.seq_len, config.eval.max_blocks)
         self.validation_blocks = {
-            source: validation_blocks(
-                self.corpus, source, config.data.seq_len, config.eval.max_blocks
-            )
-            for source in self.corpus.sources
+            source: validation_blocks(self.corpus, source, *given) for source in self.corpus.sources
         }
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
+        self.lap_start = time.monotonic()  # when metrics were last written; probes do not count
         self.last_weights: WeightEntry | None = None  # the newest that is on disk
 
     def begin(self) -> None:
         """Start from the beginning: plan, and open the weight log with the plan."""
-        mixture = self.state.mixer.plan(open_lab(self.config, self.corpus))
+        mixture = self.state.mixer.plan(CorpusLab(self.config, self.corpus))
         for later in self.state.mixer.schedule().values():
             self.state.sampler.weights_of(later)  # a wrong name must not wait for its step
         self.state.sampler.remix(0, mixture, reason="plan")
@@ -210,41 +201,46 @@ class Trainer:
 
     def train(self) -> int:
         """Train to the end, or until asked to stop; return the signal that asked, or 0."""
-        config, total = self.config, self.config.train.steps
-        loader = self.open_loader()
+        config, total, main = self.config, self.config.train.steps, self.world.is_main
+        asked, first, loader = 0, self.done, self.open_loader()
         self.files.open(self.done)
-        progress = Progress(
-            "step {done}/{total}", total, done=self.done, silent=not self.world.is_main
-        )
-        clock = Clock(config.tokens_per_step)
-        asked = 0
+        self.progress = Progress("step {done}/{total}", total, done=self.done, silent=not main)
+        self.lap_start = time.monotonic()
         try:
-            clock.start += self.files.probe(self.done)
-            with Interrupts() as interrupts, Collector() as collector:
+            self.lap_start += self.probes.take(self.done, main=main)
+            with Interrupts() as interrupts:
                 while self.done < total and not asked:
                     record = self.advance(loader)
-                    collector.step()
+                    if self.done - first == SETTLED_AFTER:
+                        # Models, compiled graphs and their guards are hundreds of thousands of
+                        # objects, and a collection that walks through them stops the host for tens
+                        # of milliseconds in a step.
+                        gc.collect()
+                        gc.freeze()
                     asked = self.stop_asked(interrupts)
                     ending = bool(asked) or self.done == total
                     validates = self.done == total or is_due(self.done, config.eval.every)
                     saves = ending or is_due(self.done, config.checkpoint.every)
-                    logs = is_due(self.done, config.log.every) or self.halted_now(record)
+                    # On a CPU a look at `halted` is free; on a GPU it would wait, and it holds the
+                    # update anyway.
+                    halted = self.world.device.type == "cpu" and bool(record.halted)
+                    logs = is_due(self.done, config.log.every) or halted
                     if logs or validates or saves:  # a checkpoint must not outrun the metrics
-                        self.write_metrics(clock, progress)
-                        self.take_request(progress)
+                        self.write_metrics()
+                        self.take_request()
                     if validates:
-                        self.write_validation(progress)
-                        self.files.write_graph(self.done)
-                    clock.start += self.files.probe(self.done)
+                        self.write_validation()
+                    self.lap_start += self.probes.take(self.done, main=main)
                     if saves:
                         self.save()
         except OSError as error:
             raise RunError(
-                f"{error.filename or self.run.path}: {error.strerror or error}. Mend it (perhaps "
-                f"make room), then: dograph train --resume {self.run.path}"
+                f"{error.filename or self.run.path}: {error.strerror or error}. Fix it (for "
+                f"example, free disk space), then run: dograph train --resume {self.run.path}"
             ) from error
         finally:
-            progress.close()
+            gc.unfreeze()
+            self.progress.close()
             loader.close()
             self.files.close()
         return asked
@@ -277,32 +273,37 @@ class Trainer:
             return 0
         return self.world.agree(interrupts.asked)
 
-    def halted_now(self, record: StepRecord) -> bool:
-        """On a CPU a look is free; on a GPU it would wait, and `halted` holds the update anyway."""
-        return self.world.device.type == "cpu" and bool(record.halted)
-
-    def write_metrics(self, clock: Clock, progress: Progress) -> None:
+    def write_metrics(self) -> None:
         """Bring the steps since the last time to the host, check them, write them."""
         records, self.unwritten = self.unwritten, []
+        bad = None
         if bool(records[-1].halted):
             bad = next(i for i, record in enumerate(records) if bool(record.halted))
-            self.files.write_samples(records[:bad])
-            self.files.write_metrics(self.files.step_rows(records[:bad]))
-            self.write_weights()
-            stop_for_nonfinite(
-                records[bad], self.run, self.corpus, self.state.sampler, main=self.world.is_main
-            )
-        self.files.write_samples(records)
-        rows = self.files.step_rows(records)
-        rows[-1] |= clock.lap(len(records))
-        rows[-1]["memory/peak_bytes"] = peak_bytes(self.world.device)
-        if self.done % self.config.log.every == 0 or self.done == self.config.train.steps:
+        whole = records[:bad]
+        if self.world.is_main and self.state.mixer.needs:
+            self.files.write("samples", sample_rows(whole))
+        rows = step_rows(whole, self.corpus.sources, self.bytes_per_token)
+        if bad is None:
+            now = time.monotonic()
+            seconds, self.lap_start = now - self.lap_start, now
+            rows[-1] |= {
+                "time/step_seconds": seconds / len(rows),
+                "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
+                "memory/peak_bytes": peak_bytes(self.world.device),
+            }
+        if bad is None and (is_due(self.done, self.config.log.every) or self.is_over):
             # Not where a run merely stopped: its rows must be those of one that did not.
             epochs = self.state.sampler.epochs(self.done)
             rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
         self.files.write_metrics(rows)
         self.write_weights()
-        progress.update(self.done, step_note(rows[-1]))
+        if bad is not None:
+            self.stop_for_nonfinite(records[bad])
+        self.progress.update(self.done, step_note(rows[-1]))
+
+    @property
+    def is_over(self) -> bool:
+        return self.done == self.config.train.steps
 
     def write_weights(self) -> None:
         """Bring weights.jsonl up to date; it changes seldom, and writing it waits for the disk."""
@@ -311,50 +312,96 @@ class Trainer:
             write_text(self.run.weights_file, log.dump())
             self.last_weights = log.entries[-1]
 
-    def take_request(self, progress: Progress) -> None:
+    def take_request(self) -> None:
         """Draw from here on by the mixture that somebody asks for, if one does."""
         edit = self.edits.look(self.done)
         if edit is not None:
             self.write_weights()
             for line in (edit.line, *self.edits.answer(edit)):
-                progress.say(line)
+                self.progress.say(line)
 
-    def write_validation(self, progress: Progress) -> None:
-        model, last = self.state.model, self.done == self.config.train.steps
-        each = BlockLosses(self.validation_blocks) if last else None
+    def stop_for_nonfinite(self, bad: StepRecord) -> NoReturn:
+        """Save the first bad batch and stop. No update was made from it or after it."""
+        number = bad.step + 1  # people count the steps made, as metrics.jsonl does
+        # The sampler is a function of the step, so the whole world batch can be read again here.
+        batch = Loader(self.corpus, self.state.sampler).load(bad.step, ahead=False)
+        ids, loss_B = batch.ids, bad.loss_B.cpu()
+        samples = []
+        for row in range(len(ids)):
+            stratum = self.state.sampler.strata[ids.stratum_B[row]]
+            document = stratum.document(int(ids.document_B[row]))
+            samples.append(
+                {
+                    "source": stratum.entry.source,
+                    "stratum": stratum.entry.stratum,
+                    "document": document.index,
+                    "offset": int(ids.offset_B[row]),
+                    "input": self.corpus.manifest.inputs[document.input],
+                    "line": document.record + 1,
+                    "loss_nats": float(loss_B[row]),
+                    "finite": bool(torch.isfinite(loss_B[row])),
+                }
+            )
+        worst = [sample for sample in samples if not sample["finite"]]
+        stem = self.run.path / f"nonfinite-step-{number}"
+        if self.world.is_main:
+            save_file({"token_BT": batch.token_BT, "loss_B": loss_B}, f"{stem}.safetensors")
+            report = {"step": number, "grad_norm": float(bad.grad_norm), "samples": samples}
+            write_json(stem.with_suffix(".json"), report)
+        what = f"every loss is finite but the gradient norm is {float(bad.grad_norm)}"
+        if worst:
+            sources = ", ".join(sorted({str(sample["source"]) for sample in worst}))
+            named = "; ".join(
+                f"{s['source']} document {s['document']} ({s['input']} line {s['line']})"
+                for s in worst[:NAMED]
+            )
+            what = f"{len(worst)} of {len(samples)} losses are not finite, from {sources}: {named}"
+        raise NonFiniteError(
+            f"step {number}: {what}. No update was made. The batch is in {stem}.json and "
+            ".safetensors. Lower optim.lr, lengthen optim.warmup_steps, or look at these documents."
+        )
+
+    def write_validation(self) -> None:
+        """Losses on held-out text and, where there are domains, their graph."""
+        model, device = self.state.model, self.world.device
+
+        def losses(token_bT: Tensor) -> Tensor:
+            with self.step.collector.autocast():
+                loss_b: Tensor = model(token_bT.to(device))
+            return loss_b
+
+        def total(values: Tensor) -> Tensor:
+            return self.world.total(values.to(device)).cpu()
+
+        each = BlockLosses(self.validation_blocks) if self.is_over else None
         model.eval()
         with uncompiled():
             nats = validate(
-                self.validation_losses,
+                losses,
                 self.validation_blocks,
                 micro_batch_size=self.config.train.micro_batch_size or 16,
                 rank=self.world.rank,
                 world_size=self.world.size,
-                total=self.total_on_device,
+                total=total,
                 each=each,
                 together=self.world.shards,
             )
         at_rest(model)
         model.train()
         if each is not None:
-            each.gather(self.total_on_device)
+            each.gather(total)
             if self.world.is_main:
                 self.run.write_validation(each.rows(self.done))
         tokens, widths = self.corpus.tokens_by_source(), self.corpus.bytes_per_token("validation")
         row = validation_row(self.done, nats, tokens, widths)
         self.files.write_metrics([row])
         if nats:
-            progress.say(
+            self.progress.say(
                 f"step {self.done}: validation loss {row['valid/mean/loss_nats']:.4f} nats"
             )
-
-    def validation_losses(self, token_bT: Tensor) -> Tensor:
-        with self.step.collector.autocast():
-            loss_b: Tensor = self.state.model(token_bT.to(self.world.device))
-        return loss_b
-
-    def total_on_device(self, values: Tensor) -> Tensor:
-        return self.world.total(values.to(self.world.device)).cpu()
+        if self.world.is_main and self.state.mixer.has_domains:
+            graph = self.state.mixer.graph(self.corpus.sources, self.done)
+            self.files.write("graph", [] if graph is None else [graph.to_json()])
 
     def save(self) -> None:
         self.files.sync()
@@ -368,7 +415,7 @@ class Trainer:
     def tidy(self) -> None:
         """What follows a checkpoint; done again on resume, where a kill may have come between."""
         self.run.rotate(self.config.checkpoint.keep)
-        if self.done == self.config.train.steps:
+        if self.is_over:
             self.run.link_model(self.done)
 
 

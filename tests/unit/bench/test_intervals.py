@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.bench.session import median_interval, spread
+from dograph.bench.session import spread
+from dograph.stats import median_estimate, median_record
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9, 17, 30, 101])
 def test_the_interval_is_the_narrowest_of_order_statistics_that_covers(n):
     values = list(np.random.default_rng(n).normal(size=n))
-    found = median_interval(values)
+    found = median_record(median_estimate(values))
     ordered = sorted(values)
     # every symmetric pair of order statistics, with what it covers
     covers = {k: 1 - 2 * stats.binom.cdf(k, n, 0.5) for k in range((n + 1) // 2)}
@@ -21,7 +22,7 @@ def test_the_interval_is_the_narrowest_of_order_statistics_that_covers(n):
 
 def test_it_covers_the_median_as_often_as_it_says():
     draw = np.random.default_rng(0)
-    found = [median_interval(list(draw.exponential(size=20))) for _ in range(2000)]
+    found = [median_record(median_estimate(list(draw.exponential(size=20)))) for _ in range(2000)]
     hits = np.mean([f["low"] <= np.log(2) <= f["high"] for f in found])
     assert abs(hits - found[0]["confidence"]) < 4 * np.sqrt(0.05 * 0.95 / 2000)
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from dograph.domains.kmeans import first_argmax
 from dograph.domains.scopes import (
     FIT_BATCHES,
-    BatchScope,
     EpochScope,
     KMeans,
+    Scope,
     StreamScope,
     closeness,
-    nearest,
 )
 
 M, K = 4, 12
@@ -60,7 +60,7 @@ def test_the_labels_are_those_of_a_step_and_asking_changes_nothing(scope):
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_a_batch_scope_clusters_the_samples_themselves(normalise):
-    scope = BatchScope(cluster(normalise))
+    scope = Scope(cluster(normalise))
     point_BK = batch(5, size=40)
     label_B, near_BM = scope.locate(point_BK, 7)
     assert torch.equal(label_B, scope.assign(point_BK, 7, 0).label_B)
@@ -81,4 +81,4 @@ def test_nobody_is_near_an_empty_domain(normalise):
     centroid_MK = torch.tensor([[torch.inf, torch.inf], [1.0, 0.0], [0.0, 1.0]])
     near_BM = closeness(point_BK, centroid_MK, normalise)
     assert torch.equal(near_BM[:, 0], torch.full((4,), -torch.inf))
-    assert nearest(point_BK, centroid_MK, normalise).tolist() == [1, 2, 1, 1]
+    assert first_argmax(closeness(point_BK, centroid_MK, normalise)).tolist() == [1, 2, 1, 1]

@@ -6,7 +6,7 @@ Shapes: B samples, K sketch, M domains, P pooled samples.
 import pytest
 import torch
 
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, KMeans, StreamScope, nearest
+from dograph.domains.scopes import FIT_BATCHES, EpochScope, KMeans, StreamScope, closeness
 from dograph.errors import ConfigError
 
 M, K, EVERY, SIZE = 6, 16, 10, 48
@@ -41,7 +41,7 @@ def period(normalise, seed, noise=1.0):
 def test_a_period_is_held_by_the_centroids_that_k_means_found(normalise, seed):
     """Its own samples keep their domains, so that shares are those of the samples assigned."""
     scope, pool_PK, label_P = period(normalise, seed)
-    held_P = nearest(pool_PK, scope.centroid_MK, normalise)
+    held_P = closeness(pool_PK, scope.centroid_MK, normalise).argmax(dim=1)
     assert torch.equal(held_P, label_P)
     domains = scope.assign(pool_PK, EVERY, 0)
     assert torch.equal(domains.label_B, label_P)

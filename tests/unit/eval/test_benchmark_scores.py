@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.eval.scores import Estimate, Likelihood, TaskScore, average, score_task
+from dograph.eval.scores import ItemMean, Likelihood, TaskScore, average, score_task
 from dograph.eval.tasks import TASKS, Item
 
 
@@ -73,7 +73,7 @@ def test_standard_errors_cover_as_they_should():
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(2000):
-        estimate = Estimate.of((rng.random(200) < 0.4).astype(float))
+        estimate = ItemMean.of((rng.random(200) < 0.4).astype(float))
         covered += abs(estimate.value - 0.4) <= 1.96 * estimate.se
     assert 0.935 <= covered / 2000 <= 0.965
 
@@ -82,9 +82,9 @@ def score(task, acc, se, norm=None):
     return TaskScore(
         task=task,
         items=10,
-        acc=Estimate(acc, se),
-        acc_norm=norm and Estimate(*norm),
-        bits_per_byte=Estimate(1.0, 0.1),
+        acc=ItemMean(acc, se),
+        acc_norm=norm and ItemMean(*norm),
+        bits_per_byte=ItemMean(1.0, 0.1),
         perplexity=None,
         chance=0.25,
         truncated=0,

@@ -9,7 +9,6 @@ from dograph.domains.objectives import OBJECTIVES
 from dograph.errors import RunError
 from dograph.eval.explain import explain_step
 from dograph.eval.graphs import read_graph
-from dograph.mixers.dograph_report import RULES
 from dograph.train.run_dir import RunDirectory
 
 DOMAINS = {
@@ -54,8 +53,8 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
     overrides = ["mixer.name=dograph", f"mixer.objective={objective}"]
     sample = {"weight": [0.8, 1.2, 1.0, 1.0], "domain": [0, 1, 1, 0]}
     found = explained(tmp_path / "run", overrides, dograph_row(), sample)
-    name = type(OBJECTIVES[objective]()).__name__
-    assert found.reasons[0] == f"objective {objective}: {RULES[name]}; residual 1e-07"
+    rule = OBJECTIVES[objective].rule
+    assert found.reasons[0] == f"objective {objective}: {rule}; residual 1e-07"
     assert found.weight_B == sample["weight"]
     assert found.domain_B == sample["domain"]
     assert [domain["weight"] for domain in found.domains] == [0.4, pytest.approx(0.6)]

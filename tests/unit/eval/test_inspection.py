@@ -10,7 +10,7 @@ from corpora import write_corpus
 from dograph.config import parse_config
 from dograph.data.corpus import Corpus, Manifest
 from dograph.eval.inspect import (
-    Request,
+    InspectRequest,
     choose_rows,
     inspect_model,
     open_subject,
@@ -46,7 +46,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def request_(directory):
-    return Request(model="tiny", corpus=directory, rows=60, domains=4, seq_len=16, seed=0)
+    return InspectRequest(model="tiny", corpus=directory, rows=60, domains=4, seq_len=16, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_rows_are_as_long_as_those_of_the_run(directory, tmp_path, given, asked,
     sizes = {"vocab_size": corpus.vocab_size, "seq_len": 64, "dropout": 0.0, "seed": 0}
     save_model(build_model("tiny", **sizes), run.checkpoint(3) / "model", None)
     run.link_model(3)
-    request = Request(model=str(tmp_path / given), corpus=directory, seq_len=asked)
+    request = InspectRequest(model=str(tmp_path / given), corpus=directory, seq_len=asked)
     assert open_subject(request, corpus)[1] == expected
 
 
@@ -161,7 +161,7 @@ def test_a_model_is_loaded_in_silence(directory, tmp_path, capfd):
     save_model(model, tmp_path / "model", None)
     capfd.readouterr()
     enable_progress_bar()  # as at the start; saving turned it off
-    open_subject(Request(model=str(tmp_path / "model"), corpus=directory), corpus)
+    open_subject(InspectRequest(model=str(tmp_path / "model"), corpus=directory), corpus)
     assert capfd.readouterr() == ("", "")
 
 
@@ -169,7 +169,7 @@ def test_rows_of_a_model_that_no_run_made_are_256(directory, tmp_path):
     corpus = Corpus(directory)
     model = build_model("tiny", vocab_size=corpus.vocab_size, seq_len=512, dropout=0.0, seed=0)
     save_model(model, tmp_path / "model", None)
-    request = Request(model=str(tmp_path / "model"), corpus=directory)
+    request = InspectRequest(model=str(tmp_path / "model"), corpus=directory)
     assert open_subject(request, corpus)[1] == 256
 
 

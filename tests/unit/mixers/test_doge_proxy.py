@@ -136,8 +136,8 @@ def test_smoothing_is_over_the_sources_that_train():
 
 def test_defaults_are_the_authors():
     for mixer in (DoGEProxy(), build_mixer("doge-proxy", {})):
-        assert (mixer.mu, mixer.clip, mixer.smoothing) == (0.01, 5.0, 0.0)
-        assert (mixer.targets, mixer.exclude_self) == (None, False)
+        assert (mixer.options.mu, mixer.options.clip, mixer.options.smoothing) == (0.01, 5.0, 0.0)
+        assert (mixer.options.targets, mixer.options.exclude_self) == (None, False)
 
 
 def tiny_model():

@@ -1,13 +1,10 @@
 """DoGraph's options: what is refused, the recipes, and how long the warm-up is."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from dograph.errors import ConfigError
-from dograph.mixers.dograph import DoGraph
-from dograph.mixers.dograph_options import RECIPES, resolve_options
+from dograph.mixers.dograph import DoGraph, DoGraphOptions
 from dograph_batches import SIZE, Lab, batch
 
 
@@ -44,22 +41,25 @@ def test_wrong_options_are_named(options, message):
 
 def test_recipes_are_what_the_documents_say():
     """The paper's: each batch, plain K-means, 11 domains, nothing held back."""
-    paper, ours, safe = (RECIPES[name] for name in ("paper", "recommended", "safe"))
+    names = ("paper", "recommended", "safe")
+    paper, ours, safe = (DoGraphOptions(recipe=name) for name in names)
     for recipe in (paper, ours):
         assert (recipe.scope, recipe.normalise, recipe.num_domains) == ("batch", False, 11)
         assert (recipe.effective_floor, recipe.cap, recipe.warmup) == (None, None, 0)
         assert (recipe.within, recipe.realise, recipe.weight_floor) == ("mean", "loss", 0)
     assert (paper.objective, ours.objective) == ("uncertainty", "precision")
-    assert replace(ours, objective="uncertainty") == paper
+    alike = {"objective": "uncertainty", "recipe": "paper"}
+    assert ours.model_copy(update=alike) == paper
+    assert DoGraphOptions() == ours
     assert (safe.scope, safe.objective, safe.num_domains) == ("stream", "precision", 11)
     assert (safe.effective_floor, safe.warmup, safe.cap) == (0.9, 0.05, None)
     assert (safe.within, safe.realise, safe.sampling) == ("mean", "loss", "natural")
-    assert resolve_options("paper", {"cap": 3}) == replace(paper, cap=3)
+    assert DoGraphOptions(recipe="paper", cap=3) == paper.model_copy(update={"cap": 3})
 
 
 def test_domains_of_a_stream_are_of_directions_whatever_is_asked():
     for scope, spherical in (("stream", True), ("epoch", False), ("batch", False)):
-        cluster = resolve_options("paper", {"scope": scope}).build_scope().cluster
+        cluster = DoGraph("paper", scope=scope).scope.cluster
         assert cluster.normalise is spherical
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
-from dograph.mixers.dynamic_loss import STRATEGIES, DynamicLoss, loss_weights
+from dograph.mixers.dynamic_loss import DynamicLoss, loss_weights
 from dograph.mixers.registry import build_mixer
 from dograph.testing import check_mixer
 from dograph.types import Signals
@@ -21,6 +21,8 @@ VECTORS = {
     "extremes": [0.376634, 0.107908, 0.030916, 0.107908, 0.376634],
     "upper": [0.039901, 0.074545, 0.139269, 0.260189, 0.486096],
 }
+
+STRATEGIES = ("linupper", "quadratic", "extremes", "upper")
 
 
 @dataclass

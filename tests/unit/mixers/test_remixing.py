@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
-from dograph.mixers.dograph import DoGraph
-from dograph.mixers.dograph_options import DoGraphOptions
+from dograph.mixers.dograph import DoGraph, DoGraphOptions
 from dograph.mixers.remixing import Remixing, bounded
 from dograph.types import Domains, Mixture
 from dograph_batches import batch
@@ -25,7 +24,11 @@ class Lab:
 def opened(**options) -> Remixing:
     remixing = Remixing(
         DoGraphOptions(
-            num_domains=2, remix_every=10, half_life=1e6, **{"realise": "both", **options}
+            recipe="safe",
+            num_domains=2,
+            remix_every=10,
+            half_life=1e6,
+            **{"realise": "both", **options},
         )
     )
     remixing.open(Lab(), Mixture.normalised(TOKENS))
@@ -134,7 +137,7 @@ def test_a_stratum_that_nobody_asks_for_keeps_a_part_of_its_first_share():
 
 
 def test_counts_halve_in_a_half_life():
-    remixing = Remixing(DoGraphOptions(num_domains=2, realise="both", half_life=3.0))
+    remixing = Remixing(DoGraphOptions(recipe="safe", num_domains=2, realise="both", half_life=3.0))
     remixing.open(Lab(), Mixture.normalised(TOKENS))
     remixing.add(torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))
     for left in (8 * 0.5 ** (n / 3) for n in (1, 2, 3, 4, 5, 6)):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dograph.mixers import regmix
 from dograph.mixers.base import ProxyResult
 from dograph.mixers.mixing_law import MixingLaw, _curve
 from dograph.mixers.regmix import RegMix
@@ -64,11 +63,16 @@ def test_a_loss_that_a_proxy_lacks_is_missing():
     np.testing.assert_array_equal(table.loss_NV, [[2.0, np.nan], [4.0, 3.0]])
 
 
-def test_natural_is_by_the_tokens_of_the_sources_that_have_losses():
+def test_natural_is_by_the_tokens_of_the_sources_that_have_losses(monkeypatch):
     mixtures = [Mixture({"web": 1.0})]
     table = table_of(mixtures, [{"books": 1.0, "web": 1.0}], list(TOKENS))
-    assert sweep(target="natural").shares(Lab(), table) == {"books": 1e6, "web": 6e6}
-    assert sweep(target=["web"]).shares(Lab(), table) == ["web"]
+    asked = []
+    monkeypatch.setattr(
+        "dograph.mixers.sweep.propose_from_table", lambda *_, target, **__: asked.append(target)
+    )
+    for target in ("natural", ["web"]):
+        sweep(target=target).propose("regmix", Lab(), table, None)
+    assert asked == [{"books": 1e6, "web": 6e6}, ["web"]]
 
 
 def test_regmix_asks_for_what_it_was_told(monkeypatch):
@@ -78,7 +82,7 @@ def test_regmix_asks_for_what_it_was_told(monkeypatch):
         asked.update(how, method=method, table=table)
         return Proposal(Mixture({"web": 1.0}), {})
 
-    monkeypatch.setattr(regmix, "propose_from_table", propose)
+    monkeypatch.setattr("dograph.mixers.sweep.propose_from_table", propose)
     mixer = RegMix(
         num_proxies=4, surrogate="ridge", top=9, draws=77, max_usage=1.75, max_epochs=1.5, seed=6
     )
@@ -91,11 +95,11 @@ def test_regmix_asks_for_what_it_was_told(monkeypatch):
 
 
 def test_defaults_are_the_authors():
-    mixer = RegMix()
-    assert (mixer.draws, mixer.top, mixer.surrogate) == (100_000, 128, None)
-    for planner in (mixer, MixingLaw()):
-        assert planner.sweep.max_usage == 15.0
-        assert planner.sweep.target == "mean"
+    options = RegMix().options
+    assert (options.draws, options.top, options.surrogate) == (100_000, 128, None)
+    for planner in (RegMix(), MixingLaw()):
+        assert planner.options.max_usage == 15.0
+        assert planner.options.target == "mean"
 
 
 def test_a_curve_has_no_first_third():

@@ -10,9 +10,8 @@ from dograph.cli.main import app
 from dograph.config import parse_config, resolve_config
 from dograph.data.options import PrepareOptions
 from dograph.errors import ConfigError, CorpusError
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, build_planner
 from dograph.models.presets import PRESETS
-from dograph.plan.lab import require_planner
 from dograph.reproduce import artefacts as scales
 from dograph.reproduce.artefacts import ARTEFACTS, PROTOCOL, find_artefact, spelled_out
 from dograph.reproduce.asks import Wanted, build_asks, require_corpus
@@ -41,7 +40,7 @@ def test_every_name_at_every_scale_is_a_valid_comparison(name, scale):
         for method in ask.methods:
             config = method.config(ask.config)
             if method.is_planned:
-                require_planner(config)
+                build_planner(config.mixer.name, config.mixer.options)
         assert (ask.proxy is None) == (not any(m.is_planned for m in ask.methods))
 
 

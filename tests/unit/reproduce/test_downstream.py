@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from dograph.eval.evaluate import Request
+from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import paper
 from dograph.reproduce.downstream import downstream, kept
 
@@ -134,7 +134,7 @@ def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):
     """A cell that was trained again in its folder is scored again."""
     model = tmp_path / "model"
     model.mkdir()
-    request, file = Request(benchmarks=Path("here"), tasks=("copa",)), tmp_path / "eval.json"
+    request, file = EvalRequest(benchmarks=Path("here"), tasks=("copa",)), tmp_path / "eval.json"
 
     def store(**weights):
         made = {name: getattr(request, name) for name in ("limit", "dtype")}
@@ -166,7 +166,7 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")
-    request = Request(benchmarks=Path("here"), tasks=("copa",), dtype="float32")
+    request = EvalRequest(benchmarks=Path("here"), tasks=("copa",), dtype="float32")
     made = {
         "scorer": request.using,
         "benchmarks": "here",

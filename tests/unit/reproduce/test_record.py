@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from dograph.eval.evaluate import Request
+from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import session
 
 
@@ -11,7 +11,7 @@ def test_the_record_has_what_speaks_against_its_numbers(by_hand, tmp_path):
     made = by_hand.findings(by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9}))
     made = replace(made, failures={"doge-s10": "it broke"})
     study = by_hand.study("balance", made)
-    _, record = session.finish(study, Request(), tmp_path, print)
+    _, record = session.finish(study, EvalRequest(), tmp_path, print)
     assert "warning: b was read through 5.0 times" in record["notes"]
     assert "a plain note" not in record["notes"]
     assert record["failures"] == {"doge-s10": "it broke"}
@@ -34,7 +34,7 @@ def test_models_are_scored_on_the_device_that_they_were_trained_on(by_hand, tmp_
     monkeypatch.setattr(session, "Corpus", str)
     settings = ("train.device=cpu",)
     study = by_hand.study("gpt2-medium", by_hand.findings(cells), settings=settings)
-    request = Request(tasks=("copa",), limit="3", device="cuda")
+    request = EvalRequest(tasks=("copa",), limit="3", device="cuda")
     _, record = session.finish(study, request, tmp_path, print)
     assert asked == [replace(request, device="cpu")]
     assert (record["evaluation"]["tasks"], record["evaluation"]["limit"]) == (["copa"], "3")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from artefact_runs import LONGER, made, silent, wanted, write_place
 from corpora import write_corpus
 from dograph.errors import ConfigError, CorpusError
-from dograph.eval.evaluate import Request
+from dograph.eval.evaluate import EvalRequest
 from dograph.eval.gradients import read_probe
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
@@ -109,7 +109,7 @@ def test_other_tables_of_the_same_runs_train_nothing(place, losses):
 
 
 def test_downstream_scores_every_cell_once(place, losses):
-    request = Request(benchmarks=place / "benchmarks", batch_size=64, device="cpu")
+    request = EvalRequest(benchmarks=place / "benchmarks", batch_size=64, device="cpu")
     asked = wanted(place, "gpt2-medium", "shared", **THREE)
     _, stored, page, trained = made(asked, request)
     assert trained == []  # the runs of validation-loss
@@ -217,18 +217,18 @@ def test_plans_are_made_and_counted(place):
 def test_what_could_not_be_finished_is_refused_at_first(place):
     asked = wanted(place, "gpt2-small", "refused", **THREE)
     with pytest.raises(CorpusError, match="has no validation"):
-        session.check(asked, build_asks(asked), Request(benchmarks=place / "in"), silent)
+        session.check(asked, build_asks(asked), EvalRequest(benchmarks=place / "in"), silent)
     write_corpus(place / "bare")
     bare = replace(asked, corpus=str(place / "bare"))
     with pytest.raises(ConfigError, match="has no tokenizer"):
-        session.check(bare, build_asks(bare), Request(benchmarks=place / "benchmarks"), silent)
+        session.check(bare, build_asks(bare), EvalRequest(benchmarks=place / "benchmarks"), silent)
     assert not (place / "refused").exists()
 
 
 def test_a_forecast_names_cells_steps_tokens_and_flops(place):
     asked = wanted(place, "num-domains", "forecast", seeds="3")
     asks = build_asks(asked)
-    lines = list(session.forecast(asks, session.check(asked, asks, Request(), silent)))
+    lines = list(session.forecast(asks, session.check(asked, asks, EvalRequest(), silent)))
     assert "768 tokens a run" in lines[0]
     assert "24 cells: 8 methods x 3 seeds (10, 11, 12)" in lines[1]
     assert any("m15: 4 steps" in line and "FLOPs" in line for line in lines)

@@ -9,7 +9,7 @@ import pytest
 from artefact_runs import TINY
 from corpora import write_corpus
 from dograph.errors import ConfigError, RunError
-from dograph.eval.evaluate import Request
+from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import find_artefact
 from dograph.reproduce.asks import Wanted, build_asks
@@ -49,7 +49,7 @@ def made(wanted):
     """What is shown, what is told of it, what was trained, and what was said."""
     pool, said, asks = Here(), [], build_asks(wanted)
     study = session.train(wanted, asks, pool, said.append)
-    outcome, record = session.finish(study, Request(), wanted.folder, lambda *_: None)
+    outcome, record = session.finish(study, EvalRequest(), wanted.folder, lambda *_: None)
     trained = [job.label for job in pool.asked if job.label != "scout"]
     return outcome, record, trained, said
 
@@ -160,7 +160,7 @@ def test_rows_too_few_to_be_apart_are_told_before_training(corpus, tmp_path):
     def check(rows):
         wanted = asked(corpus, tmp_path / "out", "clusters", "dograph", "1")
         wanted = replace(wanted, settings=(*TINY, f"probe.rows={rows}"))
-        session.check(wanted, build_asks(wanted), Request(), lambda *_: None)
+        session.check(wanted, build_asks(wanted), EvalRequest(), lambda *_: None)
 
     check(11)
     with pytest.raises(ConfigError, match=r"probe.rows=10 on .*two sources need 4 each"):

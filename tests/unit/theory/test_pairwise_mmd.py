@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 from dograph.errors import ConfigError
 from dograph.rng import stream
-from dograph.theory.mmd import holm, mmd_squared, pairwise_mmd
+from dograph.stats import holm
+from dograph.theory.mmd import mmd_squared, pairwise_mmd
 
 ESTIMATORS = ["biased", "unbiased"]
 
@@ -34,19 +35,12 @@ def test_holm_equals_a_plain_loop(size):
     random = stream(0, "test", "holm", size)
     for scale in (1.0, 0.05):
         p_values = (random.random(size) * scale).round(2)  # with ties
-        got = holm(torch.from_numpy(p_values))
-        assert got.tolist() == pytest.approx(holm_by_loop(p_values.tolist()), abs=1e-12)
+        got = holm(p_values.tolist())
+        assert got == pytest.approx(holm_by_loop(p_values.tolist()), abs=1e-12)
 
 
 def test_holm_on_a_worked_example():
-    p_values = torch.tensor([0.01, 0.04, 0.03, 0.005], dtype=torch.float64)
-    assert holm(p_values).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
-
-
-@pytest.mark.parametrize("bad", [[-0.1], [1.1], [float("nan")], [[0.5]]])
-def test_holm_refuses_what_is_no_p_value(bad):
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        holm(torch.tensor(bad))
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
 def three_groups():

@@ -12,7 +12,7 @@ from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.mixers.base import Mixer
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.train.optim import build_optimizer
 from dograph.train.run_dir import RunDirectory
@@ -43,7 +43,7 @@ def parts(tmp_path):
         model(torch.randint(0, 100, (2, 32))).mean().backward()
         optimizer.step()
         sampler = open_sampler(config, corpus)
-        sampler.remix(0, Mixer().plan(open_lab(config, corpus)), "plan")
+        sampler.remix(0, Mixer().plan(CorpusLab(config, corpus)), "plan")
         return TrainingState(model, optimizer, Remembering(), sampler, corpus.digest)
 
     run = RunDirectory(tmp_path / "run")

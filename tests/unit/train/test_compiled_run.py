@@ -9,9 +9,8 @@ import torch
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.models.loss import regions
-from dograph.progress import Progress
 from dograph.sketch.rules import Rule
-from dograph.train.start import start_run
+from dograph.train.trainer import start_run
 from tiny_steps import ALONE, SETTINGS
 
 RUN = ("train.compile=true", "train.micro_batch_size=3", "eval.max_blocks=4", "probe.rows=5")
@@ -46,8 +45,8 @@ def test_validation_and_probes_run_as_written(corpus, tmp_path):
     trainer, tracing = compiled_run(corpus, tmp_path)
     assert tracing.called
     trainer.files.open(0)
-    trainer.write_validation(Progress(silent=True))
-    assert trainer.files.probe(0) > 0
+    trainer.write_validation()
+    assert trainer.probes.take(0) > 0
     trainer.files.close()
 
 

@@ -15,7 +15,7 @@ from dograph.config import resolve_config
 from dograph.errors import ConfigError, NonFiniteError
 from dograph.sketch.rules import MatrixRule
 from dograph.train.metrics import read_metrics
-from dograph.train.start import start_run
+from dograph.train.trainer import start_run
 from tiny_steps import (
     ALONE,
     EPOCH,

@@ -13,7 +13,7 @@ from dograph.errors import ConfigError, RunError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import open_sampler
-from dograph.train.edits import Offer, edits_of, in_force, parse_edits, read_edits
+from dograph.train.edits import Offer, edits_of, read_edits
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture
 from edited_runs import (
@@ -190,15 +190,17 @@ def test_an_edit_that_cannot_be_written_down_is_not_made(stopped, monkeypatch):
     offer = Offer("by hand", Mixture(SECOND), None, [])
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="mixture stays as it was"):
-        trainer.edits.make(7, offer, "mix")
+        trainer.edits.make(7, offer)
     assert trainer.state.sampler.log.dump() == before
     assert trainer.edits.due == {}
     trainer.run.unlock()
 
 
-def test_an_edit_holds_unless_a_later_line_is_of_its_step_or_an_earlier_one():
+def test_an_edit_holds_unless_a_later_line_is_of_its_step_or_an_earlier_one(tmp_path):
     lines = [(3, SECOND), (7, FIRST), (9, SECOND), (7, THIRD)]
-    edits = in_force(parse_edits("".join(edit_of(step, weights) for step, weights in lines)))
+    run = RunDirectory(tmp_path)
+    run.edits_file.write_text("".join(edit_of(step, weights) for step, weights in lines))
+    edits = edits_of(run)
     assert [(edit.step, edit.weights) for edit in edits] == [(3, SECOND), (7, THIRD)]
 
 

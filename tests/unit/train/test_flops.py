@@ -13,7 +13,7 @@ from dograph.data.loader import Loader
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.models.presets import PRESETS
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.forecast import count_flops, run_flops, step_flops
 from dograph.train.optim import build_optimizer
@@ -75,7 +75,7 @@ def counted_by_torch(settings, corpus):
         open_sampler(settings, corpus),
         build_mixer(settings.mixer.name, settings.mixer.options),
     )
-    sampler.remix(0, mixer.plan(open_lab(settings, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(settings, corpus)), "plan")
     optimizer = build_optimizer(model, settings.optim)
     step = TrainStep(settings, world, model, optimizer, mixer)
     loader = Loader(corpus, sampler, rank=0, world_size=1, pin=False)

@@ -8,7 +8,7 @@ from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.mixers.registry import build_mixer
 from dograph.models.files import save_model
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.forecast import activation_bytes, forecast, planned_epochs, repeat_warnings
 from dograph.types import Mixture
 
@@ -29,7 +29,7 @@ def test_parameters_tokens_and_repeats_are_those_of_the_run(corpus):
     assert costs.parameters == sum(p.numel() for p in open_model(config, corpus).parameters())
     assert costs.tokens == 30 * 10 * 32
     sampler = open_sampler(config, corpus)
-    sampler.remix(0, build_mixer("uniform", {}).plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, build_mixer("uniform", {}).plan(CorpusLab(config, corpus)), "plan")
     real = sampler.epochs(30)
     assert costs.epochs == pytest.approx(real, abs=1 / min(sampler.blocks_S))
     assert costs.weights == pytest.approx(dict.fromkeys(corpus.sources, 1 / 3))
@@ -39,7 +39,7 @@ def test_repeats_beyond_the_limit_warn_by_name(corpus):
     config = configure(corpus, "mixer.name=uniform", "data.warn_epochs=2")
     sampler = open_sampler(config, corpus)
     mixer = build_mixer("uniform", {})
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     assert planned_epochs(config, sampler, mixer)["gamma"] == pytest.approx(100 / 31)
     (warning,) = repeat_warnings(config, sampler, mixer)
     assert warning.startswith("gamma would be read through 3.2 times")
@@ -50,7 +50,7 @@ def test_a_schedule_is_followed_through_all_its_stages(corpus):
     stages = {0: {"alpha": 1}, 10: {"gamma": 1}, 99: {"beta": 1}}
     mixer = build_mixer("scheduled", {"stages": stages})
     sampler = open_sampler(config, corpus)
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     epochs = planned_epochs(config, sampler, mixer)
     assert epochs == pytest.approx({"alpha": 100 / 187, "beta": 0.0, "gamma": 200 / 31})
     sampler.remix(10, Mixture({"beta": 1.0}), "edited")  # in place of the stage that begins there

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dograph.train.metrics import MetricsFile, loss_row, read_metrics, step_rows, validation_row
+from dograph.config import RunConfig
+from dograph.mixers.registry import build_mixer
+from dograph.train.metrics import RunFiles, loss_row, read_metrics, step_rows, validation_row
+from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord
 from dograph.types import Signals
 
@@ -67,9 +70,11 @@ def test_bits_per_byte_of_the_summaries():
 
 def test_a_line_cut_short_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path)
-    file.write([{"step": 1, "x": 0.1}, {"step": 2, "x": float(np.float64(1) / 3)}])
-    file.close()
+    mixer = build_mixer("natural", {})
+    files = RunFiles(RunConfig(), RunDirectory(tmp_path), mixer, main=True)
+    files.open(0)
+    files.write_metrics([{"step": 1, "x": 0.1}, {"step": 2, "x": float(np.float64(1) / 3)}])
+    files.close()
     with open(path, "a") as broken:
         broken.write('{"step": 3, "x"')
     assert read_metrics(path) == [{"step": 1, "x": 0.1}, {"step": 2, "x": 1 / 3}]

@@ -5,12 +5,10 @@ import pytest
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, TokenizerEntry
 from dograph.errors import ConfigError
-from dograph.mixers.dograph_options import DEFAULT_RECIPE
+from dograph.mixers.dograph import DEFAULT_RECIPE
 from dograph.mixers.registry import build_mixer
 from dograph.mixtures.file import MixtureFile, Provenance, write_mixture
-from dograph.train.assembly import open_lab
-from dograph.train.edits import facts_of
-from dograph.train.start import mixture_warnings, settled
+from dograph.train.assembly import CorpusLab, facts_of, mixture_warnings, settled
 from token_corpora import write_manifest, write_split
 
 
@@ -111,7 +109,7 @@ def test_what_a_weighing_mixer_draws_may_be_a_mixture(tmp_path, corpus, name):
     replayed = settled(config)
     assert set(replayed.mixer.options["sampling"]) == {"weights", "provenance"}
     (tmp_path / "m.yaml").unlink()  # the run's configuration holds it
-    lab = open_lab(replayed, corpus)
+    lab = CorpusLab(replayed, corpus)
     for sampling in (replayed.mixer.options["sampling"], {"c4": 1, "cc": 1}):
         mixer = build_mixer(name, {"sampling": sampling})
         assert dict(mixer.plan(lab).weights) == {"c4": 0.5, "cc": 0.5}
@@ -137,7 +135,7 @@ def test_what_is_no_way_to_draw_is_refused(name):
 def test_remixing_starts_from_a_mixture_that_leaves_a_source_out(corpus):
     config = config_of(corpus, "dograph", recipe="safe", realise="sampling", sampling={"c4": 1})
     mixer = build_mixer("dograph", config.mixer.options)
-    mixer.plan(open_lab(config, corpus))
+    mixer.plan(CorpusLab(config, corpus))
     assert mixer.remixing.first == {"c4": 1.0, "cc": 0.0, "wiki": 0.0}
 
 

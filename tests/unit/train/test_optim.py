@@ -7,10 +7,10 @@ from dograph.config import OptimConfig
 from dograph.models.build import build_model
 from dograph.train.optim import (
     build_optimizer,
-    learning_rate,
     optimizer_tensors,
     restore_optimizer,
 )
+from dograph.train.step import learning_rate
 
 CONFIG = OptimConfig(lr=5e-4, lr_end=1e-4, lr_start=1e-7, warmup_steps=500)
 

@@ -15,7 +15,7 @@ from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
 from dograph.train.probes import Probes, nearest_rows, probe_steps
@@ -57,7 +57,7 @@ class Started:
         self.model = open_model(self.config, corpus).train()
         self.mixer = build_mixer(self.config.mixer.name, self.config.mixer.options)
         sampler = open_sampler(self.config, corpus)
-        sampler.remix(0, self.mixer.plan(open_lab(self.config, corpus)), "plan")
+        sampler.remix(0, self.mixer.plan(CorpusLab(self.config, corpus)), "plan")
         optimizer = build_optimizer(self.model, self.config.optim)
         self.step = TrainStep(self.config, CPU, self.model, optimizer, self.mixer)
         self.loader = Loader(corpus, sampler)

@@ -7,8 +7,8 @@ from disk_calls import DiskCalls
 from dograph.config import resolve_config
 from dograph.train.metrics import sample_rows, step_rows
 from dograph.train.run_dir import RunDirectory
-from dograph.train.start import start_run
 from dograph.train.step import StepRecord
+from dograph.train.trainer import start_run
 from dograph.types import Signals
 from tiny_steps import ALONE, SETTINGS
 
@@ -79,11 +79,11 @@ def test_rows_can_be_asked_for_without_a_word_being_written(tmp_path):
     trainer.files.open(0)
     records = [trainer.advance(loader) for _ in range(2)]
     assert trainer.unwritten == records
-    rows = trainer.files.step_rows(records)
+    rows = step_rows(records, trainer.corpus.sources, trainer.bytes_per_token)
     assert [row["step"] for row in rows] == [1, 2]
     written = (trainer.run.samples_file, trainer.run.metrics_file)
     assert [file.read_text() for file in written] == ["", ""]
-    trainer.files.write_samples(records)
+    trainer.files.write("samples", sample_rows(records))
     assert [file.read_text().count("\n") for file in written] == [2, 0]
     trainer.files.write_metrics(rows)
     assert [file.read_text().count("\n") for file in written] == [2, 2]

@@ -10,24 +10,23 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from dograph.config import OptimConfig, resolve_config
+from dograph.config import OptimConfig, require_compatible, resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.models.files import restore_model, save_model, whole
+from dograph.sketch.gradients import WorldRows
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import (
-    World,
     at_rest,
-    require_shardable,
     shard_model,
 )
 from dograph.train.optim import (
     build_optimizer,
-    clip_gradients,
     optimizer_tensors,
     restore_optimizer,
 )
+from dograph.train.step import clip_gradients
 
 CPU = torch.device("cpu")
 
@@ -65,7 +64,7 @@ def trained(model, steps=2):
 def check(*settings, world_size=1):
     config = resolve_config(None, ["train.shard=true", *settings])
     mixer = build_mixer(config.mixer.name, config.mixer.options)
-    require_shardable(config, mixer, world_size)
+    require_compatible(config, mixer, world_size)
 
 
 @pytest.mark.parametrize("mode", ["full", "topdown", "exact", "reference"])
@@ -97,7 +96,7 @@ def test_micro_batches_are_equally_many_and_not_too_large():
             least = most if at_once == 1 else max(most - 1, 1)
             for share in (least, most):
                 row_b1 = torch.arange(share).unsqueeze(1)
-                pieces = World(0, 3, CPU, shards=True).split(row_b1, at_once, 3 * most)
+                pieces = WorldRows(share, CPU, [most, share]).split(row_b1, at_once, alike=True)
                 assert len(pieces) == -(-most // at_once)
                 assert all(1 <= len(piece) <= at_once for piece in pieces)
                 assert torch.equal(torch.cat(pieces), row_b1)

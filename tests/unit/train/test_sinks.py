@@ -100,7 +100,7 @@ def test_a_sink_that_fails_warns_once_and_is_closed(caplog):
         if step == 2:
             raise OSError("disk full")
 
-    sink = sinks.GuardedSink("example", write, lambda: calls.append("closed"))
+    sink = sinks.Sink("example", write, lambda: calls.append("closed"))
     with caplog.at_level(logging.WARNING):
         for step in range(1, 5):
             sink.log(step, {"loss": 1.0})
@@ -115,7 +115,7 @@ def test_a_sink_that_cannot_be_closed_does_not_stop_the_run(caplog):
     def finish():
         raise OSError("no network")
 
-    sinks.GuardedSink("example", lambda step, metrics: None, finish).close()
+    sinks.Sink("example", lambda step, metrics: None, finish).close()
     assert len(caplog.records) == 1
 
 

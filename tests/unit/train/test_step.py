@@ -11,7 +11,7 @@ from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.train.assembly import open_lab, open_model, open_sampler
+from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
 from dograph.train.step import TrainStep
@@ -51,7 +51,7 @@ def make(corpus, mixer, *overrides):
     )
     model = open_model(config, corpus)
     sampler = open_sampler(config, corpus)
-    sampler.remix(0, mixer.plan(open_lab(config, corpus)), "plan")
+    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     step = TrainStep(config, CPU, model, build_optimizer(model, config.optim), mixer)
     return step, Loader(corpus, sampler), model
 
