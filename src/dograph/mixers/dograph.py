@@ -20,7 +20,6 @@ from dograph.domains.objectives import build_objective
 from dograph.domains.partition import Budget, all_finite, floor_weights, sample_weights, share_out
 from dograph.domains.scopes import (
     FIT_BATCHES,
-    BatchScope,
     EpochScope,
     KMeans,
     Scope,
@@ -124,7 +123,7 @@ class DoGraphOptions(Options):
         )
         if self.scope == "stream":
             return StreamScope(cluster, half_life=self.half_life)
-        return EpochScope(cluster, self.every) if self.scope == "epoch" else BatchScope(cluster)
+        return EpochScope(cluster, self.every) if self.scope == "epoch" else Scope(cluster)
 
 
 class DoGraph(Mixer):
