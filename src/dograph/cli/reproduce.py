@@ -134,15 +134,13 @@ def reproduce(
     or a crash the same command goes on. OUT/reproduce.json holds all of it.
     docs/reproduce.md tells what each name trains and how to read it.
     """  # noqa: D301
-    from dograph.reproduce.artefacts import find_artefact
-    from dograph.reproduce.asks import Wanted
-    from dograph.reproduce.session import print_list
+    from dograph.reproduce import artefacts, asks, session
 
     if name is None:
-        print_list(open_console(WIDTH))
+        session.print_list(open_console(WIDTH))
         return
-    wanted = Wanted(
-        artefact=find_artefact(name),
+    wanted = asks.Wanted(
+        artefact=artefacts.find_artefact(name),
         scale=scale,
         settings=tuple(settings or []),
         corpus=corpus,
