@@ -81,16 +81,13 @@ class RayPool:
         results: dict[int, Result] = {}
         with _marked(jobs) as marks, Interrupts() if in_main else nullcontext() as interrupts:
             waiting = {self._submit(job, marks): index for index, job in enumerate(jobs)}
-            # A job that begins writes to its log first, on the file system that all share.
-            unstarted = [(job, _log_size(job)) for job in jobs]
+            starts = _Starts(jobs)
             try:
                 while waiting:
                     if interrupts is not None and interrupts.asked:
                         raise Stopped(interrupts.asked)
                     ready, _ = self._ray.wait(list(waiting), timeout=POLL_SECONDS)
-                    begun = [job for job, size in unstarted if _log_size(job) != size]
-                    unstarted = [(job, size) for job, size in unstarted if job not in begun]
-                    for job in begun if on_start is not None else []:
+                    for job in starts.new() if on_start is not None else []:
                         assert on_start is not None
                         on_start(job)
                     for task in ready:
@@ -140,8 +137,19 @@ class RayPool:
             self._ray.cancel(task, force=True)
 
 
-def _log_size(job: Job) -> int:
-    log = log_of(job.config)
+class _Starts:
+    """Which jobs have begun: a job opens its log first, on the file system that all share."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._before = {log_of(job.config): job for job in jobs}
+        self._sizes = {log: _size(log) for log in self._before}
+
+    def new(self) -> list[Job]:
+        begun = [log for log in self._before if _size(log) != self._sizes[log]]
+        return [self._before.pop(log) for log in begun]
+
+
+def _size(log: Path) -> int:
     return log.stat().st_size if log.is_file() else -1
 
 
