@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.agreement import agreement, agreement_of_counts
+from dograph.domains.partition import agreement, agreement_of_counts
 from dograph.domains.scopes import KMeans
 from dograph.errors import ConfigError, RunError
 from dograph.eval.gradients import (

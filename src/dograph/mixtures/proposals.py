@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures.checks import listed
 from dograph.mixtures.choice import is_constant
-from dograph.mixtures.tables import MixtureTable
+from dograph.mixtures.tables import MixtureTable, listed
 from dograph.rng import stream
 from dograph.types import Mixture
 

@@ -16,7 +16,7 @@ from dograph.mixers.doge import DoGEProxy
 from dograph.mixers.doremi import DoReMiProxy
 from dograph.models.build import build_model
 from dograph.models.files import save_model
-from dograph.train.signals import Reference
+from dograph.train.reference import Reference
 from tiny_steps import open_steps
 
 
