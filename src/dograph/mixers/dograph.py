@@ -17,8 +17,7 @@ from torch import Tensor
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.objectives import build_objective
-from dograph.domains.partition import sample_weights
-from dograph.domains.sample_weights import Budget, all_finite, floor_weights, share_out
+from dograph.domains.partition import Budget, all_finite, floor_weights, sample_weights, share_out
 from dograph.domains.scopes import (
     FIT_BATCHES,
     EpochScope,

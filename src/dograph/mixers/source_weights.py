@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dograph.domains.sample_weights import all_finite
+from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.fixed import sampling_mixture
