@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks import fidelity_measures as measures
 from dograph.domains.kmeans import kmeans
-from dograph.domains.scopes import BatchScope, KMeans
+from dograph.domains.scopes import KMeans, Scope
 from dograph.mixers.dograph import DoGraph
 from dograph.rng import key64
 from dograph.types import Signals
@@ -62,7 +62,7 @@ def weigh(
     name, options = RECIPES[recipe]
     mixer = DoGraph(name, seed=seed, **options)
     if label_B is not None:
-        mixer.scope = BatchScope(Given(label_B, mixer.options.num_domains))
+        mixer.scope = Scope(Given(label_B, mixer.options.num_domains))
     signals = Signals(step=step, num_samples=len(point_BK), sketch_BK=point_BK)
     weight_B = mixer.weigh(signals)
     assert mixer.domains is not None

@@ -4,27 +4,26 @@ A value that is wrong is refused with its dotted name, what is allowed and what 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dograph.errors import ConfigError, did_you_mean, either
+from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
+from dograph.run_presets import merge as merge
 
-# The choices that a sketch leaves: modes, projections, size. No torch, for configurations.
-#
-# What each mode does is told in `dograph.sketch.sketcher`, what each projection is in
-# `dograph.sketch.projection`.
-
+# The choices that a sketch leaves: modes, projections, size. What each mode does is told in
+# `dograph.sketch.sketcher`, what each projection is in `dograph.sketch.projection`.
 
 Mode = Literal["full", "twopass", "topdown", "head", "exact", "reference"]
 MODES: tuple[Mode, ...] = ("full", "twopass", "topdown", "head", "exact", "reference")
 CUTTING: tuple[Mode, ...] = ("topdown", "head")  # with a cut, below which backward is the stock one
 EXPLICIT: tuple[Mode, ...] = ("exact", "reference")  # that hold per-sample gradients in full
 DETACHING: tuple[Mode, ...] = ("full", "exact")  # whose taps take every parameter out of the graph
-# Where the sketch may leave parameters out, for their gradients are not made from its halves.
+# Modes that support `exclude`: their gradients come from an ordinary backward.
 SPARING: tuple[Mode, ...] = ("twopass", "head", "reference")
 # What waits for weights is the graph of (nearly) the whole model: too much for many micro-batches.
 GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")
@@ -49,6 +48,12 @@ Accumulation = Literal["two_sweeps", "keep", "lagged"]
 class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for refusal in conflicts(self):
+            raise ValueError(refusal)
+        return self
+
 
 class DataConfig(Part):
     corpus: str = Field("demo", description="a prepared corpus, or demo, unigram, bigram")
@@ -63,17 +68,6 @@ class ModelConfig(Part):
     path: str | None = Field(None, description="any causal LM by Hugging Face name or folder")
     pretrained: bool = Field(True, description="with path: keep its weights, not only its shape")
     dropout: float = Field(0.0, ge=0, lt=1, description="GPT-2 presets only; the paper has 0.1")
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
-        if (self.preset is None) == (self.path is None):
-            raise ValueError(
-                f"give model.preset or model.path, and not both (set the other to null); "
-                f"got preset={self.preset!r}, path={self.path!r}"
-            )
-        if self.path is not None and self.dropout:
-            raise ValueError("model.dropout is for presets; a model by path has its own")
-        return self
 
 
 class Options(BaseModel):
@@ -148,15 +142,6 @@ class SketchConfig(Part):
         "two_sweeps", description="how weights meet the gradients of several micro-batches"
     )
 
-    @model_validator(mode="after")
-    def _keepable(self) -> Self:
-        if self.accumulation == "keep" and self.mode in GRAPH_HOLDING:
-            raise ValueError(
-                f"sketch.accumulation=keep would hold every micro-batch's graph in mode "
-                f"{self.mode}; use two_sweeps, lagged, or mode full"
-            )
-        return self
-
 
 class OptimConfig(Part):
     lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
@@ -225,26 +210,16 @@ class RunConfig(Part):
 
     seed: int = Field(0, ge=0, description="of the weights, the data order and the mixer")
     run: str = Field("runs/demo", description="directory of the run")
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    mixer: MixerConfig = MixerConfig()
-    sketch: SketchConfig = SketchConfig()
-    optim: OptimConfig = OptimConfig()
-    train: TrainConfig = TrainConfig()
-    eval: EvalConfig = EvalConfig()
-    probe: ProbeConfig = ProbeConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.optim.warmup_steps > self.train.steps:
-            raise ValueError(
-                f"optim.warmup_steps={self.optim.warmup_steps} exceeds "
-                f"train.steps={self.train.steps}; lower it, as in "
-                f"optim.warmup_steps={self.train.steps // 10}, or train longer"
-            )
-        return self
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    mixer: MixerConfig = Field(default_factory=MixerConfig)
+    sketch: SketchConfig = Field(default_factory=SketchConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    probe: ProbeConfig = Field(default_factory=ProbeConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
 
     @property
     def tokens_per_step(self) -> int:
@@ -262,6 +237,88 @@ class RunConfig(Part):
     def dump(self) -> str:
         """YAML that gives this configuration back."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+# Settings that do not go together: what was given, why, what to do. Refused before anything of a
+# run is loaded; what only a model or a corpus can tell is refused where those are.
+
+
+def conflicts(part: BaseModel) -> Iterator[str]:
+    """What contradicts itself within a part of the configuration, or within the whole."""
+    match part:
+        case ModelConfig(preset=preset, path=path, dropout=dropout):
+            if (preset is None) == (path is None):
+                yield (
+                    "give model.preset or model.path, and not both (set the other to null); "
+                    f"got preset={preset!r}, path={path!r}"
+                )
+            if path is not None and dropout:
+                yield "model.dropout is for presets; a model by path has its own"
+        case SketchConfig(accumulation="keep", mode=mode) if mode in GRAPH_HOLDING:
+            yield (
+                f"sketch.accumulation=keep would hold every micro-batch's graph in mode {mode}; "
+                "use two_sweeps, lagged, or mode full"
+            )
+        case RunConfig(optim=optim, train=train) if optim.warmup_steps > train.steps:
+            yield (
+                f"optim.warmup_steps={optim.warmup_steps} exceeds train.steps={train.steps}; lower "
+                f"it, as in optim.warmup_steps={train.steps // 10}, or train longer"
+            )
+
+
+class MixerNeeds(Protocol):
+    """What of a mixer decides which settings it goes with."""
+
+    needs: ClassVar[frozenset[str]]
+
+    def refuses_lagged(self) -> str | None: ...
+
+
+def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
+    """Refuse settings that do not go with the mixer, or with the number of processes."""
+    for refusal in mixer_conflicts(config, mixer, processes):
+        raise ConfigError(refusal)
+
+
+def mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Iterator[str]:
+    train, sketch, mode = config.train, config.sketch, config.sketch.mode
+    if train.batch_size < processes:
+        yield (
+            f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
+            "processes; raise it or start fewer"
+        )
+    # Larger micro-batches can be shared out alike.
+    if train.shard and train.micro_batch_size == 1 and train.batch_size % processes:
+        yield (  # each rank gathers for all, so they must make equally many
+            f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
+            f"{train.batch_size} on {processes} processes: some would make one micro-batch more "
+            "than others; make train.batch_size a multiple of the processes, or "
+            "train.micro_batch_size 2 or more"
+        )
+    if "sketch" not in mixer.needs:
+        return
+    if train.shard and mode not in SHARDABLE:  # of a shard only FSDP2 can fill `.grad`
+        yield (
+            f"train.shard=true with sketch.mode={mode}, which makes the gradient of whole weights "
+            f"itself; mixer {config.mixer.name} needs sketches: set sketch.mode to "
+            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
+        )
+    if sketch.projection not in TWO_SIDED and mode not in EXPLICIT:
+        yield (
+            f"sketch.projection={sketch.projection} needs the gradients in full, which "
+            f"sketch.mode={mode} has not; set sketch.mode to {' or '.join(EXPLICIT)}, or "
+            f"sketch.projection to {' or '.join(TWO_SIDED)}"
+        )
+    if sketch.exclude and mode not in SPARING:
+        yield (
+            f"sketch.exclude={sketch.exclude} with sketch.mode={mode}, which makes every gradient "
+            f"itself; set sketch.mode to {' or '.join(SPARING)}, or sketch.exclude to []"
+        )
+    if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
+        yield (
+            f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
+            "sketch.accumulation=two_sweeps, or keep (mode full)"
+        )
 
 
 def parse_config(
@@ -363,81 +420,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-# Runs by name, and how a name, a file and overrides become one configuration.
-
-
-# The recipe that the paper's runs share: AdamW, linear warm-up of 500 steps to 5e-4, cosine to
-# 1e-4, weight decay 0.01, clipping at 1.0, float32; GPT-2's dropout is left at its default, 0.1.
-_PAPER: dict[str, Any] = {
-    "optim": {
-        "lr": 5e-4,
-        "lr_end": 1e-4,
-        "warmup_steps": 500,
-        "betas": [0.9, 0.999],
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-    },
-    "eval": {"every": 1000, "max_blocks": 2857},  # 20,000 blocks over seven sources
-    "checkpoint": {"every": 1000},
-    "seed": 42,
-}
-_PAPER_GPT2 = {
-    "data": {"seq_len": 512},
-    "train": {"steps": 20_000, "batch_size": 48, "micro_batch_size": 12},
-}
-_PAPER_LLAMA = {
-    "data": {"seq_len": 2048},
-    "train": {
-        "steps": 25_000,
-        "batch_size": 64,
-        "micro_batch_size": 8,
-        "dtype": "bfloat16",
-        "activation_checkpointing": True,
-    },
-}
-
-
-def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
-    """Nested values, later ones winning key by key."""
-    merged = dict(base)
-    for other in others:
-        for key, value in other.items():
-            old = merged.get(key)
-            both = isinstance(old, dict) and isinstance(value, dict)
-            merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
-    return merged
-
-
-def _paper(model: str, corpus: str, part: dict[str, Any], dropout: float) -> dict[str, Any]:
-    own = {
-        "run": f"runs/paper-{model}",
-        "data": {"corpus": corpus},
-        "model": {"preset": model, "dropout": dropout},
-        # Every source alike, as the baselines of the paper draw; it does not say so of its own.
-        "mixer": {"name": "dograph", "recipe": "paper", "sampling": "uniform"},
-    }
-    return merge(_PAPER, part, own)
-
-
-RUN_PRESETS: dict[str, dict[str, Any]] = {
-    "demo": {"probe": {"rows": 32}},  # six probes of 512 rows would cost as much as the run
-    # A corpus with a known answer: four sources of the same words, told apart by what follows what.
-    "planted": {
-        "run": "runs/planted",
-        "data": {"corpus": "bigram", "seq_len": 64},
-        "model": {"preset": "tiny"},
-        "mixer": {"name": "dograph", "recipe": "safe", "num_domains": 4},  # domains that persist
-        "optim": {"lr": 2e-3, "lr_end": 2e-3, "warmup_steps": 0, "weight_decay": 0.0},
-        "train": {"steps": 300, "batch_size": 32},
-        "eval": {"every": 100},
-        "probe": {"rows": 32},
-    },
-    "paper-gpt2-mini": _paper("gpt2-mini", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
-    "paper-gpt2-small": _paper("gpt2-small", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
-    "paper-gpt2-medium": _paper("gpt2-medium", "data/slimpajama-6b", _PAPER_GPT2, 0.1),
-    "paper-llama-1.1b": _paper("llama-1.1b", "data/pile", _PAPER_LLAMA, 0.0),
-    "paper-llama-3.2-3b": _paper("llama-3.2-3b", "data/pile", _PAPER_LLAMA, 0.0),
-}
+# How a name, a file and overrides become one configuration.
 
 
 def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
@@ -451,29 +434,19 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
     else:
         values = _preset(name)
     changes = merge({}, *(parse_override(override) for override in overrides))
-    merged = _with_mixer(merge(values, changes), values, changes)
-    return parse_config(_with_warmup(merged), name, changes)
-
-
-def _with_warmup(values: dict[str, Any]) -> dict[str, Any]:
-    """A warm-up that nobody set takes no larger part of a short run than of the default one."""
-    train, optim, default = values.get("train"), values.get("optim", {}), RunConfig()
-    steps = train.get("steps") if isinstance(train, dict) else None
-    if not isinstance(optim, dict) or "warmup_steps" in optim or not isinstance(steps, int):
-        return values  # what is wrong with them is told by parse_config
-    if not 0 < steps < default.train.steps:
-        return values
-    return merge(values, {"optim": {"warmup_steps": default.warmup_over(steps)}})
-
-
-def _with_mixer(
-    merged: dict[str, Any], values: dict[str, Any], changes: dict[str, Any]
-) -> dict[str, Any]:
-    """Naming another mixer drops the options of the one it replaces."""
+    merged = merge(values, changes)
     old, new = values.get("mixer"), changes.get("mixer")
-    if isinstance(old, dict) and isinstance(new, dict) and new.get("name") != old.get("name"):
-        return merged | {"mixer": new if "name" in new else merged["mixer"]}
-    return merged
+    named = new.get("name") if isinstance(new, dict) else None
+    if named is not None and isinstance(old, dict) and named != old.get("name"):
+        merged |= {"mixer": new}  # naming another mixer drops the options of the one it replaces
+    # A warm-up that nobody set takes no larger part of a short run than of the default one. What is
+    # wrong with these values is told by parse_config.
+    train, optim, default = merged.get("train"), merged.get("optim", {}), RunConfig()
+    steps = train.get("steps") if isinstance(train, dict) else None
+    unset = isinstance(optim, dict) and "warmup_steps" not in optim
+    if unset and isinstance(steps, int) and 0 < steps < default.train.steps:
+        merged = merge(merged, {"optim": {"warmup_steps": default.warmup_over(steps)}})
+    return parse_config(merged, name, changes)
 
 
 def _preset(name: Any) -> dict[str, Any]:

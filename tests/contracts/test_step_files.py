@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 import torch
-from dograph.train.start import start_run
 
 import dograph
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.train.distributed import World
+from dograph.train.metrics import sample_rows, step_rows
+from dograph.train.trainer import start_run
 
 SOURCE = Path(dograph.__file__).parent
 FEWER_THAN = 18  # files
@@ -48,8 +49,9 @@ def test_a_step_and_its_log_enter_few_files(tmp_path):
     sys.setprofile(note)
     try:
         record = trainer.step(batch, WARM_UP)
-        trainer.files.write_samples([record])
-        trainer.files.write_metrics(trainer.files.step_rows([record]))
+        rows = step_rows([record], trainer.corpus.sources, trainer.bytes_per_token)
+        trainer.files.write("samples", sample_rows([record]))
+        trainer.files.write_metrics(rows)
     finally:
         sys.setprofile(None)
         trainer.files.close()

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from dograph.cli import console
 from dograph.cli.main import app
-from dograph.data.pipeline import Progress
+from dograph.data.pipeline import PreparationProgress
 from dograph.errors import ConfigError
 from text_inputs import lines, text, write_jsonl, write_tokenizer
 
@@ -79,10 +79,10 @@ def test_plain_lines_are_few(capsys, monkeypatch):
     clock = iter(np.arange(0, 1000, 0.5))
     monkeypatch.setattr(console.time, "monotonic", lambda: float(next(clock)))
     with console.preparing() as report:
-        report(Progress("training the tokenizer"))
+        report(PreparationProgress("training the tokenizer"))
         for n in range(1, 101):
-            report(Progress("encoding", n, 100, n * 2**20, n, n * 1000))
-        report(Progress("finishing"))
+            report(PreparationProgress("encoding", n, 100, n * 2**20, n, n * 1000))
+        report(PreparationProgress("finishing"))
     printed = capsys.readouterr().err.splitlines()
     assert printed[0].startswith("training")
     assert printed[-1].startswith("finishing")

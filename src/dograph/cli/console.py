@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dograph.config import RunConfig
-    from dograph.data.pipeline import Progress as Preparing
+    from dograph.data.pipeline import PreparationProgress as Preparing
     from dograph.plan.pool import Pool
 
 PIPE_WIDTH = 200  # of what goes into a pipe or a file, in characters

@@ -48,7 +48,7 @@ class Fields(NamedTuple):
     source: str | None = None
 
 
-class Row(NamedTuple):
+class RawRow(NamedTuple):
     """A record as found, unchecked: None stands for a field that is missing or null."""
 
     text: object  # str, or bytes that still have to be decoded
@@ -87,7 +87,7 @@ class Chunk(NamedTuple):
 
     input: int
     first: int  # number of its first record, from 0
-    rows: bytes | list[Row]
+    rows: bytes | list[RawRow]
     end: Position
     bad: list[Bad]  # what the reader itself had to mend
 

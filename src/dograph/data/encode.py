@@ -17,7 +17,7 @@ import numpy as np
 from dograph.data.chunks import Bad, Chunk, Input, Position
 from dograph.data.corpus import Split, TokenizerEntry
 from dograph.data.options import PrepareOptions
-from dograph.data.readers import Checker, Text, read_chunks
+from dograph.data.readers import CheckedText, Checker, read_chunks
 from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
 from dograph.errors import CorpusError
 from dograph.processes import Died, Workers
@@ -35,7 +35,7 @@ RAW_DOCUMENT_DTYPE = np.dtype(
 )
 
 
-class Group(NamedTuple):
+class EncodedGroup(NamedTuple):
     """The documents of a chunk that go to one split of one source."""
 
     split: Split
@@ -51,7 +51,7 @@ class Encoded(NamedTuple):
 
     input: int
     end: Position
-    groups: list[Group]
+    groups: list[EncodedGroup]
     bad: list[Bad]
     excluded: dict[str, int]  # documents left out, by source
 
@@ -65,7 +65,7 @@ class _Gathering:
     unkept_bytes: int = 0
 
 
-class Encoder:
+class ChunkEncoder:
     """Turns chunks into tokens. Every worker process holds one."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Encoder:
         checker = Checker(chunk, how.fields, entry.source, repair=how.repair)
         groups: dict[tuple[Split, str], _Gathering] = {}
         excluded: dict[str, int] = {}
-        texts: list[Text] = []
+        texts: list[CheckedText] = []
         for text in checker.texts():
             if only is not None and text.source not in only:
                 excluded[text.source] = excluded.get(text.source, 0) + 1
@@ -115,7 +115,7 @@ class Encoder:
                 (len(group.ids), text.record, chunk.input, len(text.content), digest)
             )
         made = [
-            Group(
+            EncodedGroup(
                 *key,
                 np.array(g.ids, self.dtype),
                 np.array(g.documents, RAW_DOCUMENT_DTYPE),
@@ -128,7 +128,7 @@ class Encoder:
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
         return Encoded(chunk.input, chunk.end, made, bad, excluded)
 
-    def _encode(self, checker: Checker, texts: list[Text]) -> Iterator[list[int] | None]:
+    def _encode(self, checker: Checker, texts: list[CheckedText]) -> Iterator[list[int] | None]:
         """The tokens of each text; None for one that cannot be encoded and may be skipped."""
         batch = [text.text for text in texts]
         try:
@@ -227,7 +227,7 @@ class EncodingWorkers(Workers):
         stream = _with_error_last(chunks)
         head = [] if self._crew else list(islice(stream, SMALL_CHUNKS))
         if not self._crew and len(head) < SMALL_CHUNKS:
-            encoder = Encoder(options, inputs, tokenizer)
+            encoder = ChunkEncoder(options, inputs, tokenizer)
             for item in head:
                 if isinstance(item, CorpusError):
                     raise item

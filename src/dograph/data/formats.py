@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dograph.data import chunks
-from dograph.data.chunks import Bad, Chunk, Fields, Lost, Position, Row, pick
+from dograph.data.chunks import Bad, Chunk, Fields, Lost, Position, RawRow, pick
 from dograph.errors import CorpusError, MissingExtraError, did_you_mean, require
 
 # Compressed files as a stream of bytes, in constant memory, that notices where they break off.
@@ -143,7 +143,7 @@ def too_long() -> Bad:
 _BATCH_ROWS = 64
 
 
-def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[Row | Lost]:
+def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Lost]:
     """Rows from number `start` on; what is damaged is told as `Lost` and the rest goes on."""
     pyarrow = require("pyarrow", "corpus")
     broken = (pyarrow.ArrowException, OSError, MemoryError)
@@ -182,7 +182,9 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[Row | Lost]
         begin += rows
 
 
-def _read_group(file: Any, group: int, columns: Fields, fields: Fields, skip: int) -> Iterator[Row]:
+def _read_group(
+    file: Any, group: int, columns: Fields, fields: Fields, skip: int
+) -> Iterator[RawRow]:
     wanted = [name for name in columns if name]
     for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted):
         if skip >= batch.num_rows:
@@ -197,7 +199,7 @@ def _read_group(file: Any, group: int, columns: Fields, fields: Fields, skip: in
             picked = pick({columns.source: source}, fields.source)
             if isinstance(picked, bytes):
                 picked = picked.decode(errors="replace")
-            yield Row(pick({columns.text: text}, fields.text), picked)
+            yield RawRow(pick({columns.text: text}, fields.text), picked)
 
 
 def _values(column: Any) -> list[object]:
@@ -259,7 +261,9 @@ def disk_splits(folder: Path) -> list[str] | None:
     return sorted(loaded) if isinstance(loaded, datasets.DatasetDict) else None
 
 
-def read_hub(hub: tuple[str, str | None], part: str, start: int, fields: Fields) -> Iterator[Row]:
+def read_hub(
+    hub: tuple[str, str | None], part: str, start: int, fields: Fields
+) -> Iterator[RawRow]:
     """Rows of one split on the hub, from row `start` on, never stored as a whole."""
     datasets = require("datasets", "corpus")
     name, config = hub
@@ -268,7 +272,7 @@ def read_hub(hub: tuple[str, str | None], part: str, start: int, fields: Fields)
     yield from _rows(stream.skip(start) if start else stream, f"hf:{name}@{part}", fields)
 
 
-def read_disk(folder: Path, part: str | None, start: int, fields: Fields) -> Iterator[Row]:
+def read_disk(folder: Path, part: str | None, start: int, fields: Fields) -> Iterator[RawRow]:
     """Rows of a dataset saved on disk, from row `start` on."""
     datasets = require("datasets", "corpus")
     with _named(str(folder)):
@@ -285,10 +289,10 @@ def read_disk(folder: Path, part: str | None, start: int, fields: Fields) -> Ite
         yield from _rows(dataset, str(folder), fields)
 
 
-def _rows(records: Iterable[dict[str, Any]], name: str, fields: Fields) -> Iterator[Row]:
+def _rows(records: Iterable[dict[str, Any]], name: str, fields: Fields) -> Iterator[RawRow]:
     with _named(name):
         for record in records:
-            yield Row(pick(record, fields.text), pick(record, fields.source))
+            yield RawRow(pick(record, fields.text), pick(record, fields.source))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from dograph.data.chunks import Position
 from dograph.data.corpus import MANIFEST, Manifest, Split, TokenizerEntry
-from dograph.data.encode import RAW_DOCUMENT_DTYPE, Group
+from dograph.data.encode import RAW_DOCUMENT_DTYPE, EncodedGroup
 from dograph.data.options import STAGING, Value
 from dograph.errors import CorpusError
 from dograph.files import sync_file, write_json
@@ -69,7 +69,7 @@ class Outputs:
         """The two files of an output, without .tokens and .documents."""
         return self.folder / f"{number:04d}"
 
-    def append(self, groups: list[Group]) -> None:
+    def append(self, groups: list[EncodedGroup]) -> None:
         """Write the groups of one chunk; on a failure the record still says what was whole."""
         outputs = [self._output(group) for group in groups]
         for (number, output), group in zip(outputs, groups, strict=True):
@@ -93,7 +93,7 @@ class Outputs:
             sync_file(path)
         self._unsynced.clear()
 
-    def _output(self, group: Group) -> tuple[int, Output]:
+    def _output(self, group: EncodedGroup) -> tuple[int, Output]:
         key = (group.split, group.source)
         if key not in self._numbers:
             if len(self.outputs) >= 2 * MAX_SOURCES:

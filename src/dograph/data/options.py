@@ -155,9 +155,10 @@ class PrepareOptions:
             "--source-field": self.source_field is not None,
             "--text-field": self.text_field != "text",
         }
-        for name in (name for name, is_given in given.items() if is_given):
+        idle = [name for name, is_given in given.items() if is_given]
+        if idle:
             raise ConfigError(
-                f"{name} is for records of text, and {tokens[0]} holds tokens; leave it out, or "
+                f"{idle[0]} is for records of text, and {tokens[0]} holds tokens; leave it out, or "
                 "name its source as NAME=INPUT"
             )
 

@@ -50,7 +50,7 @@ COMMIT_SECONDS = 5.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Progress(NamedTuple):
+class PreparationProgress(NamedTuple):
     """How far a preparation has come."""
 
     stage: Literal["training the tokenizer", "encoding", "finishing"]
@@ -71,7 +71,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    options: PrepareOptions, report: Callable[[Progress], None] = lambda _: None
+    options: PrepareOptions, report: Callable[[PreparationProgress], None] = lambda _: None
 ) -> Prepared:
     """Prepare a corpus, or go on with one that was stopped; `report` is told of the progress."""
     try:
@@ -88,7 +88,7 @@ def prepare(
         raise CorpusError(f"{name}{error.strerror or error}") from error
 
 
-def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Prepared:
+def _prepare(options: PrepareOptions, report: Callable[[PreparationProgress], None]) -> Prepared:
     inputs, left_out = resolve_all(
         options.inputs,
         options.validation,
@@ -124,7 +124,7 @@ def _prepare(options: PrepareOptions, report: Callable[[Progress], None]) -> Pre
             return Prepared(manifest, already=False)
         preparation = Preparation(options, inputs, sizes, found, recorded, report)
         preparation.encode()
-        report(Progress("finishing"))
+        report(PreparationProgress("finishing"))
         manifest = finish(options, inputs, preparation.journal, preparation.outputs)
         return Prepared(manifest, already=False)
 
@@ -138,7 +138,7 @@ class Preparation:
     sizes: list[int | None]  # of each input on disk; None where nobody knows
     found: FoundTokenizer | None  # None: to be trained
     recorded: Recorded
-    report: Callable[[Progress], None]
+    report: Callable[[PreparationProgress], None]
     journal: Journal = field(init=False)
     outputs: Outputs = field(init=False)
     _committed: float = field(default_factory=time.monotonic)
@@ -185,7 +185,7 @@ class Preparation:
             return journal
         clear(staging)
         if found is None:
-            self.report(Progress("training the tokenizer"))
+            self.report(PreparationProgress("training the tokenizer"))
             texts = sample_texts(options, self.inputs)
             found = FoundTokenizer(train_bpe(texts, options.bpe_vocab_size), None)
         path = staging / TOKENIZER_FILE
@@ -242,9 +242,9 @@ class Preparation:
         self.journal.write(self.options.staging)
         self._committed = time.monotonic()
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> PreparationProgress:
         position, outputs = self.journal.position, self.journal.outputs
-        return Progress(
+        return PreparationProgress(
             "encoding",
             sum(size or 0 for size in self.sizes[: position.input]) + position.consumed,
             self.total_bytes,
@@ -256,7 +256,9 @@ class Preparation:
         )
 
 
-def ensure_corpus(name: str, report: Callable[[Progress], None] = lambda _: None) -> Path:
+def ensure_corpus(
+    name: str, report: Callable[[PreparationProgress], None] = lambda _: None
+) -> Path:
     """The folder of a corpus; an embedded one is prepared on first use, under ./data/."""
     if name not in EMBEDDED:
         return Path(name).resolve()

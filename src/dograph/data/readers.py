@@ -6,7 +6,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from dograph.data import chunks
-from dograph.data.chunks import Bad, Chunk, Fields, Input, Lost, Position, Row, pick, walk
+from dograph.data.chunks import Bad, Chunk, Fields, Input, Lost, Position, RawRow, pick, walk
 from dograph.data.formats import count_rows, read_disk, read_hub, read_lines, read_parquet, too_long
 from dograph.data.options import PrepareOptions
 from dograph.errors import CorpusError
@@ -48,7 +48,7 @@ def refusal(entry: Input, bad: Bad) -> CorpusError:
 
 def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Chunk]:
     """Rows gathered into chunks of about CHUNK_BYTES."""
-    rows: list[Row] = []
+    rows: list[RawRow] = []
     bad: list[Bad] = []
     first = record = start.record
     consumed, size = start.consumed, 0
@@ -73,7 +73,7 @@ def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> I
     yield Chunk(start.input, first, rows, Position(start.input + 1), bad)
 
 
-def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[Row | Lost]:
+def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow | Lost]:
     fields = options.fields
     if entry.hub is not None and entry.part is not None:
         yield from read_hub(entry.hub, entry.part, start, fields)
@@ -86,7 +86,7 @@ def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[Row | L
             else embedded.planted_documents(entry.name, noise=options.noise, seed=options.seed)
         )
         for source, text in islice(documents, start, None):
-            yield Row(text, source)
+            yield RawRow(text, source)
     elif entry.kind == "disk":
         yield from read_disk(entry.path, entry.part, start, fields)
     elif entry.kind == "parquet":
@@ -96,7 +96,7 @@ def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[Row | L
             if path.stat().st_size > chunks.MAX_RECORD_BYTES:
                 yield Lost(1, too_long()._replace(file=str(path)))
             else:
-                yield Row(path.read_bytes(), None, str(path))
+                yield RawRow(path.read_bytes(), None, str(path))
 
 
 # Records judged one by one: the good ones as text, the bad ones mended, skipped or refused.
@@ -105,7 +105,7 @@ _BOM = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 8192
 
 
-class Text(NamedTuple):
+class CheckedText(NamedTuple):
     """A record that passed the checks."""
 
     record: int
@@ -134,9 +134,9 @@ class Checker:
         self.repair = repair
         self.bad: list[Bad] = []
 
-    def texts(self) -> Iterator[Text]:
+    def texts(self) -> Iterator[CheckedText]:
         """The good records, empty ones included; what was wrong with others goes to `bad`."""
-        rows: Iterator[tuple[int, Row | None]]
+        rows: Iterator[tuple[int, RawRow | None]]
         if isinstance(self.chunk.rows, bytes):
             numbered = enumerate(self.chunk.rows.split(b"\n"), self.chunk.first)
             rows = ((record, self._parse(record, line)) for record, line in numbered)
@@ -147,7 +147,7 @@ class Checker:
                 text = self._text(record, row)
                 source = self.source if self.source is not None else self._source(record, row)
                 if text is not None and source is not None:
-                    yield Text(record, source, *text, row.file)
+                    yield CheckedText(record, source, *text, row.file)
 
     def complain(
         self, record: int, kind: str, what: str, repair: str = "skips it", file: str | None = None
@@ -162,7 +162,7 @@ class Checker:
         what = f"invalid UTF-8 ({error})"
         self.complain(record, "invalid UTF-8", what, "puts U+FFFD in its place", file)
 
-    def _parse(self, record: int, line: bytes) -> Row | None:
+    def _parse(self, record: int, line: bytes) -> RawRow | None:
         if record == 0:
             line = line.removeprefix(_BOM)
         if not line.strip():
@@ -182,9 +182,9 @@ class Checker:
             what = f"the line is a JSON {type(value).__name__}, not an object with fields"
             self.complain(record, "broken JSON", what)
             return None
-        return Row(pick(value, self.fields.text), pick(value, self.fields.source))
+        return RawRow(pick(value, self.fields.text), pick(value, self.fields.source))
 
-    def _text(self, record: int, row: Row) -> tuple[str, bytes] | None:
+    def _text(self, record: int, row: RawRow) -> tuple[str, bytes] | None:
         text = row.text
         if isinstance(text, bytes):
             content = text.removeprefix(_BOM) if row.file else text
@@ -209,7 +209,7 @@ class Checker:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             return text, text.encode()
 
-    def _source(self, record: int, row: Row) -> str | None:
+    def _source(self, record: int, row: RawRow) -> str | None:
         if isinstance(row.source, str) and row.source and row.source.isprintable():
             return row.source
         kind = "is missing or null" if row.source is None else f"is {row.source!r:.40}, no name"

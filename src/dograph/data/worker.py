@@ -4,12 +4,12 @@ import traceback
 
 from dograph import processes
 from dograph.data.chunks import Chunk
-from dograph.data.encode import Encoded, Encoder
+from dograph.data.encode import ChunkEncoder, Encoded
 
 
 def serve(descriptor: int) -> None:
     """Answer on an open connection; the first message says how to encode."""
-    encoder: Encoder | None = None
+    encoder: ChunkEncoder | None = None
 
     def answer(message: object) -> Encoded | Exception | None:
         nonlocal encoder
@@ -18,7 +18,7 @@ def serve(descriptor: int) -> None:
                 assert encoder is not None
                 return encoder(message)
             assert isinstance(message, tuple)
-            encoder = Encoder(*message)
+            encoder = ChunkEncoder(*message)
         except Exception as error:
             error.add_note(traceback.format_exc())  # the traceback itself does not travel
             return error

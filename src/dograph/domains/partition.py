@@ -1,12 +1,28 @@
-"""From labels to what the objectives know of each domain, and from domain weights to samples.
+"""Domains of a batch: what the objectives know of each, what samples count, whom they agree with.
 
-Shapes: B samples, K sketch, M domains.
+From labels to statistics; from domain weights to sample weights, inside bounds that are each in
+closed form; and how far the domains that the model perceives agree with the sources that people
+named.
+
+Shapes: B samples, b those of a micro-batch, K sketch, M domains, S sources, X any of these. A
+sample weight is what one sample counts; those of a batch of n samples are >= 0 and sum to 1, before
+and after. Where an entry stands for all samples of a domain, `share_X` says what part of the
+samples that is. Tables of counts: X tables, Y the sides of a table.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dograph.domains.simplex import running_sum
+from dograph.errors import ConfigError
+from dograph.kernels import usable
 from dograph.types import Domains
+
+MOST_SAMPLES = 4096  # of the kernel that shares weights out, which is one program
+NORM_FLOOR = 0.1  # gradient norms below this fraction of the batch's median count as that fraction
 
 
 def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
@@ -60,3 +76,224 @@ def centred(gram_BB: Tensor, weight_B: Tensor) -> Tensor:
     share_B = weight_B / weight_B.sum().clamp_min(1)
     mean_B = gram_BB @ share_B
     return (gram_BB - mean_B[:, None]) - (mean_B - share_B @ mean_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The bounds on sample weights, and the one order in which weights are brought inside them."""
+
+    cap: float | None = None  # most that a sample may count, in equal weights
+    effective_floor: float | None = None  # least effective share 1 / (n sum c^2)
+
+    def hold(
+        self,
+        weight_X: Tensor,
+        norm_X: Tensor | None = None,
+        source_X: Tensor | None = None,
+        *,
+        size: int | None = None,
+        share_X: Tensor | None = None,
+        total: Tensor | None = None,
+    ) -> Tensor:
+        """`within_unit`, `keep_shares`, `cap` and `effective_floor`, in this order.
+
+        The first two where norms and sources are given. The floor comes last and breaks nothing:
+        it draws weights towards their mean, which is below the cap and leaves sources their
+        shares. Weights are of the samples of a batch, unless `size` says that the batch has more
+        of them; those of a part of it sum to `total`.
+        """
+        if norm_X is not None:
+            weight_X = within_unit(weight_X, norm_X, total=total)
+        if source_X is not None:
+            weight_X = keep_shares(weight_X, source_X)
+        if self.cap is not None:
+            weight_X = cap(weight_X, self.cap, size=size, share_X=share_X)
+        if self.effective_floor is not None:
+            mean = None if total is None else total / len(weight_X)
+            weight_X = effective_floor(
+                weight_X, self.effective_floor, size=size, share_X=share_X, mean=mean
+            )
+        return weight_X
+
+    def hold_lagged(
+        self,
+        weight_M: Tensor,
+        share_M: Tensor,
+        label_b: Tensor,
+        norm_b: Tensor | None = None,
+        *,
+        size: int,
+    ) -> Tensor:
+        """`hold` for a micro-batch of a batch of `size` samples, when the others are not known yet.
+
+        `weight_M` is what a sample of each domain counts. It is brought inside the bounds as if
+        every domain had its share of the batch. So no sample passes the cap, but the floor holds in
+        the mean over batches: one with more samples of a heavy domain than expected is below it.
+
+        Norms are known of this micro-batch alone: with `norm_b`, what it weighs as a whole is what
+        the bounded weights give it, and `hold` shares that out inside. The cap holds as before.
+        Its sum of c^2 is at most b / (rho n^2), or that of b equal weights where those have more:
+        a batch keeps its floor if no micro-batch of it weighs more than 1 / sqrt(rho) times b / n.
+
+        A batch that comes as one micro-batch and has the shares expected of it is weighed as by
+        `hold`.
+        """
+        held_b = self.hold(weight_M, size=size, share_X=share_M)[label_b]
+        if norm_b is None:
+            return held_b
+        weight_b, total = weight_M[label_b], held_b.double().sum()
+        own = weight_b.sum()
+        weight_b = torch.where(own > 0, weight_b * (total / own), held_b)
+        return self.hold(weight_b, norm_b, size=size, total=total)
+
+
+def within_unit(weight_B: Tensor, norm_B: Tensor, *, total: Tensor | None = None) -> Tensor:
+    """Each sample counts by the direction of its gradient: c_i ~ weight_i / r_i, summing to 1.
+
+    r_i is the gradient norm, at least a tenth of the batch's median. Norms without a positive
+    finite median or total leave the weights as they were. `total` takes the place of 1.
+    """
+    sorted_B = norm_B.double().sort().values
+    size = len(sorted_B)
+    least = NORM_FLOOR * (sorted_B[(size - 1) // 2] + sorted_B[size // 2]) / 2
+    count_B = weight_B.double() / torch.maximum(norm_B.double(), least)
+    count = count_B.sum()
+    usable = (least > 0) & torch.isfinite(count) & (count > 0)
+    part_B = count_B / count if total is None else count_B * (total / count)
+    return torch.where(usable, part_B.to(weight_B.dtype), weight_B)
+
+
+def keep_shares(weight_B: Tensor, source_B: Tensor) -> Tensor:
+    """Every source weighs as much as was drawn of it: n_s / n, shared out by the weights in it.
+
+    So weights choose between samples of a source, and the mixture between sources. A source whose
+    samples weigh nothing counts them alike.
+    """
+    same_BB = (source_B[:, None] == source_B).double()
+    drawn_B, own_B = same_BB.mean(dim=1), same_BB @ weight_B.double()
+    times_B = drawn_B / torch.where(own_B > 0, own_B, 1.0)
+    return torch.where(own_B > 0, weight_B * times_B, 1 / len(weight_B)).to(weight_B.dtype)
+
+
+def cap(
+    weight_X: Tensor, times: float, *, size: int | None = None, share_X: Tensor | None = None
+) -> Tensor:
+    """The nearest weights of which none exceeds `times` times the equal weight 1/n.
+
+    c'_i = min(times/n, c_i + level): what is cut off is spread evenly over the others, and the
+    level is exact. With the k largest at the cap the total over shares is a line in the level, and
+    the true total is the least of these lines over k. n is the number of weights, or `size`.
+    """
+    if not times >= 1:
+        raise ConfigError(f"a cap on sample weights is at least 1 (times the equal one): {times}")
+    most = times / (len(weight_X) if size is None else size)
+    falling_X, order_X = weight_X.double().sort(descending=True, stable=True)
+    share_X = torch.ones_like(falling_X) if share_X is None else share_X.double()[order_X]
+    over_X = running_sum(share_X * falling_X) - most * running_sum(share_X)
+    left_X = running_sum(share_X.flip(0)).flip(0)[1:]  # exactly 0 where only empty domains are left
+    level_X = torch.where(left_X > 0, over_X[:-1] / left_X, 0.0)
+    level = torch.cat((level_X, level_X.new_zeros(1))).amax()
+    return (weight_X.double() + level).clamp_max(most).to(weight_X.dtype)
+
+
+def effective_floor(
+    weight_X: Tensor,
+    rho: float,
+    *,
+    size: int | None = None,
+    share_X: Tensor | None = None,
+    mean: Tensor | None = None,
+) -> Tensor:
+    """Weights drawn towards equal ones until 1 / (n sum c^2), the effective share, reaches rho.
+
+    c' = u + t (c - u) with u = 1/n and t = min(1, sqrt((1/rho - 1) / (n sum c^2 - 1))). n is the
+    number of weights, or `size`. Weights of a part of a batch have a `mean` u of their own, which
+    leaves room for 1/rho - (n u)^2, or for none.
+    """
+    if not 0 < rho <= 1:
+        raise ConfigError(f"a floor on the effective share of samples is in (0, 1], got {rho}")
+    size = len(weight_X) if size is None else size
+    equal = 1 / size if mean is None else mean
+    room = 1 / rho - 1 if mean is None else (1 / rho - (size * mean).square()).clamp_min(0)
+    apart_X = weight_X.double() - equal
+    share_X = torch.ones_like(apart_X) if share_X is None else share_X.double()
+    # n sum c^2 - (n u)^2 without the cancellation
+    excess = size**2 * (share_X * apart_X.square()).sum() / share_X.sum()
+    pull = (room / torch.where(excess > 0, excess, 1.0)).sqrt().clamp_max(1)
+    return (equal + torch.where(excess > 0, pull, 1.0) * apart_X).to(weight_X.dtype)
+
+
+def floor_weights(weight_M: Tensor, floor: float, present_M: Tensor) -> Tensor:
+    """Domain weights mixed with equal ones until each present domain has at least `floor`.
+
+    w'_j = floor + (1 - floor m') w_j over the m' present domains; floor m' <= 1.
+    """
+    mixed_M = floor + (1 - floor * present_M.sum()) * weight_M
+    return torch.where(present_M, mixed_M, 0.0)
+
+
+def all_finite(*weights: Tensor) -> Tensor:
+    """Whether all numbers are finite: sums of weights do not overflow."""
+    total = torch.stack([weight.sum() for weight in weights]).sum()
+    return total - total == 0
+
+
+def share_out(
+    domains: Domains, weight_M: Tensor, finite: Tensor, floor: float | None
+) -> tuple[Tensor, Tensor]:
+    """`sample_weights`, then `effective_floor`; and whether all of it was finite.
+
+    Where `finite` is False, or a weight is not finite, all samples count alike. On a GPU this is
+    one kernel.
+    """
+    if len(domains.label_B) <= MOST_SAMPLES and usable(weight_M):
+        from dograph.kernels.sample_weights import share_out_by_kernel
+
+        return share_out_by_kernel(domains, weight_M, finite, floor)
+    weight_B = sample_weights(domains, weight_M)
+    if floor is not None:
+        weight_B = effective_floor(weight_B, floor)
+    finite = finite & all_finite(weight_M, weight_B)
+    return torch.where(finite, weight_B, 1 / len(weight_B)), finite
+
+
+def agreement(
+    label_B: Tensor, source_B: Tensor, num_domains: int, num_sources: int
+) -> tuple[Tensor, Tensor]:
+    """Normalised mutual information and purity of domains against sources, both in [0, 1].
+
+    NMI = 2 I(domain; source) / (H(domain) + H(source)), taken as 1 where neither side is split.
+    Purity is the share of samples whose source is the commonest in their domain.
+    """
+    domain_BM = label_B[:, None] == torch.arange(num_domains, device=label_B.device)
+    origin_BS = source_B[:, None] == torch.arange(num_sources, device=source_B.device)
+    nmi_1, purity_1 = agreement_of_counts((domain_BM.double().T @ origin_BS.double())[None])
+    return nmi_1[0], purity_1[0]
+
+
+def agreement_of_counts(count_XMS: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for several tables at once, each of how many samples have a domain and a source."""
+    share_XMS = count_XMS / count_XMS.sum(dim=(1, 2), keepdim=True)
+    share_XM1, share_X1S = share_XMS.sum(dim=2, keepdim=True), share_XMS.sum(dim=1, keepdim=True)
+    apart_XMS = share_XM1 * share_X1S
+    ratio_XMS = share_XMS / apart_XMS.masked_fill(apart_XMS == 0, 1)
+    information_X = torch.special.xlogy(share_XMS, ratio_XMS).sum(dim=(1, 2))
+    sides_XY = torch.cat((share_XM1.flatten(1), share_X1S.flatten(1)), dim=1)
+    entropy_X = -torch.special.xlogy(sides_XY, sides_XY).sum(dim=1)
+    unsplit_X = (sides_XY > 0).sum(dim=1) == 2
+    informed_X = information_X > torch.finfo(torch.float64).eps
+    nmi_X = 2 * information_X / entropy_X.masked_fill(entropy_X <= 0, 1)
+    nmi_X = nmi_X.masked_fill(~informed_X, 0).masked_fill(unsplit_X, 1)
+    return nmi_X, share_XMS.amax(dim=2).sum(dim=1)
+
+
+def agreement_of(
+    batches: Sequence[tuple[Tensor, Tensor]], num_domains: int, num_sources: int
+) -> tuple[Tensor, Tensor]:
+    """NMI and purity, each of all these batches as one and of the last alone; on the CPU."""
+    label_N, source_N = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    num_sources = max(num_sources, int(source_N.max()) + 1)
+    cell_N, size = label_N * num_sources + source_N, num_domains * num_sources
+    last_B = cell_N[-len(batches[-1][0]) :]
+    count_2X = torch.stack([cell.bincount(minlength=size) for cell in (cell_N, last_B)])
+    return agreement_of_counts(count_2X.view(2, num_domains, num_sources).double())

@@ -9,7 +9,7 @@ Shapes: B samples, K sketch, M domains, P pooled samples.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,28 +20,6 @@ from dograph.domains.partition import partition
 from dograph.errors import ConfigError
 from dograph.rng import key64
 from dograph.types import Domains
-
-
-class Scope(Protocol):
-    """Domains as they are known when a batch comes."""
-
-    keeps_identity: bool
-
-    def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
-        """The domains of these samples; None while none are known."""
-
-    def observe(self, sketch_BK: Tensor, step: int) -> None:
-        """Take the batch in; it counts from the next step on."""
-
-    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
-        """Where samples fall, changing nothing: label_B, and closeness_BM to each centroid.
-
-        Greater is nearer, -inf for domains without samples. None while no domains are known.
-        """
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class KMeans:
@@ -85,22 +63,27 @@ class KMeans:
         return torch.Generator(device).manual_seed(key64(self.seed, "kmeans", step) >> 1)
 
 
-class BatchScope:
-    """Every batch has its own domains."""
+class Scope:
+    """Domains as they are known when a batch comes. Every batch has its own: scope batch."""
 
-    keeps_identity = False
+    keeps_identity: ClassVar[bool] = False
 
     def __init__(self, cluster: KMeans) -> None:
         self.cluster = cluster
 
     def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
+        """The domains of these samples; None while none are known."""
         return self.cluster.domains(sketch_BK, step)
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
-        pass
+        """Take the batch in; it counts from the next step on."""
 
     def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
-        """These samples are clustered among themselves: no others are remembered."""
+        """Where samples fall, changing nothing: label_B, and closeness_BM to each centroid.
+
+        Greater is nearer, -inf for domains without samples. None while no domains are known.
+        Where no others are remembered, these samples are clustered among themselves.
+        """
         label_B = self.cluster(sketch_BK, step)
         centroid_MK = self.cluster.centroids(sketch_BK, label_B)
         return label_B, closeness(sketch_BK, centroid_MK, self.cluster.normalise)
@@ -109,16 +92,17 @@ class BatchScope:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Take back what `state_dict` gave."""
 
 
-class EpochScope:
+class EpochScope(Scope):
     """Domains found once a period, from all its sketches, and held for the next."""
 
-    keeps_identity = True
+    keeps_identity: ClassVar[bool] = True
 
     def __init__(self, cluster: KMeans, every: int) -> None:
-        self.cluster, self.every = cluster, every
+        super().__init__(cluster)
+        self.every = every
         self.pool: list[Tensor] = []
         self.centroid_MK: Tensor | None = None
         self.domains: Domains | None = None
@@ -236,14 +220,14 @@ FIT_BATCHES = 10  # K-means is over this many batches
 _SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 
 
-class StreamScope:
+class StreamScope(Scope):
     """Domains with an identity over the whole run."""
 
-    keeps_identity = True
+    keeps_identity: ClassVar[bool] = True
 
     def __init__(self, cluster: KMeans, *, half_life: float = 70.0, refit_every: int = 25) -> None:
-        self.cluster, self.refit_every = cluster, refit_every
-        self.decay = 0.5 ** (1 / half_life)
+        super().__init__(cluster)
+        self.refit_every, self.decay = refit_every, 0.5 ** (1 / half_life)
         self.index_M: Tensor | None = None
         self.reset(projection=None)
 

@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.data.corpus import Block, Corpus, Split, blocks_by_source, even_blocks
-from dograph.domains.agreement import agreement
 from dograph.domains.graph import DomainGraph, build_graph, write_graph
-from dograph.domains.partition import partition
+from dograph.domains.partition import agreement, partition
 from dograph.domains.scopes import KMeans, closeness, domain_means
 from dograph.errors import ConfigError, CorpusError
 from dograph.files import write_json

@@ -17,11 +17,9 @@ from torch import Tensor
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.objectives import build_objective
-from dograph.domains.partition import sample_weights
-from dograph.domains.sample_weights import Budget, all_finite, floor_weights, share_out
+from dograph.domains.partition import Budget, all_finite, floor_weights, sample_weights, share_out
 from dograph.domains.scopes import (
     FIT_BATCHES,
-    BatchScope,
     EpochScope,
     KMeans,
     Scope,
@@ -125,7 +123,7 @@ class DoGraphOptions(Options):
         )
         if self.scope == "stream":
             return StreamScope(cluster, half_life=self.half_life)
-        return EpochScope(cluster, self.every) if self.scope == "epoch" else BatchScope(cluster)
+        return EpochScope(cluster, self.every) if self.scope == "epoch" else Scope(cluster)
 
 
 class DoGraph(Mixer):

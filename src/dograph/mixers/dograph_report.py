@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dograph.domains.agreement import agreement_of
+from dograph.domains.partition import agreement_of
 from dograph.mixers.base import Report
 from dograph.types import Domains
 

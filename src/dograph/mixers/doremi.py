@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dograph.config import Fraction, Options
-from dograph.domains.sample_weights import all_finite
+from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy
 from dograph.mixers.source_weights import (

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from dograph.config import Options
-from dograph.domains.sample_weights import all_finite
+from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.fixed import check_sampling, sampling_mixture

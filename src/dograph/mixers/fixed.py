@@ -165,14 +165,14 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
     rivals = {"weights", "preset", "provenance"} & set(options)  # the mixer will refuse the two
     if isinstance(file := settled.get("file"), str) and not rivals:
         del settled["file"]
-        settled |= _read_in(Path(file))
+        settled |= _read_in(file)
     if isinstance(stages := options.get("stages"), Mapping):
         settled["stages"] = {
-            step: _read_in_stage(given) if isinstance(given, str) else given
+            step: _read_in(given, bare=True) if isinstance(given, str) else given
             for step, given in stages.items()
         }
     if isinstance(sampling := _drawn(options.get("sampling")), str):
-        settled["sampling"] = _read_in_stage(sampling)
+        settled["sampling"] = _read_in(sampling, bare=True)
     return settled
 
 
@@ -182,16 +182,13 @@ def _drawn(sampling: Any) -> Any:
     return None if named else sampling
 
 
-def _read_in(path: Path) -> dict[str, Any]:
-    file = read_mixture_file(path)
-    read: dict[str, Any] = {"weights": dict(file.weights)}
-    return read | {"provenance": file.provenance.record()} if file.provenance else read
-
-
-def _read_in_stage(path: str) -> dict[str, Any]:
-    read = _read_in(Path(path))
-    weights: dict[str, Any] = read["weights"]
-    return read if "provenance" in read else weights
+def _read_in(path: str, *, bare: bool = False) -> dict[str, Any]:
+    """`weights`, and `provenance` where the file has it; else, if `bare`, the weights alone."""
+    file = read_mixture_file(Path(path))
+    weights: dict[str, Any] = dict(file.weights)
+    if file.provenance:
+        return {"weights": weights, "provenance": file.provenance.record()}
+    return weights if bare else {"weights": weights}
 
 
 def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
@@ -205,9 +202,6 @@ def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
         provenance = as_provenance(given.get("provenance"), f"{where}.provenance")
         return as_mixture(given["weights"], f"{where}.weights"), provenance
     return as_mixture(given, where), None
-
-
-# What a mixer that weighs samples draws from.
 
 
 SAMPLINGS = ("uniform", "natural")

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dograph.config import Options
-from dograph.domains.sample_weights import all_finite
+from dograph.domains.partition import all_finite
 from dograph.mixers.source_weights import (
     SourceMixer,
     means_by_source,

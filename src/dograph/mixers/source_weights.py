@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dograph.domains.sample_weights import all_finite
+from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer, Report
 from dograph.mixers.fixed import sampling_mixture
@@ -209,9 +209,6 @@ def share_out_sources(each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Te
     return weight_B.to(torch.promote_types(like_B.dtype, torch.float32))
 
 
-# What a proxy learnt of its sources' weights, read from the state in which its mixer ended.
-
-
 Weights = dict[str, float]
 
 STILL_MOVING = 0.05  # L1 of the average's last tenth of the steps above which we say so
@@ -220,7 +217,7 @@ FEW_SOURCES = 1.5  # effective number of sources below which weights are called 
 
 @dataclass(frozen=True, slots=True)
 class LearntWeights:
-    """The weights a proxy came to, and how it came to them."""
+    """The weights a proxy came to, and how: from the state in which its mixer ended."""
 
     average: Weights
     last: Weights

@@ -1,10 +1,10 @@
 """Which surrogate: the one that best ranks runs it has not seen.
 
-Shapes: N runs, S sources, V targets, R repeats.
+Shapes: N runs, S sources, V targets, R repeats, K folds.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from dograph.errors import ConfigError, DographError
-from dograph.mixtures.checks import grouped, listed
-from dograph.mixtures.convex import find_optimum
-from dograph.mixtures.exponential import ExponentialLaw
 from dograph.mixtures.surrogates import SURROGATES, Fitted, Surrogate
-from dograph.mixtures.tables import MixtureTable
-from dograph.mixtures.transfer import TransferLaw
+from dograph.mixtures.tables import MixtureTable, listed
 from dograph.rng import stream
 
-# How well predicted losses agree with measured ones.
+CHUNK = 20_000  # mixtures predicted at once
+FOLDS = 5
+FEWEST_FOR_FOLDS = 10  # with fewer runs each is left out alone
+FEW = 100  # with fewer runs the folds are drawn several times: one drawing says little
+REPEATS = 3
+
+# (pieces of work done, of how many, what they are)
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,6 @@ class Scores:
     bias: float | None  # mean of predicted minus measured
     note: str | None = None  # why something is undefined
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def is_constant(value_N: np.ndarray) -> bool:
     """Whether all values are the same, up to rounding."""
@@ -45,14 +45,6 @@ def is_constant(value_N: np.ndarray) -> bool:
         return bool((value_N == value_N[0]).all())
     scale = max(1.0, float(np.abs(value_N).max(initial=0)))
     return value_N.size == 0 or float(np.ptp(value_N)) <= 1e-12 * scale
-
-
-def ranks(value_N: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, inverse_N, count_U = np.unique(value_N, return_inverse=True, return_counts=True)
-    last_U = np.cumsum(count_U)
-    rank_U: np.ndarray = last_U - (count_U - 1) / 2
-    return rank_U[inverse_N]
 
 
 def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
@@ -66,51 +58,38 @@ def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
     return float(np.clip(left_N @ right_N / scale, -1, 1))
 
 
-def rank_correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
-    """Spearman's: Pearson's on the ranks. None where one side is constant."""
-    if is_constant(left_N) or is_constant(right_N):
-        return None
-    return correlation(ranks(left_N), ranks(right_N))
-
-
 def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
-    """Spearman, Pearson, mean absolute error and bias over the runs whose loss is known."""
+    """Spearman, Pearson, mean absolute error and bias over the runs whose loss is known.
+
+    Spearman's is Pearson's on the ranks, of which equal values share the mean; infinite losses
+    have a rank.
+    """
+    from scipy.stats import rankdata
+
     known_N = ~np.isnan(loss_N)
     predicted_N, loss_N = predicted_N[known_N], loss_N[known_N]
     if not loss_N.size:
         return Scores(0, None, None, None, None, "no loss is known")
-    note = None
+    note, spearman = None, None
     if loss_N.size < 2:
         note = "one run has no order"
     elif is_constant(loss_N):
         note = "constant losses"
     elif is_constant(predicted_N):
         note = "constant"
+    else:
+        spearman = correlation(rankdata(predicted_N), rankdata(loss_N))
     infinite = int(np.isinf(predicted_N).sum())
     if infinite:
         note = f"an infinite loss is predicted of {infinite} of {loss_N.size} runs"
     return Scores(
         int(loss_N.size),
-        rank_correlation(predicted_N, loss_N),
+        spearman,
         correlation(predicted_N, loss_N),
         None if infinite else float(np.abs(predicted_N - loss_N).mean()),
         None if infinite else float((predicted_N - loss_N).mean()),
         note,
     )
-
-
-# Surrogates of several targets as one: the predicted loss of what a plan is to lower.
-
-
-CHUNK = 20_000  # mixtures predicted at once
-
-# (pieces of work done, of how many, what they are)
-Progress = Callable[[int, int, str], None]
-
-
-def num_workers() -> int:
-    """Threads worth having."""
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +102,7 @@ class Objective:
     def each(self, weight_NS: np.ndarray) -> np.ndarray:
         """Predicted losses of all targets, (N, V)."""
         starts = range(0, len(weight_NS), CHUNK)
-        with ThreadPoolExecutor(num_workers()) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = pool.map(
                 lambda work: work[0].predict(weight_NS[work[1] : work[1] + CHUNK]),
                 product(self.fitted_V, starts),
@@ -151,14 +130,8 @@ def fit_objective(
         known_N = ~np.isnan(loss_N)
         return surrogate.fit(weight_NS[known_N], loss_N[known_N], seed=seed)
 
-    with ThreadPoolExecutor(num_workers()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         return Objective(list(pool.map(fit, loss_NV.T)), np.asarray(share_V, dtype=np.float64))
-
-
-FOLDS = 5
-FEWEST_FOR_FOLDS = 10  # with fewer runs each is left out alone
-FEW = 100  # with fewer runs the folds are drawn several times: one drawing says little
-REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +142,8 @@ class Validated:
     targets: dict[str, Scores]
 
     def as_json(self) -> dict[str, Any]:
-        each = {name: scores.as_json() for name, scores in self.targets.items()}
-        return {**self.objective.as_json(), "targets": each}
+        each = {name: asdict(scores) for name, scores in self.targets.items()}
+        return {**asdict(self.objective), "targets": each}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,23 +212,19 @@ def choose_surrogate(
     for name, result in validated.items():
         if result.objective.note:
             notes.append(f"surrogate {name}, cross-validated: {result.objective.note}")
-    best = min(validated, key=lambda name: _order(name, validated[name].objective))
-    return Choice(best, _why(best, validated, folds, repeats), folds, repeats, validated, notes)
+    ordered = sorted(validated, key=lambda name: _order(name, validated[name].objective))
+    why = f"{ordered[0]} was the only one that was asked for and could be fitted"
+    if len(ordered) > 1:
+        each = [f"{name} {validated[name].objective.spearman or 0:.4f}" for name in ordered]
+        times = f", drawn {repeats} times" if repeats > 1 else ""
+        why = f"highest rank correlation on left-out runs ({folds} folds{times}): {', '.join(each)}"
+    return Choice(ordered[0], why, folds, repeats, validated, notes)
 
 
 def _order(name: str, scores: Scores) -> tuple[float, float, str]:
     # rounded, so that machines whose sums differ in the last bits agree on what is equal
     error = np.inf if scores.mean_error is None else round(scores.mean_error, 9)
     return (-round(scores.spearman or 0.0, 9), error, name)
-
-
-def _why(best: str, validated: dict[str, Validated], folds: int, repeats: int) -> str:
-    if len(validated) == 1:
-        return f"{best} was the only one that was asked for and could be fitted"
-    ordered = sorted(validated, key=lambda name: _order(name, validated[name].objective))
-    said = ", ".join(f"{name} {validated[name].objective.spearman or 0:.4f}" for name in ordered)
-    times = f", drawn {repeats} times" if repeats > 1 else ""
-    return f"highest rank correlation on left-out runs ({folds} folds{times}): {said}"
 
 
 def _validate(
@@ -278,7 +247,7 @@ def _validate(
         guess_RNV[repeat, out_N, target] = guess_N[out_N]
         flat_RKV[repeat, fold, target] = is_constant(guess_N)
 
-    with ThreadPoolExecutor(num_workers()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         work = product(range(repeats), range(folds), range(loss_NV.shape[1]))
         pending = [pool.submit(fit, *item) for item in work]
         try:
@@ -298,73 +267,72 @@ def _validate(
 
 
 def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) -> Scores:
-    """Scores of each repeat, averaged; folds in which predictions were constant are said."""
+    """Scores of each repeat, averaged; folds in which predictions were constant are said.
+
+    Errors must be known in every repeat, as unknown ones are infinite.
+    """
     each = [score(guess_N, loss_N) for guess_N in guess_RN]
-    spearman = _mean([scores.spearman for scores in each])
-    pearson = _mean([scores.pearson for scores in each])
+
+    def mean(name: str, fewest: int) -> float | None:
+        known = [value for value in (getattr(one, name) for one in each) if value is not None]
+        return float(np.mean(known)) if len(known) >= fewest else None
+
+    spearman, pearson = mean("spearman", 1), mean("pearson", 1)
     note = next((scores.note for scores in each if scores.note), None)
     if flat_RK.all():
         spearman, pearson, note = 0.0, None, "constant"
     elif flat_RK.any():
         note = f"constant in {int(flat_RK.sum())} of {flat_RK.size} folds"
-    return Scores(
-        len(loss_N),
-        spearman,
-        pearson,
-        _mean([scores.mean_error for scores in each], all_known=True),
-        _mean([scores.bias for scores in each], all_known=True),
-        note,
-    )
-
-
-def _mean(values: list[float | None], *, all_known: bool = False) -> float | None:
-    """Over what is known; errors must be known in every repeat, as unknown ones are infinite."""
-    known = [value for value in values if value is not None]
-    if not known or (all_known and len(known) < len(values)):
-        return None
-    return float(np.mean(known))
-
-
-# Predictions judged on another table: runs, often of larger models, that no fit has seen.
+    error, bias = mean("mean_error", len(each)), mean("bias", len(each))
+    return Scores(len(loss_N), spearman, pearson, error, bias, note)
 
 
 def score_table(
     objective: Objective, shares: dict[str, float], table: MixtureTable, test: MixtureTable
 ) -> dict[str, Any]:
-    """Spearman, Pearson, mean error and bias on `test`, for the objective and for each target.
+    """How predictions do on runs, often of larger models, that no fit has seen.
 
+    Spearman, Pearson, mean error and bias on `test`, for the objective and for each target.
     Columns are matched by name. A source that the test lacks was not drawn from there; one that
     only the test has cannot be predicted for. Targets that the test lacks are named.
     """
     notes = list(test.notes)
-    guess_NV = objective.each(_aligned(table, test, notes))
-    if same := _shared_runs(table, test):
+    drawn = dict(zip(test.sources, test.weight_NS.T, strict=True))
+    foreign = [name for name in test.sources if name not in table.sources and drawn[name].any()]
+    if foreign:
+        raise ConfigError(
+            f"the test table draws from {listed(foreign)}, which the table fitted on does not "
+            f"have; it has {listed(table.sources)}"
+        )
+    absent = [source for source in table.sources if source not in drawn]
+    if absent:
+        notes.append(f"the test table does not name {listed(absent)}: taken as 0 there")
+    zero_N = np.zeros(len(test.runs))
+    weight_NS = np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
+    guess_NV = objective.each(weight_NS)
+    fitted_on = set(_rows(table))
+    if same := sum(row in fitted_on for row in _rows(test)):
         notes.append(
             f"{same} of the {len(test.runs)} runs of the test table are in the fitted table too: "
             "on these the fit is judged by what it has seen"
         )
-    there = [name for name in shares if name in test.targets]
-    if not there:
+    losses = dict(zip(test.targets, test.loss_NV.T, strict=True))
+    absent = [name for name in shares if name not in losses]
+    if len(absent) == len(shares):
         raise ConfigError(
             f"the test table has no loss of {listed(list(shares))}; it has {listed(test.targets)}"
         )
-    absent = [name for name in shares if name not in there]
     if absent:
         notes.append(f"the test table has no loss of {listed(absent)}: judged without the whole")
-    loss_NV = np.full((len(test.runs), len(shares)), np.nan)
-    for column, name in enumerate(shares):
-        if name in there:
-            loss_NV[:, column] = test.loss_NV[:, test.targets.index(name)]
     each = {
-        name: score(guess_N, loss_N).as_json()
-        for name, guess_N, loss_N in zip(shares, guess_NV.T, loss_NV.T, strict=True)
-        if name in there
+        name: asdict(score(guess_N, losses[name]))
+        for name, guess_N in zip(shares, guess_NV.T, strict=True)
+        if name in losses
     }
-    whole = (
-        None
-        if absent
-        else score(guess_NV @ objective.share_V, loss_NV @ objective.share_V).as_json()
-    )
+    whole = None
+    if not absent:
+        loss_NV = np.stack([losses[name] for name in shares], axis=1)
+        whole = asdict(score(guess_NV @ objective.share_V, loss_NV @ objective.share_V))
     for name, scores in ({"the objective": whole} if whole else each).items():
         if scores["note"]:
             missing = "no correlation, " if scores["spearman"] is None else ""
@@ -372,74 +340,13 @@ def score_table(
     return {"runs": len(test.runs), "objective": whole, "targets": each, "notes": notes}
 
 
-def _aligned(table: MixtureTable, test: MixtureTable, notes: list[str]) -> np.ndarray:
-    """The test's weights in the order of the table's sources."""
-    foreign = [
-        source
-        for column, source in enumerate(test.sources)
-        if source not in table.sources and test.weight_NS[:, column].any()
-    ]
-    if foreign:
-        raise ConfigError(
-            f"the test table draws from {listed(foreign)}, which the table fitted on does not "
-            f"have; it has {listed(table.sources)}"
-        )
-    absent = [source for source in table.sources if source not in test.sources]
-    if absent:
-        notes.append(f"the test table does not name {listed(absent)}: taken as 0 there")
-    weight_NS = np.zeros((len(test.runs), len(table.sources)))
-    for column, source in enumerate(table.sources):
-        if source in test.sources:
-            weight_NS[:, column] = test.weight_NS[:, test.sources.index(source)]
-    return weight_NS
-
-
-def _shared_runs(table: MixtureTable, test: MixtureTable) -> int:
-    """How many runs of `test` have both mixture and losses of a run of `table`."""
-
-    def rows(of: MixtureTable) -> list[tuple[frozenset[tuple[str, float]], ...]]:
-        both = ((of.sources, of.weight_NS.tolist()), (of.targets, of.loss_NV.tolist()))
-        parts = [
-            [frozenset(zip(names, (round(v, 9) for v in row), strict=True)) for row in values]
-            for names, values in both
+def _rows(table: MixtureTable) -> list[tuple[frozenset[tuple[str, float]], ...]]:
+    """Each run's mixture and losses by name, rounded, so that runs of two tables can be equal."""
+    parts = [
+        [
+            frozenset(zip(names, (round(v, 9) for v in row), strict=True))
+            for row in value_NK.tolist()
         ]
-        return list(zip(*parts, strict=True))
-
-    known = set(rows(table))
-    return sum(row in known for row in rows(test))
-
-
-# The mixture at which fitted laws are lowest: exact, and what is told of the laws.
-
-
-BySource = Callable[[np.ndarray], dict[str, float]]
-
-
-def lowest(
-    fitted_V: Sequence[Fitted],
-    shares: Mapping[str, float],
-    cap_S: np.ndarray,
-    by_source: BySource,
-    notes: list[str],
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """The optimum of the laws' sum by shares within the caps, and findings; notes are added to."""
-    laws = [law for law in fitted_V if isinstance(law, ExponentialLaw | TransferLaw)]
-    assert len(laws) == len(fitted_V)
-    optimum = find_optimum(laws, np.array(list(shares.values())), cap_S)
-    if not optimum.unique:
-        notes.append(
-            "several mixtures have the lowest predicted loss; the proposal is one in their middle"
-        )
-    notes.extend(grouped({n: law.notes for n, law in zip(shares, laws, strict=True)}, "law"))
-    said = {name: _told(law, by_source) for name, law in zip(shares, laws, strict=True)}
-    findings = {"gap": optimum.gap, "unique": optimum.unique, "laws": said}
-    return np.minimum(optimum.weight_S, cap_S), findings
-
-
-def _told(law: ExponentialLaw | TransferLaw, by_source: BySource) -> dict[str, Any]:
-    """A law's parameters, free of gauge and unit."""
-    if isinstance(law, ExponentialLaw):
-        own: dict[str, Any] = {"log_k_plus_t": by_source(law.at_sources)}
-    else:
-        own = {"log_k": law.log_k, "alpha": law.alpha, "worth": by_source(law.worth_S)}
-    return {"c": law.c, **own, "converged": law.converged}
+        for names, value_NK in ((table.sources, table.weight_NS), (table.targets, table.loss_NV))
+    ]
+    return list(zip(*parts, strict=True))

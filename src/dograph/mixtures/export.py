@@ -1,4 +1,9 @@
-"""What the exports share: weights as they are printed, places, comments."""
+"""One mixture in the formats of eight trainers, and as plain YAML or JSON.
+
+Every trainer has one function: positive weights, places and sizes in; the comment lines that say
+what its weights mean, and the configuration text, out. What all share (rounding, placeholders,
+what is left out) is done once, in `export_mixture`.
+"""
 
 import json
 import math
@@ -15,7 +20,7 @@ from dograph.errors import ConfigError, did_you_mean
 from dograph.types import Mixture
 
 FEWEST_DIGITS, MOST_DIGITS = 6, 12  # after the point
-HUB = "hf:"
+HUB = "hf:"  # a place that starts like this is a dataset on the Hugging Face hub
 FILE_KINDS = {  # ending of a data file -> the `datasets` builder that reads it
     ".jsonl": "json",
     ".json": "json",
@@ -26,8 +31,34 @@ FILE_KINDS = {  # ending of a data file -> the `datasets` builder that reads it
 }
 PACKERS = (".gz", ".zst", ".bz2", ".xz")
 
+Weights = Mapping[str, float]
+Places = Mapping[str, str]
+Sizes = Mapping[str, int]
+Exported = tuple[list[str], str]  # comment lines, and the text below them
 
-def printed(mixture: Mapping[str, float]) -> dict[str, float]:
+
+def export_mixture(name: str, mixture: Weights, places: Places, sizes: Sizes | None = None) -> str:
+    """The configuration text of a mixture for the trainer `name`."""
+    for place in places:
+        if place not in mixture:
+            raise ConfigError(
+                f'--place names "{place}", which the mixture does not have; '
+                f"{did_you_mean(place, mixture)}"
+            )
+    if name not in FORMATS:
+        raise ConfigError(f'no export "{name}"; {did_you_mean(name, FORMATS)}')
+    weights = printed(mixture)
+    if name in TRAINERS:
+        lines, text = TRAINERS[name](weights, places, sizes or {})
+        return comments(mixture, places, lines) + text
+    # Weights alone, as a mixture file of ours or as JSON, which has no comments; zeros are kept.
+    content = {"weights": {source: weights.get(source, 0.0) for source in mixture}}
+    if name == "json":
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return "# Share of training tokens by source.\n" + _yaml(content)
+
+
+def printed(mixture: Weights) -> dict[str, float]:
     """The positive weights, rounded so that the decimals as printed sum to exactly 1.
 
     Largest remainders, ties to the first name; none is rounded to zero. Digits after the point:
@@ -50,16 +81,16 @@ def printed(mixture: Mapping[str, float]) -> dict[str, float]:
     return {name: float(Decimal(part) / unit) for name, part in parts.items()}
 
 
-def place_of(name: str, places: Mapping[str, str], pattern: str = "data/{}") -> str:
-    """Where a source lies: as the user says, or a placeholder by its name."""
+def place_of(
+    name: str, places: Places, pattern: str = "data/{}", *, files_only: bool = False
+) -> str:
+    """Where a source lies: as the user says, or a placeholder by its name.
+
+    `files_only`: for trainers that read token files prepared for them, and no dataset of the hub.
+    """
     safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
-    return places.get(name, pattern.format(safe))
-
-
-def file_place_of(name: str, places: Mapping[str, str], pattern: str = "data/{}") -> str:
-    """The same for trainers that read files they were prepared for, and no dataset of the hub."""
-    place = place_of(name, places, pattern)
-    if hub_name(place) is not None:
+    place = places.get(name, pattern.format(safe))
+    if files_only and place.startswith(HUB):
         raise ConfigError(
             f"--place {name}={place}: this trainer reads prepared token files, not the Hugging "
             "Face hub; give the path of the files"
@@ -67,49 +98,38 @@ def file_place_of(name: str, places: Mapping[str, str], pattern: str = "data/{}"
     return place
 
 
-def hub_name(place: str) -> str | None:
-    """The name of a dataset on the Hugging Face hub, for a place that is one."""
-    return place.removeprefix(HUB) if place.startswith(HUB) else None
-
-
 def file_kind(place: str) -> str | None:
-    """How `datasets` reads a place that is a file or a pattern of files; None for a folder."""
+    """How `datasets` reads a place that is a file or a pattern of files; None for others."""
     endings = [end for end in PurePosixPath(place).suffixes if end not in PACKERS]
-    return FILE_KINDS.get(endings[-1]) if endings else None
+    return FILE_KINDS.get(endings[-1]) if endings and not place.startswith(HUB) else None
 
 
-def comments(
-    mixture: Mapping[str, float], places: Mapping[str, str], lines: tuple[str, ...]
-) -> str:
+def comments(mixture: Weights, places: Places, lines: list[str]) -> str:
     """The head of an export: what its weights mean, and what is left to the reader."""
-    told = list(lines)
+    more = []
     if zero := [name for name, weight in mixture.items() if weight == 0]:
-        told.append(f"left out, weight 0: {', '.join(zero)}")
+        more.append(f"left out, weight 0: {', '.join(zero)}")
     if unplaced := [name for name, weight in mixture.items() if weight and name not in places]:
-        told.append(f"placeholders, put the real places here: {', '.join(unplaced)}")
-    wrapped = [part for line in told for part in textwrap.wrap(" ".join(line.split()), 98)]
+        more.append(f"placeholders, put the real places here: {', '.join(unplaced)}")
+    wrapped = [
+        part for line in [*lines, *more] for part in textwrap.wrap(" ".join(line.split()), 98)
+    ]
     return "".join(f"# {line}\n" for line in wrapped)
 
 
-def as_yaml(content: Any) -> str:
+def _yaml(content: Any) -> str:
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
 
 
-# Axolotl: datasets of which a part is kept.
-#
-# Against `SFTDataset` (axolotl-ai-cloud/axolotl 07e83ab) with the `weight` of pull request 3690
-# (merged May 2026): 0 < weight <= 1 is the part of a dataset's examples that is kept, drawn before
-# tokenising; what is kept is concatenated. It is no sampling weight, so a mixture w over sources
-# with T tokens is kept_s = c w_s / T_s, with c as large as kept <= 1 allows.
-DIGITS = 9
+def _axolotl(weights: Weights, places: Places, sizes: Sizes) -> Exported:
+    """The `datasets` of a configuration. `sizes`: tokens of every source, in any common unit.
 
-
-def export_axolotl(
-    mixture: Mapping[str, float], places: Mapping[str, str], sizes: Mapping[str, int]
-) -> str:
-    """The `datasets` of a configuration. `sizes`: tokens of every source, in any common unit."""
-    weights = printed(mixture)
+    Against `SFTDataset` (axolotl-ai-cloud/axolotl 07e83ab) with the `weight` of pull request 3690
+    (merged May 2026): 0 < weight <= 1 is the part of a dataset's examples that is kept, drawn
+    before tokenising; what is kept is concatenated. It is no sampling weight, so a mixture w over
+    sources with T tokens is kept_s = c w_s / T_s, with c as large as kept <= 1 allows.
+    """
     if missing := [name for name in weights if sizes.get(name, 0) <= 0]:
         raise ConfigError(
             "axolotl's weight is the part of a dataset to keep, so the size of every source must "
@@ -117,60 +137,50 @@ def export_axolotl(
         )
     wanted = {name: weight / sizes[name] for name, weight in weights.items()}
     most = max(wanted.values())
-    # Never rounded up past what is there, nor down to nothing.
-    kept = {
-        name: max(math.floor(part / most * 10**DIGITS), 1) / 10**DIGITS
-        for name, part in wanted.items()
-    }
+    # Nine digits, never rounded up past what is there, nor down to nothing.
+    kept = {name: max(math.floor(part / most * 1e9), 1) / 1e9 for name, part in wanted.items()}
     used = sum(kept[name] * sizes[name] for name in kept) / sum(sizes[name] for name in kept)
-    head = comments(
-        mixture,
-        places,
-        (
-            "Axolotl (from May 2026 on): the datasets of a configuration.",
-            f"""weight is the part of a dataset's examples that is kept, not a sampling weight:
-            these keep {used:.1%} of all tokens, and what is kept has the mixture's shares of
-            tokens. Streaming ignores it.""",
-            f"the mixture: {', '.join(f'{name} {weight!r}' for name, weight in weights.items())}",
-        ),
-    )
-    datasets = [_dataset(place_of(name, places), part) for name, part in kept.items()]
-    return head + as_yaml({"datasets": datasets, "shuffle_merged_datasets": True})
+    datasets = []
+    for name, part in kept.items():
+        place = place_of(name, places)
+        kind = file_kind(place)
+        entry = {"path": place.removeprefix(HUB)} | ({"ds_type": kind} if kind else {})
+        datasets.append(entry | {"type": "completion", "split": "train", "weight": part})
+    lines = [
+        "Axolotl (from May 2026 on): the datasets of a configuration.",
+        f"""weight is the part of a dataset's examples that is kept, not a sampling weight: these
+        keep {used:.1%} of all tokens, and what is kept has the mixture's shares of tokens.
+        Streaming ignores it.""",
+        f"the mixture: {', '.join(f'{name} {weight!r}' for name, weight in weights.items())}",
+    ]
+    return lines, _yaml({"datasets": datasets, "shuffle_merged_datasets": True})
 
 
-def _dataset(place: str, kept: float) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": hub_name(place) or place}
-    if (kind := file_kind(place)) is not None and hub_name(place) is None:
-        entry["ds_type"] = kind
-    return entry | {"type": "completion", "split": "train", "weight": kept}
+def _hf(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+    """Hugging Face `datasets`: a Python snippet that makes `dataset`.
 
-
-# Hugging Face `datasets`: `interleave_datasets` of streams.
-#
-# Checked by running the text with datasets 5.2.0. `probabilities` are of examples and must sum to
-# 1; with "all_exhausted" a source of probability 0 would never end the stream, so zeros are left
-# out.
-def export_hf(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """A Python snippet that makes `dataset`."""
-    weights = printed(mixture)
-    head = comments(
-        mixture,
-        places,
-        (
-            "Hugging Face datasets: one stream of a mixture.",
-            """Probabilities count examples; they are shares of tokens where examples are equally
-            long, so pack each source into blocks first, or divide each weight by the mean tokens
-            of its documents and by the sum of them all.""",
-            """The stream ends once every source was read through, others repeat until then;
-            dataset.repeat(None) goes on for ever.""",
-        ),
-    )
-    sources = "".join(f"    {name!r}: {_loaded(place_of(name, places))},\n" for name in weights)
-    numbers = "".join(f"    {name!r}: {weight!r},\n" for name, weight in weights.items())
-    return (
-        f"{head}from datasets import interleave_datasets, load_dataset\n\n"
+    Checked by running the text with datasets 5.2.0. `probabilities` are of examples and must sum
+    to 1; with "all_exhausted" a source of probability 0 would never end the stream, so zeros are
+    left out.
+    """
+    sources = ""
+    for name in weights:
+        place = place_of(name, places)
+        kind = file_kind(place)
+        what = f"{kind!r}, data_files={place!r}" if kind else repr(place.removeprefix(HUB))
+        sources += f'    {name!r}: load_dataset({what}, split="train", streaming=True),\n'
+    lines = [
+        "Hugging Face datasets: one stream of a mixture.",
+        """Probabilities count examples; they are shares of tokens where examples are equally
+        long, so pack each source into blocks first, or divide each weight by the mean tokens
+        of its documents and by the sum of them all.""",
+        """The stream ends once every source was read through, others repeat until then;
+        dataset.repeat(None) goes on for ever.""",
+    ]
+    return lines, (
+        "from datasets import interleave_datasets, load_dataset\n\n"
         f"sources = {{\n{sources}}}\n"
-        f"weights = {{\n{numbers}}}\n"
+        f"weights = {{\n{_entries(weights)}}}\n"
         "dataset = interleave_datasets(\n"
         "    [sources[name] for name in weights],\n"
         "    probabilities=list(weights.values()),\n"
@@ -180,66 +190,52 @@ def export_hf(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     )
 
 
-def _loaded(place: str) -> str:
-    kind = file_kind(place)
-    if (hub := hub_name(place)) is not None:
-        what = repr(hub)
-    elif kind is not None:
-        what = f"{kind!r}, data_files={place!r}"
-    else:
-        what = repr(place)
-    return f'load_dataset({what}, split="train", streaming=True)'
+def _entries(values: Mapping[str, object]) -> str:
+    """The lines of a Python dict."""
+    return "".join(f"    {name!r}: {value!r},\n" for name, value in values.items())
 
 
-# Levanter: components and their train_weights.
-#
-# Against `LmDataConfig` and `DatasetComponent` of lib/levanter/src/levanter/data/text/datasets.py
-# and the Training-Data-Guide (marin-community/marin 161966a, e621fef). Releases before `components`
-# called them `configs`, without `source`.
-def export_levanter(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """The `data` of a configuration."""
-    weights = printed(mixture)
-    head = comments(
-        mixture,
-        places,
-        (
-            "Levanter: the data of a configuration; add tokenizer and cache_dir.",
-            """Weights count sequences of the training length, so they are shares of tokens
-            (text components are concatenated and cut).""",
-        ),
-    )
-    components = {
-        name: {"source": _source(place_of(name, places, "data/{}/*.jsonl.gz"))} for name in weights
-    }
-    return head + as_yaml({"data": {"components": components, "train_weights": weights}})
+def _levanter(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+    """Components and their train_weights: the `data` of a configuration.
+
+    Against `LmDataConfig` and `DatasetComponent` of
+    lib/levanter/src/levanter/data/text/datasets.py and the Training-Data-Guide
+    (marin-community/marin 161966a, e621fef). Releases before `components` called them `configs`,
+    without `source`.
+    """
+    components: dict[str, Any] = {}
+    for name in weights:
+        place = place_of(name, places, "data/{}/*.jsonl.gz")
+        source: dict[str, Any] = {"type": "url", "train_urls": [place]}
+        if place.startswith(HUB):
+            source = {"type": "hf", "id": place.removeprefix(HUB)}
+        components[name] = {"source": source}
+    lines = [
+        "Levanter: the data of a configuration; add tokenizer and cache_dir.",
+        """Weights count sequences of the training length, so they are shares of tokens
+        (text components are concatenated and cut).""",
+    ]
+    return lines, _yaml({"data": {"components": components, "train_weights": dict(weights)}})
 
 
-def _source(place: str) -> dict[str, Any]:
-    if (hub := hub_name(place)) is not None:
-        return {"type": "hf", "id": hub}
-    return {"type": "url", "train_urls": [place]}
-
-
-# litdata: a `CombinedStreamingDataset` of tokenized chunks.
-#
-# Checked by running the text with litdata 0.2.76. `iterate_over_all` is true by default and then
-# refuses weights, so it is set; the stream ends when one dataset does, and starts again at the next
-# epoch.
-MEANING = """Weights count items; with TokensLoader an item is a block of equally many tokens, so
+_BLOCKS = """Weights count items; with TokensLoader an item is a block of equally many tokens, so
 they are shares of tokens."""
 
 
-def export_litdata(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """A Python module with `train_dataset(block_size)`."""
-    weights = printed(mixture)
-    head = comments(mixture, places, ("litdata: one stream of a mixture.", MEANING))
-    return (
-        f"{head}from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader\n\n"
-        f"{tables(weights, places)}\n\n"
+def _litdata(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+    """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
+
+    Checked by running the text with litdata 0.2.76. `iterate_over_all` is true by default and then
+    refuses weights, so it is set; the stream ends when one dataset does, and starts again at the
+    next epoch.
+    """
+    return ["litdata: one stream of a mixture.", _BLOCKS], (
+        "from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader\n\n"
+        f"{_tables(weights, places)}\n\n"
         "def train_dataset(block_size, seed=42):\n"
         '    """Blocks of `block_size` tokens: the model\'s context and one more."""\n'
         "    return CombinedStreamingDataset(\n"
-        f"{streams('block_size', 'seed', 8)}"
+        f"{_streams('block_size', 'seed', 8)}"
         "        weights=list(WEIGHTS.values()),\n"
         "        seed=seed,\n"
         "        iterate_over_all=False,\n"
@@ -247,54 +243,49 @@ def export_litdata(mixture: Mapping[str, float], places: Mapping[str, str]) -> s
     )
 
 
-def tables(weights: Mapping[str, float], places: Mapping[str, str]) -> str:
+def _tables(weights: Weights, places: Places) -> str:
     """Places and weights by name."""
-    folders = "".join(f"    {name!r}: {file_place_of(name, places)!r},\n" for name in weights)
-    numbers = "".join(f"    {name!r}: {weight!r},\n" for name, weight in weights.items())
+    folders = {name: place_of(name, places, files_only=True) for name in weights}
     return (
-        f"PLACES = {{  # folders made by litdata.optimize\n{folders}}}\nWEIGHTS = {{\n{numbers}}}\n"
+        f"PLACES = {{  # folders made by litdata.optimize\n{_entries(folders)}}}\n"
+        f"WEIGHTS = {{\n{_entries(weights)}}}\n"
     )
 
 
-def streams(block_size: str, seed: str, indent: int) -> str:
+def _streams(block_size: str, seed: str, indent: int) -> str:
     """The list of streams, an argument of CombinedStreamingDataset."""
-    lines = (
-        "[",
-        "    StreamingDataset(",
-        "        PLACES[name],",
-        f"        item_loader=TokensLoader(block_size={block_size}),",
-        "        shuffle=True,",
-        "        drop_last=True,",
-        f"        seed={seed},",
-        "    )",
-        "    for name in WEIGHTS",
-        "],",
+    text = f"""[
+    StreamingDataset(
+        PLACES[name],
+        item_loader=TokensLoader(block_size={block_size}),
+        shuffle=True,
+        drop_last=True,
+        seed={seed},
     )
-    return "".join(f"{' ' * indent}{line}\n" for line in lines)
+    for name in WEIGHTS
+],
+"""
+    return textwrap.indent(text, " " * indent)
 
 
-# LitGPT: a data module, since none of LitGPT's own takes a mixture.
-#
-# LitGPT 0.5.13 takes any importable subclass of `litgpt.data.DataModule` as `data` of its pretrain
-# command; its LitData reads one folder, and TinyLlama's two have weights written into the code.
-# Checked with LitGPT 0.5.13's own parser and litdata 0.2.76.
-def export_litgpt(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """A Python module with the data module `Mixture`."""
-    head = comments(
-        mixture,
-        places,
-        (
-            """LitGPT: a data module of a mixture. Save it as mixture_data.py where you start,
-            then: PYTHONPATH=. litgpt pretrain MODEL --data mixture_data.Mixture""",
-            """or in the configuration: data: {class_path: mixture_data.Mixture, init_args:
-            {val_path: data/validation}}""",
-            MEANING,
-        ),
-    )
-    return f"{head}{_IMPORTS}\n{tables(printed(mixture), places)}\n{_CLASS}"
+def _litgpt(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+    """A Python module with the data module `Mixture`, since none of LitGPT's own takes a mixture.
+
+    LitGPT 0.5.13 takes any importable subclass of `litgpt.data.DataModule` as `data` of its
+    pretrain command; its LitData reads one folder, and TinyLlama's two have weights written into
+    the code. Checked with LitGPT 0.5.13's own parser and litdata 0.2.76.
+    """
+    lines = [
+        """LitGPT: a data module of a mixture. Save it as mixture_data.py where you start,
+        then: PYTHONPATH=. litgpt pretrain MODEL --data mixture_data.Mixture""",
+        """or in the configuration: data: {class_path: mixture_data.Mixture, init_args:
+        {val_path: data/validation}}""",
+        _BLOCKS,
+    ]
+    return lines, f"{_LITGPT_IMPORTS}\n{_tables(weights, places)}\n{_LITGPT_CLASS}"
 
 
-_IMPORTS = """from dataclasses import dataclass, field
+_LITGPT_IMPORTS = """from dataclasses import dataclass, field
 from typing import Optional
 
 from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, TokensLoader
@@ -302,7 +293,7 @@ from litgpt.data import DataModule
 from litgpt.tokenizer import Tokenizer
 """
 
-_CLASS = f'''
+_LITGPT_CLASS = f'''
 @dataclass
 class Mixture(DataModule):
     """Draws from the folders in PLACES with WEIGHTS."""
@@ -327,7 +318,7 @@ class Mixture(DataModule):
 
     def train_dataloader(self) -> StreamingDataLoader:
         dataset = CombinedStreamingDataset(
-{streams("self.seq_length", "self.seed", 12)}\
+{_streams("self.seq_length", "self.seed", 12)}\
             weights=list(WEIGHTS.values()),
             seed=self.seed,
             iterate_over_all=False,
@@ -349,147 +340,86 @@ class Mixture(DataModule):
 '''
 
 
-# Megatron-LM: the blend of --data-path.
-#
-# Against the help of --data-path (megatron/training) and `get_blend_from_list`
-# (megatron/core/datasets/utils.py; NVIDIA/Megatron-LM, core 0.20): weight and prefix in turn. A
-# file for --data-args-path is split at white space and has no comments, so this is shell text
-# instead.
-def export_megatron(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """A bash array of arguments."""
-    weights = printed(mixture)
-    head = comments(
-        mixture,
-        places,
-        (
-            """Megatron-LM: source this in bash, then: torchrun ... pretrain_gpt.py
-            "${DATA_ARGS[@]}" """,
-            "For --data-args-path: the lines of weight and prefix alone, without comments.",
-            """Weights count samples of --seq-length tokens, so they are shares of tokens. Places
-            are prefixes of .bin and .idx files.""",
-        ),
-    )
-    lines = "".join(
-        f"  {weight!r} {shlex.quote(file_place_of(name, places, 'data/{}_text_document'))}\n"
-        for name, weight in weights.items()
-    )
-    return f"{head}DATA_ARGS=(\n  --data-path\n{lines})\n"
+def _megatron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+    """The blend of --data-path, as a bash array of arguments.
+
+    Against the help of --data-path (megatron/training) and `get_blend_from_list`
+    (megatron/core/datasets/utils.py; NVIDIA/Megatron-LM, core 0.20): weight and prefix in turn. A
+    file for --data-args-path is split at white space and has no comments, so this is shell text
+    instead.
+    """
+    blend = ""
+    for name, weight in weights.items():
+        prefix = place_of(name, places, "data/{}_text_document", files_only=True)
+        blend += f"  {weight!r} {shlex.quote(prefix)}\n"
+    lines = [
+        """Megatron-LM: source this in bash, then: torchrun ... pretrain_gpt.py
+        "${DATA_ARGS[@]}" """,
+        "For --data-args-path: the lines of weight and prefix alone, without comments.",
+        """Weights count samples of --seq-length tokens, so they are shares of tokens. Places
+        are prefixes of .bin and .idx files.""",
+    ]
+    return lines, f"DATA_ARGS=(\n  --data-path\n{blend})\n"
 
 
-# nanotron: a data stage over Nanosets.
-#
-# Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` of src/nanotron/config/config.py
-# (huggingface/nanotron 00708b8): as many weights as folders, one stage that starts at step 1, and
-# no key that the classes lack.
-def export_nanotron(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """The `data_stages` of a configuration."""
-    weights = printed(mixture)
-    head = comments(
-        mixture,
-        places,
-        (
-            "nanotron: put this into the configuration in place of its data_stages.",
-            """Weights count samples of tokens.sequence_length tokens, so they are shares of
-            tokens. Folders hold datatrove's tokenized files (.ds).""",
-            f"in this order: {', '.join(weights)}",
-        ),
-    )
+def _nanotron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+    """A data stage over Nanosets: the `data_stages` of a configuration.
+
+    Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` of
+    src/nanotron/config/config.py (huggingface/nanotron 00708b8): as many weights as folders, one
+    stage that starts at step 1, and no key that the classes lack.
+    """
     dataset = {
-        "dataset_folder": [file_place_of(name, places) for name in weights],
+        "dataset_folder": [place_of(name, places, files_only=True) for name in weights],
         "dataset_weights": list(weights.values()),
     }
-    stage = {
-        "name": "mixture",
-        "start_training_step": 1,
-        "data": {"dataset": dataset, "num_loading_workers": 1, "seed": 42},
-    }
-    return head + as_yaml({"data_stages": [stage]})
+    data = {"dataset": dataset, "num_loading_workers": 1, "seed": 42}
+    lines = [
+        "nanotron: put this into the configuration in place of its data_stages.",
+        """Weights count samples of tokens.sequence_length tokens, so they are shares of
+        tokens. Folders hold datatrove's tokenized files (.ds).""",
+        f"in this order: {', '.join(weights)}",
+    ]
+    stage = {"name": "mixture", "start_training_step": 1, "data": data}
+    return lines, _yaml({"data_stages": [stage]})
 
 
-# OLMo-core: a source mixture.
-#
-# Against `SourceMixtureConfig` and `SourceMixtureList` of src/olmo_core/data/source_mixture.py
-# (allenai/OLMo-core 004bb46): 0 < target_ratio <= 1, ratios that sum to 1, at least one path a
-# source, max_repetition_ratio >= 1.
 MOST_REPEATS = 4.0  # beyond four epochs repeated text loses most of its worth
 
 
-def export_olmo_core(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """The YAML of a `SourceMixtureList`."""
-    weights = printed(mixture)
-    head = comments(
-        mixture,
-        places,
-        (
-            "OLMo-core: SourceMixtureList, the source_list of a SourceMixtureDatasetConfig.",
-            "target_ratio is a share of tokens. Paths are token files (.npy) or patterns of them.",
-            f"""max_repetition_ratio: a source may be read through {MOST_REPEATS:g} times; the
-            build refuses a mixture that needs more.""",
-        ),
-    )
+def _olmo_core(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+    """A source mixture: the YAML of a `SourceMixtureList`.
+
+    Against `SourceMixtureConfig` and `SourceMixtureList` of src/olmo_core/data/source_mixture.py
+    (allenai/OLMo-core 004bb46): 0 < target_ratio <= 1, ratios that sum to 1, at least one path a
+    source, max_repetition_ratio >= 1.
+    """
     sources = [
         {
             "source_name": name,
             "target_ratio": weight,
-            "paths": [file_place_of(name, places, "data/{}/*.npy")],
+            "paths": [place_of(name, places, "data/{}/*.npy", files_only=True)],
             "max_repetition_ratio": MOST_REPEATS,
         }
         for name, weight in weights.items()
     ]
-    return head + as_yaml({"sources": sources})
+    lines = [
+        "OLMo-core: SourceMixtureList, the source_list of a SourceMixtureDatasetConfig.",
+        "target_ratio is a share of tokens. Paths are token files (.npy) or patterns of them.",
+        f"""max_repetition_ratio: a source may be read through {MOST_REPEATS:g} times; the
+        build refuses a mixture that needs more.""",
+    ]
+    return lines, _yaml({"sources": sources})
 
 
-# Weights alone, as a mixture file of ours or as JSON. Zeros are kept.
-def export_yaml(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """A mixture file: share of training tokens by source."""
-    return "# Share of training tokens by source.\n" + as_yaml({"weights": _whole(mixture)})
-
-
-def export_json(mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
-    """The same as JSON, which has no comments."""
-    return json.dumps({"weights": _whole(mixture)}, indent=2, ensure_ascii=False) + "\n"
-
-
-def _whole(mixture: Mapping[str, float]) -> dict[str, float]:
-    rounded = printed(mixture)
-    return {name: rounded.get(name, 0.0) for name in mixture}
-
-
-# Exports by name.
-Export = Callable[[Mapping[str, float], Mapping[str, str]], str]
-EXPORTS: Mapping[str, Export] = {
-    "hf": export_hf,
-    "litdata": export_litdata,
-    "litgpt": export_litgpt,
-    "nanotron": export_nanotron,
-    "olmo-core": export_olmo_core,
-    "megatron": export_megatron,
-    "levanter": export_levanter,
-    "yaml": export_yaml,
-    "json": export_json,
+TRAINERS: Mapping[str, Callable[[Weights, Places, Sizes], Exported]] = {
+    "hf": _hf,
+    "litdata": _litdata,
+    "litgpt": _litgpt,
+    "nanotron": _nanotron,
+    "olmo-core": _olmo_core,
+    "megatron": _megatron,
+    "levanter": _levanter,
+    "axolotl": _axolotl,
 }
-# Where a weight is a part of a source, and not of the mixture, sizes must be known.
-SIZED: Mapping[str, Callable[[Mapping[str, float], Mapping[str, str], Mapping[str, int]], str]] = {
-    "axolotl": export_axolotl
-}
-FORMATS = [*EXPORTS, *SIZED]
-
-
-def export_mixture(
-    name: str,
-    mixture: Mapping[str, float],
-    places: Mapping[str, str],
-    sizes: Mapping[str, int] | None = None,
-) -> str:
-    """The configuration text of a mixture for the trainer `name`."""
-    for place in places:
-        if place not in mixture:
-            raise ConfigError(
-                f'--place names "{place}", which the mixture does not have; '
-                f"{did_you_mean(place, mixture)}"
-            )
-    if name in SIZED:
-        return SIZED[name](mixture, places, sizes or {})
-    if name not in EXPORTS:
-        raise ConfigError(f'no export "{name}"; {did_you_mean(name, FORMATS)}')
-    return EXPORTS[name](mixture, places)
+FORMATS = [*(name for name in TRAINERS if name != "axolotl"), "yaml", "json", "axolotl"]

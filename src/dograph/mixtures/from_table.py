@@ -3,29 +3,29 @@
 Shapes: N runs, S sources, V targets that count.
 """
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures.checks import listed, table_notes
 from dograph.mixtures.choice import (
     Choice,
     Objective,
     Progress,
     choose_surrogate,
-    fit_objective,
     is_constant,
-    lowest,
     score,
     score_table,
 )
+from dograph.mixtures.convex import find_optimum
+from dograph.mixtures.exponential import ExponentialLaw
 from dograph.mixtures.proposals import (
     DRAWS,
     TOP,
-    Average,
     Target,
     cap_vector,
     known_name,
@@ -33,7 +33,8 @@ from dograph.mixtures.proposals import (
     target_shares,
 )
 from dograph.mixtures.surrogates import LAWS, SURROGATES
-from dograph.mixtures.tables import MixtureTable
+from dograph.mixtures.tables import MixtureTable, listed
+from dograph.mixtures.transfer import TransferLaw
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]
@@ -99,17 +100,15 @@ def propose_from_table(
     choice = choose_surrogate(
         rows.weight_NS, rows.loss_NV, rows.shares, names=names, seed=seed, progress=progress
     )
-    objective = fit_objective(
-        SURROGATES[choice.name], rows.weight_NS, rows.loss_NV, rows.share_V, seed=seed
-    )
+    chosen = SURROGATES[choice.name]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        fitted_V = pool.map(lambda y: chosen.fit(rows.weight_NS, y, seed=seed), rows.loss_NV.T)
+        objective = Objective(list(fitted_V), rows.share_V)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
         weight_S, findings["simulation"] = _simulated(rows, objective, seed, draws, top)
     else:
-        weight_S, findings["optimum"] = lowest(
-            objective.fitted_V, rows.shares, rows.cap_S, rows.by_source, rows.notes
-        )
-    _outside(rows, weight_S)
+        weight_S, findings["optimum"] = _lowest(rows, objective)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     if test_table is not None:
         findings["held_out"] = score_table(objective, rows.shares, table, test_table)
@@ -143,8 +142,7 @@ def _rows(
     caps: Mapping[str, float] | None,
 ) -> _Rows:
     shares = target_shares(table, target)
-    said = table_notes(table.sources, table.targets, table.runs, table.weight_NS, table.loss_NV)
-    notes = [*table.notes, *(note for note in said if note not in table.notes)]
+    notes = [*table.notes, *(note for note in table.remarks() if note not in table.notes)]
     loss_NV = table.loss_NV[:, [table.targets.index(name) for name in shares]]
     whole_N = ~np.isnan(loss_NV).any(1)
     if whole_N.sum() < FEWEST_RUNS:
@@ -167,29 +165,24 @@ def _rows(
             f"{len(weight_NS)} runs are fewer than sources + 1 ({len(table.sources) + 1}): many "
             "linear functions fit them, and the shortest is taken"
         )
-    prior_S = _prior(table, prior, notes)
+    if prior is None:
+        notes.append("no prior was given; it is the mean of the table's mixtures")
+        prior_S: np.ndarray = table.weight_NS.mean(0)
+        prior_S /= prior_S.sum()
+    else:
+        given = {
+            known_name(name, table.sources, table.aliases, "source"): weight
+            for name, weight in prior.items()
+        }
+        if silent := [source for source in table.sources if source not in given]:
+            raise ConfigError(
+                f"the prior says nothing of {listed(silent)}; give 0 to leave a source out"
+            )
+        normalised = Mixture.normalised(given).weights
+        prior_S = np.array([normalised[source] for source in table.sources])
     cap_S = cap_vector(caps, prior_S, table.sources, table.aliases)
     runs = [run for run, whole in zip(table.runs, whole_N, strict=True) if whole]
     return _Rows(table, shares, runs, weight_NS, loss_NV, prior_S, cap_S, notes)
-
-
-def _prior(table: MixtureTable, prior: Mapping[str, float] | None, notes: list[str]) -> np.ndarray:
-    if prior is None:
-        notes.append("no prior was given; it is the mean of the table's mixtures")
-        mean_S: np.ndarray = table.weight_NS.mean(0)
-        mean_S /= mean_S.sum()
-        return mean_S
-    given = {
-        known_name(name, table.sources, table.aliases, "source"): weight
-        for name, weight in prior.items()
-    }
-    silent = [source for source in table.sources if source not in given]
-    if silent:
-        raise ConfigError(
-            f"the prior says nothing of {listed(silent)}; give 0 to leave a source out"
-        )
-    normalised = Mixture.normalised(given).weights
-    return np.array([normalised[source] for source in table.sources])
 
 
 def _findings(
@@ -203,7 +196,7 @@ def _findings(
         few = choice.name == "lightgbm" and len(rows.runs) < 40
         why = "with fewer than 40 runs it cannot split" if few else "it learned nothing"
         rows.notes.append(f"{choice.name} predicts a constant: {why}")
-    ranked = choice.validated[choice.name].as_json()["spearman"]
+    ranked = choice.validated[choice.name].objective.spearman
     if ranked is not None and ranked <= 0:
         rows.notes.append(
             f"on left-out runs the fit ranks no better than chance (Spearman {ranked:.2f}): "
@@ -212,8 +205,8 @@ def _findings(
     own = method == "mixing-law" and choice.name == LAWS[0]
     named = "the mixing law" if own else f"{forced} was asked for"
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
-    in_sample = score(fitted_N, loss_N).as_json()
-    in_sample["targets"] = {name: score(guess, loss).as_json() for name, guess, loss in each}
+    in_sample = asdict(score(fitted_N, loss_N))
+    in_sample["targets"] = {name: asdict(score(guess, loss)) for name, guess, loss in each}
     return {
         "method": method,
         "runs": len(rows.runs),
@@ -244,37 +237,60 @@ def _simulated(
             "the surrogate predicts the same loss for every mixture, so none is better than "
             "another: the proposal is the prior, within the caps"
         )
-
-    def said(average: Average) -> dict[str, Any]:
-        return {
+    sensitivity = [
+        {
             "top": average.top,
             "predicted_loss": average.loss,
             "distance": average.distance,
             "weights": rows.by_source(average.weight_S),
         }
-
+        for average in result.averages
+    ]
     return result.chosen.weight_S, {
         "draws": draws,
         "top": result.chosen.top,
         "constant": result.constant,
         "cut_to_caps": result.cut,
-        "sensitivity": [said(average) for average in result.averages],
+        "sensitivity": sensitivity,
     }
 
 
-def _outside(rows: _Rows, weight_S: np.ndarray) -> None:
-    """Say where a proposal goes beyond what any run has tried."""
-    most_S = rows.weight_NS.max(0)
+def _lowest(rows: _Rows, objective: Objective) -> tuple[np.ndarray, dict[str, Any]]:
+    """The exact optimum of the laws' sum within the caps, and the laws, free of gauge and unit."""
+    laws = [law for law in objective.fitted_V if isinstance(law, ExponentialLaw | TransferLaw)]
+    assert len(laws) == len(objective.fitted_V)
+    optimum = find_optimum(laws, rows.share_V, rows.cap_S)
+    if not optimum.unique:
+        rows.notes.append(
+            "several mixtures have the lowest predicted loss; the proposal is one in their middle"
+        )
+    targets_of: dict[str, list[str]] = {}  # a note that several laws share is said once
+    parameters: dict[str, Any] = {}
+    for target, law in zip(rows.shares, laws, strict=True):
+        for note in law.notes:
+            targets_of.setdefault(note, []).append(target)
+        if isinstance(law, ExponentialLaw):
+            form: dict[str, Any] = {"log_k_plus_t": rows.by_source(law.at_sources)}
+        else:
+            worth = rows.by_source(law.worth_S)
+            form = {"log_k": law.log_k, "alpha": law.alpha, "worth": worth}
+        parameters[target] = {"c": law.c, **form, "converged": law.converged}
+    rows.notes.extend(f"law of {listed(own)}: {note}" for note, own in targets_of.items())
+    findings = {"gap": optimum.gap, "unique": optimum.unique, "laws": parameters}
+    return np.minimum(optimum.weight_S, rows.cap_S), findings
+
+
+def _predicted(rows: _Rows, objective: Objective, weight_S: np.ndarray) -> dict[str, Any]:
+    """Losses of the proposal, the prior and the best run; beyond what runs tried, a note."""
     beyond = [
         f"{source} {weight:.4g} (most in a run: {most:.4g})"
-        for source, weight, most in zip(rows.table.sources, weight_S, most_S, strict=True)
+        for source, weight, most in zip(
+            rows.table.sources, weight_S, rows.weight_NS.max(0), strict=True
+        )
         if weight > most + 1e-9
     ]
     if beyond:
         rows.notes.append(f"the proposal has more of a source than any run: {listed(beyond)}")
-
-
-def _predicted(rows: _Rows, objective: Objective, weight_S: np.ndarray) -> dict[str, Any]:
     loss_N = rows.loss_NV @ rows.share_V
     best = int(loss_N.argmin())
     points_PS = np.stack([weight_S, rows.prior_S, rows.weight_NS[best]])

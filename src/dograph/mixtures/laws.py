@@ -1,6 +1,6 @@
-"""Power laws c + (x0 / x)^alpha for many curves at once, with alpha shared within groups.
+"""Power laws c + (x0 / x)^alpha for many curves at once: over tokens, over sizes, and nested.
 
-Shapes: J curves, X points of the longest curve, G groups, A values of alpha.
+Shapes: J curves, X points of the longest curve, P columns, G groups, A values of alpha.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,11 +10,12 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from dograph.errors import ConfigError
-from dograph.mixtures.newton import Local, damped_newton, huber
+from dograph.mixtures.fitting import huber
 
 ALPHAS = np.geomspace(0.02, 4.0, 48)  # the authors start in [0.65, 0.9] and [0.3, 0.8]
-FALSE_POSITIONS = 60  # at most; some 10 to 15 reach full precision
-INNER_STEPS = 60
+INNER_STEPS = 100
+PRECISION = 1e-14  # a step that lowers the loss by less than this share of it is the last
+NOTHING = 1e-26  # a loss below this is 0: squares of rounding errors
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,13 @@ class Curve(NamedTuple):
     loss_X: np.ndarray
 
 
-class Fitted(NamedTuple):
-    """The laws of the curves, in their order, and their mean absolute error where they fitted."""
-
-    laws: list[PowerLaw]
-    error: float
-
-
 def fit_power_laws(
     curves: Sequence[Curve],
     *,
     delta: float,
     group_J: Sequence[int] | None = None,
     alpha: float | None = None,
-) -> Fitted:
+) -> list[PowerLaw]:
     """The laws with the lowest Huber loss; curves of one group share alpha (all, by default).
 
     For a given alpha the law is linear in c and B = x0^alpha, so each curve is a convex problem
@@ -60,19 +54,16 @@ def fit_power_laws(
     and B are optimal; alpha starts at the best of a grid over [0.02, 4] and goes to the zero of
     that slope. `alpha` fixes it instead.
     """
-    group_J = [0] * len(curves) if group_J is None else list(group_J)
-    _check(curves, group_J, alpha)
+    groups = [0] * len(curves) if group_J is None else list(group_J)
+    _check(curves, groups, alpha)
     problem = _Problem(curves, delta)
-    group = np.unique(group_J, return_inverse=True)[1]
-    alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, group)
+    number_J = np.unique(groups, return_inverse=True)[1]
+    alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, number_J)
     c_J, b_J, _, _ = problem.solve(alpha_J)
     # B of 0 is a curve that does not fall: x0 = 0, whose logarithm must stay finite in JSON.
     log_x0_J = problem.centre_J + np.log(np.maximum(b_J, 1e-300)) / alpha_J
-    laws = [
-        PowerLaw(float(c), float(log_x0), float(alpha))
-        for c, log_x0, alpha in zip(c_J, log_x0_J, alpha_J, strict=True)
-    ]
-    return Fitted(laws, mean_error(laws, curves))
+    each_J = zip(c_J.tolist(), log_x0_J.tolist(), alpha_J.tolist(), strict=True)
+    return [PowerLaw(*parameters) for parameters in each_J]
 
 
 def mean_error(laws: Sequence[PowerLaw], curves: Sequence[Curve]) -> float:
@@ -126,96 +117,93 @@ class _Problem:
             self.loss_JX[row, : len(x_X)] = loss_X
             self.there_JX[row, : len(x_X)] = 1
 
-    def solve(self, alpha_J: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """c, B, Huber's loss and its slope in alpha, for each curve at its alpha.
+    def solve(
+        self, alpha_J: np.ndarray, rows: np.ndarray | slice = slice(None)
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """c, B, Huber's loss and its slope in alpha, for each curve (of `rows`) at its alpha.
 
         A convex problem whose free minimum breaks a bound has its minimum on one: on c = 0 or on
         B = 0, where a problem in one number remains, whose minimum is cut off at 0.
         """
-        fall_JX = np.exp(-alpha_J[:, None] * self.log_x_JX)
-        one_JX = np.ones_like(fall_JX)
-        answer_J2 = self._regress(np.stack([one_JX, fall_JX], axis=2))
+        log_x_JX, loss_JX, there_JX = self.log_x_JX[rows], self.loss_JX[rows], self.there_JX[rows]
+        fall_JX = np.exp(-alpha_J[:, None] * log_x_JX)
+        column_JX2 = np.stack([np.ones_like(fall_JX), fall_JX], axis=2) * there_JX[:, :, None]
+
+        def value(answer_J2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            error_JX = (column_JX2 @ answer_J2[:, :, None])[:, :, 0] - loss_JX
+            return huber(error_JX, self.delta)[:2]
+
+        answer_J2 = huber_regression(column_JX2, loss_JX, self.delta)
         broken_J: np.ndarray = np.less(answer_J2, 0).any(axis=1)
         if broken_J.any():
             flat_J2, rest_J2 = np.zeros_like(answer_J2), np.zeros_like(answer_J2)
-            flat_J2[:, 0] = np.maximum(self._regress(one_JX[:, :, None])[:, 0], 0)
-            rest_J2[:, 1] = np.maximum(self._regress(fall_JX[:, :, None])[:, 0], 0)
-            flat_J, rest_J = (self._value(edge, fall_JX)[0] for edge in (flat_J2, rest_J2))
-            edge_J2 = np.where(np.less_equal(flat_J, rest_J)[:, None], flat_J2, rest_J2)
+            for edge_J2, at in ((flat_J2, 0), (rest_J2, 1)):
+                alone_J1 = huber_regression(column_JX2[:, :, [at]], loss_JX, self.delta)
+                edge_J2[:, at] = np.maximum(alone_J1[:, 0], 0)
+            flat_wins_J = np.less_equal(value(flat_J2)[0], value(rest_J2)[0])
+            edge_J2 = np.where(flat_wins_J[:, None], flat_J2, rest_J2)
             answer_J2 = np.where(broken_J[:, None], edge_J2, answer_J2)
-        value_J, slope_JX = self._value(answer_J2, fall_JX)
-        by_alpha_JX = -answer_J2[:, 1:] * fall_JX * self.log_x_JX
+        value_J, slope_JX = value(answer_J2)
+        by_alpha_JX = -answer_J2[:, 1:] * fall_JX * log_x_JX
         return answer_J2[:, 0], answer_J2[:, 1], value_J, (slope_JX * by_alpha_JX).sum(axis=1)
 
-    def _value(self, answer_J2: np.ndarray, fall_JX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        error_JX = answer_J2[:, :1] + answer_J2[:, 1:] * fall_JX - self.loss_JX
-        value_J, slope_JX, _ = huber(error_JX * self.there_JX, self.delta)
-        return value_J, slope_JX
 
-    def _regress(self, column_JXP: np.ndarray) -> np.ndarray:
-        """Huber regression of the losses on the columns, curve by curve, from least squares."""
-        column_JXP = column_JXP * self.there_JX[:, :, None]
-        turned_JPX = column_JXP.swapaxes(1, 2)
-        gram_JPP = turned_JPX @ column_JXP
-        # Nearly equal columns (a tiny alpha) still need a start; Newton's steps repair it.
-        gram_JPP = gram_JPP + 1e-14 * np.trace(gram_JPP, axis1=1, axis2=2)[:, None, None] * np.eye(
-            column_JXP.shape[2]
-        )
-        start_JP = np.linalg.solve(gram_JPP, turned_JPX @ self.loss_JX[:, :, None])[:, :, 0]
+def huber_regression(column_JXP: np.ndarray, loss_JX: np.ndarray, delta: float) -> np.ndarray:
+    """Huber regression of the losses on the columns, (J, P), of all curves at once.
 
-        def at(point_JP: np.ndarray, which: np.ndarray) -> Local:
-            here_JXP = column_JXP[which]
-            turned_JPX = here_JXP.swapaxes(1, 2)
-            error_JX = (here_JXP @ point_JP[:, :, None])[:, :, 0] - self.loss_JX[which]
-            value_J, slope_JX, weight_JX = huber(error_JX, self.delta)
-            inside_JX = (weight_JX >= 1).astype(np.float64)
-            return Local(
-                value_J,
-                (turned_JPX @ slope_JX[:, :, None])[:, :, 0],
-                turned_JPX @ (inside_JX[:, :, None] * here_JXP),
-                turned_JPX @ (weight_JX[:, :, None] * here_JXP),
-            )
-
-        return damped_newton(at, start_JP, iterations=INNER_STEPS)[0]
+    scipy fits one curve in a call, some 1 ms each; a plan asks for a hundred thousand. Each step
+    is the best of Newton's, of two between, and of reweighted least squares, which never raises
+    the loss. It is convex and piecewise quadratic: few steps end at its minimum.
+    """
+    turned_JPX = column_JXP.swapaxes(1, 2)
+    gram_JPP = turned_JPX @ column_JXP
+    # Nearly equal columns (a tiny alpha), or no error within delta, still need a step.
+    ridge_J11 = 1e-14 * np.trace(gram_JPP, axis1=1, axis2=2)[:, None, None]
+    ridge_JPP = ridge_J11 * np.eye(column_JXP.shape[2])
+    point_JP1 = np.linalg.solve(gram_JPP + ridge_JPP, turned_JPX @ loss_JX[:, :, None])
+    for _ in range(INNER_STEPS):
+        error_JX = (column_JXP @ point_JP1)[:, :, 0] - loss_JX
+        value_J, slope_JX, weight_JX = huber(error_JX, delta)
+        slope_JP1 = turned_JPX @ slope_JX[:, :, None]
+        inside_JX, lowest_J, from_JP1 = weight_JX >= 1, value_J, point_JP1
+        for row_JX in (inside_JX, *(inside_JX + m * weight_JX for m in (1e-3, 0.03)), weight_JX):
+            matrix_JPP = turned_JPX @ (row_JX[:, :, None] * column_JXP) + ridge_JPP
+            trial_JP1 = from_JP1 - np.linalg.solve(matrix_JPP, slope_JP1)
+            trial_J = huber((column_JXP @ trial_JP1)[:, :, 0] - loss_JX, delta)[0]
+            point_JP1 = np.where((trial_J < lowest_J)[:, None, None], trial_JP1, point_JP1)
+            lowest_J = np.minimum(trial_J, lowest_J)
+        if (value_J - lowest_J <= np.maximum(PRECISION * value_J, NOTHING)).all():
+            break
+    return np.asarray(point_JP1[:, :, 0])
 
 
 def _best_alpha(problem: _Problem, group_J: np.ndarray) -> np.ndarray:
-    """Each curve's alpha: the lowest of its group, from a grid and then where the slope is 0.
+    """Each curve's alpha: the lowest of its group, from a grid and then where the slope is 0."""
+    from scipy.optimize import brentq, minimize_scalar
 
-    The zero is found by false position with the Illinois rule: a bound that stays twice running
-    counts half, so that both bounds close in on it.
-    """
     num_groups = int(group_J.max()) + 1
     value_AG, slope_AG = np.empty((2, len(ALPHAS), num_groups))
     for row, alpha in enumerate(ALPHAS):
         _, _, value_J, slope_J = problem.solve(np.full(len(group_J), alpha))
         value_AG[row] = np.bincount(group_J, value_J)
         slope_AG[row] = np.bincount(group_J, slope_J)
-    best_G, each_G = value_AG.argmin(axis=0), np.arange(num_groups)
-    rises_G = slope_AG[best_G, each_G] > 0
-    low_at_G = np.maximum(best_G - rises_G, 0)
-    high_at_G = np.minimum(best_G + ~rises_G, len(ALPHAS) - 1)
-    low_G, high_G = ALPHAS[low_at_G], ALPHAS[high_at_G]
-    low_slope_G, high_slope_G = slope_AG[low_at_G, each_G], slope_AG[high_at_G, each_G]
-    alpha_G = low_G
-    for _ in range(FALSE_POSITIONS):
-        before_G, rose_G = alpha_G, rises_G
-        share_G = low_slope_G / np.where(low_slope_G < high_slope_G, low_slope_G - high_slope_G, 1)
-        share_G = np.where((share_G > 0) & (share_G < 1), share_G, 0.5)
-        alpha_G = low_G + share_G * (high_G - low_G)
-        slope_G = np.bincount(group_J, problem.solve(alpha_G[group_J])[3])
-        rises_G = slope_G > 0
-        again_G = np.where(rises_G == rose_G, 0.5, 1.0)
-        low_slope_G = np.where(rises_G, low_slope_G * again_G, slope_G)
-        high_slope_G = np.where(rises_G, slope_G, high_slope_G * again_G)
-        low_G, high_G = np.where(rises_G, low_G, alpha_G), np.where(rises_G, alpha_G, high_G)
-        if (np.abs(alpha_G - before_G) <= 1e-14 * alpha_G).all():
-            break
-    alpha_J: np.ndarray = alpha_G[group_J]
+    alpha_J = np.empty(len(group_J))
+    for group, best in enumerate(value_AG.argmin(axis=0).tolist()):
+        rows = np.flatnonzero(group_J == group)
+        rises = slope_AG[best, group] > 0
+        ends = [max(best - rises, 0), min(best + (not rises), len(ALPHAS) - 1)]
+        low, high = ALPHAS[ends]
+
+        def at(alpha: float, part: int, rows: np.ndarray = rows) -> float:
+            return float(problem.solve(np.full(len(rows), alpha), rows)[part].sum())
+
+        if low == high:  # at an end of the grid
+            alpha_J[rows] = low
+        elif slope_AG[ends[0], group] < 0 < slope_AG[ends[1], group]:
+            alpha_J[rows] = brentq(at, low, high, args=(3,), xtol=1e-15, rtol=1e-15)
+        else:  # two valleys within a step of the grid
+            alpha_J[rows] = minimize_scalar(at, args=(2,), bounds=(low, high)).x
     return alpha_J
-
-
-# The step law: how one run's loss goes on falling with tokens (Ye et al., Data Mixing Laws).
 
 
 STEP_DELTA = 0.05  # nats (the authors' code, alpha shared across the validation sets of one run)
@@ -254,10 +242,14 @@ def fit_step_laws(
     """
     if not curves:
         raise ConfigError("no curves to fit a step law on; give at least one")
-    key_J = list(curves)
-    sorted_J = [_by_tokens(curves[key]) for key in key_J]
-    group_J = _numbered([None if shared is None else shared[key] for key in key_J])
-    final = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
+    sorted_J = []  # each in the order of its tokens, so that its last points are the latest
+    for curve in curves.values():
+        order_X = curve.x_X.argsort(kind="stable")
+        sorted_J.append(Curve(curve.x_X[order_X], curve.loss_X[order_X]))
+    labels = [None if shared is None else shared[key] for key in curves]
+    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
+    group_J = [number[label] for label in labels]
+    laws = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
     shortest = min(len(curve.x_X) for curve in sorted_J)
     spare = shortest - (3 if alpha is None else 2)
     if held_out is None:
@@ -273,23 +265,9 @@ def fit_step_laws(
         early_J = [Curve(c.x_X[:-held_out], c.loss_X[:-held_out]) for c in sorted_J]
         late_J = [Curve(c.x_X[-held_out:], c.loss_X[-held_out:]) for c in sorted_J]
         early = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
-        error, notes = mean_error(early.laws, late_J), ()
-    return CurveLaws(dict(zip(key_J, final.laws, strict=True)), final.error, error, notes)
-
-
-def _by_tokens(curve: Curve) -> Curve:
-    """The curve in the order of its tokens, so that its last points are the latest."""
-    order_X = curve.x_X.argsort(kind="stable")
-    return Curve(curve.x_X[order_X], curve.loss_X[order_X])
-
-
-def _numbered(labels: Sequence[Hashable]) -> list[int]:
-    """Labels as numbers, in the order in which they first appear."""
-    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
-    return [number[label] for label in labels]
-
-
-# The size law: how loss falls with the model's size at equal tokens (Data Mixing Laws).
+        error, notes = mean_error(early, late_J), ()
+    by_key = dict(zip(curves, laws, strict=True))
+    return CurveLaws(by_key, mean_error(laws, sorted_J), error, notes)
 
 
 SIZE_DELTA = 0.08  # nats (the authors' code)
@@ -304,21 +282,21 @@ def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) ->
     """
     if not curves:
         raise ConfigError("no curves to fit a size law on; give at least one")
-    key_J = list(curves)
     size_X = np.unique(np.concatenate([curve.x_X for curve in curves.values()]))
     if len(size_X) < 3 and alpha is None:
         raise ConfigError(
             f"{len(size_X)} size(s) ({', '.join(f'{size:g}' for size in size_X)}) cannot fix c, N0 "
             "and alpha; train proxies of a third size, or fix alpha"
         )
-    final = fit_power_laws(list(curves.values()), delta=SIZE_DELTA, alpha=alpha)
-    laws = dict(zip(key_J, final.laws, strict=True))
+    fitted_J = fit_power_laws(list(curves.values()), delta=SIZE_DELTA, alpha=alpha)
+    laws = dict(zip(curves, fitted_J, strict=True))
+    in_sample = mean_error(fitted_J, list(curves.values()))
     if len(size_X) < 3:
         note = f"{len(size_X)} sizes: none to spare for a held-out error"
-        return CurveLaws(laws, final.error, None, (note,))
+        return CurveLaws(laws, in_sample, None, (note,))
     notes: tuple[str, ...] = ()
     if len(size_X) == 3 and alpha is None:
-        alpha = final.laws[0].alpha
+        alpha = fitted_J[0].alpha
         notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
     largest = size_X[-1]
     small, large = [], []
@@ -329,12 +307,9 @@ def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) ->
             large.append(Curve(curve.x_X[~below_X], curve.loss_X[~below_X]))
     if not small:
         note = "no curve has the largest size and two smaller ones: no held-out error"
-        return CurveLaws(laws, final.error, None, (note,))
-    held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha).laws, large)
-    return CurveLaws(laws, final.error, held_out, notes)
-
-
-# From small runs to a table of predicted losses of the run one means to do.
+        return CurveLaws(laws, in_sample, None, (note,))
+    held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha), large)
+    return CurveLaws(laws, in_sample, held_out, notes)
 
 
 Sharing = Literal["run", "all", "none"]

@@ -1,194 +1,32 @@
 """The transfer law: a loss as a power of the tokens that a mixture is worth to it.
 
-Shapes: N runs, S sources.
+Shapes: N runs, S sources, B starts, P parameters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from dograph.errors import ConfigError
 from dograph.mixtures.convex import Form
-from dograph.mixtures.exponential import CONSTANT, DELTA, checked
-from dograph.mixtures.newton import Local, damped_newton, distinct, huber
+from dograph.mixtures.fitting import (
+    CONSTANT,
+    DELTA,
+    LARGEST_EXPONENT,
+    RIDGE,
+    SAME_DIRECTION,
+    checked,
+    huber,
+    lowest_huber,
+)
 
-# How the transfer law is fitted: coordinates, starts and exact derivatives.
-
-
-ALPHA_RANGE = (
-    0.05,
-    4.0,
-)  # of tokens: 0.095 in Kaplan et al. (2020), 0.28 in Hoffmann et al. (2022)
-RIDGE = 1e-5  # on |slopes of log(L - c)|^2 / 2 where runs are too few, as for the exponential law
-LARGEST_EXPONENT = 60.0  # exp of more would overflow sums of squares; no loss is near it
+# alpha of tokens: 0.095 in Kaplan et al. (2020), 0.28 in Hoffmann et al. (2022)
+ALPHA_RANGE = (0.05, 4.0)
 LEAST_WORTH = 1e-100  # of a run's mixture, relative to the mean one: with less its loss is infinite
+LEAST_LEVEL = 1e-15  # of L - c at the mean mixture: a of a law flatter than this overflows
 START_ALPHAS = (0.1, 0.3, 1.0, 3.0)
 START_C = (0.0, 0.5, 0.8, 0.95)  # of the lowest loss
-SWEEPS = 20  # of coordinate descent, for starts alone
-STAGES = ((12, 8), (20, 3), (200, 1))  # steps, and how many of the best are kept after them
-WEAK_ALPHA = 1e-6  # alpha's least share in the metric of damping: a flat law hides its effect
-
-
-class Fit:
-    """One table's Huber loss as a function of (c, tau, p_S), with its derivatives; tau = 1 / alpha.
-
-    L = c + y (x / y)^-alpha with x = p . r and y = p . mean mixture: y is L - c at the mean
-    mixture, whatever alpha is, and p_j / y is what a token of source j is worth there. Runs that
-    hardly fix alpha and c fix the loss m, the slopes -s_j and a curvature 1 / h at the mean
-    mixture; laws with these have p_j = h + tau (h + s_j), s less its mean, and c = m - h - tau h:
-    a straight valley, along which Newton's steps can be long.
-    """
-
-    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray, delta: float, few: bool) -> None:
-        self.weight_NS, self.loss_N, self.delta = weight_NS, loss_N, delta
-        self.mean_S = weight_NS.mean(axis=0)
-        self.ridge = few * RIDGE
-        zero_S = np.zeros(len(self.mean_S))
-        self.low_P = np.concatenate([[0.0, 1 / ALPHA_RANGE[1]], zero_S])
-        self.high_P = np.concatenate([[np.inf, 1 / ALPHA_RANGE[0]], zero_S + np.inf])
-
-    def starts(self) -> np.ndarray:
-        """A grid of c and alpha, (L - c)^(-1 / alpha) being linear in r for the right ones.
-
-        p by non-negative least squares; the error of (L - c)^(-1 / alpha) is that of L times
-        (L - c)^(-1 / alpha) / (alpha (L - c)), hence the weights.
-        """
-        low, spread = self.loss_N.min(), np.ptp(self.loss_N)
-        c_B, alpha_B = (grid.ravel() for grid in np.meshgrid(low * np.array(START_C), START_ALPHAS))
-        above_BN = np.maximum(self.loss_N - c_B[:, None], 1e-3 * spread)
-        centre_B1 = np.log(above_BN).mean(axis=1, keepdims=True)
-        z_BN = np.exp((centre_B1 - np.log(above_BN)) / alpha_B[:, None])
-        weight_BN = np.square(above_BN / z_BN)
-        weight_BN /= weight_BN.mean(axis=1, keepdims=True)
-        gram_BSS = self.weight_NS.T @ (weight_BN[:, :, None] * self.weight_NS)
-        right_BS = (weight_BN * z_BN) @ self.weight_NS
-        size_BS = np.einsum("bss->bs", gram_BSS)
-        mean_B1 = z_BN.mean(axis=1, keepdims=True)
-        p_BS = np.repeat(mean_B1, len(self.mean_S), axis=1)
-        for source in np.tile(np.arange(len(self.mean_S)), SWEEPS):
-            excess_B = np.einsum("bs,bs->b", gram_BSS[:, source], p_BS) - right_BS[:, source]
-            moved_B = p_BS[:, source] - excess_B / np.maximum(size_BS[:, source], 1e-300)
-            p_BS[:, source] = np.maximum(moved_B, 0)
-        p_BS += 1e-3 * mean_B1  # a run of one source that starts at 0 would have an infinite loss
-        y_B = p_BS @ self.mean_S
-        level_B = np.exp(centre_B1[:, 0] - alpha_B * np.log(y_B))
-        return np.column_stack([c_B, 1 / alpha_B, p_BS * (level_B / y_B)[:, None]])
-
-    def best(self) -> tuple[np.ndarray, bool]:
-        """The lowest point that any start leads to, and whether its descent came to an end."""
-        point_BP = self.starts()
-        for steps, number in STAGES:
-            point_BP, value_B, done_B = self._descend(point_BP, steps)
-            kept_B = distinct(point_BP, value_B, number)
-            point_BP, done_B = point_BP[kept_B], done_B[kept_B]
-        return point_BP[0], bool(done_B[0])
-
-    def _descend(
-        self, start_BP: np.ndarray, steps: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return damped_newton(
-            self.at, start_BP, iterations=steps, low_P=self.low_P, high_P=self.high_P
-        )
-
-    def at(self, point_BP: np.ndarray, _which: np.ndarray) -> Local:
-        """Value, slope, Hessian and Gauss-Newton matrix.
-
-        With f = L - c: log f = log y + bend, bend = alpha log(y / x). Its slopes g in (tau, p) are
-        -alpha bend and (1 + alpha) mean / y - alpha r / x, and f's second derivative is
-        f (g g' + that of log f).
-        """
-        c_B1, alpha_B1, p_BS = point_BP[:, :1], 1 / point_BP[:, 1:2], point_BP[:, 2:]
-        x_BN, y_B1 = p_BS @ self.weight_NS.T, (p_BS @ self.mean_S)[:, None]
-        possible_B = (x_BN > LEAST_WORTH * y_B1).all(axis=1)
-        x_BN, y_B1 = (np.where(possible_B[:, None], part, 1.0) for part in (x_BN, y_B1))
-        bend_BN = alpha_B1 * np.log(y_B1 / x_BN)
-        f_BN = np.exp(np.minimum(np.log(y_B1) + bend_BN, LARGEST_EXPONENT))
-        value_B, slope_BN, weight_BN = huber(c_B1 + f_BN - self.loss_N, self.delta)
-        g_BNP = np.empty((*x_BN.shape, 1 + len(self.mean_S)))
-        g_BNP[:, :, 0] = -alpha_B1 * bend_BN
-        g_BNP[:, :, 1:] = ((1 + alpha_B1) / y_B1)[:, :, None] * self.mean_S
-        g_BNP[:, :, 1:] -= (alpha_B1 / x_BN)[:, :, None] * self.weight_NS
-        pull_BN = slope_BN * f_BN
-        majorant_BPP = _products(weight_BN, f_BN, g_BNP, 0.0)
-        majorant_BPP[:, 1, 1] += WEAK_ALPHA * (weight_BN * np.square(alpha_B1 * f_BN)).sum(axis=1)
-        hessian_BPP = _products((weight_BN >= 1).astype(np.float64), f_BN, g_BNP, pull_BN)
-        self._add_bends(hessian_BPP, pull_BN, bend_BN, alpha_B1, x_BN, y_B1)
-        slope_BP = np.hstack(
-            [slope_BN.sum(axis=1, keepdims=True), (pull_BN[:, None] @ g_BNP)[:, 0]]
-        )
-        local = Local(value_B, slope_BP, hessian_BPP, majorant_BPP)
-        if self.ridge:
-            self._add_ridge(local, alpha_B1, p_BS, y_B1)
-        local.value_B[~possible_B] = np.inf
-        return local
-
-    def _add_bends(
-        self,
-        hessian_BPP: np.ndarray,
-        pull_BN: np.ndarray,
-        bend_BN: np.ndarray,
-        alpha_B1: np.ndarray,
-        x_BN: np.ndarray,
-        y_B1: np.ndarray,
-    ) -> None:
-        """Add the rows' pull times the second derivatives of log f."""
-        pull_B1 = pull_BN.sum(axis=1, keepdims=True)
-        cross_BS = (pull_BN / x_BN) @ self.weight_NS - pull_B1 / y_B1 * self.mean_S
-        cross_BS *= np.square(alpha_B1)
-        hessian_BPP[:, 1, 1] += (2 * np.square(alpha_B1) * pull_BN * bend_BN).sum(axis=1)
-        hessian_BPP[:, 1, 2:] += cross_BS
-        hessian_BPP[:, 2:, 1] += cross_BS
-        row_BN = pull_BN * alpha_B1 / np.square(x_BN)
-        hessian_BPP[:, 2:, 2:] += self.weight_NS.T @ (row_BN[:, :, None] * self.weight_NS)
-        mean_B1 = (1 + alpha_B1) * pull_B1 / np.square(y_B1)
-        hessian_BPP[:, 2:, 2:] -= mean_B1[:, :, None] * np.outer(self.mean_S, self.mean_S)
-
-    def _add_ridge(
-        self, local: Local, alpha_B1: np.ndarray, p_BS: np.ndarray, y_B1: np.ndarray
-    ) -> None:
-        """Add ridge |u|^2 / 2, u = alpha (p / y - 1), to the value and its derivatives.
-
-        Minus u are the slopes of log(L - c) at the mean mixture, beyond their mean there.
-        """
-        worth_BS, to_B1, mean_S = p_BS / y_B1, alpha_B1 / y_B1, self.mean_S
-        u_BS = alpha_B1 * (worth_BS - 1)
-        d_BSP = np.empty((*u_BS.shape, 1 + len(mean_S)))  # du by tau, and by p
-        d_BSP[:, :, 0] = -alpha_B1 * u_BS
-        d_BSP[:, :, 1:] = np.eye(len(mean_S)) - worth_BS[:, :, None] * mean_S
-        d_BSP[:, :, 1:] *= to_B1[:, :, None]
-        slope_BP = (u_BS[:, None] @ d_BSP)[:, 0]
-        local.value_B[:] += self.ridge * np.square(u_BS).sum(axis=1) / 2
-        local.slope_BP[:, 1:] += self.ridge * slope_BP
-        product_BPP = self.ridge * (d_BSP.swapaxes(1, 2) @ d_BSP)
-        local.majorant_BPP[:, 1:, 1:] += product_BPP
-        local.hessian_BPP[:, 1:, 1:] += product_BPP
-        cross_BP = -self.ridge * alpha_B1 * slope_BP
-        local.hessian_BPP[:, 1, 1] += 2 * cross_BP[:, 0]
-        local.hessian_BPP[:, 1, 2:] += cross_BP[:, 1:]
-        local.hessian_BPP[:, 2:, 1] += cross_BP[:, 1:]
-        along_B1 = (u_BS * worth_BS).sum(axis=1, keepdims=True)
-        half_BSS = (along_B1 * mean_S - u_BS)[:, :, None] * mean_S
-        local.hessian_BPP[:, 2:, 2:] += (self.ridge * to_B1 / y_B1)[:, :, None] * (
-            half_BSS + half_BSS.swapaxes(1, 2)
-        )
-
-
-def _products(
-    row_BN: np.ndarray, f_BN: np.ndarray, g_BNP: np.ndarray, more_BN: np.ndarray | float
-) -> np.ndarray:
-    """Sum over rows of row_n d_n d_n' with d = (1, f g), and of more_n g_n g_n' beside it."""
-    size = 1 + g_BNP.shape[2]
-    sum_BPP = np.empty((len(row_BN), size, size))
-    sum_BPP[:, 0, 0] = row_BN.sum(axis=1)
-    sum_BPP[:, 0, 1:] = sum_BPP[:, 1:, 0] = ((row_BN * f_BN)[:, None] @ g_BNP)[:, 0]
-    scaled_BNP = (row_BN * np.square(f_BN) + more_BN)[:, :, None] * g_BNP
-    sum_BPP[:, 1:, 1:] = g_BNP.swapaxes(1, 2) @ scaled_BNP
-    return sum_BPP
-
-
-LEAST_LEVEL = 1e-15  # of L - c at the mean mixture: a of a law flatter than this overflows
-SAME_DIRECTION = 1e-8  # of the largest spread of the mixtures: below, they do not vary
 
 
 @dataclass(frozen=True)
@@ -240,13 +78,90 @@ class TransferLaw:
         return Form(self.worth_S, at)
 
 
+class Fit:
+    """One table's residuals as a function of (c, tau, p_S); tau = 1 / alpha.
+
+    L = c + y (x / y)^-alpha with x = p . r and y = p . mean mixture: y is L - c at the mean
+    mixture, whatever alpha is, and p_j / y is what a token of source j is worth there. Runs that
+    hardly fix alpha and c fix the loss m, the slopes -s_j and a curvature 1 / h at the mean
+    mixture; laws with these have p_j = h + tau (h + s_j), s less its mean, and c = m - h - tau h:
+    a straight valley, along which steps can be long.
+    """
+
+    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray, few: bool) -> None:
+        self.weight_NS, self.loss_N = weight_NS, loss_N
+        self.mean_S = weight_NS.mean(axis=0)
+        self.ridge = few * RIDGE
+        zero_S = np.zeros(len(self.mean_S))
+        self.low_P = np.concatenate([[0.0, 1 / ALPHA_RANGE[1]], zero_S])
+        self.high_P = np.concatenate([[np.inf, 1 / ALPHA_RANGE[0]], zero_S + np.inf])
+
+    def starts(self) -> np.ndarray:
+        """A grid of c and alpha, (L - c)^(-1 / alpha) being linear in r for the right ones.
+
+        p by non-negative least squares; the error of (L - c)^(-1 / alpha) is that of L times
+        (L - c)^(-1 / alpha) / (alpha (L - c)), hence the weights.
+        """
+        from scipy.optimize import lsq_linear
+
+        points = []
+        for c in self.loss_N.min() * np.array(START_C):
+            log_N = np.log(np.maximum(self.loss_N - c, 1e-3 * np.ptp(self.loss_N)))
+            for alpha in START_ALPHAS:
+                z_N = np.exp((log_N.mean() - log_N) / alpha)
+                root_N = np.exp(log_N - log_N.max()) / z_N
+                left_NS = root_N[:, None] * self.weight_NS
+                p_S = lsq_linear(left_NS, root_N * z_N, (0, np.inf), method="bvls").x
+                # a run of one source that starts at 0 would have an infinite loss
+                p_S = np.maximum(p_S, 0) + 1e-3 * z_N.mean()
+                y = float(p_S @ self.mean_S)
+                level = np.exp(log_N.mean() - alpha * np.log(y))
+                points.append([c, 1 / alpha, *(p_S * (level / y))])
+        return np.array(points)
+
+    def _parts(self, point_P: np.ndarray) -> tuple[float, np.ndarray, float, np.ndarray]:
+        """alpha, x_N, y and bend_N = alpha log(y / x), which is log(L - c) - log(y)."""
+        alpha, p_S = 1 / float(point_P[1]), point_P[2:]
+        y = max(float(p_S @ self.mean_S), LEAST_WORTH)
+        x_N = np.maximum(self.weight_NS @ p_S, LEAST_WORTH * y)
+        bend_N = np.minimum(alpha * np.log(y / x_N), LARGEST_EXPONENT - np.log(y))
+        return alpha, x_N, y, bend_N
+
+    def residual(self, point_P: np.ndarray) -> np.ndarray:
+        """Errors, and where runs are few sqrt(ridge) u_S, u = alpha (p / y - 1).
+
+        Minus u are the slopes of log(L - c) at the mean mixture, beyond their mean there.
+        """
+        alpha, _, y, bend_N = self._parts(point_P)
+        error_N = point_P[0] + y * np.exp(bend_N) - self.loss_N
+        if not self.ridge:
+            return np.asarray(error_N)
+        return np.concatenate([error_N, self.ridge**0.5 * alpha * (point_P[2:] / y - 1)])
+
+    def jacobian(self, point_P: np.ndarray) -> np.ndarray:
+        """The slopes of log(L - c): -alpha bend in tau, (1 + alpha) mean / y - alpha r / x in p."""
+        alpha, x_N, y, bend_N = self._parts(point_P)
+        f_N = y * np.exp(bend_N)
+        by_p_NS = (1 + alpha) / y * self.mean_S - (alpha / x_N)[:, None] * self.weight_NS
+        by_run_NP = np.column_stack(
+            [np.ones_like(f_N), -alpha * bend_N * f_N, f_N[:, None] * by_p_NS]
+        )
+        if not self.ridge:
+            return by_run_NP
+        worth_S = point_P[2:] / y
+        by_tau_S = -(alpha**2) * (worth_S - 1)
+        by_p_SS = alpha / y * (np.eye(len(worth_S)) - np.outer(worth_S, self.mean_S))
+        by_ridge_SP = np.column_stack([np.zeros_like(worth_S), by_tau_S, by_p_SS])
+        return np.vstack([by_run_NP, self.ridge**0.5 * by_ridge_SP])
+
+
 @dataclass(frozen=True)
 class Transfer:
     """Fits the transfer law by Huber's loss on the loss scale, like the exponential one.
 
     For given c and alpha, (L - c)^(-1 / alpha) is linear in r: every start takes both from a grid
-    and a from non-negative least squares. Damped Newton steps with exact second derivatives,
-    kept within c >= 0, a >= 0 and 0.05 <= alpha <= 4, follow. Nothing is drawn at random.
+    and a from non-negative least squares. scipy's bounded Gauss-Newton steps, within c >= 0,
+    a >= 0 and 0.05 <= alpha <= 4, follow. Nothing is drawn at random.
     """
 
     name: ClassVar[str] = "transfer"
@@ -267,42 +182,36 @@ class Transfer:
             half = float(loss_N.mean()) / 2
             note = "all losses are equal: no source matters, and c and alpha are a convention"
             return TransferLaw(half, 1.0, np.full(num_sources, 1 / half), notes=(note,))
-        still_KS = _unvaried(weight_NS)
+        # orthonormal directions along which no run's mixture has any weight, (K, S)
+        _, spread_K, right_SS = np.linalg.svd(weight_NS, full_matrices=num_runs < num_sources)
+        still_KS = right_SS[int((spread_K > SAME_DIRECTION * spread_K[0]).sum()) :]
         rank = num_sources - 1 - len(still_KS)
         used_S = weight_NS.any(axis=0)
-        fit = Fit(weight_NS[:, used_S], loss_N, self.delta, few=num_runs < rank + 4)
-        point_P, converged = fit.best()
+        fit = Fit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
+        point_P, converged = lowest_huber(
+            fit.residual,
+            fit.jacobian,
+            fit.starts(),
+            bounds=(fit.low_P, fit.high_P),
+            delta=self.delta,
+            num_runs=num_runs,
+        )
         c, alpha, y = float(point_P[0]), float(1 / point_P[1]), point_P[2:] @ fit.mean_S
         worth_S = np.ones(num_sources)  # in units of the mean mixture's
         worth_S[used_S] = point_P[2:] / y
-        worth_S = _nearest_one(worth_S, still_KS)
-        a_S = worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha)
-        law = TransferLaw(c, alpha, a_S, converged=converged)
+        # towards 1 along directions that no run decides, as far as none falls below 0
+        move_S = ((1 - worth_S) @ still_KS.T) @ still_KS
+        falls_S = move_S < 0
+        room_S = np.where(falls_S, worth_S / np.where(falls_S, -move_S, 1.0), np.inf)
+        worth_S = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
+        law = TransferLaw(c, alpha, worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha))
         error_N = law.predict(weight_NS) - loss_N
-        return TransferLaw(
-            c,
-            alpha,
-            a_S,
+        return replace(
+            law,
             huber=float(huber(error_N[None], self.delta)[0][0]),
             converged=converged,
             notes=_notes(law, num_runs, rank),
         )
-
-
-def _unvaried(weight_NS: np.ndarray) -> np.ndarray:
-    """Orthonormal directions, (K, S), along which no run's mixture has any weight."""
-    few = len(weight_NS) < weight_NS.shape[1]
-    _, spread_K, right_SS = np.linalg.svd(weight_NS, full_matrices=few)
-    return np.asarray(right_SS[int((spread_K > SAME_DIRECTION * spread_K[0]).sum()) :])
-
-
-def _nearest_one(worth_S: np.ndarray, still_KS: np.ndarray) -> np.ndarray:
-    """Worths moved towards 1 along directions that no run decides, as far as none falls below 0."""
-    move_S = ((1 - worth_S) @ still_KS.T) @ still_KS
-    falls_S = move_S < 0
-    room_S = np.where(falls_S, worth_S / np.where(falls_S, -move_S, 1.0), np.inf)
-    moved_S: np.ndarray = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
-    return moved_S
 
 
 def _notes(law: TransferLaw, num_runs: int, rank: int) -> tuple[str, ...]:

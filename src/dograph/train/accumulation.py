@@ -19,8 +19,6 @@ from collections.abc import Set
 from typing import Literal
 
 from dograph.config import RunConfig
-from dograph.errors import ConfigError
-from dograph.mixers.base import Mixer
 
 Strategy = Literal["keep", "ahead", "two_sweeps", "lagged"]
 OF_A_FORWARD = frozenset({"loss", "reference_loss", "sketch"})  # needs that only a forward answers
@@ -34,14 +32,3 @@ def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strat
     if most <= (config.train.micro_batch_size or most):
         return "keep"
     return config.sketch.accumulation if "sketch" in needs else "two_sweeps"
-
-
-def require_lagged(config: RunConfig, mixer: Mixer) -> None:
-    """Refuse sketch.accumulation=lagged for a mixer that has no lagged weights."""
-    if config.sketch.accumulation != "lagged" or "sketch" not in mixer.needs:
-        return
-    if (why := mixer.refuses_lagged()) is not None:
-        raise ConfigError(
-            f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
-            "sketch.accumulation=two_sweeps, or keep (mode full)"
-        )

@@ -21,10 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph import __version__
-from dograph.config import SHARDABLE, RunConfig
 from dograph.data.loader import rank_slice
 from dograph.errors import ConfigError
-from dograph.mixers.base import Mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.sketch.coverage import blocks_of
 
@@ -34,30 +32,6 @@ from dograph.sketch.coverage import blocks_of
 # are averaged into the parts they belong to. What a step computes is what DDP computes. Two
 # things every rank must do alike, as each gathers for all: forwards and backwards, and reading
 # the state.
-
-
-def require_shardable(config: RunConfig, mixer: Mixer, world_size: int = 1) -> None:
-    """Refuse with train.shard what would go wrong later.
-
-    A mode of the sketch that fills `.grad` itself, which of a shard only FSDP2 can; ranks that
-    cannot make equally many micro-batches, as each gathers for all.
-    """
-    if not config.train.shard:
-        return
-    mode = config.sketch.mode
-    if "sketch" in mixer.needs and mode not in SHARDABLE:
-        raise ConfigError(
-            f"train.shard=true with sketch.mode={mode}, which makes the gradient of whole weights "
-            f"itself; mixer {config.mixer.name} needs sketches: set sketch.mode to "
-            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
-        )
-    batch_size, at_once = config.train.batch_size, config.train.micro_batch_size
-    if at_once == 1 and batch_size % world_size:  # larger ones can be shared out alike
-        raise ConfigError(
-            f"train.shard=true with train.micro_batch_size=1 and train.batch_size={batch_size} on "
-            f"{world_size} processes: some would make one micro-batch more than others; make "
-            "train.batch_size a multiple of the processes, or train.micro_batch_size 2 or more"
-        )
 
 
 def shard_model(model: PerSampleLoss, device: torch.device, world_size: int) -> None:

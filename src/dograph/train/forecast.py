@@ -12,7 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dograph.config import CUTTING, DETACHING, EXPLICIT, TWO_SIDED, RunConfig, SketchConfig
+from dograph.config import (
+    CUTTING,
+    DETACHING,
+    EXPLICIT,
+    TWO_SIDED,
+    RunConfig,
+    SketchConfig,
+    require_compatible,
+)
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
@@ -23,7 +31,7 @@ from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
 from dograph.train.accumulation import strategy_of
 from dograph.train.assembly import CorpusLab, open_sampler, open_shape
-from dograph.train.distributed import pick_device, require_shardable
+from dograph.train.distributed import pick_device
 
 # What a step computes, counted from the shapes of the layers alone.
 #
@@ -285,7 +293,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     speed = measure_matmul(config, width)
     sampler = open_sampler(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
-    require_shardable(config, mixer)
+    require_compatible(config, mixer)
     sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     return Forecast(
         parameters=parameters,

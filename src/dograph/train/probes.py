@@ -24,7 +24,7 @@ from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher, sketch_rows
 from dograph.train.run_dir import RunDirectory
-from dograph.train.signals import SignalCollector
+from dograph.train.step import SignalCollector
 
 NEAREST = 8  # rows named for each domain
 AT_ONCE = 16  # rows computed together where train.micro_batch_size does not say

@@ -13,11 +13,12 @@ the *world batch* (every rank and micro-batch of the step), the loss is sum(weig
 nothing is divided by the number of micro-batches or ranks again. Nothing here waits for the device.
 Where a step has several micro-batches, `train/accumulation.py` says what is done in which order.
 
-Shapes: B samples of the world batch, b those of a micro-batch, T tokens.
+Shapes: B samples of the world batch, b those of a micro-batch, T tokens, K sketch.
 """
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -25,17 +26,49 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dograph.config import OptimConfig, RunConfig
-from dograph.mixers.base import Mixer, Report
-from dograph.sketch.gradients import WorldRows
-from dograph.train.accumulation import require_lagged, strategy_of
+from dograph.config import OptimConfig, RunConfig, require_compatible
+from dograph.errors import ConfigError
+from dograph.mixers.base import SIGNALS, Mixer, Report
+from dograph.models.loss import PerSampleLoss, mean_over_predictions
+from dograph.rng import key64
+from dograph.sketch.coverage import unwrapped
+from dograph.sketch.gradients import (
+    MicroBatchResult,
+    RetainedGraph,
+    WorldRows,
+    gather_signals,
+    joined,
+)
+from dograph.sketch.sketcher import Sketcher
+from dograph.train.accumulation import strategy_of
 from dograph.train.distributed import World
-from dograph.train.signals import MicroBatch, SignalCollector, StepInput
+from dograph.train.reference import Reference, open_reference
 from dograph.types import Batch, Signals
 
 Mark = float | torch.cuda.Event
 Lap = tuple[str, Mark, Mark]
 Weighted = tuple[Tensor, Tensor, Signals]  # weight_B, loss_B, and what the mixer was given
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples that this rank computes at once."""
+
+    token_bT: Tensor
+    step: int
+    number: int  # among those of the step on this rank
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What a step starts from."""
+
+    step: int
+    lr: float
+    batch: Batch
+    rows: WorldRows
+    micro_batches: list[MicroBatch]  # this rank's samples, on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +103,7 @@ class TrainStep:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.sizes = world.sizes(config.train.batch_size) if world.size > 1 else None
         self.strategy = strategy_of(config, mixer.needs, world.size)
-        require_lagged(config, mixer)
+        require_compatible(config, mixer, world.size)
         self.watch = Stopwatch(world.device)
         self.collector = SignalCollector(config, world, model, mixer, self.watch.lap)
         self.halted = torch.zeros((), device=world.device)
@@ -178,6 +211,119 @@ class TrainStep:
         self.optimizer.grad_scale, self.optimizer.found_inf = None, self.halted  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+class SignalCollector:
+    """Runs the forward pass and computes the signals in `mixer.needs`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        model: nn.Module,
+        mixer: Mixer,
+        lap: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """`lap` is told what the time since its last call was spent on."""
+        if missing := mixer.needs - SIGNALS:
+            raise ConfigError(
+                f"the mixer needs {sorted(missing)}, which this step does not compute; "
+                f"it computes {sorted(SIGNALS)}"
+            )
+        self.config, self.world, self.model, self.mixer = config, world, model, mixer
+        self.lap, self.half = lap, config.train.half
+        loss, how = unwrapped(model), config.sketch
+        assert isinstance(loss, PerSampleLoss)
+        self.vocab_size = loss.vocab_size
+        self.reference: Reference | None = None
+        if "reference_loss" in mixer.needs:
+            self.reference = open_reference(config, mixer, self.vocab_size, world.device)
+        self.sketcher: Sketcher | None = None
+        if "sketch" in mixer.needs:
+            if how.mode == "head":
+                loss.require_plain_head()
+            self.sketcher = Sketcher(
+                model,
+                mode=how.mode,
+                dim=how.dim,
+                projection=how.projection,
+                seed=config.seed,
+                refresh=mixer.refresh(how.refresh),
+                exclude=tuple(how.exclude),
+                top_blocks=how.top_blocks,
+                head=loss.head,
+            )
+
+    def autocast(self) -> torch.autocast:
+        """Inside it, forwards run in train.dtype; weights stay float32."""
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.half)
+
+    def losses(self, micro: MicroBatch, *, per_token: bool = False) -> Tensor:
+        """Loss of each sample of a micro-batch, or of each of its tokens.
+
+        Dropout is a function of (seed, step, place).
+        """
+        place = (micro.step, self.world.rank, micro.number)
+        torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
+        options = {"per_token": True} if per_token else {}
+        with self.autocast():
+            loss: Tensor = self.model(micro.token_bT, **options)
+        return loss
+
+    def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
+        """Forward and sketch a micro-batch; `taps` hold as long as its gradient may be asked for.
+
+        Without `keep`, nothing is held that a gradient could be made of.
+        """
+        sketcher, token_bT = self.sketcher, micro.token_bT
+        if sketcher is not None:
+            if not keep:
+                taps.enter_context(self.world.accumulating(self.model, last=False))
+            with self.autocast():  # what is kept of every layer is of the precision it ran in
+                taps.enter_context(sketcher.record(token_bT, micro.step))
+        reference_loss_b = excess_loss_b = None
+        with torch.set_grad_enabled(keep or sketcher is not None):
+            loss_b = self.losses(micro, per_token=self.reference is not None)
+            if self.reference is not None:
+                with self.autocast():
+                    reference_loss_b, excess_loss_b = self.reference.compare(token_bT, loss_b)
+                loss_b = mean_over_predictions(loss_b)
+        self.lap("forward")
+        if sketcher is None:
+            result = MicroBatchResult(loss_b, RetainedGraph(loss_b))
+        else:
+            result = sketcher.sketch(loss_b, keep=keep)
+            self.lap("sketch")  # the backward to the layers' outputs, with the sketches
+        result.reference_loss_B, result.excess_loss_B = reference_loss_b, excess_loss_b
+        return result if keep else result.without_gradient()
+
+    def signals(self, results: Sequence[MicroBatchResult], given: StepInput) -> Signals:
+        """What every rank computed, in the order of the world batch."""
+        batch, device, needs = given.batch, self.world.device, self.mixer.needs
+        source_B = batch.source_B.to(device, non_blocking=True) if "source" in needs else None
+        stratum_B = torch.from_numpy(batch.ids.stratum_B) if self.sketcher else None
+        return gather_signals(
+            [joined(results)] if results else [],
+            [given.rows] if results else [],
+            losses="loss" in needs,
+            step=given.step,
+            num_samples=len(batch.source_B),
+            device=device,
+            source_B=source_B,
+            stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
+            projection=self._projection(given.step),
+            lr=given.lr,
+            vocab_size=self.vocab_size,
+        )
+
+    def own_signals(self, result: MicroBatchResult, step: int) -> Signals:
+        """What is known of one micro-batch before the others are looked at."""
+        num, epoch = len(result.loss_B), self._projection(step)
+        alone = WorldRows(num, self.world.device, sizes=[num])
+        return gather_signals([result], [alone], losses=False, step=step, projection=epoch)
+
+    def _projection(self, step: int) -> int:
+        return self.sketcher.projection.epoch(step) if self.sketcher else 0
 
 
 def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:

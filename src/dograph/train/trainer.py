@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dograph.config import RunConfig
+from dograph.config import RunConfig, require_compatible
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightEntry
@@ -28,7 +28,7 @@ from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
-from dograph.train.distributed import World, at_rest, describe_environment, require_shardable
+from dograph.train.distributed import World, at_rest, describe_environment
 from dograph.train.edits import Edits, read_offer
 from dograph.train.metrics import (
     SUMMARIES,
@@ -139,11 +139,8 @@ class Trainer:
     def __init__(self, config: RunConfig, run: RunDirectory, world: World) -> None:
         world = replace(world, shards=config.train.shard and world.size > 1)
         self.config, self.run, self.world = config, run, world
-        if config.train.batch_size < world.size:
-            raise ConfigError(
-                f"train.batch_size={config.train.batch_size} samples cannot be shared by "
-                f"{world.size} processes; raise it or start fewer"
-            )
+        mixer = build_mixer(config.mixer.name, config.mixer.options)
+        require_compatible(config, mixer, world.size)
         for name in config.log.sinks:
             require(name, name)
         self.corpus = Corpus(config.data.corpus)
@@ -155,8 +152,6 @@ class Trainer:
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(config.train.deterministic)
-        mixer = build_mixer(config.mixer.name, config.mixer.options)
-        require_shardable(config, mixer, world.size)
         model = open_model(config, self.corpus)
         if config.train.activation_checkpointing:
             model.model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dograph.data.chunks import Chunk, Fields, Position, Row
+from dograph.data.chunks import Chunk, Fields, Position, RawRow
 from dograph.data.readers import Checker, RefusedRecordError
 
 FIELDS = Fields("text", "meta.set")
@@ -65,9 +65,9 @@ def test_a_source_given_for_the_whole_input_needs_no_field():
 
 def test_files_of_text():
     rows = [
-        Row(b"\xef\xbb\xbfgood", None, "a.txt"),
-        Row(b"\x7fELF\0\0", None, "b.txt"),
-        Row(b"caf\xe9", None, "c.txt"),
+        RawRow(b"\xef\xbb\xbfgood", None, "a.txt"),
+        RawRow(b"\x7fELF\0\0", None, "b.txt"),
+        RawRow(b"caf\xe9", None, "c.txt"),
     ]
     good, bad = check(rows, repair=True, source="s")
     assert good == [(0, "s", "good"), (2, "s", "caf\ufffd")]

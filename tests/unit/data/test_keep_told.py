@@ -10,7 +10,7 @@ from dograph.data import chunks
 from dograph.data import formats as archives
 from dograph.data import journal as outputs
 from dograph.data.options import PrepareOptions
-from dograph.data.pipeline import Progress
+from dograph.data.pipeline import PreparationProgress
 from dograph.data.pipeline import prepare as prepare_corpus
 from dograph.errors import ConfigError, CorpusError
 from slices import TEXTS, is_kept, prepare_by_command
@@ -104,9 +104,9 @@ def test_progress_counts_what_was_gone_through(tmp_path, tokenizer, monkeypatch,
     now = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
     with console.preparing() as report:
-        report(Progress("encoding", 10, 100, 0, 0, 0, 2**20, 7))
+        report(PreparationProgress("encoding", 10, 100, 0, 0, 0, 2**20, 7))
         now = 10.0
-        report(Progress("encoding", 60, 100, 2**20, 3, 500, 5 * 2**20, 47))
+        report(PreparationProgress("encoding", 60, 100, 2**20, 3, 500, 5 * 2**20, 47))
     first, second = capsys.readouterr().err.splitlines()
     assert first == "encoding: 10 % read, kept 0.0 of 1.0 MiB, 0 of 7 documents, 0 tokens"
     assert second == (  # the speed is that of reading: 5 MiB in 10 seconds

@@ -139,7 +139,7 @@ def test_any_number_of_workers_gives_the_same_corpus(tmp_path, tokenizer, monkey
     prepare(tmp_path / "whole", tmp_path / "a.jsonl", **options)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(archives, "READ_BYTES", 1000)
-    monkeypatch.setattr(workers, "Encoder", None)  # here, not in the workers: only they encode
+    monkeypatch.setattr(workers, "ChunkEncoder", None)  # here, not in the workers: only they encode
     for number in (1, 2):
         prepare(tmp_path / str(number), tmp_path / "a.jsonl", workers=number, **options)
     assert files_of(tmp_path / "1") == files_of(tmp_path / "2") == files_of(tmp_path / "whole")

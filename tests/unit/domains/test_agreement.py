@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 
-from dograph.domains.agreement import agreement
+from dograph.domains.partition import agreement
 
 
 @settings(deadline=None)

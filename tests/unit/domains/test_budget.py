@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from dograph.domains.sample_weights import (
+from dograph.domains.partition import (
     Budget,
     cap,
     effective_floor,

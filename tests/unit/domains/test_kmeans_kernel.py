@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from dograph import kernels
 from dograph.domains import kmeans as twin
-from dograph.domains.sample_weights import share_out
+from dograph.domains.partition import share_out
 from dograph.domains.scopes import KMeans
 from dograph.types import Domains
 

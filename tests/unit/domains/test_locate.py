@@ -6,9 +6,9 @@ import torch
 from dograph.domains.kmeans import first_argmax
 from dograph.domains.scopes import (
     FIT_BATCHES,
-    BatchScope,
     EpochScope,
     KMeans,
+    Scope,
     StreamScope,
     closeness,
 )
@@ -60,7 +60,7 @@ def test_the_labels_are_those_of_a_step_and_asking_changes_nothing(scope):
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_a_batch_scope_clusters_the_samples_themselves(normalise):
-    scope = BatchScope(cluster(normalise))
+    scope = Scope(cluster(normalise))
     point_BK = batch(5, size=40)
     label_B, near_BM = scope.locate(point_BK, 7)
     assert torch.equal(label_B, scope.assign(point_BK, 7, 0).label_B)

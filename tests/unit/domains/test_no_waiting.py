@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dograph.domains.agreement import agreement
 from dograph.domains.kmeans import kmeans
 from dograph.domains.objectives import OBJECTIVES
-from dograph.domains.partition import partition, sample_weights
-from dograph.domains.sample_weights import Budget, floor_weights
+from dograph.domains.partition import Budget, agreement, floor_weights, partition, sample_weights
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
 REPEATS_NOT = ("cumsum", "scatter", "index_add", "bincount", "histc", "median", "index_put", "topk")

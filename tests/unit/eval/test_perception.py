@@ -9,7 +9,7 @@ from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
-from dograph.domains.agreement import agreement
+from dograph.domains.partition import agreement
 from dograph.eval import merging as perceiving
 from dograph.eval.gradients import Probe
 from dograph.eval.inspect import perceived

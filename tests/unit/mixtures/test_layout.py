@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
-from dograph.mixtures.export import comments, file_kind, file_place_of, place_of, printed
+from dograph.mixtures.export import comments, file_kind, place_of, printed
 from dograph.mixtures.published import PRESETS
 
 weights = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=30).filter(
@@ -49,7 +49,7 @@ def test_places_and_kinds():
     assert place_of("a", {"a": "/x"}) == "/x"
     assert place_of("Pile CC/1", {}) == "data/Pile_CC_1"
     with pytest.raises(ConfigError, match="not the Hugging Face hub"):
-        file_place_of("a", {"a": "hf:x/y"})
+        place_of("a", {"a": "hf:x/y"}, files_only=True)
     kinds = {
         "/x/*.jsonl.gz": "json",
         "/x/a.b/part.json.zst": "json",
@@ -61,7 +61,7 @@ def test_places_and_kinds():
 
 
 def test_comments_stay_comments():
-    text = comments({"a\nimport os": 0.0, "b": 1.0}, {}, ("x " * 200,))
+    text = comments({"a\nimport os": 0.0, "b": 1.0}, {}, ["x " * 200])
     assert all(line.startswith("# ") and len(line) <= 100 for line in text.splitlines())
     assert "left out, weight 0: a import os" in text
     assert "put the real places here: b" in text

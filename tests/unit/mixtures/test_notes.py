@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from dograph.mixtures.checks import grouped
 from dograph.mixtures.from_table import propose_from_table
 from dograph.mixtures.tables import MixtureTable
 
@@ -15,7 +14,21 @@ def test_a_fit_that_ranks_by_chance_is_noted_and_targets_share_their_notes():
     table = MixtureTable(["a", "b"], ["a", "b"], runs, weight_NS, loss_NV)
     notes = propose_from_table("mixing-law", table, target="mean").findings["notes"]
     assert any("no better than chance" in note for note in notes)
-    assert grouped({"a": ["x", "y"], "b": ["x"]}, "law") == ["law of a, b: x", "law of a: y"]
+
+
+def test_a_note_of_several_laws_is_said_once_with_their_targets():
+    """Two runs fewer than parameters for both targets, and one of them does not depend on them."""
+    draws = np.random.default_rng(0)
+    weight_NS = draws.dirichlet(np.ones(5), 6)
+    loss_NV = np.stack([2 + np.exp(-weight_NS[:, 0]), np.full(6, 2.5), 3 - weight_NS[:, 1]], axis=1)
+    table = MixtureTable(
+        list("vwxyz"), list("abc"), [f"r{n}" for n in range(6)], weight_NS, loss_NV
+    )
+    notes = propose_from_table("mixing-law", table, target="mean").findings["notes"]
+    few = [note for note in notes if "free parameters" in note]
+    assert len(few) == 1
+    assert few[0].startswith("law of a, c: 6 runs for 6 free parameters")
+    assert any(note.startswith("law of b: all losses are equal") for note in notes)
 
 
 def _table(losses_of=("a", "b"), shift=0.0, seed=0):

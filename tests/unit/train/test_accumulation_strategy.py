@@ -2,11 +2,11 @@
 
 import pytest
 
-from dograph.config import parse_config
+from dograph.config import parse_config, require_compatible
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
-from dograph.train.accumulation import require_lagged, strategy_of
+from dograph.train.accumulation import strategy_of
 
 LOSS, SKETCH, NOTHING = frozenset({"loss"}), frozenset({"sketch", "source"}), frozenset({"source"})
 
@@ -47,9 +47,9 @@ def test_ranks_answer_as_the_one_with_most_samples_must(ranks, way):
 
 def test_only_a_mixer_that_is_asked_to_lag_does():
     stream = build_mixer("dograph", {"recipe": "safe"})
-    require_lagged(config(4, "lagged"), stream)
-    require_lagged(config(4, "lagged"), Mixer())  # it needs no sketches
+    require_compatible(config(4, "lagged"), stream)
+    require_compatible(config(4, "lagged"), Mixer())  # it needs no sketches
     paper = build_mixer("dograph", {"recipe": "paper"})
-    require_lagged(config(4, "two_sweeps"), paper)
+    require_compatible(config(4, "two_sweeps"), paper)
     with pytest.raises(ConfigError, match=r"accumulation=lagged .*with mixer\.scope=batch"):
-        require_lagged(config(None, "lagged"), paper)  # before training, however it is split
+        require_compatible(config(None, "lagged"), paper)  # before training, however it is split

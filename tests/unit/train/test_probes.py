@@ -20,8 +20,7 @@ from dograph.train.distributed import World
 from dograph.train.optim import build_optimizer
 from dograph.train.probes import Probes, nearest_rows, probe_steps
 from dograph.train.run_dir import RunDirectory
-from dograph.train.signals import MicroBatch, SignalCollector
-from dograph.train.step import TrainStep
+from dograph.train.step import MicroBatch, SignalCollector, TrainStep
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
 SETTINGS = (

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from dograph.config import OptimConfig, resolve_config
+from dograph.config import OptimConfig, require_compatible, resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
@@ -19,7 +19,6 @@ from dograph.sketch.gradients import WorldRows
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import (
     at_rest,
-    require_shardable,
     shard_model,
 )
 from dograph.train.optim import (
@@ -65,7 +64,7 @@ def trained(model, steps=2):
 def check(*settings, world_size=1):
     config = resolve_config(None, ["train.shard=true", *settings])
     mixer = build_mixer(config.mixer.name, config.mixer.options)
-    require_shardable(config, mixer, world_size)
+    require_compatible(config, mixer, world_size)
 
 
 @pytest.mark.parametrize("mode", ["full", "topdown", "exact", "reference"])

@@ -1,0 +1,71 @@
+"""What every mode costs at two states of the source, measured in turns by `dograph bench`.
+
+    python -m benchmarks.price_since OLD_SRC --out benchmarks/results/price-old-new-h200.json
+
+OLD_SRC is the `src` folder of another commit (`git worktree add ../old COMMIT`). The two states
+take turns (old, new, new, old), so that a drift of the machine falls on both. A mode's price is
+its step over a plain step of the same state, both from one process. Results are written after every
+turn.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+TURNS = ("old", "new", "new", "old")
+
+
+def measure(source: Path, arguments: list[str], out: Path) -> dict[str, Any]:
+    """One `dograph bench` of the code in `source`."""
+    path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "dograph", "bench", *arguments, "--out", str(out)]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path})
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def prices(turns: list[dict[str, Any]], state: str) -> dict[str, list[float]]:
+    """Price of every mode in each turn of a state."""
+    own = [turn["arms"] for turn in turns if turn["state"] == state]
+    modes = [mode for mode in own[0] if "ratio" in own[0][mode]] if own else []
+    return {mode: [float(arms[mode]["ratio"]["median"]) for arms in own] for mode in modes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("old_src", type=Path)
+    parser.add_argument("--model", default="gpt2-mini")
+    parser.add_argument("--modes", default="full,topdown,head,twopass,exact")
+    parser.add_argument("--steps", default="60")
+    parser.add_argument("--turns", type=int, default=len(TURNS))
+    parser.add_argument("--out", type=Path, default=Path("price-old-new.json"))
+    given = parser.parse_args()
+    sources = {"old": given.old_src.resolve(), "new": Path(__file__).parents[1] / "src"}
+    arguments = ["--model", given.model, "--modes", given.modes, "--steps", given.steps]
+    arguments += ["--no-rivals", "--no-hand"]
+    turns: list[dict[str, Any]] = []
+    for state in TURNS[: given.turns]:
+        found = measure(sources[state], arguments, given.out.with_suffix(".turn.json"))
+        turns.append({"state": state, **found})
+        old, new = prices(turns, "old"), prices(turns, "new")
+        both = {
+            mode: {
+                "old": old[mode],
+                "new": new[mode],
+                "difference": mean(new[mode]) - mean(old[mode]),
+            }
+            for mode in old
+            if mode in new
+        }
+        given.out.write_text(json.dumps({"price": both, "turns": turns}, indent=1) + "\n")
+        print(json.dumps(both, indent=1), flush=True)
+    given.out.with_suffix(".turn.json").unlink()
+
+
+if __name__ == "__main__":
+    main()
