@@ -39,7 +39,7 @@ from dograph.report.content import (
 )
 from dograph.report.domains import Texts
 from dograph.report.one_run import OpenRun, parameters_of, run_data
-from dograph.report.series import SMOOTHED_SHARE
+from dograph.report.series import SMOOTHED_SHARE, Columns
 from dograph.stats import Estimate, Interval, mean_estimate
 
 # Downstream scores (`dograph eval`) and what a step costs (`dograph bench`), for a page.
@@ -199,7 +199,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     for run, name, group in zip(opened, names, groups, strict=True):
         runs.append(run_data(run, name, group, subjects.buckets, texts))
         if not keep:
-            run.forget()
+            run.columns = Columns(run.columns.path)  # the next look reads from the start
     runs = beside_plain(runs, opened)
     comparisons = []
     for path in subjects.comparisons:

@@ -23,7 +23,7 @@ from dograph.report.content import (
     SeedGroup,
 )
 from dograph.report.series import Curve, rounded
-from dograph.stats import Estimate, Interval, mean_estimate, t_interval, t_quantile
+from dograph.stats import METRICS, Estimate, Interval, mean_estimate, t_interval, t_quantile
 
 # What may differ between the runs of a group: it changes no number, or is the seed.
 _FREE = ("seed", "run", "log", "checkpoint", "probe")
@@ -211,9 +211,6 @@ def claim_of(baseline: str, methods: Sequence[MethodRow], *, is_planned: bool) -
     return " ".join(told if lower else [*told, level])
 
 
-FIGURES = ("mean", "natural", "worst", "gap")
-
-
 @dataclass(frozen=True, slots=True)
 class Trained:
     """A run with its settings and size."""
@@ -364,7 +361,7 @@ def _loose_method(
             for figure in (figures if shared else ())
         }
 
-    figures = [figure for figure in FIGURES if figure in next(iter(by_seed.values()))]
+    figures = [figure for figure in METRICS if figure in next(iter(by_seed.values()))]
     spent = [one.run.cost.seconds for one in own if one.run.cost.seconds is not None]
     return MethodRow(
         name=name,

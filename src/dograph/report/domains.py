@@ -4,7 +4,6 @@ Shapes: N probe rows, M domains, K sketch.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,7 @@ from dograph.report.content import (
     read_json,
     read_rows,
 )
-from dograph.report.series import Columns, Curve, curve, rounded
+from dograph.report.series import Columns, curve, rounded
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 
@@ -113,49 +112,30 @@ class Texts:
         return self._index[key]
 
 
-def probe_examples(
-    told: dict[str, Any], corpus: Corpus | None, seq_len: int, texts: Texts
-) -> dict[str, list[ExampleText]]:
-    """By domain, the rows that a probe names as nearest its centre."""
-    strata = {s.entry.stratum: s for s in corpus.validation} if corpus is not None else {}
-    places = {(row["source"], row["row"], row["document"]): row for row in told["rows"]}
-    found = {}
-    for domain in told["domains"] or []:
-        own = []
-        for near in domain["nearest"][:EXAMPLES]:
-            stratum = strata.get(places[near["source"], near["row"], near["document"]]["stratum"])
-            text = None
-            if corpus is not None and stratum is not None:
-                text = texts.add(corpus, stratum, near["row"], seq_len)
-            own.append(ExampleText(near["source"], near["document"], text))
-        found[str(domain["domain"])] = own
-    return found
+def with_samples(
+    run: RunDirectory, config: RunConfig, corpus: Corpus, graphs: list[Placed], texts: Texts
+) -> list[Placed]:
+    """Some of the graphs, the last one among them, with samples of their batch.
 
-
-def step_examples(
-    run: RunDirectory, config: RunConfig, corpus: Corpus, steps: Sequence[int], texts: Texts
-) -> dict[int, dict[str, list[ExampleText]]]:
-    """By step and domain, the first samples of the step's batch that were in the domain."""
-    labels = {k: sample["domain"] for k, sample in labels_of_steps(run, set(steps)).items()}
+    By domain, the first samples of the step's batch that were in the domain.
+    """
+    chosen = {round(k * (len(graphs) - 1) / (SAMPLED - 1)) for k in range(SAMPLED)}
+    kept = labels_of_steps(run, {graphs[k].step for k in chosen if graphs})
     try:
         sampler = open_sampler(config, corpus)
         sampler.log = WeightLog.load(run.weights_file, sampler.names)
     except (DographError, OSError):
-        return {}
+        return graphs
     found: dict[int, dict[str, list[ExampleText]]] = {}
-    for step, domain_B in labels.items():
-        if domain_B is None:
-            continue
-        ids = sampler.draw(step - 1)
-        own: dict[str, list[ExampleText]] = {}
-        for i, domain in enumerate(domain_B):
+    for step in (step for step, sample in kept.items() if sample["domain"] is not None):
+        ids, own = sampler.draw(step - 1), found.setdefault(step, {})
+        for i, domain in enumerate(kept[step]["domain"]):
             shown = own.setdefault(str(domain), [])
             if len(shown) < EXAMPLES:
                 stratum = corpus.train[int(ids.stratum_B[i])]
                 text = texts.add(corpus, stratum, int(ids.block_B[i]), config.data.seq_len)
                 shown.append(ExampleText(stratum.entry.source, int(ids.document_B[i]), text))
-        found[step] = own
-    return found
+    return [replace(graph, examples=found.get(graph.step)) for graph in graphs]
 
 
 SAMPLED = 4  # graphs that have texts of their own, where domains do not last
@@ -174,10 +154,11 @@ def domains_of(
 ) -> DomainsShown | None:
     """Everything on domains, None for a run that knows none."""
     graphs, notes = read_rows(run.graph_file), []
+    probes: list[Probe] = []
     try:
-        probes = read_probes(run)
+        if any(run.probes.glob("step-*.json")):
+            probes = [read_probe(run.path, step) for step in probed_steps(run.path)]
     except RunError as error:
-        probes = []
         notes.append(str(error))
     if not probes and not graphs and not columns.middles("domains/", "/weight"):
         return None
@@ -196,47 +177,27 @@ def domains_of(
         shown = _shown(run, probes, corpus, config.data.seq_len, texts, lasting=has_identity)
     drawn = placed(graphs)
     if corpus is not None and not has_identity:
-        drawn = _with_samples(run, config, corpus, drawn, texts)
+        drawn = with_samples(run, config, corpus, drawn, texts)
+    named = {name for graph in graphs for node in graph["nodes"] for name in node["sources"]}
+    weight, share = (
+        {
+            domain: curve(*columns.get(f"domains/{domain}/{quantity}"), buckets)
+            for domain in columns.middles("domains/", f"/{quantity}")
+        }
+        for quantity in ("weight", "share")
+    )
     return DomainsShown(
         has_identity=has_identity,
         numbering=LASTING if has_identity else RANKED,
-        sources=probes[-1].sources if probes else _named(graphs),
+        sources=probes[-1].sources if probes else sorted(named),
         source_N=probes[-1].source_N.tolist() if probes else [],
         probes=shown,
         graphs=drawn,
-        weight=_by_domain(columns, "weight", buckets),
-        share=_by_domain(columns, "share", buckets),
+        weight=weight,
+        share=share,
         drift=drift_of(probes) if has_identity else {},
         notes=notes,
     )
-
-
-def _with_samples(
-    run: RunDirectory, config: RunConfig, corpus: Corpus, graphs: list[Placed], texts: Texts
-) -> list[Placed]:
-    """Some of the graphs, the last one among them, with samples of their batch."""
-    chosen = {round(k * (len(graphs) - 1) / (SAMPLED - 1)) for k in range(SAMPLED)}
-    steps = [graphs[k].step for k in sorted(chosen) if graphs]
-    found = step_examples(run, config, corpus, steps, texts)
-    return [replace(graph, examples=found.get(graph.step)) for graph in graphs]
-
-
-def _named(graphs: list[dict[str, Any]]) -> list[str]:
-    return sorted({name for graph in graphs for node in graph["nodes"] for name in node["sources"]})
-
-
-def _by_domain(columns: Columns, quantity: str, buckets: int) -> dict[str, Curve]:
-    return {
-        domain: curve(*columns.get(f"domains/{domain}/{quantity}"), buckets)
-        for domain in columns.middles("domains/", f"/{quantity}")
-    }
-
-
-def read_probes(run: RunDirectory) -> list[Probe]:
-    """The probes of a run, ascending."""
-    if not any(run.probes.glob("step-*.json")):
-        return []
-    return [read_probe(run.path, step) for step in probed_steps(run.path)]
 
 
 def _shown(
@@ -248,12 +209,26 @@ def _shown(
     *,
     lasting: bool,
 ) -> list[ShownProbe]:
-    """Coordinates on the axes of the last probe, and on each one's own."""
+    """Coordinates on the axes of the last probe, and on each one's own.
+
+    Domains that last have as examples the rows that the probe names as nearest their centre.
+    """
+    strata = {s.entry.stratum: s for s in corpus.validation} if corpus is not None else {}
     on_last, on_own = probe_pca(run.path, basis="last").at, probe_pca(run.path, basis="own").at
     shown = []
     for probe in probes:
         both = [on_last[probe.step], on_own[probe.step]]
         told = read_json(run.probe(probe.step))
+        places = {(row["source"], row["row"], row["document"]): row for row in told["rows"]}
+        examples: dict[str, list[ExampleText]] = {}
+        for domain in (told["domains"] or []) if lasting else []:
+            own = examples.setdefault(str(domain["domain"]), [])
+            for near in domain["nearest"][:EXAMPLES]:
+                place = places[near["source"], near["row"], near["document"]]
+                stratum, text = strata.get(place["stratum"]), None
+                if corpus is not None and stratum is not None:
+                    text = texts.add(corpus, stratum, near["row"], seq_len)
+                own.append(ExampleText(near["source"], near["document"], text))
         shown.append(
             ShownProbe(
                 step=probe.step,
@@ -261,7 +236,7 @@ def _shown(
                 own=[rounded(column, 4) for column in both[1].coordinate_NC.T.numpy()],
                 explained=[rounded(one.explained_C.numpy(), 4) for one in both],
                 label=probe.label_N.tolist(),
-                examples=probe_examples(told, corpus, seq_len, texts) if lasting else {},
+                examples=examples,
             )
         )
     return shown
@@ -274,33 +249,29 @@ def drift_of(probes: list[Probe]) -> dict[str, list[Drift]]:
     if not known:
         return found
     for domain in sorted({j for probe in known for j in probe.label_N.tolist() if j >= 0}):
-        last_K = _centroid(known[-1], domain)
         rows, before_N = [], None
+        last_K = _centroid(known[-1], domain)
         for probe in known:
             own_N = (probe.label_N == domain).numpy()
             either = 0 if before_N is None else int((own_N | before_N).sum())
             kept = float((own_N & before_N).sum() / either) if either else None
-            cosine = _cosine(_centroid(probe, domain), last_K)
+            own_K, cosine = _centroid(probe, domain), None
+            norm = float(np.linalg.norm(own_K) * np.linalg.norm(last_K))
+            if norm:
+                cosine = round(float(own_K @ last_K) / norm, 4)
             rows.append(Drift(probe.step, int(own_N.sum()), kept, cosine))
             before_N = own_N
         found[str(domain)] = rows
     return found
 
 
-def _centroid(probe: Probe, domain: int) -> np.ndarray | None:
-    """Mean direction of the domain's rows, that of all rows being the origin."""
+def _centroid(probe: Probe, domain: int) -> np.ndarray:
+    """Mean direction of the domain's rows, that of all rows being the origin; 0 of no rows."""
     own_N = probe.label_N == domain
-    if not bool(own_N.any()):
-        return None
     direction_NK = F.normalize(probe.sketch_NK.double())
+    if not bool(own_N.any()):
+        return np.zeros(direction_NK.shape[1])
     return np.asarray((direction_NK[own_N].mean(dim=0) - direction_NK.mean(dim=0)).numpy())
-
-
-def _cosine(first: np.ndarray | None, second: np.ndarray | None) -> float | None:
-    if first is None or second is None:
-        return None
-    norm = float(np.linalg.norm(first) * np.linalg.norm(second))
-    return round(float(first @ second) / norm, 4) if norm else None
 
 
 def placed(graphs: list[dict[str, Any]]) -> list[Placed]:
@@ -324,7 +295,9 @@ def placed(graphs: list[dict[str, Any]]) -> list[Placed]:
             like = np.array([before[name] for name in both])
             place_M2 = place_M2 @ turn_to(own, like)
         before = {name: place_M2[index[name]] for name in names}
-        radius_M = np.array([_radius(node) for node in graph["nodes"]])
+        # Of the larger of both circles, that of the share and that of the weight.
+        larger = [max(float(n["share"]), float(n["weight"] or 0.0)) for n in graph["nodes"]]
+        radius_M = np.array([node_radius(share) for share in larger])
         apart_M2 = pushed_apart(place_M2, 1.15 * radius_M)
         nodes = [
             _shortened(node) | {"x": round(float(x), 3), "y": round(float(y), 3)}
@@ -335,10 +308,8 @@ def placed(graphs: list[dict[str, Any]]) -> list[Placed]:
     return found
 
 
-def _radius(node: dict[str, Any]) -> float:
-    """Of the larger of both circles, that of the share and that of the weight."""
-    larger = max(float(node["share"]), float(node["weight"] or 0.0))
-    return BASE + REACH * math.sqrt(larger)
+def node_radius(share: float) -> float:
+    return BASE + REACH * math.sqrt(max(share, 0.0))
 
 
 def _shortened(values: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import io
 import json
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -144,18 +145,21 @@ def draw_points(
     )
 
 
-def draw_part(axis: Any, row: int, left: float, width: float, index: int, label: str) -> None:
-    """One part of a bar; a label that the axis has already is told once."""
-    axis.barh(
-        row,
-        width,
-        left=left,
-        color=colour(index),
-        hatch=hatch(index),
-        edgecolor="white",
-        linewidth=0,
-        label=None if label in axis.get_legend_handles_labels()[1] else label,
-    )
+def draw_bar(axis: Any, row: int, parts: Iterable[tuple[int, str, float]]) -> None:
+    """A bar of parts (index, label, width); a label that the axis has already is told once."""
+    left = 0.0
+    for index, label, width in parts:
+        axis.barh(
+            row,
+            width,
+            left=left,
+            color=colour(index),
+            hatch=hatch(index),
+            edgecolor="white",
+            linewidth=0,
+            label=None if label in axis.get_legend_handles_labels()[1] else label,
+        )
+        left += width
 
 
 def draw_estimate(
@@ -259,13 +263,25 @@ def draw_components(found: Mapping[str, Points]) -> Any:
     figure, axes = sheet(WIDE, 1.35 * rows + 0.2 * lines + 0.4, rows, across)
     row = 0
     for name, points in found.items():
-        own = [axis for line in axes[row : row + rows_of[name]] for axis in line]
-        for at, axis in enumerate(own):
-            _panel(axis, points, at, sources)
-        for line in axes[row : row + rows_of[name]]:
-            line[0].set_ylabel(name)
+        own = axes[row : row + rows_of[name]]
         row += rows_of[name]
-    _same_range(axes, found)
+        for line in own:
+            line[0].set_ylabel(name)
+        # An empty place after the last probe.
+        for axis, probe in zip_longest(own.flat, points["coordinates"].items()):
+            if probe is None:
+                axis.set_axis_off()
+            else:
+                _panel(axis, points, *probe, sources)
+    # One square for all panels, with every point in it; numbers at the outer ones alone.
+    every = [row for p in found.values() for probe in p["coordinates"].values() for row in probe]
+    low, high = ([end(row[part] for row in every) for part in (0, 1)] for end in (min, max))
+    reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
+    middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
+    x, y = ((middle - reach, middle + reach) for middle in middles)
+    for axis in axes.flat:
+        axis.set(xlim=x, ylim=y, aspect="equal")
+        axis.label_outer(remove_inner_ticks=True)
     told = "first component of each probe, upwards the second; %: of its variance on both"
     figure.supxlabel(told, fontsize=7)
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -273,12 +289,8 @@ def draw_components(found: Mapping[str, Points]) -> Any:
     return figure
 
 
-def _panel(axis: Any, points: Points, at: int, sources: list[str]) -> None:
-    """The probe at this place, or an empty place after the last."""
-    if at >= len(points["coordinates"]):
-        axis.set_axis_off()
-        return
-    step, coordinates = list(points["coordinates"].items())[at]
+def _panel(axis: Any, points: Points, step: str, coordinates: Any, sources: list[str]) -> None:
+    """The rows of one probe, by source."""
     for index, source in enumerate(sources):
         own = [
             row
@@ -296,15 +308,3 @@ def _panel(axis: Any, points: Points, at: int, sources: list[str]) -> None:
             alpha=0.7,
         )
     axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
-
-
-def _same_range(axes: Any, found: Mapping[str, Points]) -> None:
-    """One square for all panels, with every point in it; numbers at the outer ones alone."""
-    rows = [row for p in found.values() for probe in p["coordinates"].values() for row in probe]
-    low, high = ([end(row[part] for row in rows) for part in (0, 1)] for end in (min, max))
-    reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
-    middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
-    x, y = ((middle - reach, middle + reach) for middle in middles)
-    for axis in axes.flat:
-        axis.set(xlim=x, ylim=y, aspect="equal")
-        axis.label_outer(remove_inner_ticks=True)

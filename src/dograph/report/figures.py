@@ -1,10 +1,11 @@
 """Figures of runs: curves, health, cost, and the domains of each run."""
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dograph.errors import ConfigError, require
 from dograph.report.collect import collect, open_subjects
@@ -14,9 +15,8 @@ from dograph.report.content import (
     DomainsShown,
     PageData,
     RunData,
-    ShownProbe,
 )
-from dograph.report.domains import BASE, REACH
+from dograph.report.domains import node_radius
 from dograph.report.drawing import (
     ASIDE,
     COLUMN,
@@ -26,10 +26,10 @@ from dograph.report.drawing import (
     colour,
     dashes,
     draw_band,
+    draw_bar,
     draw_curve,
     draw_estimate,
     draw_line,
-    draw_part,
     draw_points,
     label_log,
     label_rows,
@@ -93,11 +93,9 @@ def draw_run(run: RunData, stem: str) -> Drawn:
         for axis in list(axes.flat)[len(run.health) :]:
             axis.set_axis_off()
         yield f"{stem}health", figure
-    if run.domains is not None:
-        yield from _domains(run.domains, stem)
-
-
-def _domains(domains: DomainsShown, stem: str) -> Drawn:
+    domains = run.domains
+    if domains is None:
+        return
     if domains.probes:
         yield f"{stem}pca", _probes(domains)
     if domains.weight:
@@ -127,22 +125,19 @@ def _probes(domains: DomainsShown) -> Any:
     figure, axes = sheet(WIDE, 2.6, 2, len(chosen))
     named = [f"{kind} {j}" for j in range(max(max([-1, *probe.label]) for probe in chosen) + 1)]
     for column, probe in enumerate(chosen):
-        _scatter(axes[0, column], probe, domains.source_N, domains.sources)
-        _scatter(axes[1, column], probe, probe.label, named)
+        x, y = probe.own
+        kinds = ((domains.source_N, domains.sources), (probe.label, named))
+        for axis, (kind_N, names) in zip(axes[:, column], kinds, strict=True):
+            for index, name in [(-1, ""), *enumerate(names)]:
+                own = [n for n, kind in enumerate(kind_N) if kind == index]
+                draw_points(axis, [x[n] for n in own], [y[n] for n in own], index, name or None)
+            axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
         axes[0, column].set_title(f"step {probe.step:,}")
     axes[0, 0].set_ylabel("by source")
     axes[1, 0].set_ylabel(by)
     legend_of(axes[0, -1], "upper")
     legend_of(axes[1, -1], "lower")
     return figure
-
-
-def _scatter(axis: Any, probe: ShownProbe, kind_N: list[int], names: list[str]) -> None:
-    x, y = probe.own
-    for index, name in [(-1, ""), *enumerate(names)]:
-        own = [n for n, kind in enumerate(kind_N) if kind == index]
-        draw_points(axis, [x[n] for n in own], [y[n] for n in own], index, name or None)
-    axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
 
 
 def _graph(domains: DomainsShown) -> Any:
@@ -159,7 +154,7 @@ def _graph(domains: DomainsShown) -> Any:
         axis.plot([x0, x1], [y0, y1], style, color="#888888", linewidth=width, zorder=1)
     for node in graph.nodes:
         own, where = colour(node["domain"]), place[node["domain"]]
-        share, weight = _radius(node["share"]), _radius(node["weight"] or node["share"])
+        share, weight = (node_radius(x) for x in (node["share"], node["weight"] or node["share"]))
         axis.add_patch(circle(where, share, facecolor=own, alpha=0.4, zorder=2))
         ring = circle(where, weight, fill=False, edgecolor=own, linewidth=1.4, zorder=3)
         ring.set_linestyle(dashes(node["domain"]))
@@ -172,31 +167,19 @@ def _graph(domains: DomainsShown) -> Any:
     return figure
 
 
-def _radius(share: float) -> float:
-    return BASE + REACH * math.sqrt(max(share, 0.0))
-
-
 def _composition(domains: DomainsShown) -> Any:
     graph, sources = domains.graphs[-1], domains.sources
     figure, axes = sheet(COLUMN, 0.8 + 0.22 * len(graph.nodes))
     axis = axes[0, 0]
     names = list(dict.fromkeys([*sources, *(n for node in graph.nodes for n in node["sources"])]))
     for row, node in enumerate(graph.nodes):
-        left = 0.0
-        for index, name in enumerate(names):
-            share = node["sources"].get(name, 0) / max(node["samples"], 1)
-            draw_part(axis, row, left, share, index, name)
-            left += share
+        shares = (node["sources"].get(name, 0) / max(node["samples"], 1) for name in names)
+        draw_bar(axis, row, zip(range(len(names)), names, shares, strict=True))
     axis.set(xlabel="share of the domain's samples", xlim=(0, 1))
     _say_ranks(figure, domains)
     label_rows(axis, [f"domain {node['domain']}" for node in graph.nodes])
     legend_of(axis)
     return figure
-
-
-def file_stem(name: str) -> str:
-    """A run's name as the beginning of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
 
 
 # Figures of methods beside each other, of downstream tasks and of costs.
@@ -215,27 +198,23 @@ def draw_comparison(one: Comparison, stem: str) -> Drawn:
         axis.locator_params(axis="x", nbins=5)
         axis.set_xlabel(f"mean loss less {one.baseline}'s (nats),\n95 % over seeds")
         yield f"{stem}differences", figure
-        yield f"{stem}by-source", _heat(one)
-    if one.num_domains:
-        yield f"{stem}num-domains", _points(one.num_domains, "domains", log=False)
-
-
-def _heat(one: Comparison) -> Any:
-    others = [method for method in one.methods if method.source_differences]
-    sources = list(others[0].source_differences)
-    table = [[m.source_differences[s].value.value for s in sources] for m in others]
-    most = max(1e-9, max(abs(value) for row in table for value in row))
-    figure, axes = sheet(WIDE, 0.9 + 0.3 * len(others))
-    axis = axes[0, 0]
-    axis.imshow(table, cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto")
-    for i, row in enumerate(table):
-        for j, value in enumerate(row):
+        methods = [method for method in one.methods if method.source_differences]
+        sources = list(methods[0].source_differences)
+        table = [[m.source_differences[s].value.value for s in sources] for m in methods]
+        most = max(1e-9, max(abs(value) for row in table for value in row))
+        figure, axes = sheet(WIDE, 0.9 + 0.3 * len(methods))
+        axis = axes[0, 0]
+        axis.imshow(table, cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto")
+        for i, j in np.ndindex(len(methods), len(sources)):
+            value = table[i][j]
             shade = "white" if abs(value) > 0.7 * most else "black"
             axis.text(j, i, f"{value:+.3f}", ha="center", va="center", fontsize=6.5, color=shade)
-    axis.set_xticks(range(len(sources)), sources, rotation=30, ha="right")
-    axis.set_yticks(range(len(others)), [method.name for method in others])
-    axis.set_title(f"loss by source less {one.baseline}'s (nats)")
-    return figure
+        axis.set_xticks(range(len(sources)), sources, rotation=30, ha="right")
+        axis.set_yticks(range(len(methods)), [method.name for method in methods])
+        axis.set_title(f"loss by source less {one.baseline}'s (nats)")
+        yield f"{stem}by-source", figure
+    if one.num_domains:
+        yield f"{stem}num-domains", _points(one.num_domains, "domains", log=False)
 
 
 def _points(lines: list[tuple[str, list[tuple[int, Estimate]]]], xlabel: str, *, log: bool) -> Any:
@@ -294,10 +273,7 @@ def draw_cost(data: PageData) -> Drawn:
     axis = axes[0, 0]
     names = list(dict.fromkeys(part.name for run in timed for part in run.cost.parts))
     for row, run in enumerate(timed):
-        left = 0.0
-        for part in run.cost.parts:
-            draw_part(axis, row, left, part.ms, names.index(part.name), part.name)
-            left += part.ms
+        draw_bar(axis, row, [(names.index(x.name), x.name, x.ms) for x in run.cost.parts])
     axis.set_xlabel("milliseconds a step")
     label_rows(axis, [run.name for run in timed])
     legend_of(axis)
@@ -338,7 +314,8 @@ def drawn(data: PageData) -> Iterator[tuple[str, Any]]:
     yield from draw_curves(data)
     first = {group.runs[0] for group in data.groups}
     for run in (run for run in data.runs if run.name in first):
-        yield from draw_run(run, "" if len(data.runs) == 1 else f"{file_stem(run.name)}-")
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.") or "run"
+        yield from draw_run(run, "" if len(data.runs) == 1 else f"{stem}-")
     yield from draw_cost(data)
     for k, comparison in enumerate(data.comparisons):
         yield from draw_comparison(comparison, f"comparison{k + 1 if k else ''}-")

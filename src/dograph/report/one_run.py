@@ -3,10 +3,8 @@
 import json
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -66,7 +64,7 @@ def warnings_of(run: RunDirectory, config: RunConfig, columns: Columns) -> list[
             f"equal weights in {len(at)} of {len(step_N)} steps, because a gradient was not finite "
             f"or the problem had no solution (first in step {int(at[0])})"
         )
-    step_N, residual_N = columns.get("weights/solver_residual")
+    step_N, residual_N = columns.get(RESIDUAL)
     if len(at := step_N[residual_N > UNSOLVED]):
         told.append(
             f"solves that did not converge: residual above {UNSOLVED:g} in {len(at)} of "
@@ -83,53 +81,36 @@ def warnings_of(run: RunDirectory, config: RunConfig, columns: Columns) -> list[
 SETTLED = 5  # steps before times are taken: compilation, first allocations
 PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred", "update")
 
-# name, title, what it means, whether on a logarithmic axis
-HEALTH = (
-    (
-        "weights/effective_samples",
+RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
+HEALTH = {  # title, and what it means
+    "weights/effective_samples": (
         "Effective samples",
         "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
-        False,
     ),
-    (
-        "weights/max_times_equal",
+    "weights/max_times_equal": (
         "Largest sample weight, n max c",
         "what the heaviest sample counted; 1 is an equal weight",
-        False,
     ),
-    (
-        "weights/entropy_nats",
+    "weights/entropy_nats": (
         "Entropy of the domains' weights",
         "in nats; equal weights over M domains give ln M",
-        False,
     ),
-    (
-        "domains/nmi",
+    "domains/nmi": (
         "Agreement of domains with sources",
         "normalised mutual information over ten batches; 1: the same grouping, 0: unrelated",
-        False,
     ),
-    (
-        "domains/batch_nmi",
+    "domains/batch_nmi": (
         "Agreement of domains with sources, in each batch",
         "normalised mutual information; 1: the same grouping; few samples in a domain agree by "
         "chance, so read its course and not its height",
-        False,
     ),
-    (
-        "weights/gradient_norm_ratio",
+    "weights/gradient_norm_ratio": (
         "Weighted over plain gradient norm",
         "|sum c g| / |mean g| on the sketches; 1: weights leave the length alone",
-        False,
     ),
-    (
-        "weights/solver_residual",
-        "Solver residual",
-        "how far the weights are from what the objective asks for",
-        True,
-    ),
-    ("optim/grad_norm", "Gradient norm", "of the update, before clipping", False),
-)
+    RESIDUAL: ("Solver residual", "how far the weights are from what the objective asks for"),
+    "optim/grad_norm": ("Gradient norm", "of the update, before clipping"),
+}
 
 
 @dataclass(slots=True)
@@ -152,16 +133,13 @@ class OpenRun:
         edits = edits_of(RunDirectory(self.path))
         if not edits:
             return self.config
-        shares = [
-            " ".join(f"{source} {share:.3g}" for source, share in e.new.items()) for e in edits
-        ]
-        told = "; ".join(f"after {e.step}: {new}" for e, new in zip(edits, shares, strict=True))
+        told = "; ".join(
+            f"after {e.step}: "
+            + " ".join(f"{source} {share:.3g}" for source, share in e.new.items())
+            for e in edits
+        )
         mixer = self.config.mixer.model_copy(update={"edited": told})
         return self.config.model_copy(update={"mixer": mixer})
-
-    def forget(self) -> None:
-        """Let go of what was read; the next look reads from the start."""
-        self.columns = Columns(self.columns.path)
 
     def corpus(self) -> Corpus | None:
         """The corpus where it still is what it was, and None elsewhere: a page can do without."""
@@ -179,20 +157,28 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     columns, config = run.columns, run.config
     columns.read()
     directory, corpus = RunDirectory(run.path), run.corpus()
-    losses = last_losses(directory, columns, corpus)
-    environment = read_json(run.path / ENVIRONMENT)
+    # Domains of one batch are not those of the next: taken over ten, they agree with nothing.
+    other = "domains/batch_nmi" if domains_last(config) else "domains/nmi"
+    health = []
+    for measure, (title, meaning) in HEALTH.items():
+        if measure in columns and measure != other:
+            step_N, value_N = columns.get(measure)
+            told = meaning.format(batch=config.train.batch_size)
+            # An exact solution has nothing to take logarithms of.
+            log = measure == RESIDUAL and bool((value_N > 0).any())
+            health.append(Measure(measure, title, told, curve(step_N, value_N, buckets), log))
     return RunData(
         name=name,
         group=group,
         seed=config.seed,
         steps=columns.last_step,
         total_steps=config.train.steps,
-        facts=_facts(run, environment),
+        facts=_facts(run),
         command=f"dograph train {directory.config_file} run=ELSEWHERE",
-        losses=losses,
+        losses=last_losses(directory, columns, corpus),
         warnings=warnings_of(directory, config, columns),
         curves=_curves(columns, buckets),
-        health=_health(columns, config, buckets),
+        health=health,
         cost=cost_of(run.path, columns),
         domains=domains_of(directory, config, columns, corpus, buckets, texts),
     )
@@ -207,66 +193,43 @@ def last_losses(run: RunDirectory, columns: Columns, corpus: Corpus | None) -> l
     for name in sources:
         nats = columns.last(f"valid/{name}/loss_nats")
         assert nats is not None
-        has_blocks = name in blocks and abs(blocks[name].mean - nats) < 1e-3
-        estimate = (
-            of_blocks(blocks[name].mean, [(1.0, blocks[name])]) if has_blocks else Estimate(nats)
-        )
+        estimate = Estimate(nats)
+        if name in blocks and abs(blocks[name].mean - nats) < 1e-3:
+            estimate = of_blocks(blocks[name].mean, [(1.0, blocks[name])])
         found.append(SourceLoss(name, estimate, columns.last(f"data/{name}/epochs")))
-    whole = set(sources) <= set(blocks)
     tokens = corpus.tokens_by_source() if corpus is not None else {}
+    total = sum(tokens.get(source, 0) for source in sources)
+    nats_of = {loss.name: loss.nats.value for loss in found}
+    worst = max(nats_of, key=lambda name: nats_of[name], default=None)
+    # What each source counts in a summary; empty where that is not known.
+    shares = {
+        "mean": {source: 1 / len(sources) for source in sources},
+        "worst": {} if worst is None else {worst: 1.0},
+        "natural": {source: tokens.get(source, 0) / total for source in sources if total},
+    }
     for name in (name for name in SUMMARIES if name in names):
         value = columns.last(f"valid/{name}/loss_nats")
         assert value is not None
-        share = _shares(name, sources, {x.name: x.nats.value for x in found}, tokens)
-        parts = [(share[s], blocks[s]) for s in share] if whole else []
+        whole = set(sources) <= set(blocks)
+        parts = [(share, blocks[s]) for s, share in shares[name].items() if whole]
         estimate = of_blocks(value, parts) if parts else Estimate(value)
         found.append(SourceLoss(name, estimate, None, is_summary=True))
     return found
-
-
-def _shares(
-    summary: str, sources: list[str], nats: Mapping[str, float], tokens: Mapping[str, int]
-) -> dict[str, float]:
-    """What each source counts in a summary; empty where that is not known."""
-    if summary == "mean":
-        return dict.fromkeys(sources, 1 / len(sources))
-    if summary == "worst":
-        return {max(sources, key=lambda name: nats[name]): 1.0}
-    total = sum(tokens.get(source, 0) for source in sources)
-    return {source: tokens.get(source, 0) / total for source in sources} if total else {}
 
 
 def _curves(columns: Columns, buckets: int) -> Curves:
     def made(name: str, *, smooth: bool = True) -> Curve:
         return curve(*columns.get(name), buckets, smooth=smooth)
 
-    def maybe(name: str, *, smooth: bool = True) -> Curve | None:
-        return made(name, smooth=smooth) if name in columns else None
-
     train = {"total": made("train/loss_nats")} if "train/loss_nats" in columns else {}
     train |= {s: made(f"train/{s}/loss_nats") for s in columns.middles("train/", "/loss_nats")}
-    valid = {
-        name: made(f"valid/{name}/loss_nats", smooth=False)
-        for name in sorted(
-            columns.middles("valid/", "/loss_nats"), key=lambda name: name not in SUMMARIES
-        )
-    }
-    speed = maybe("time/tokens_per_second", smooth=False)
-    return Curves(train, valid, maybe("optim/lr", smooth=False), speed)
-
-
-def _health(columns: Columns, config: RunConfig, buckets: int) -> list[Measure]:
-    # Domains of one batch are not those of the next: taken over ten, they agree with nothing.
-    other = "domains/batch_nmi" if domains_last(config) else "domains/nmi"
-    found = []
-    for name, title, meaning, log in HEALTH:
-        if name not in columns or name == other:
-            continue
-        step_N, value_N = columns.get(name)
-        told = meaning.format(batch=config.train.batch_size)
-        logs = log and bool((value_N > 0).any())  # an exact solution has nothing to take logs of
-        found.append(Measure(name, title, told, curve(step_N, value_N, buckets), logs))
-    return found
+    names = sorted(columns.middles("valid/", "/loss_nats"), key=lambda name: name not in SUMMARIES)
+    valid = {name: made(f"valid/{name}/loss_nats", smooth=False) for name in names}
+    lr, speed = (
+        made(name, smooth=False) if name in columns else None
+        for name in ("optim/lr", "time/tokens_per_second")
+    )
+    return Curves(train, valid, lr, speed)
 
 
 def cost_of(path: Path, columns: Columns) -> RunCost:
@@ -296,8 +259,8 @@ def cost_of(path: Path, columns: Columns) -> RunCost:
     )
 
 
-def _facts(run: OpenRun, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    config, train = run.config, run.config.train
+def _facts(run: OpenRun) -> list[tuple[str, str]]:
+    config, train, environment = run.config, run.config.train, read_json(run.path / ENVIRONMENT)
     parameters = parameters_of(run.path)
     size = f", {parameters:,} parameters" if parameters else ""
     tokens = run.columns.last_step * config.tokens_per_step

@@ -17,20 +17,12 @@ _NUMBERS = (int, float)
 _UNUSED = ("/ppl", "/bits_per_byte", "/samples", "/gradient_norm", "/mean_norm")
 
 
-def _is_shown(name: str) -> bool:
-    return name != "step" and not name.endswith(_UNUSED)
-
-
 @dataclass(slots=True)
 class Column:
     """One quantity: the steps that have it, and its values; what is not finite is left out."""
 
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     values: "array[float]" = field(default_factory=lambda: array("d"))
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """step_N and value_N, as copies."""
-        return np.array(self.steps, dtype=np.int64), np.array(self.values, dtype=np.float64)
 
 
 class Columns:
@@ -78,7 +70,8 @@ class Columns:
         known = self._known
         for name, value in row.items():  # millions of times in a long run
             if name not in known:
-                known[name] = Column() if _is_shown(name) else None
+                is_shown = name != "step" and not name.endswith(_UNUSED)
+                known[name] = Column() if is_shown else None
             column = known[name]
             if column is not None and value.__class__ in _NUMBERS and isfinite(value):
                 column.steps.append(step)
@@ -89,12 +82,12 @@ class Columns:
         return {name: column for name, column in self._known.items() if column and column.steps}
 
     def __contains__(self, name: str) -> bool:
-        column = self._known.get(name)
-        return column is not None and len(column.steps) > 0
+        return self.last(name) is not None
 
     def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """step_N and value_N of a column; empty where there is none."""
-        return (self._known.get(name) or Column()).arrays()
+        """step_N and value_N of a column, as copies; empty where there is none."""
+        own = self._known.get(name) or Column()
+        return np.array(own.steps, dtype=np.int64), np.array(own.values, dtype=np.float64)
 
     def last(self, name: str) -> float | None:
         column = self._known.get(name)

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -61,15 +62,12 @@ class Live:
         for run in (RunDirectory(run.path) for run in self._subjects.runs):
             files += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
             files.append(run.path / EVALUATION)
-        return [(file, _state(file)) for file in files]
-
-
-def _state(file: Path) -> tuple[int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
+        signature: list[tuple[Path, int, int]] = []
+        for file in files:
+            with suppress(OSError):  # one that is not there yet
+                status = file.stat()
+                signature.append((file, status.st_mtime_ns, status.st_size))
+        return signature
 
 
 class Server(ThreadingHTTPServer):
@@ -96,10 +94,6 @@ class Server(ThreadingHTTPServer):
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
 
-    @property
-    def own_names(self) -> set[str]:
-        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
-
 
 class Handler(BaseHTTPRequestHandler):
     """GET of the page and of its data; everything else is refused."""
@@ -108,7 +102,8 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "dograph", ""
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in self.server.own_names:
+        own_names = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        if self.headers.get("Host") not in own_names:
             self._answer(403, "text/plain", b"this server answers to 127.0.0.1 and localhost alone")
             return
         where = urlsplit(self.path)
@@ -116,18 +111,15 @@ class Handler(BaseHTTPRequestHandler):
             page = render(self.server.live.look().data, live=True)
             self._answer(200, "text/html; charset=utf-8", page.encode())
         elif where.path == "/data.json":
-            self._data(parse_qs(where.query).get("since", [""])[0])
+            now = self.server.live.look()
+            if parse_qs(where.query).get("since", [""])[0] == now.version:
+                self._answer(204, None, b"")
+                return
+            head = json.dumps({"version": now.version, "wait": now.wait})
+            body = f'{head[:-1]}, "page": {now.data.to_json()}}}'
+            self._answer(200, "application/json", body.encode())
         else:
             self._answer(404, "text/plain", b"there is / and /data.json")
-
-    def _data(self, since: str) -> None:
-        now = self.server.live.look()
-        if since == now.version:
-            self._answer(204, None, b"")
-            return
-        head = json.dumps({"version": now.version, "wait": now.wait})
-        body = f'{head[:-1]}, "page": {now.data.to_json()}}}'
-        self._answer(200, "application/json", body.encode())
 
     def _answer(self, status: int, kind: str | None, body: bytes) -> None:
         self.send_response(status)
