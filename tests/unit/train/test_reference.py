@@ -148,15 +148,15 @@ def test_references_that_do_not_fit(corpus, tmp_path):
     with pytest.raises(
         ConfigError, match="vocabulary of 164 tokens, the model that is trained 100"
     ):
-        open_steps(corpus, mixer=DoReMiProxy(str(tmp_path / "wide")))
+        open_steps(corpus, mixer=DoReMiProxy(reference=str(tmp_path / "wide")))
     save_reference(tmp_path / "narrow", vocab=64)
     with pytest.raises(ConfigError, match="vocabulary of 64 tokens"):
-        open_steps(corpus, mixer=DoReMiProxy(str(tmp_path / "narrow")))
+        open_steps(corpus, mixer=DoReMiProxy(reference=str(tmp_path / "narrow")))
     with pytest.raises(ConfigError, match="must be a run directory, a model folder or a Hugging"):
-        open_steps(corpus, mixer=DoReMiProxy(str(tmp_path / "nothing")))
+        open_steps(corpus, mixer=DoReMiProxy(reference=str(tmp_path / "nothing")))
     save_reference(tmp_path / "short")
     with pytest.raises(ConfigError, match=r"positions, fewer than data\.seq_len"):
-        open_steps(corpus, "data.seq_len=900", mixer=DoReMiProxy(str(tmp_path / "short")))
+        open_steps(corpus, "data.seq_len=900", mixer=DoReMiProxy(reference=str(tmp_path / "short")))
 
 
 def test_a_run_is_a_reference_once_it_has_ended(corpus, tmp_path, reference):
@@ -164,9 +164,9 @@ def test_a_run_is_a_reference_once_it_has_ended(corpus, tmp_path, reference):
     run.mkdir()
     (run / "config.yaml").write_text(resolve_config(None, []).dump())
     with pytest.raises(ConfigError, match="has not ended"):
-        open_steps(corpus, mixer=DoReMiProxy(str(run)))
+        open_steps(corpus, mixer=DoReMiProxy(reference=str(run)))
     (run / "model").symlink_to(reference[0])
-    taken = open_steps(corpus, mixer=DoReMiProxy(str(run))).take()
+    taken = open_steps(corpus, mixer=DoReMiProxy(reference=str(run))).take()
     assert float(taken.weight_B.sum()) == pytest.approx(1, abs=1e-5)
 
 
