@@ -1,25 +1,27 @@
 """dograph reproduce: a table or figure of the paper, made again and judged."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dograph.cli.compare import DryRun, LabFolder, ProxySettings
 from dograph.cli.console import (
     On,
     RayAddress,
     Workers,
     command,
+    ensured,
     open_console,
     open_pool,
+    say,
     stages,
 )
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce.artefacts import Artefact
     from dograph.reproduce.asks import Wanted
@@ -81,11 +83,6 @@ Out = Annotated[
         show_default=False,
     ),
 ]
-ProxySettings = Annotated[
-    list[str] | None,
-    typer.Option("--proxy", metavar="NAME=VALUE", help="a setting of the plans' proxies; repeat"),
-]
-LabFolder = Annotated[Path, typer.Option("--lab", help="where the plans' proxies are kept")]
 Using = Annotated[
     str, typer.Option("--with", help="scorer of the tasks: builtin, or lm-eval (extra eval)")
 ]
@@ -96,7 +93,6 @@ Limit = Annotated[
     str | None, typer.Option(help="items of each task, evenly spaced: 200", show_default=False)
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="texts scored at once")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="tell what it would cost, and stop")]
 
 
 def reproduce(
@@ -138,56 +134,26 @@ def reproduce(
     or a crash the same command goes on. OUT/reproduce.json holds all of it.
     docs/reproduce.md tells what each name trains and how to read it.
     """  # noqa: D301
-    from dograph.reproduce.artefacts import find_artefact
-    from dograph.reproduce.session import print_list
+    from dograph.reproduce import artefacts, asks, session
 
-    console = open_console(WIDTH)
     if name is None:
-        print_list(console)
+        session.print_list(open_console(WIDTH))
         return
-    artefact = find_artefact(name)
-    request = _request(artefact, benchmarks, tasks, limit, using, batch_size)
-    wanted = _wanted(
-        artefact, settings or [], scale, corpus, seeds, methods, sizes, out, proxy or [], lab
-    )
-    _run(wanted, request, console, (on, workers, ray_address), dry_run=dry_run)
-
-
-def _wanted(
-    artefact: "Artefact",
-    settings: list[str],
-    scale: Literal["mini", "paper"],
-    corpus: str | None,
-    seeds: str | None,
-    methods: str | None,
-    sizes: str | None,
-    out: Path | None,
-    proxy: list[str],
-    lab: Path,
-) -> "Wanted":
-    from dataclasses import replace
-
-    from dograph.cli.console import ensured
-    from dograph.reproduce.asks import Wanted, build_asks, require_corpus
-
-    wanted = Wanted(
-        artefact=artefact,
+    wanted = asks.Wanted(
+        artefact=artefacts.find_artefact(name),
         scale=scale,
-        settings=tuple(settings),
+        settings=tuple(settings or []),
         corpus=corpus,
         seeds=seeds,
         methods=methods,
         sizes=sizes,
-        proxy=tuple(proxy),
+        proxy=tuple(proxy or []),
         out=out,
         lab=lab,
         command=command(),
     )
-    build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
-    if corpus is None:
-        require_corpus(wanted)
-    folder = ensured(wanted.corpus_name)
-    return replace(wanted, corpus=str(folder))
+    request = _request(wanted.artefact, benchmarks, tasks, limit, using, batch_size)
+    _run(wanted, request, (on, workers, ray_address), dry_run=dry_run)
 
 
 def _request(
@@ -206,30 +172,29 @@ def _request(
             f"--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
             f"{artefact.name} asks no questions"
         )
+    names = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     return EvalRequest(
-        benchmarks=benchmarks,
-        tasks=tuple(name.strip() for name in tasks.split(",")) if tasks else (),
-        limit=limit,
-        using=using,
-        batch_size=batch_size,
+        benchmarks=benchmarks, tasks=names, limit=limit, using=using, batch_size=batch_size
     )
 
 
 def _run(
     wanted: "Wanted",
     request: "EvalRequest",
-    console: "Console",
     where: tuple[str, int | None, str | None],
     *,
     dry_run: bool,
 ) -> None:
     from dograph.plan.jobs import Stopped
     from dograph.reproduce import session
-    from dograph.reproduce.asks import build_asks
-    from dograph.reproduce.session import print_outcome
+    from dograph.reproduce.asks import build_asks, require_corpus
+    from dograph.reproduce.seen import COORDINATES
 
-    asks = build_asks(wanted)
-    device = next(iter(asks.values())).config.train.device
+    build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
+    if wanted.corpus is None:
+        require_corpus(wanted)
+    wanted = replace(wanted, corpus=str(ensured(wanted.corpus_name)))
+    asks, folder = build_asks(wanted), wanted.folder
     with stages("items") as report:
         corpus = session.check(wanted, asks, request, report)
     if dry_run:
@@ -237,32 +202,24 @@ def _run(
             print(line)
         return
     try:
-        with open_pool(device, *where) as pool:
-            study = session.train(wanted, asks, pool, _say)
+        with open_pool(next(iter(asks.values())).config.train.device, *where) as pool:
+            study = session.train(wanted, asks, pool, say)
         with stages("models", live=request.using == "builtin") as report:
-            outcome, record = session.finish(study, request, wanted.folder, report)
+            outcome, record = session.finish(study, request, folder, report)
     except Stopped as stopped:
-        print(f"{stopped}; finished cells are in {wanted.folder}", file=sys.stderr)
+        print(f"{stopped}; finished cells are in {folder}", file=sys.stderr)
         sys.exit(128 + stopped.number)
     except KeyboardInterrupt:
         print("stopped; nothing is lost: the same command goes on", file=sys.stderr)
         sys.exit(130)
     if wanted.artefact.kind == "gradient-pca":
-        record = record | {"notes": [*record["notes"], *_pictured(wanted.folder)]}
-    print_outcome(console, wanted.artefact, outcome, record)
-    print(f"all of it: {wanted.folder / session.RESULT}; the runs: {wanted.folder}")
+        from dograph.report.drawing import picture_notes
+
+        notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
+        record = record | {"notes": [*record["notes"], *notes]}
+    session.print_outcome(open_console(WIDTH), wanted.artefact, outcome, record)
+    print(f"all of it: {folder / session.RESULT}; the runs: {folder}")
     if record["failures"]:
         failed = ", ".join(record["failures"])
         print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
         sys.exit(1)
-
-
-def _pictured(folder: Path) -> list[str]:
-    from dograph.report.drawing import picture_notes
-    from dograph.reproduce.seen import COORDINATES
-
-    return picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -32,7 +32,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ComparedMethod:
     """One row of the table."""
 
     label: str
@@ -60,9 +60,9 @@ class Method:
         return build_mixer(self.mixer["name"], options)
 
 
-def parse_methods(text: str, base: RunConfig, baseline: str) -> list[Method]:
+def parse_methods(text: str, base: RunConfig, baseline: str) -> list[ComparedMethod]:
     """The methods that `text` names; the baseline comes first, added where it is not named."""
-    found: list[Method] = []
+    found: list[ComparedMethod] = []
     for part in _split(text):
         if part == "all":
             found += [_named(name, base) for name in ALL]
@@ -103,7 +103,7 @@ def parse_seeds(text: str, first: int) -> list[int]:
     return numbers
 
 
-def _named(text: str, base: RunConfig) -> Method:
+def _named(text: str, base: RunConfig) -> ComparedMethod:
     """`LABEL=NAME[OPTIONS]`; a bare name that is the configuration's own mixer has its options."""
     match = re.fullmatch(r"(?:([^=\[\]]+)=)?([^=\[\]]+)(?:\[(.*)\])?", text, re.DOTALL)
     if match is None:
@@ -117,10 +117,10 @@ def _named(text: str, base: RunConfig) -> Method:
         options = base.mixer.options
     derived = name if inside is None else f"{name}-{inside}"
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", derived).strip("-.")
-    return Method(_checked(label or slug), {"name": name, **options})
+    return ComparedMethod(_checked(label or slug), {"name": name, **options})
 
 
-def _from_file(file: str, label: str, content: Any, base: RunConfig) -> Method:
+def _from_file(file: str, label: str, content: Any, base: RunConfig) -> ComparedMethod:
     if isinstance(content, str):
         return _named(f"{label}={content}", base)
     mixer = content.get("mixer") if isinstance(content, Mapping) else None
@@ -129,7 +129,7 @@ def _from_file(file: str, label: str, content: Any, base: RunConfig) -> Method:
             f"{file}: {label} must be a mixer's name or hold `mixer: {{name: ...}}` and "
             f"perhaps `sketch`, got {content!r}. Other settings are the same for all methods"
         )
-    return Method(_checked(label), dict(mixer), dict(content.get("sketch") or {}))
+    return ComparedMethod(_checked(label), dict(mixer), dict(content.get("sketch") or {}))
 
 
 def _split(text: str) -> list[str]:
@@ -161,7 +161,7 @@ class Ask:
 
     config: RunConfig  # of all cells, but for mixer, seed and run; its corpus is a folder
     proxy: RunConfig | None  # what planned methods train in the lab; None: none is planned
-    methods: tuple[Method, ...]
+    methods: tuple[ComparedMethod, ...]
     seeds: tuple[int, ...]
     budget: Budget
     replan: bool  # a plan for each seed, instead of one for all
@@ -232,7 +232,7 @@ class Ask:
         self._write(joined)
         mine = {method.label: method for method in self.methods}
         all_methods = [
-            mine.get(label) or Method(label, spec["mixer"], spec["sketch"])
+            mine.get(label) or ComparedMethod(label, spec["mixer"], spec["sketch"])
             for label, spec in joined["methods"].items()
         ]
         all_methods.sort(key=lambda method: method.label != joined["baseline"])

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.arms import Ask, Method
+from dograph.compare.arms import Ask, ComparedMethod
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
@@ -80,12 +80,16 @@ def make_plans(ask: Ask, pool: Pool, say: Say) -> Plans:
     return Plans(made, failed)
 
 
-def _plan(ask: Ask, method: Method, seed: int | None, pool: Pool, say: Say) -> Planned:
+def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: Say) -> Planned:
     stem = method.label if seed is None else f"{method.label}-s{seed}"
     file = (ask.out / "plans" / f"{stem}.yaml").resolve()
     cost = file.with_suffix(".json")
     if not cost.is_file():
-        own = Method(method.label, {**method.mixer, "seed": seed}) if seed is not None else method
+        own = (
+            ComparedMethod(method.label, {**method.mixer, "seed": seed})
+            if seed is not None
+            else method
+        )
         target = own.config(ask.config)
         assert ask.proxy is not None
         say(f"plan of {stem}:")

@@ -43,7 +43,7 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RunCost:
     """FLOPs or seconds of a run; a method's are the means of its runs."""
 
     train: float
@@ -116,9 +116,9 @@ class CellFindings:
     command: str  # makes it again
     steps: int
     tokens: int
-    flops: Cost
+    flops: RunCost
     error: str | None
-    seconds: Cost | None = None
+    seconds: RunCost | None = None
     peak_bytes: int | None = None
     losses: dict[str, Number] = field(default_factory=dict)  # by source, nats
     summaries: dict[str, Number] = field(default_factory=dict)  # by metric
@@ -138,8 +138,8 @@ class MethodFindings:
     one_plan_for_all_seeds: bool
     steps: list[int]
     tokens: list[int]
-    flops: Cost
-    seconds: Cost | None = None
+    flops: RunCost
+    seconds: RunCost | None = None
     peak_bytes: int | None = None
     losses: dict[str, Spread] = field(default_factory=dict)  # by metric
     sources: dict[str, Spread] = field(default_factory=dict)
@@ -342,7 +342,7 @@ def _cell_findings(
         command=cell.command,
         steps=cell.config.train.steps,
         tokens=cell.config.tokens,
-        flops=Cost(cell.flops, cell.price.plan, cell.flops + cell.price.plan),
+        flops=RunCost(cell.flops, cell.price.plan, cell.flops + cell.price.plan),
         error=error,
     )
     if result is None:
@@ -353,7 +353,7 @@ def _cell_findings(
     planning = plan.seconds if plan is not None else 0.0
     return replace(
         row,
-        seconds=Cost(result.seconds, planning, result.seconds + planning),
+        seconds=RunCost(result.seconds, planning, result.seconds + planning),
         peak_bytes=result.peak_bytes,
         losses=dict(result.losses),
         summaries={name: float(value) for name, value in summaries(loss_S, share_S).items()},
@@ -392,9 +392,9 @@ def _method_findings(
     )
 
 
-def _mean_cost(costs: Sequence[Cost]) -> Cost:
+def _mean_cost(costs: Sequence[RunCost]) -> RunCost:
     parts = ([getattr(cost, part) for cost in costs] for part in ("train", "plan", "total"))
-    return Cost(*(math.fsum(values) / len(values) for values in parts))
+    return RunCost(*(math.fsum(values) / len(values) for values in parts))
 
 
 def _spread(values: Sequence[float]) -> Spread:

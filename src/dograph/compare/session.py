@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.arms import Ask, Method
+from dograph.compare.arms import Ask, ComparedMethod
 from dograph.compare.cells import Cell, Plans, Say, lay_out, make_plans
 from dograph.compare.findings import (
     REPORT,
@@ -85,7 +85,7 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     return findings
 
 
-def _known(methods: Sequence[Method], say: Say) -> Iterator[Method]:
+def _known(methods: Sequence[ComparedMethod], say: Say) -> Iterator[ComparedMethod]:
     """Those whose mixers can be built; a mixer of the user's own may have moved since."""
     for method in methods:
         try:

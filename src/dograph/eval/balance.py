@@ -6,7 +6,7 @@ against a baseline trained on the same corpus with the same seed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import pstdev
 from typing import Literal
@@ -47,7 +47,8 @@ def balance(losses: Losses) -> Balance:
     The deviation is that of these sources, divided by their number S: they are all there are.
     A loss that is not a number is the worst, and then there is no spread and no gap.
     """
-    _check_losses(losses)
+    if len(losses) < 2:
+        raise ConfigError(f"balance is over at least 2 sources, got {sorted(losses)}")
     ranked = {source: math.inf if math.isnan(loss) else loss for source, loss in losses.items()}
     best, worst = (choose(ranked, key=ranked.__getitem__) for choose in (min, max))
     values = list(losses.values())
@@ -81,6 +82,9 @@ def balance_difference(
     balances = [(balance(own), balance(base)) for own, base in pairs]
     gained = [gains(own, base) for own, base in pairs]
     spread = mean_estimate([own.spread - base.spread for own, base in balances])
+    verdict: Verdict = "no clear difference"
+    if spread.interval is not None and spread.interval.side:
+        verdict = "more balanced" if spread.value < 0 else "less balanced"
     return BalanceDifference(
         seeds=seeds,
         spread=spread,
@@ -89,27 +93,12 @@ def balance_difference(
             source: mean_estimate([each[source] for each in gained], family=len(gained[0]))
             for source in gained[0]
         },
-        verdict=_verdict(spread),
+        verdict=verdict,
     )
-
-
-def _verdict(spread: Estimate) -> Verdict:
-    if spread.interval is None or not spread.interval.side:
-        return "no clear difference"
-    return "more balanced" if spread.value < 0 else "less balanced"
-
-
-def _check_losses(losses: Losses) -> None:
-    if len(losses) < 2:
-        raise ConfigError(f"balance is over at least 2 sources, got {_names(losses)}")
 
 
 def _check_sources(losses: Losses, others: Losses) -> None:
     if set(losses) != set(others):
         raise ConfigError(
-            f"both runs must have the same sources, got {_names(losses)} and {_names(others)}"
+            f"both runs must have the same sources, got {sorted(losses)} and {sorted(others)}"
         )
-
-
-def _names(losses: Losses) -> Sequence[str]:
-    return sorted(losses)

@@ -37,7 +37,9 @@ from torch import Tensor
 from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.train.run_dir import RunDirectory
 
-ROUNDING = 1e-12  # spreads below this part of the mean square of a row are none
+# Spreads below this part of the mean square of a row are none, and components with less than this
+# part of the variance have no direction.
+ROUNDING = 1e-12
 LEAST_ROWS = 4  # of a source: U-centred squares are divided by n - 3
 
 
@@ -96,7 +98,10 @@ def separation(gram_NN: Tensor, source_N: Tensor) -> Separation:
     assert len(count_S) > 1, "one source has nothing to be apart from"
     assert count_S.min() >= LEAST_ROWS, "rows of smaller sources are left out before"
     rounding = ROUNDING * gram_NN.diagonal().mean()
-    gram_NN = _centred(gram_NN.double())
+    # About the mean of all rows: no separation changes, but less is lost to rounding.
+    gram_NN = gram_NN.double()
+    mean_N = gram_NN.mean(dim=1)
+    gram_NN = gram_NN - mean_N[:, None] - mean_N + mean_N.mean()
     square_N, to_NS = gram_NN.diagonal(), gram_NN @ origin_NS
     others_N = to_NS.gather(1, source_N[:, None])[:, 0] - square_N
     within_S = origin_NS.T @ others_N / (count_S * (count_S - 1))
@@ -104,9 +109,8 @@ def separation(gram_NN: Tensor, source_N: Tensor) -> Separation:
     across_SS = origin_NS.T @ to_NS / (count_S[:, None] * count_S)
     spread_S = square_S - within_S
     spread_S = spread_S.masked_fill(spread_S <= rounding, torch.nan)
-    apart_SS, spread_SS = _pairs(
-        within_S[:, None], within_S, across_SS, spread_S[:, None], spread_S
-    )
+    apart_SS = within_S[:, None] + within_S - 2 * across_SS
+    spread_SS = (spread_S[:, None] + spread_S) / 2
     ratio_SS = (apart_SS / spread_SS).fill_diagonal_(0)
     num_pairs = len(count_S) * (len(count_S) - 1) / 2
 
@@ -116,9 +120,8 @@ def separation(gram_NN: Tensor, source_N: Tensor) -> Separation:
     within_N = (all_N - 2 * others_N) / ((count_N - 1) * (count_N - 2))
     spread_N = (count_N * square_S[source_N] - square_N) / (count_N - 1) - within_N
     across_NS = (count_N[:, None] * across_SS[source_N] - to_NS / count_S) / (count_N[:, None] - 1)
-    apart_NS, spread_NS = _pairs(
-        within_N[:, None], within_S, across_NS, spread_N[:, None], spread_S
-    )
+    apart_NS = within_N[:, None] + within_S - 2 * across_NS
+    spread_NS = (spread_N[:, None] + spread_S) / 2
     change_NS = (apart_NS / spread_NS - ratio_SS[source_N]).masked_fill(origin_NS > 0, 0)
 
     value = ratio_SS.sum() / 2 / num_pairs
@@ -127,19 +130,6 @@ def separation(gram_NN: Tensor, source_N: Tensor) -> Separation:
     slope_SS.diagonal().copy_(per_within_SS.sum(dim=1) / num_pairs)  # in A_gg
     pair_NN = slope_SS[source_N][:, source_N] * _pair_terms(gram_NN, origin_NS, source_N)
     return Separation(float(value), value + change_NS.sum(dim=1) / num_pairs, pair_NN)
-
-
-def _pairs(
-    within: Tensor, within_S: Tensor, across: Tensor, spread: Tensor, spread_S: Tensor
-) -> tuple[Tensor, Tensor]:
-    """MMD^2 and mean spread of pairs."""
-    return within + within_S - 2 * across, (spread + spread_S) / 2
-
-
-def _centred(gram_NN: Tensor) -> Tensor:
-    """About the mean of all rows: no separation changes, but less is lost to rounding."""
-    mean_N = gram_NN.mean(dim=1)
-    return gram_NN - mean_N[:, None] - mean_N + mean_N.mean()
 
 
 def _pair_terms(gram_NN: Tensor, origin_NS: Tensor, source_N: Tensor) -> Tensor:
@@ -166,9 +156,6 @@ def _pair_terms(gram_NN: Tensor, origin_NS: Tensor, source_N: Tensor) -> Tensor:
     inside_NN = inside_NN + all_N / ((count_N - 1) * (count_N - 2))
     factor_N = 2 / (count_N * (count_N - 1)) * ((count_N - 1) / (count_N - 3)).sqrt()
     return torch.where(same_NN, inside_NN * factor_N, between_NN).fill_diagonal_(0)
-
-
-# Probes read back from a run's directory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +238,7 @@ def read_probe(run: Path, step: int) -> Probe:
 # picture is of directions. A random projection keeps inner products, so these components are close
 # to those of the gradients themselves.
 
-
 Basis = Literal["last", "own"]
-ROUNDING_of_pca = 1e-12  # components with less than this part of the variance have no direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +259,6 @@ class ProbePCA:
     at: dict[int, Principal]  # by step
 
 
-@dataclass(frozen=True, slots=True)
-class _Axes:
-    origin_K: Tensor
-    axis_KC: Tensor  # orthonormal; zero where the rows have no more directions
-
-
 def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
     """The first `num` principal components of the directions of sketches.
 
@@ -287,8 +266,8 @@ def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
     axis is such that its coordinate of largest absolute value (the first of equals) is positive.
     """
     _check_num(sketch_NK, num)
-    direction_NK = _directions(sketch_NK)
-    return _on(_axes(direction_NK, num), direction_NK)
+    direction_NK = F.normalize(sketch_NK.double())
+    return _on(direction_NK, *_axes(direction_NK, num))
 
 
 def probe_pca(
@@ -309,36 +288,33 @@ def probe_pca(
     probes = {step: read_probe(run, step) for step in chosen}
     last = probes[chosen[-1]]
     _check_num(last.sketch_NK, num)
-    direction_of = {step: _directions(probe.sketch_NK) for step, probe in probes.items()}
+    direction_of = {step: F.normalize(probe.sketch_NK.double()) for step, probe in probes.items()}
     common = _axes(direction_of[chosen[-1]], num)
     at = {
-        step: _on(common if basis == "last" else _axes(direction_NK, num), direction_NK)
+        step: _on(direction_NK, *(common if basis == "last" else _axes(direction_NK, num)))
         for step, direction_NK in direction_of.items()
     }
     return ProbePCA(basis, last.sources, last.source_N, at)
 
 
-def _directions(sketch_NK: Tensor) -> Tensor:
-    return F.normalize(sketch_NK.double())
-
-
-def _axes(direction_NK: Tensor, num: int) -> _Axes:
+def _axes(direction_NK: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """Origin (K,) and orthonormal axes (K, C); zero where the rows have no more directions."""
     origin_K = direction_NK.mean(dim=0)
     centred_NK = direction_NK - origin_K
     value_N, vector_NN = torch.linalg.eigh(centred_NK @ centred_NK.T)
     value_C, vector_NC = value_N.flip(0)[:num], vector_NN.flip(1)[:, :num]
     largest_1C = vector_NC.abs().argmax(dim=0, keepdim=True)
     vector_NC = vector_NC * vector_NC.gather(0, largest_1C).sign()
-    flat_C = value_C <= ROUNDING_of_pca * len(direction_NK)  # directions have length 1
+    flat_C = value_C <= ROUNDING * len(direction_NK)  # directions have length 1
     axis_KC = centred_NK.T @ vector_NC / value_C.masked_fill(flat_C, 1).sqrt()
-    return _Axes(origin_K, axis_KC.masked_fill(flat_C, 0))
+    return origin_K, axis_KC.masked_fill(flat_C, 0)
 
 
-def _on(axes: _Axes, direction_NK: Tensor) -> Principal:
-    coordinate_NC = (direction_NK - axes.origin_K) @ axes.axis_KC
+def _on(direction_NK: Tensor, origin_K: Tensor, axis_KC: Tensor) -> Principal:
+    coordinate_NC = (direction_NK - origin_K) @ axis_KC
     total = direction_NK.var(dim=0, correction=0).sum()
     along_C = coordinate_NC.var(dim=0, correction=0)
-    return Principal(coordinate_NC, torch.where(total > ROUNDING_of_pca, along_C / total, 0.0))
+    return Principal(coordinate_NC, torch.where(total > ROUNDING, along_C / total, 0.0))
 
 
 def _check_num(sketch_NK: Tensor, num: int) -> None:

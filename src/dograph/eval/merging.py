@@ -8,8 +8,8 @@ t interval over runs, of the differences taken run by run.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from dograph.eval.gradients import (
     separation,
 )
 from dograph.eval.inspect import perceived
+from dograph.files import plain
 from dograph.rng import stream
 from dograph.stats import ANY, SHARE, Estimate, Interval, Range, mean_estimate, t_interval
 
@@ -47,7 +48,6 @@ from dograph.stats import ANY, SHARE, Estimate, Interval, Range, mean_estimate, 
 # being half as many, which cancels. It is averaged over SPLITS splits, and t has their freedom.
 # Where domains have nothing to do with sources, the variance falls faster than that, and the
 # interval is too wide.
-
 
 RELABELLINGS = 200  # for agreement by chance
 SPLITS, RESTARTS = 4, 4  # into halves, and of K-means in each: most of what this costs
@@ -65,6 +65,15 @@ class ProbeFigures:
     purity: Estimate
     purity_by_chance: float
     rows: int
+
+    def record(self) -> dict[str, Any]:
+        """JSON-ready: of an estimate, the value and the interval."""
+        values: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Estimate):
+                values[name] = {"value": value.value, "interval": value.interval}
+        found: dict[str, Any] = plain(values)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,11 @@ def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
     norm_N = norm_N.masked_fill(norm_N == 0, 1)
     cosine_NN = gram_NN / (norm_N[:, None] * norm_N)
     whole, directions = separation(gram_NN, source_N), separation(cosine_NN, source_N)
-    unit_NK = _coordinates(cosine_NN)
+    # Rows with these inner products; the largest entry of each column is positive.
+    value_N, vector_NN = torch.linalg.eigh(cosine_NN)
+    largest_1N = vector_NN.abs().argmax(dim=0, keepdim=True)
+    sign_1N = vector_NN.gather(0, largest_1N).sign()
+    unit_NK = vector_NN * sign_1N * value_N.clamp_min(0).sqrt()
     label_N, _ = perceived(unit_NK, num_domains, seed)
     nmi, purity = agreement(label_N, source_N, num_domains, len(probe.sources))
     error_2 = agreement_error(unit_NK, source_N, num_domains, seed)
@@ -143,30 +156,11 @@ def agreement_error(unit_NK: Tensor, source_N: Tensor, num_domains: int, seed: i
     return torch.stack(squares).mean(dim=0).sqrt()
 
 
-def _coordinates(gram_NN: Tensor) -> Tensor:
-    """Rows with these inner products; the largest entry of each column is positive."""
-    value_N, vector_NN = torch.linalg.eigh(gram_NN)
-    largest_1N = vector_NN.abs().argmax(dim=0, keepdim=True)
-    sign_1N = vector_NN.gather(0, largest_1N).sign()
-    coordinate_NK: Tensor = vector_NN * sign_1N * value_N.clamp_min(0).sqrt()
-    return coordinate_NK
-
-
 def _estimate(value: float, error: float, freedom: int) -> Estimate:
     if not (math.isfinite(value) and math.isfinite(error)):
         return Estimate(value)
     return Estimate(value, t_interval(value, error, freedom))
 
-
-__all__ = [
-    "Change",
-    "Merging",
-    "Probe",
-    "ProbeFigures",
-    "merging",
-    "probed_steps",
-    "read_probe",
-]
 
 Verdict = Literal["sources merge", "sources separate", "no clear change"]
 
@@ -200,8 +194,10 @@ class Merging:
 
     def record(self) -> dict[str, Any]:
         """JSON-ready; what is not finite is null."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        values: dict[str, Any] = plain(self)
+        values["figures"] = [figures.record() for figures in self.figures]
+        values["by_run"] = [[figures.record() for figures in own] for own in self.by_run]
+        return values
 
 
 def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Merging:
@@ -212,20 +208,40 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
     """
     if num_domains < 1:
         raise ConfigError(f"num_domains must be at least 1, got {num_domains}")
-    steps = _common_steps(runs)
-    sources, left_out = _common_sources(runs, steps)
+    if not runs:
+        raise ConfigError("no run was given; give one, or several that differ by their seeds")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ConfigError(f"a run is given twice in {[str(run) for run in runs]}; give each once")
+    steps_of = {str(run): probed_steps(run) for run in runs}
+    if len({tuple(own) for own in steps_of.values()}) > 1:
+        raise ConfigError(
+            f"runs must be probed after the same steps, got {steps_of}; compare runs with the same "
+            "train.steps and probe.at, all complete"
+        )
+    steps = steps_of[str(runs[0])]
+    # Probes keep their rows, so that the first tells what sources a run has.
+    first = {str(run): _comparable(run, steps[0]) for run in runs}
+    sources_of = {run: probe.sources for run, (probe, _) in first.items()}
+    if len({tuple(own) for own in sources_of.values()}) > 1:
+        raise ConfigError(f"runs must have the same sources, got {sources_of}")
     found = [
         [perception(_comparable(run, step)[0], num_domains, seed) for step in steps] for run in runs
     ]
-    _check_different(runs, found)
+    for (run, own), (other, its) in combinations(zip(runs, found, strict=True), 2):
+        # A copy of a run would count as a second seed, and narrow the interval.
+        if len(own) > 1 and own[-1].figures == its[-1].figures:
+            raise ConfigError(
+                f"{run} and {other} have the same probe of step {own[-1].figures.step}; give runs "
+                "with different seeds"
+            )
     by_run = [[probe.figures for probe in probes] for probes in found]
     means = [_mean_figures(same_step) for same_step in zip(*by_run, strict=True)]
     return Merging(
         runs=list(runs),
         steps=steps,
         over="rows" if len(runs) == 1 else "runs",
-        sources=sources,
-        left_out=left_out,
+        sources=sources_of[str(runs[0])],
+        left_out=first[str(runs[0])][1],
         num_domains=num_domains,
         seed=seed,
         figures=by_run[0] if len(runs) == 1 else means,
@@ -254,40 +270,6 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
             "text"
         )
     return kept, left_out
-
-
-def _common_steps(runs: Sequence[Path]) -> list[int]:
-    if not runs:
-        raise ConfigError("no run was given; give one, or several that differ by their seeds")
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise ConfigError(f"a run is given twice in {[str(run) for run in runs]}; give each once")
-    steps = {str(run): probed_steps(run) for run in runs}
-    if len({tuple(own) for own in steps.values()}) > 1:
-        raise ConfigError(
-            f"runs must be probed after the same steps, got {steps}; compare runs with the same "
-            "train.steps and probe.at, all complete"
-        )
-    return steps[str(runs[0])]
-
-
-def _common_sources(runs: Sequence[Path], steps: Sequence[int]) -> tuple[list[str], list[str]]:
-    """The sources compared and those left out: the same in every run, as probes keep their rows."""
-    named = {str(run): _comparable(run, steps[0]) for run in runs}
-    sources = {run: probe.sources for run, (probe, _) in named.items()}
-    if len({tuple(own) for own in sources.values()}) > 1:
-        raise ConfigError(f"runs must have the same sources, got {sources}")
-    probe, left_out = named[str(runs[0])]
-    return probe.sources, left_out
-
-
-def _check_different(runs: Sequence[Path], found: Sequence[Sequence[Perception]]) -> None:
-    """A copy of a run would count as a second seed, and narrow the interval."""
-    for (run, own), (other, its) in combinations(zip(runs, found, strict=True), 2):
-        if len(own) > 1 and own[-1].figures == its[-1].figures:
-            raise ConfigError(
-                f"{run} and {other} have the same probe of step {own[-1].figures.step}; give runs "
-                "with different seeds"
-            )
 
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
@@ -334,19 +316,3 @@ def _change(found: Sequence[Sequence[Perception]], *, directions: bool) -> Chang
         interval=interval,
         verdict=verdict(interval),
     )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Estimate):
-        return _plain({"value": value.value, "interval": value.interval})
-    if is_dataclass(value):
-        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return value

@@ -172,75 +172,60 @@ def as_provenance(content: Any, where: str) -> Provenance | None:
 
 
 def mismatches(
-    provenance: Provenance | None,
-    facts: RunFacts,
-    weights: Mapping[str, float] | None = None,
+    provenance: Provenance | None, facts: RunFacts, weights: Mapping[str, float] | None = None
 ) -> list[str]:
     """What speaks against using a mixture in this run, one line each. Nothing is refused."""
-    found: list[str] = []
+    notes: list[str] = []
     if provenance is not None:
-        found += _unknown_keys(provenance)
-        found += _other_tokenizer(provenance, facts)
-        found += _other_run(provenance, facts)
-    if weights is None:
-        return found
-    named = {*weights, *(name.rpartition("/")[0] for name in weights)}  # strata name their source
-    if left_out := [name for name in facts.sources if name not in named]:
-        found.append(f"the mixture does not name {', '.join(left_out)}: not drawn in this run")
-    return found
-
-
-def _unknown_keys(provenance: Provenance) -> list[str]:
-    known = Provenance.model_fields
-    return [
-        f"provenance.{key} means nothing to this version of dograph and is left unread; the file "
-        f"was made by {provenance.made_by}; {did_you_mean(key, known)}"
-        for key in provenance.model_extra or {}
-    ]
+        notes = [
+            f"provenance.{key} means nothing to this version of dograph and is left unread; the "
+            f"file was made by {provenance.made_by}; {did_you_mean(key, Provenance.model_fields)}"
+            for key in provenance.model_extra or {}
+        ]
+        notes += _other_tokenizer(provenance, facts)
+        if provenance.seq_len not in (None, facts.seq_len):
+            notes.append(
+                f"the mixture was made with samples of {provenance.seq_len} tokens, here "
+                f"data.seq_len={facts.seq_len}; losses by source shift with the length"
+            )
+        if provenance.corpus not in (None, facts.corpus):
+            notes.append(
+                "note: the mixture was made on another corpus or another preparation of this one "
+                f"(digest {str(provenance.corpus)[:12]}, here {facts.corpus[:12]})"
+            )
+        planned = provenance.target_tokens
+        if planned and facts.tokens:
+            factor = max(planned / facts.tokens, facts.tokens / planned)
+            if factor > BUDGET_FACTOR:
+                notes.append(
+                    f"the mixture was planned for {planned:.3g} training tokens, this run has "
+                    f"{facts.tokens:.3g}; the best weights change with the budget and with repeats"
+                )
+    if weights is not None:
+        named = {*weights, *(name.rpartition("/")[0] for name in weights)}  # strata's sources
+        if left_out := [name for name in facts.sources if name not in named]:
+            notes.append(f"the mixture does not name {', '.join(left_out)}: not drawn in this run")
+    return notes
 
 
 def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> list[str]:
     """By content where both are known, else by vocabulary and name."""
-    here = f"{facts.tokenizer_name} ({facts.vocab_size} tokens)"
-    there = provenance.tokenizer_name or f"sha256 {str(provenance.tokenizer)[:12]}"
-    if provenance.vocab_size is not None:
-        there += f" ({provenance.vocab_size} tokens)"
     if provenance.tokenizer is not None and facts.tokenizer is not None:
         differ, certain = provenance.tokenizer != facts.tokenizer, True
     else:
-        sizes = provenance.vocab_size not in (None, facts.vocab_size)
+        certain = provenance.vocab_size not in (None, facts.vocab_size)
         name = provenance.tokenizer_name
-        names = name is not None and _bare(name) != _bare(facts.tokenizer_name)
-        differ, certain = sizes or names, sizes
+        differ = certain or (name is not None and _bare(name) != _bare(facts.tokenizer_name))
     if not differ:
         return []
+    there = provenance.tokenizer_name or f"sha256 {str(provenance.tokenizer)[:12]}"
+    if provenance.vocab_size is not None:
+        there += f" ({provenance.vocab_size} tokens)"
     return [
         f"the mixture was made with {'' if certain else 'what may be '}another tokenizer: {there}, "
-        f"here {here}; weights do not transfer between tokenizers"
+        f"here {facts.tokenizer_name} ({facts.vocab_size} tokens); weights do not transfer between "
+        "tokenizers"
     ]
-
-
-def _other_run(provenance: Provenance, facts: RunFacts) -> list[str]:
-    found = []
-    if provenance.seq_len not in (None, facts.seq_len):
-        found.append(
-            f"the mixture was made with samples of {provenance.seq_len} tokens, here "
-            f"data.seq_len={facts.seq_len}; losses by source shift with the length"
-        )
-    if provenance.corpus not in (None, facts.corpus):
-        found.append(
-            f"note: the mixture was made on another corpus or another preparation of this one "
-            f"(digest {str(provenance.corpus)[:12]}, here {facts.corpus[:12]})"
-        )
-    planned = provenance.target_tokens
-    if planned and facts.tokens:
-        factor = max(planned / facts.tokens, facts.tokens / planned)
-        if factor > BUDGET_FACTOR:
-            found.append(
-                f"the mixture was planned for {planned:.3g} training tokens, this run has "
-                f"{facts.tokens:.3g}; the best weights change with the budget and with repeats"
-            )
-    return found
 
 
 def _bare(name: str) -> str:

@@ -206,9 +206,6 @@ def _best_alpha(problem: _Problem, group_J: np.ndarray) -> np.ndarray:
     return alpha_J
 
 
-# The step law: how one run's loss goes on falling with tokens (Ye et al., Data Mixing Laws).
-
-
 STEP_DELTA = 0.05  # nats (the authors' code, alpha shared across the validation sets of one run)
 MOST_HELD_OUT = 5  # points at the end of each curve, as the authors'
 
@@ -273,9 +270,6 @@ def fit_step_laws(
     return CurveLaws(by_key, mean_error(laws, sorted_J), error, notes)
 
 
-# The size law: how loss falls with the model's size at equal tokens (Data Mixing Laws).
-
-
 SIZE_DELTA = 0.08  # nats (the authors' code)
 
 
@@ -316,9 +310,6 @@ def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) ->
         return CurveLaws(laws, in_sample, None, (note,))
     held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha), large)
     return CurveLaws(laws, in_sample, held_out, notes)
-
-
-# From small runs to a table of predicted losses of the run one means to do.
 
 
 Sharing = Literal["run", "all", "none"]

@@ -16,8 +16,6 @@ from dograph.rng import stream
 from dograph.types import Mixture
 
 # What a plan is to lower: one target by its name, the mean of all, or several with shares.
-
-
 Target = str | Sequence[str] | Mapping[str, float]
 
 MEAN = "mean"
@@ -64,9 +62,6 @@ def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
     if not total > 0:
         raise ConfigError(f"targets need a share above 0, got {dict(shares)}")
     return {name: share / total for name, share in shares.items() if share > 0}
-
-
-# Mixtures under usage caps: no source above its own.
 
 
 def cap_vector(
@@ -200,10 +195,7 @@ def simulate(
     return Simulation(chosen, averages, cut, False)
 
 
-# Mixtures to try in proxies, as RegMix draws them.
-
-
-# The authors' constants.
+# RegMix's constants for the mixtures to try in proxies.
 TEMPERATURE = 0.5  # of the prior
 STRENGTHS = np.geomspace(0.1, 5.0, 15)  # of a Dirichlet
 MINIMUM = 2e-4  # a weight below this becomes 0, and others are multiples of it

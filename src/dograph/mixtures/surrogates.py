@@ -1,4 +1,7 @@
-"""Boosted trees: RegMix's own surrogate, through LightGBM."""
+"""Surrogates: functions from mixtures to one loss, fitted on runs, by name.
+
+Shapes: N runs, S sources, A penalties.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -11,6 +14,23 @@ from dograph.mixtures.transfer import Transfer
 
 ROUNDS = 1000
 LEARNING_RATE = 0.01
+PENALTIES = np.logspace(-8, 4, 49)  # of Ridge
+
+
+class Fitted(Protocol):
+    """A surrogate that has seen its runs."""
+
+    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
+        """Losses of mixtures, (N,), in the unit they were fitted in."""
+
+
+class Surrogate(Protocol):
+    """A family of functions from mixtures to one loss."""
+
+    name: ClassVar[str]
+
+    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Fitted:
+        """The member of the family that fits the runs best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +73,6 @@ class Boosted:
             if booster.update():  # it cannot split any more
                 break
         return Trees(booster.free_dataset())
-
-
-# Losses as linear functions of the weights: least squares, and with a penalty on the slopes.
-
-
-PENALTIES = np.logspace(-8, 4, 49)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +123,6 @@ class Ridge:
         penalty = float(PENALTIES[best])
         slope_S = right_SS.T @ (along_S * singular_S / (singular_S**2 + penalty))
         return LinearLaw(mean - float(mean_S @ slope_S), slope_S, penalty)
-
-
-# The shape of a surrogate: fitted on mixtures and losses, it predicts losses of other mixtures.
-
-
-class Fitted(Protocol):
-    """A surrogate that has seen its runs."""
-
-    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        """Losses of mixtures, (N,), in the unit they were fitted in."""
-
-
-class Surrogate(Protocol):
-    """A family of functions from mixtures to one loss."""
-
-    name: ClassVar[str]
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Fitted:
-        """The member of the family that fits the runs best."""
-
-
-# Surrogates by name.
 
 
 # Those with an exact optimum, as convex functions of the mixture; first the mixing law's authors'.

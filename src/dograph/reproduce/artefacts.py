@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dograph.config import merge
 from dograph.errors import ConfigError, did_you_mean
-from dograph.reproduce.paper import NUM_DOMAINS, OBJECTIVES
+from dograph.reproduce.paper import DOWNSTREAM, NUM_DOMAINS, OBJECTIVES
 
 # Two scales: the paper's own runs, and runs of minutes on one GPU. `MINI` is plain nested values,
 # so that others can use the same runs:
@@ -100,17 +100,6 @@ def spelled_out(text: str) -> str:
     return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda found: SPECS[found[1]], text)
 
 
-Kind = Literal[
-    "downstream",
-    "validation-loss",
-    "objectives",
-    "num-domains",
-    "model-scale",
-    "gradient-pca",
-    "clusters",
-    "cost",
-    "balance",
-]
 ROOT = Path("reproduce")
 
 
@@ -121,15 +110,19 @@ class Artefact:
     name: str
     line: str  # what it shows
     where: str  # its label in the paper
-    kind: Kind
-    preset: str  # the paper's run
-    homes: tuple[str, str]  # folder of its runs, mini and paper; tables of the same runs share it
+    preset: str = "paper-gpt2-medium"  # the paper's run
+    # Folder of its runs, mini and paper; tables of the same runs share it.
+    homes: tuple[str, str] = ("methods", "gpt2-medium")
     methods: tuple[str, ...] = ALL
     baseline: str = BASELINE
     mini: Mapping[str, Any] = field(default_factory=dict)  # on top of MINI
     data: Literal["slimpajama", "pile"] = "slimpajama"
     sizes: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)  # models to go through
     picture: bool = False  # the paper prints a picture only
+
+    @property
+    def kind(self) -> str:
+        return "downstream" if self.name in DOWNSTREAM else self.name
 
     @property
     def is_probed(self) -> bool:
@@ -144,7 +137,6 @@ _SIZES: dict[Scale, tuple[str, ...]] = {
     "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
     "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
 }
-_MEDIUM = ("paper-gpt2-medium", ("methods", "gpt2-medium"))
 _PILE: dict[str, Any] = {"mini": LLAMA, "data": "pile"}
 _SEEN: dict[str, Any] = {
     "methods": PROBED_ROWS,
@@ -157,7 +149,6 @@ _ARTEFACTS = (
         "gpt2-small",
         "nine downstream tasks, GPT-2 Small on SlimPajama",
         "tab:benchmark_joint_3",
-        "downstream",
         "paper-gpt2-small",
         ("methods", "gpt2-small"),
     ),
@@ -165,14 +156,11 @@ _ARTEFACTS = (
         "gpt2-medium",
         "nine downstream tasks, GPT-2 Medium on SlimPajama (the main table)",
         "tab:benchmark_joint",
-        "downstream",
-        *_MEDIUM,
     ),
     Artefact(
         "llama-1.1b",
         "nine downstream tasks, LLaMA-1.1B on the Pile",
         "tab:benchmark_joint_1",
-        "downstream",
         "paper-llama-1.1b",
         ("llama", "llama-1.1b"),
         **_PILE,
@@ -181,7 +169,6 @@ _ARTEFACTS = (
         "llama-3.2-3b",
         "nine downstream tasks, LLaMA-3.2-3B on the Pile",
         "tab:benchmark_joint_2",
-        "downstream",
         "paper-llama-3.2-3b",
         ("llama", "llama-3.2-3b"),
         **_PILE,
@@ -190,16 +177,12 @@ _ARTEFACTS = (
         "validation-loss",
         "validation loss of every method",
         "tab:pretrain_results",
-        "validation-loss",
-        *_MEDIUM,
     ),
     Artefact(
         "objectives",
         "the four objectives: loss, complexity, milliseconds of a solve",
         "tab:opt_objectives",
-        "objectives",
-        "paper-gpt2-medium",
-        ("objectives", "objectives"),
+        homes=("objectives", "objectives"),
         methods=OBJECTIVE_ROWS,
         mini=SHORT,
     ),
@@ -207,9 +190,7 @@ _ARTEFACTS = (
         "num-domains",
         "validation loss at m = 7, 9, 11, 13, 15 domains",
         "fig:cluster_granularity",
-        "num-domains",
-        "paper-gpt2-medium",
-        ("num-domains", "num-domains"),
+        homes=("num-domains", "num-domains"),
         methods=DOMAIN_ROWS,
         mini=SHORT,
         picture=True,
@@ -218,9 +199,7 @@ _ARTEFACTS = (
         "model-scale",
         "validation loss by model size",
         "fig:domain_bias",
-        "model-scale",
-        "paper-gpt2-medium",
-        ("model-scale", "model-scale"),
+        homes=("model-scale", "model-scale"),
         methods=SIZE_ROWS,
         sizes=_SIZES,
         picture=True,
@@ -229,7 +208,6 @@ _ARTEFACTS = (
         "gradient-pca",
         "gradients of the sources over training: PCA, separation, NMI (Figure 1)",
         "fig:domain_evolution",
-        "gradient-pca",
         "paper-gpt2-mini",
         ("probes", "probes"),
         **_SEEN,
@@ -238,7 +216,6 @@ _ARTEFACTS = (
         "clusters",
         "what 11 domains are made of, early and late",
         "fig:model_centric_domains",
-        "clusters",
         "paper-gpt2-mini",
         ("probes", "probes"),
         **_SEEN,
@@ -247,7 +224,6 @@ _ARTEFACTS = (
         "cost",
         "seconds and FLOPs of every method, plans counted",
         "fig:efficiency_h200",
-        "cost",
         "paper-gpt2-mini",
         ("methods", "gpt2-mini"),
         picture=True,
@@ -256,8 +232,6 @@ _ARTEFACTS = (
         "balance",
         "how far apart the sources' losses are, by method",
         "Section 1 and Section 3.2, in words",
-        "balance",
-        *_MEDIUM,
     ),
 )
 ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ARTEFACTS}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.arms import Ask, Method, parse_methods, parse_seeds
+from dograph.compare.arms import Ask, ComparedMethod, parse_methods, parse_seeds
 from dograph.config import (
     RUN_PRESETS,
     RunConfig,
@@ -77,14 +77,28 @@ def build_asks(wanted: Wanted) -> dict[str, Ask]:
             raise ConfigError(f"{name} is not a setting here: {instead}")
     if "corpus" in (changes.get("data") or {}):
         raise ConfigError("data.corpus is not a setting here: --corpus names the folder")
-    sizes = _sizes(wanted, changes)
+    sizes = wanted.artefact.sizes
     if not sizes:
-        return {WHOLE: _ask(wanted, _config(wanted, changes), wanted.folder)}
-    asks = {}
-    for size in sizes:
-        model = merge(changes, {"model": {"preset": size}})
-        asks[size] = _ask(wanted, _config(wanted, model), wanted.folder / size)
-    return asks
+        if wanted.sizes is not None:
+            raise ConfigError(f"--sizes is for model-scale; {wanted.artefact.name} has one model")
+        return {WHOLE: _ask(wanted, changes, wanted.folder)}
+    if {"preset", "path"} & set(changes.get("model") or {}):
+        raise ConfigError(
+            f"{wanted.artefact.name} goes through models; name them with --sizes, as in "
+            f"--sizes {','.join(sizes[wanted.scale])}"
+        )
+    named = list(sizes[wanted.scale])
+    if wanted.sizes is not None:
+        named = [name.strip() for name in wanted.sizes.split(",") if name.strip()]
+    if not named or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
+        raise ConfigError(
+            f'--sizes "{wanted.sizes}": give models by name, none of them twice, with commas '
+            f"between; allowed: {', '.join(PRESETS)}"
+        )
+    return {
+        size: _ask(wanted, merge(changes, {"model": {"preset": size}}), wanted.folder / size)
+        for size in named
+    }
 
 
 def require_corpus(wanted: Wanted) -> None:
@@ -113,28 +127,6 @@ def require_corpus(wanted: Wanted) -> None:
     )
 
 
-def _sizes(wanted: Wanted, changes: Mapping[str, Any]) -> list[str]:
-    sizes = wanted.artefact.sizes
-    if not sizes:
-        if wanted.sizes is not None:
-            raise ConfigError(f"--sizes is for model-scale; {wanted.artefact.name} has one model")
-        return []
-    if {"preset", "path"} & set(changes.get("model") or {}):
-        raise ConfigError(
-            f"{wanted.artefact.name} goes through models; name them with --sizes, as in "
-            f"--sizes {','.join(sizes[wanted.scale])}"
-        )
-    if wanted.sizes is None:
-        return list(sizes[wanted.scale])
-    named = [name.strip() for name in wanted.sizes.split(",") if name.strip()]
-    if not named or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
-        raise ConfigError(
-            f'--sizes "{wanted.sizes}": give models by name, none of them twice, with commas '
-            f"between; allowed: {', '.join(PRESETS)}"
-        )
-    return named
-
-
 def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     train = changes.get("train") or {}
     if wanted.scale == "paper":
@@ -154,8 +146,9 @@ def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}", changes)
 
 
-def _ask(wanted: Wanted, config: RunConfig, out: Path) -> Ask:
+def _ask(wanted: Wanted, settings: Mapping[str, Any], out: Path) -> Ask:
     """The baseline first; --methods in the language of `dograph compare`, and our own labels."""
+    config = _config(wanted, settings)
     text = spelled_out(wanted.methods or ",".join(wanted.artefact.methods))
     baseline = wanted.artefact.baseline
     if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
@@ -184,7 +177,7 @@ def _ask(wanted: Wanted, config: RunConfig, out: Path) -> Ask:
     )
 
 
-def _require_probes(name: str, config: RunConfig, methods: Sequence[Method]) -> None:
+def _require_probes(name: str, config: RunConfig, methods: Sequence[ComparedMethod]) -> None:
     """Refuse runs of which there would be nothing to show, however long they trained."""
     if not config.probe.rows or not config.probe.at:
         raise ConfigError(

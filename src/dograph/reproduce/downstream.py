@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.findings import Cost, Findings
+from dograph.compare.findings import Findings, RunCost
 from dograph.data.corpus import Corpus
 from dograph.eval.balance import balance as balance_of
 from dograph.eval.evaluate import EvalRequest, evaluate, find_subject
@@ -24,8 +24,8 @@ from dograph.reproduce.losses import number
 from dograph.reproduce.verdicts import (
     SUBJECTS,
     Reproduction,
-    Sheet,
     Study,
+    TextTable,
     Values,
     Verdict,
     judge,
@@ -127,7 +127,7 @@ def downstream(study: Study) -> Reproduction:
             error = number(errors[paper.OURS].get(name), ".2f")
             rows.append([name, gain, error, f"{ours[at] - theirs[at]:+.1f}"])
         columns = ("task", "here [95 %]", "s.e. items (one method)", "paper")
-        sheets.append(Sheet(f"{paper.OURS} less {BASELINE} by task", columns, rows))
+        sheets.append(TextTable(f"{paper.OURS} less {BASELINE} by task", columns, rows))
     notes = list(dict.fromkeys(note for score in scores.values() for note in score["notes"]))
     asked = [pair for score in scores.values() for pair in score["tasks"].items()]
     short = {
@@ -168,8 +168,12 @@ def _item_errors(
 
 
 def _average_sheet(
-    values: Values, labels: Sequence[str], table: paper.Scores, errors: Errors, num_tasks: int
-) -> Sheet:
+    values: Values,
+    labels: Sequence[str],
+    table: paper.ScoreTable,
+    errors: Errors,
+    num_tasks: int,
+) -> TextTable:
     rows = []
     for label in labels:
         printed, first = table.averages.get(label), label == BASELINE
@@ -184,7 +188,7 @@ def _average_sheet(
                 "" if first else number(theirs, "+.1f"),
             ]
         )
-    return Sheet(
+    return TextTable(
         f"average accuracy in per cent over {num_tasks} of the nine tasks, beside {table.model}",
         ("method", "here ± 95 %", "s.e. items", "less uniform [95 %]", "paper", "less uniform"),
         rows,
@@ -192,19 +196,22 @@ def _average_sheet(
 
 
 def _task_sheet(
-    values: Mapping[str, Values], labels: Sequence[str], tasks: Sequence[str], table: paper.Scores
-) -> Sheet:
+    values: Mapping[str, Values],
+    labels: Sequence[str],
+    tasks: Sequence[str],
+    table: paper.ScoreTable,
+) -> TextTable:
     rows = []
     for label in labels:
         rows.append([label, *(level(values[name], label).plain(".1f") for name in tasks)])
         if label in table.rows:
             rows.append(["  paper", *(number(table.score(label, name), ".1f") for name in tasks)])
     short = [name.removesuffix("_openai").replace("arc_easy", "arc-e") for name in tasks]
-    return Sheet("accuracy by task, mean over seeds", ("method", *short), rows)
+    return TextTable("accuracy by task, mean over seeds", ("method", *short), rows)
 
 
 def _accuracy_verdicts(
-    values: Mapping[str, Values], tasks: Sequence[str], table: paper.Scores
+    values: Mapping[str, Values], tasks: Sequence[str], table: paper.ScoreTable
 ) -> list[Verdict]:
     found = []
     average = values[AVERAGE]
@@ -243,7 +250,7 @@ def cost(study: Study) -> Reproduction:
     """fig:efficiency_h200: seconds and FLOPs with plans counted, over uniform and over RegMix."""
     findings = study.only
     seconds = {part: _spent(findings, part) for part in ("train", "plan", "total")}
-    flops: dict[str, Cost] = {method.label: method.flops for method in findings.methods}
+    flops: dict[str, RunCost] = {method.label: method.flops for method in findings.methods}
     train = findings.config["train"]
     tokens = train["steps"] * train["batch_size"] * findings.config["data"]["seq_len"]
     rows, data = [], {}
@@ -291,7 +298,7 @@ def cost(study: Study) -> Reproduction:
         "an idle machine",
     ]
     title = "what a run takes; per cent with plans counted"
-    sheet = Sheet(title, (*columns, "% over", f"h for {budget}"), rows)
+    sheet = TextTable(title, (*columns, "% over", f"h for {budget}"), rows)
     return Reproduction([sheet], {"methods": data}, verdicts, notes)
 
 
@@ -333,4 +340,4 @@ def balance(study: Study) -> Reproduction:
         "to uniform",
         "the paper speaks of balance and prints no figure of it",
     ]
-    return Reproduction([Sheet(title, columns, rows)], {"methods": data}, verdicts, notes)
+    return Reproduction([TextTable(title, columns, rows)], {"methods": data}, verdicts, notes)

@@ -16,8 +16,8 @@ from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.verdicts import (
     SUBJECTS,
     Reproduction,
-    Sheet,
     Study,
+    TextTable,
     Values,
     Verdict,
     Word,
@@ -88,7 +88,7 @@ def validation_loss(study: Study) -> Reproduction:
         verdicts.append(judge_all(says, figures, sign=-1, of=label))
     columns_of_paper = ('paper "PPL"', "exp", "less uniform")
     title = "validation loss, every source alike"
-    sheet = Sheet(title, (*columns, *columns_of_paper), rows)
+    sheet = TextTable(title, (*columns, *columns_of_paper), rows)
     return Reproduction([sheet], {"methods": data}, verdicts)
 
 
@@ -119,12 +119,12 @@ def objectives(study: Study) -> Reproduction:
     columns = ("objective", "nats ± 95 %", "exp", f"less {best} [95 %]", "less uniform [95 %]")
     solved = [[name, ms.text(".3f"), paper.OBJECTIVES[name][0]] for name, ms in times.items()]
     sheets = [
-        Sheet(
+        TextTable(
             "objectives of DoGraph: validation loss",
             (*columns, 'paper "PPL"', f"less {best}"),
             rows,
         ),
-        Sheet(
+        TextTable(
             f"one solve at m = {NUM_DOMAINS}, milliseconds here and the paper's complexity",
             ("objective", "ms [95 %]", "complexity"),
             solved,
@@ -198,7 +198,7 @@ def num_domains(study: Study) -> Reproduction:
         if f"m{m}" != best
     ]
     rows = [_loss_row(values, label, best) for label in study.rows]
-    sheet = Sheet("validation loss by number of domains m", columns, rows)
+    sheet = TextTable("validation loss by number of domains m", columns, rows)
     data = {label: _record(values, label, best) for label in study.rows}
     return Reproduction([sheet], {"methods": data}, verdicts)
 
@@ -216,8 +216,8 @@ def model_scale(study: Study) -> Reproduction:
         if label != BASELINE
     ]
     sheets = [
-        Sheet("validation loss in nats ± 95 % by model size", ("method", *sizes), levels),
-        Sheet("the same less uniform [95 %]", ("method", *sizes), changes),
+        TextTable("validation loss in nats ± 95 % by model size", ("method", *sizes), levels),
+        TextTable("the same less uniform [95 %]", ("method", *sizes), changes),
     ]
     data = {
         label: {size: _record(values[size], label, BASELINE) for size in sizes} for label in labels

@@ -26,7 +26,7 @@ OURS = "dograph-paper"  # the method that the paper proposes
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreTable:
     """A table of accuracies in per cent: nine tasks, and the average that is printed."""
 
     where: str
@@ -44,7 +44,7 @@ class Scores:
 
 
 DOWNSTREAM = {
-    "gpt2-medium": Scores(
+    "gpt2-medium": ScoreTable(
         "tab:benchmark_joint",
         "GPT-2 Medium",
         {
@@ -57,7 +57,7 @@ DOWNSTREAM = {
             "dograph-paper": (27.3, 56.9, 14.8, 63.0, 26.3, 50.8, 53.5, 33.9, 14.5, 37.9),
         },
     ),
-    "llama-1.1b": Scores(
+    "llama-1.1b": ScoreTable(
         "tab:benchmark_joint_1",
         "LLaMA-1.1B",
         {
@@ -70,7 +70,7 @@ DOWNSTREAM = {
             "dograph-paper": (29.8, 59.2, 27.8, 65.0, 28.3, 51.2, 66.1, 39.2, 15.9, 42.5),
         },
     ),
-    "llama-3.2-3b": Scores(
+    "llama-3.2-3b": ScoreTable(
         "tab:benchmark_joint_2",
         "LLaMA-3.2-3B",
         {
@@ -83,7 +83,7 @@ DOWNSTREAM = {
             "dograph-paper": (29.6, 60.5, 29.0, 67.0, 29.7, 51.4, 65.2, 40.2, 15.1, 43.1),
         },
     ),
-    "gpt2-small": Scores(
+    "gpt2-small": ScoreTable(
         "tab:benchmark_joint_3",
         "GPT-2 Small",
         {

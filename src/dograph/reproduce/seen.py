@@ -18,7 +18,15 @@ from dograph.eval.gradients import probe_pca, read_probe
 from dograph.eval.inspect import perceived
 from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
-from dograph.reproduce.verdicts import Reproduction, Sheet, Study, Verdict, judge, less, untested
+from dograph.reproduce.verdicts import (
+    Reproduction,
+    Study,
+    TextTable,
+    Verdict,
+    judge,
+    less,
+    untested,
+)
 from dograph.stats import ANY, SHARE_CHANGE
 
 NUM_DOMAINS = 11
@@ -79,7 +87,7 @@ def clusters(study: Study) -> Reproduction:
                 rows.append([str(domain), str(size), *shares])
             columns = ("domain", "rows", *table["sources"])
             title = f"{label}, step {step}: sources of each domain in per cent"
-            sheets.append(Sheet(title, columns, rows))
+            sheets.append(TextTable(title, columns, rows))
         data[label] = {**many.record(), "composition": {str(s): t for s, t in tables.items()}}
         says = f"the {NUM_DOMAINS} domains are made of more sources late than early"
         verdicts += _changes(label, many, says, ("nmi", "purity"))
@@ -119,7 +127,7 @@ def _merged(findings: Findings) -> tuple[dict[str, Merging], list[str]]:
     return found, list(dict.fromkeys(told))
 
 
-def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGURES)) -> Sheet:
+def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGURES)) -> TextTable:
     rows = []
     for figures in many.figures:
         cells = [getattr(figures, name).text(".3f") for name in names]
@@ -128,7 +136,9 @@ def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGU
     columns = ("step", *(_FIGURES[name] for name in names), "by chance (NMI, purity)")
     runs = "1 seed" if len(many.runs) == 1 else f"{len(many.runs)} seeds"
     over = f"intervals over {'rows' if many.over == 'rows' else 'seeds'}"
-    return Sheet(f"{label}: {runs}, {many.figures[0].rows} held-out rows, {over}", columns, rows)
+    return TextTable(
+        f"{label}: {runs}, {many.figures[0].rows} held-out rows, {over}", columns, rows
+    )
 
 
 def _changes(label: str, many: Merging, says: str, names: Sequence[str]) -> list[Verdict]:

@@ -29,7 +29,7 @@ from dograph.eval.tasks import pick_tasks
 from dograph.files import write_text
 from dograph.plan.pool import Pool
 from dograph.reproduce import paper
-from dograph.reproduce.artefacts import ARTEFACTS, Artefact, Kind
+from dograph.reproduce.artefacts import ARTEFACTS, Artefact
 from dograph.reproduce.asks import Wanted, differences
 from dograph.reproduce.downstream import balance, cost, downstream, evaluate_cells
 from dograph.reproduce.losses import model_scale, num_domains, objectives, validation_loss
@@ -39,7 +39,7 @@ from dograph.train.distributed import describe_environment, pick_device
 
 FORMAT, VERSION = "dograph-reproduce", 1
 RESULT = "reproduce.json"
-MAKERS: dict[Kind, Callable[[Study], Reproduction]] = {
+MAKERS: dict[str, Callable[[Study], Reproduction]] = {
     "downstream": downstream,
     "validation-loss": validation_loss,
     "objectives": objectives,

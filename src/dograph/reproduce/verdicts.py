@@ -54,7 +54,7 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class TextTable:
     """A table as it is printed: text cells, the first column on the left."""
 
     title: str
@@ -134,7 +134,7 @@ class Verdict:
 class Reproduction:
     """What an artefact comes to: tables to print, the same as data, a verdict for each claim."""
 
-    sheets: Sequence[Sheet]
+    sheets: Sequence[TextTable]
     data: Mapping[str, Any]
     verdicts: Sequence[Verdict]
     notes: Sequence[str] = ()

@@ -75,9 +75,12 @@ class RunDirectory:
         """An existing run."""
         run = cls(path)
         if not run.config_file.is_file():
+            what = "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""
+            if (path / "compare.json").is_file():
+                what = f"It is a comparison; its runs are the folders in {path / 'cells'}. "
             raise RunError(
-                f"{path} is not a run: it has no config.yaml. {_instead(path)}Runs are made by: "
-                "dograph train run=DIR"
+                f"{path} is not a run: it has no config.yaml. {what}Runs are made by: dograph "
+                "train run=DIR"
             )
         return run
 
@@ -128,12 +131,8 @@ class RunDirectory:
 
     def clean(self) -> None:
         """Remove what a kill left behind."""
-        left = [
-            *self.checkpoints.glob(".*"),
-            *self.path.glob(".*.tmp"),
-            *self.probes.glob(".*.tmp"),
-        ]
-        for path in left:
+        left = (self.checkpoints.glob(".*"), self.path.glob(".*.tmp"), self.probes.glob(".*.tmp"))
+        for path in [path for found in left for path in found]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def rotate(self, keep: int) -> None:
@@ -150,8 +149,7 @@ class RunDirectory:
     def cut(self, step: int) -> None:
         """Drop what was written of steps after `step`; it will be made again."""
         self.metrics_file.touch()
-        lines = (self.metrics_file, self.samples_file, self.graph_file, self.validation_file)
-        for file in lines:
+        for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
             if file.is_file():
                 written = file.read_bytes().splitlines(keepends=True)
                 whole = [line for line in written if line.endswith(b"\n")]
@@ -179,10 +177,3 @@ def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:
     run = RunDirectory(checkpoint.parent.parent)
     step = checkpoint.name.removeprefix("step-")
     return (run, int(step)) if run.config_file.is_file() and step.isdecimal() else None
-
-
-def _instead(path: Path) -> str:
-    """What a folder is that was taken for a run."""
-    if (path / "compare.json").is_file():
-        return f"It is a comparison; its runs are the folders in {path / 'cells'}. "
-    return "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""

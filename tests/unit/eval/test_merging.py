@@ -10,7 +10,8 @@ from scipy import stats
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.errors import ConfigError, RunError
-from dograph.eval.merging import merging, probed_steps, read_probe, verdict
+from dograph.eval.gradients import probed_steps, read_probe
+from dograph.eval.merging import merging, verdict
 from dograph.plan.jobs import Job, run_job
 from dograph.stats import Interval
 from dograph.theory.mmd import pairwise_mmd
