@@ -86,16 +86,18 @@ def graph(
     dograph graph runs/mine --step 500 --out graph.graphml for Gephi, Cytoscape, networkx
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """  # noqa: D301
+    from dograph.domains.graph import write_graph
     from dograph.eval import graphs
 
+    found = graphs.read_graph(run, step)
     if out is None:
-        found, console = graphs.read_graph(run, step), open_console()
+        console = open_console()
         console.print(graphs.node_table(found, f"domains after step {found.step}"))
         console.print(graphs.edge_table(found))
         if (agreement := graphs.agreement_table(run)) is not None:
             console.print(agreement)
     else:
-        found = graphs.export_graph(run, step, out)
+        write_graph(found, out)
         print(f"{out}: {len(found.nodes)} domains after step {found.step}")
     if (told := graphs.numbering(run)) is not None:
         print(f"note: {told}")

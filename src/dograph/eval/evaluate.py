@@ -11,23 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
+from dograph.eval.graphs import loss_cells, number_table
 from dograph.eval.harness import Report, check_with, evaluate_tasks
 from dograph.eval.scores import ItemMean, PromptEncoder, Scorer, TaskScore, average
-from dograph.eval.tasks import (
-    TASKS,
-    Documents,
-    parse_limits,
-    pick_tasks,
-    read_folder,
-    read_hub,
-)
+from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_folder, read_hub
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
@@ -35,9 +28,6 @@ from dograph.train.distributed import describe_environment, pick_device
 from dograph.train.metrics import SUMMARIES, Row, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
 from dograph.train.validation import validate, validation_blocks
-
-# The model under test, and the tokenizer it was trained with.
-
 
 Precision = Literal["float32", "bfloat16"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -59,11 +49,19 @@ def open_scorer(
     It is shown `max_length` tokens at once; where that is not given, as many as it was trained
     on, for positions beyond are as good as noise; where that is not known, all its positions.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would tear our own progress line
-    tokenizer = _tokenizer(name)
+    if Path(name).is_dir() and not list(Path(name).glob("tokenizer*")):
+        raise ConfigError(
+            f"{name} has no tokenizer, so it cannot be asked anything; put its tokenizer.json "
+            "there. A run has one where its corpus was prepared from text or with --tokenizer"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer of {name} could not be loaded: {error}") from error
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype])
     except (OSError, ValueError) as error:
@@ -80,20 +78,6 @@ def open_scorer(
         max_length=max_length or min(trained_length or positions, positions),
         batch_size=batch_size,
     )
-
-
-def _tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    if Path(name).is_dir() and not list(Path(name).glob("tokenizer*")):
-        raise ConfigError(
-            f"{name} has no tokenizer, so it cannot be asked anything; put its tokenizer.json "
-            "there. A run has one where its corpus was prepared from text or with --tokenizer"
-        )
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of {name} could not be loaded: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +168,32 @@ def evaluate(
     if config is not None and corpus is not None:
         report("validation loss per source", 0, 0)
         sources = source_losses(scorer.model, corpus, config, device, request.batch_size)
-    return _evaluation(
-        scores,
-        documents,
-        sources,
-        _provenance(subject, request, scorer, corpus)
-        | {"seconds": round(time.monotonic() - started, 1)},
+    notes = [note for found in documents for note in found.notes]
+    if cut := ", ".join(f"{score.task} {score.truncated}" for score in scores if score.truncated):
+        shown = scorer.max_length
+        notes.append(f"texts that did not fit into {shown} tokens and lost their beginning: {cut}")
+    tasks = {}
+    for score, found in zip(scores, documents, strict=True):
+        own = {name: value for name, value in asdict(score).items() if name != "task"}
+        tasks[score.task] = own | {
+            "primary": found.task.primary,
+            "split": found.split,
+            "available": found.available,
+            "files": found.files,
+        }
+    overall, chance = average(scores), sum(score.chance for score in scores) / len(scores)
+    provenance = _provenance(subject, request, scorer, corpus)
+    record = {
+        "format": "dograph-eval",
+        "version": 1,
+        "tasks": tasks,
+        "average": {**asdict(overall), "chance": chance, "tasks": len(scores), "of": len(TASKS)},
+        "sources": sources,
+        "notes": notes,
+        "provenance": provenance | {"seconds": round(time.monotonic() - started, 1)},
+    }
+    return Evaluation(
+        scores=scores, average=overall, chance=chance, sources=sources, notes=notes, record=record
     )
 
 
@@ -235,47 +239,11 @@ def source_losses(
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 
 
-def _evaluation(
-    scores: list[TaskScore], documents: list[Documents], sources: Row, provenance: dict[str, Any]
-) -> Evaluation:
-    notes = [note for found in documents for note in found.notes]
-    cut = ", ".join(f"{score.task} {score.truncated}" for score in scores if score.truncated)
-    if cut:
-        shown = provenance["max_length"]
-        notes.append(f"texts that did not fit into {shown} tokens and lost their beginning: {cut}")
-    overall, chance = average(scores), sum(score.chance for score in scores) / len(scores)
-    tasks = {x.task: _task_record(x, y) for x, y in zip(scores, documents, strict=True)}
-    record = {
-        "format": "dograph-eval",
-        "version": 1,
-        "tasks": tasks,
-        "average": {**asdict(overall), "chance": chance, "tasks": len(scores), "of": len(TASKS)},
-        "sources": sources,
-        "notes": notes,
-        "provenance": provenance,
-    }
-    return Evaluation(
-        scores=scores, average=overall, chance=chance, sources=sources, notes=notes, record=record
-    )
-
-
-def _task_record(score: TaskScore, found: Documents) -> dict[str, Any]:
-    own = score.as_dict()
-    del own["task"]
-    return own | {
-        "primary": found.task.primary,
-        "split": found.split,
-        "available": found.available,
-        "files": found.files,
-    }
-
-
 def _provenance(
     subject: Subject, request: EvalRequest, scorer: Scorer, corpus: Corpus | None
 ) -> dict[str, Any]:
     folder = Path(subject.model)
     weights = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    environment = describe_environment()
     libraries = ["lm_eval", "datasets"] if request.using == "lm-eval" else []
     libraries += ["datasets"] if request.benchmarks is None and not libraries else []
     return {
@@ -290,7 +258,7 @@ def _provenance(
         "dtype": request.dtype,
         "device": str(scorer.model.model.device),
         "corpus": None if corpus is None else corpus.digest,
-        "environment": environment,
+        "environment": describe_environment(),
         "also": {name: version(name) for name in libraries},
     }
 
@@ -300,61 +268,40 @@ def _provenance(
 
 def task_table(found: Evaluation) -> Table:
     """Accuracies in per cent with standard errors, and what guessing would score."""
-    table = _table("downstream tasks", "task", "n", "acc", "acc_norm", "chance", "bits/B", "ppl")
+    columns = ("task", "n", "acc", "acc_norm", "chance", "bits/B", "ppl")
+    table = number_table("downstream tasks", *columns, left=("task",))
     for number, score in enumerate(found.scores, start=1):
+        available = found.record["tasks"][score.task]["available"]
         table.add_row(
             score.task,
-            _count(score.items, found.record["tasks"][score.task]["available"]),
-            _percent(score.acc),
-            _percent(score.acc_norm),
+            str(score.items) if score.items == available else f"{score.items} of {available}",
+            _with_error(score.acc, ".1f", 100),
+            _with_error(score.acc_norm, ".1f", 100),
             f"{100 * score.chance:.1f}",
-            _plain(score.bits_per_byte, ".3f"),
-            _plain(score.perplexity, ".4g"),
+            _with_error(score.bits_per_byte, ".3f"),
+            _with_error(score.perplexity, ".4g"),
             end_section=number == len(found.scores),
         )
     tasks = "1 task" if len(found.scores) == 1 else f"{len(found.scores)} tasks"
-    table.add_row("average", tasks, "", _percent(found.average), f"{100 * found.chance:.1f}")
+    overall = _with_error(found.average, ".1f", 100)
+    table.add_row("average", tasks, "", overall, f"{100 * found.chance:.1f}")
     return table
+
+
+def _with_error(mean: ItemMean | None, shape: str, scale: float = 1) -> str:
+    if mean is None:
+        return ""
+    error = "" if mean.se is None else f" ± {scale * mean.se:{shape}}"
+    return f"{scale * mean.value:{shape}}{error}"
 
 
 def source_table(found: Evaluation) -> Table:
     """Validation loss of each source of the run's corpus, and their summaries."""
-    table = _table("validation loss per source", "source", "nats", "ppl", "bits/B")
+    columns = ("source", "nats", "ppl", "bits/B")
+    table = number_table("validation loss per source", *columns, left=("source",))
     names = [x.removesuffix("/loss_nats") for x in found.sources if x.endswith("/loss_nats")]
     sources = [name for name in names if name not in SUMMARIES]
     for name in [*sources, *SUMMARIES]:
-        cells = [
-            "" if value is None else format(value, shape)
-            for value, shape in (
-                (found.sources.get(f"{name}/loss_nats"), ".4f"),
-                (found.sources.get(f"{name}/ppl"), ".1f"),
-                (found.sources.get(f"{name}/bits_per_byte"), ".3f"),
-            )
-        ]
+        cells = loss_cells(found.sources, name)
         table.add_row(escape(name), *cells, end_section=name == sources[-1])
     return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="right" if k else "left", no_wrap=True)
-    return table
-
-
-def _count(items: int, available: int) -> str:
-    return str(items) if items == available else f"{items} of {available}"
-
-
-def _percent(estimate: ItemMean | None) -> str:
-    if estimate is None:
-        return ""
-    error = "" if estimate.se is None else f" ± {100 * estimate.se:.1f}"
-    return f"{100 * estimate.value:.1f}{error}"
-
-
-def _plain(estimate: ItemMean | None, shape: str) -> str:
-    if estimate is None:
-        return ""
-    error = "" if estimate.se is None else f" ± {format(estimate.se, shape)}"
-    return f"{format(estimate.value, shape)}{error}"

@@ -1,17 +1,17 @@
 """Why the samples of a step counted what they did, from what the run kept."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import WeightLog
 from dograph.errors import RunError
 from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import open_sampler
-from dograph.train.metrics import Row, read_metrics
+from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 
 
@@ -28,56 +28,44 @@ class Explanation:
 def explain_step(path: Path, step: int) -> Explanation:
     """The explanation of a step, counted from 1."""
     run = RunDirectory.open(path)
-    config, row, sample = run.config(), _metrics_of(run, step), _sample_of(run, step)
-    weight_B = None if sample is None else sample["weight"]
-    domain_B = None if sample is None else sample["domain"]
-    domains = _domains(row)
-    if domains or run.graph_file.is_file():  # kept of every mixer that has domains
-        mixer = build_mixer(config.mixer.name, config.mixer.options)
-        reasons = mixer.explain(row, step, config)
-    else:
-        reasons = _plain_reasons(config, row, weight_B)
-    return Explanation(reasons, domains, weight_B, domain_B)
-
-
-def _metrics_of(run: RunDirectory, step: int) -> Row:
+    config = run.config()
     rows = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
-    for row in rows:
-        if row["step"] == step:
-            return row
-    raise RunError(f"{run.path} has made steps 1 to {len(rows)}; step {step} is not one of them")
-
-
-def _sample_of(run: RunDirectory, step: int) -> dict[str, Any] | None:
-    if not run.samples_file.is_file():
-        return None
-    with open(run.samples_file, encoding="utf-8") as file:
-        for line in file:
-            if line.startswith(f'{{"step": {step},') and line.endswith("\n"):
-                found: dict[str, Any] = json.loads(line)
-                return found
-    return None
-
-
-def _domains(row: Row) -> list[dict[str, float]]:
+    row = next((row for row in rows if row["step"] == step), None)
+    if row is None:
+        raise RunError(f"{path} has made steps 1 to {len(rows)}; step {step} is not one of them")
+    sample = labels_of_steps(run, {step}).get(step, {"weight": None, "domain": None})
     quantities = ("samples", "share", "weight", "gradient_norm", "mean_norm")
     domains: list[dict[str, float]] = []
     while f"domains/{(number := len(domains))}/mean_norm" in row:
         values = {name: row[f"domains/{number}/{name}"] for name in quantities}
         domains.append({"domain": number, **values})
-    return domains
-
-
-def _plain_reasons(config: RunConfig, row: Row, weight_B: list[float] | None) -> list[str]:
     name, size = config.mixer.name, config.train.batch_size
-    effective = row["weights/effective_samples"]
-    if abs(effective - size) < 1e-3:
-        return [f"{name} knows no domains: all {size} samples counted alike"]
-    kept = "" if weight_B is not None else "; the weights themselves were not kept"
-    return [
-        f"{name} knows no domains; it weighed the samples itself: {effective:.1f} of {size} "
-        f"effective{kept}"
-    ]
+    if domains or run.graph_file.is_file():  # kept of every mixer that has domains
+        reasons = build_mixer(name, config.mixer.options).explain(row, step, config)
+    elif abs((effective := row["weights/effective_samples"]) - size) < 1e-3:
+        reasons = [f"{name} knows no domains: all {size} samples counted alike"]
+    else:
+        kept = "" if sample["weight"] is not None else "; the weights themselves were not kept"
+        reasons = [
+            f"{name} knows no domains; it weighed the samples itself: {effective:.1f} of {size} "
+            f"effective{kept}"
+        ]
+    return Explanation(reasons, domains, sample["weight"], sample["domain"])
+
+
+def labels_of_steps(run: RunDirectory, steps: Collection[int]) -> dict[int, dict[str, Any]]:
+    """What was kept of the samples of some steps (samples.jsonl); only their lines are parsed."""
+    found: dict[int, dict[str, Any]] = {}
+    if not run.samples_file.is_file():
+        return found
+    with open(run.samples_file, encoding="utf-8") as file:
+        for line in file:
+            number = line[len('{"step": ') : line.find(",")]
+            if number.isdecimal() and int(number) in steps and line.endswith("\n"):
+                found[int(number)] = json.loads(line)
+                if len(found) == len(steps):
+                    break
+    return found
 
 
 # Which samples a step saw, from the weight log and the seed.

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dograph.config import RunConfig
-from dograph.domains.graph import DomainGraph, Node, write_graph
+from dograph.domains.graph import DomainGraph
 from dograph.errors import DographError, RunError
 from dograph.mixers.registry import build_mixer
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
@@ -43,34 +43,34 @@ def read_graph(path: Path, step: int | None) -> DomainGraph:
     return DomainGraph.from_json(graphs[-1 if step is None else steps.index(step)])
 
 
-def export_graph(path: Path, step: int | None, out: Path) -> DomainGraph:
-    """Write a run's graph to a .json, .graphml or .dot file."""
-    graph = read_graph(path, step)
-    write_graph(graph, out)
-    return graph
+def number_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
+    """A table of numbers, flush right and never wrapped; the columns named in `left` are words."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
+    return table
 
 
 def node_table(graph: DomainGraph, title: str) -> Table:
-    """One line a domain."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    """One line a domain, with its commonest sources and their shares of it."""
     weighed = any(node.weight is not None for node in graph.nodes)
     columns = ["domain", "share", *(["weight"] if weighed else []), "gradient norm", "spread"]
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    table = number_table(title, *columns)
     table.add_column("sources")
     for node in graph.nodes:
         weight = [] if node.weight is None else [f"{node.weight:.3f}"]
         cells = (f"{node.share:.3f}", *weight, f"{node.gradient_norm:.3g}", f"{node.spread:.3g}")
-        table.add_row(str(node.domain), *cells, escape(made_of(node)))
+        common = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))
+        named = [f"{name} {100 * count / node.samples:.0f} %" for name, count in common[:NAMED]]
+        named += [f"{len(common) - NAMED} more"] if len(common) > NAMED else []
+        table.add_row(str(node.domain), *cells, escape(", ".join(named)))
     return table
 
 
 def edge_table(graph: DomainGraph, most: int = 10) -> Table:
     """The pairs of domains whose mean gradients agree most, either way."""
     title = "nearest domains" if len(graph.edges) > most else "pairs of domains"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
-    for column in ("domains", "cosine", "MMD^2"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = number_table(title, "domains", "cosine", "MMD^2")
     for edge in sorted(graph.edges, key=lambda edge: -edge.cosine)[:most]:
         pair = f"{edge.first} - {edge.second}"
         table.add_row(pair, f"{edge.cosine:+.3f}", f"{edge.mmd_squared:.3g}")
@@ -116,16 +116,6 @@ def agreement_table(path: Path) -> Table | None:
     return table
 
 
-def made_of(node: Node) -> str:
-    """A domain's commonest sources with their shares of it."""
-    common = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))
-    named = [f"{name} {100 * count / node.samples:.0f} %" for name, count in common[:NAMED]]
-    return ", ".join([*named, *([f"{len(common) - NAMED} more"] if len(common) > NAMED else [])])
-
-
-# A table of validation losses per source, from run directories.
-
-
 def last_validation(run: RunDirectory) -> Row:
     """The newest validation of a run."""
     rows = read_metrics(run.metrics_file) if run.metrics_file.is_file() else []
@@ -142,7 +132,9 @@ def losses_table(paths: list[Path]) -> Table:
     columns = []
     for path in paths:
         run = RunDirectory.open(path)
-        columns.append((last_validation(run), last_epochs(run)))
+        steps = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
+        epochs = {k: v for row in steps for k, v in row.items() if k.startswith("data/")}
+        columns.append((last_validation(run), epochs))
         table.add_column(f"{path.resolve().name}\nnats", justify="right", no_wrap=True)
         for unit in ("ppl", "bits/B", "epochs"):
             table.add_column(f"\n{unit}", justify="right", no_wrap=True)
@@ -156,22 +148,18 @@ def losses_table(paths: list[Path]) -> Table:
         - set(SUMMARIES)
     )
     for name in [*sources, *SUMMARIES]:
-        cells = [cell for row, epochs in columns for cell in _cells(row, epochs, name)]
+        cells = []
+        for row, epochs in columns:
+            times = epochs.get(f"data/{name}/epochs")
+            cells += [*loss_cells(row, f"valid/{name}"), "" if times is None else f"{times:.2f}"]
         table.add_row(name, *cells, end_section=name == sources[-1])
     return table
 
 
-def last_epochs(run: RunDirectory) -> Row:
-    rows = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
-    named = {k: v for row in rows for k, v in row.items() if k.startswith("data/")}
-    return named
-
-
-def _cells(row: Row, epochs: Row, name: str) -> list[str]:
-    units = (("loss_nats", ".4f"), ("ppl", ".1f"), ("bits_per_byte", ".3f"))
-    cells = []
-    for unit, shape in units:
-        value = row.get(f"valid/{name}/{unit}")
-        cells.append("" if value is None else format(value, shape))
-    times = epochs.get(f"data/{name}/epochs")
-    return [*cells, "" if times is None else f"{times:.2f}"]
+def loss_cells(row: Row, name: str) -> list[str]:
+    """Nats, perplexity and bits per byte of one name in a row of losses; empty where unknown."""
+    values = [
+        (row.get(f"{name}/{unit}"), shape)
+        for unit, shape in (("loss_nats", ".4f"), ("ppl", ".1f"), ("bits_per_byte", ".3f"))
+    ]
+    return ["" if value is None else format(value, shape) for value, shape in values]

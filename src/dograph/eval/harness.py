@@ -8,12 +8,12 @@ dict, each with its documents in a JSON Lines file and a cache of its own in a t
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -24,12 +24,6 @@ from dograph.eval.tasks import Documents
 GROUP, SPLIT = "dograph", "evaluation"
 
 
-def harness_scores(scorer: Scorer, documents: Sequence[Documents]) -> list[TaskScore]:
-    """The harness' own accuracies and standard errors, task by task."""
-    truncated = count_truncated(scorer, documents)  # first, for it may refuse
-    return scores_from(documents, harness_samples(scorer, documents), truncated)
-
-
 def harness_samples(
     scorer: Scorer, documents: Sequence[Documents]
 ) -> dict[str, list[dict[str, Any]]]:
@@ -38,7 +32,29 @@ def harness_samples(
     models = require("lm_eval.models.huggingface", "eval")
     model = scorer.model.model
     half = model.dtype in (torch.bfloat16, torch.float16)
-    with _quiet(), tempfile.TemporaryDirectory(prefix="dograph-eval-") as folder:
+    members: list[dict[str, Any]] = []
+    # The harness warns of each text that it cuts; we count them and say so once.
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="dograph-eval-") as folder:
+        logger.setLevel(logging.ERROR)
+        stack.callback(logger.setLevel, level)
+        for found in documents:
+            file = Path(folder) / f"{found.task.name}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in found.rows), encoding="utf-8")
+            cache = str(Path(folder) / "cache")
+            members.append(
+                {
+                    "task": found.task.name,
+                    "dataset_path": "json",
+                    "dataset_name": None,
+                    "dataset_kwargs": {"data_files": {SPLIT: str(file)}, "cache_dir": cache},
+                    "training_split": None,
+                    "validation_split": SPLIT,
+                    "test_split": None,
+                    "num_fewshot": 0,
+                }
+            )
         wrapped = models.HFLM(
             pretrained=model,
             tokenizer=deepcopy(scorer.encoder.tokenizer),  # it is given a padding token
@@ -50,7 +66,7 @@ def harness_samples(
         )
         result = lm_eval.simple_evaluate(
             model=wrapped,
-            tasks=[task_group(documents, Path(folder))],
+            tasks=[{"group": GROUP, "task": members}],
             bootstrap_iters=0,  # standard errors of means come from the samples, below
             log_samples=True,
             random_seed=None,
@@ -62,53 +78,28 @@ def harness_samples(
     return {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in samples.items()}
 
 
-def task_group(documents: Sequence[Documents], folder: Path) -> dict[str, Any]:
-    """The inline group, its documents written under `folder`."""
-    members = []
-    for found in documents:
-        file = folder / f"{found.task.name}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in found.rows), encoding="utf-8")
-        kwargs = {"data_files": {SPLIT: str(file)}, "cache_dir": str(folder / "cache")}
-        members.append(
-            {
-                "task": found.task.name,
-                "dataset_path": "json",
-                "dataset_name": None,
-                "dataset_kwargs": kwargs,
-                "training_split": None,
-                "validation_split": SPLIT,
-                "test_split": None,
-                "num_fewshot": 0,
-            }
-        )
-    return {"group": GROUP, "task": members}
-
-
 def scores_from(
     documents: Sequence[Documents],
     samples: dict[str, list[dict[str, Any]]],
     truncated: dict[str, int],
 ) -> list[TaskScore]:
     """Scores from what the harness logged: its accuracies, and its formula of standard errors."""
-    return [_score(x, samples[x.task.name], truncated[x.task.name]) for x in documents]
-
-
-def _score(found: Documents, rows: list[dict[str, Any]], truncated: int) -> TaskScore:
     mean_stderr = require("lm_eval.api.metrics", "eval").mean_stderr
-    task, items = found.task, found.items
-    correct = [float(row["acc"]) for row in rows]
-    normalised = [float(row["acc_norm"]) for row in rows] if task.normalised else []
-    gold = [likelihoods_of(row)[item.gold].nats for row, item in zip(rows, items, strict=True)]
 
     def theirs(values: list[float]) -> ItemMean:
         se = mean_stderr(values) if len(values) > 1 else None
         return ItemMean(sum(values) / len(values), se)
 
-    return replace(
-        summary(task, items, correct, normalised, gold, truncated),
-        acc=theirs(correct),
-        acc_norm=theirs(normalised) if task.normalised else None,
-    )
+    scores = []
+    for found in documents:
+        task, items, rows = found.task, found.items, samples[found.task.name]
+        correct = [float(row["acc"]) for row in rows]
+        normalised = [float(row["acc_norm"]) for row in rows] if task.normalised else []
+        gold = [likelihoods_of(row)[item.gold].nats for row, item in zip(rows, items, strict=True)]
+        score = summary(task, items, correct, normalised, gold, truncated[task.name])
+        acc_norm = theirs(normalised) if task.normalised else None
+        scores.append(replace(score, acc=theirs(correct), acc_norm=acc_norm))
+    return scores
 
 
 def likelihoods_of(row: dict[str, Any]) -> list[Likelihood]:
@@ -131,18 +122,6 @@ def count_truncated(scorer: Scorer, documents: Sequence[Documents]) -> dict[str,
     return truncated
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The harness warns of each text that it cuts; we count them and say so once."""
-    logger = logging.getLogger("lm_eval")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 # Score tasks with either scorer; both give the same structure, and the same numbers.
 
 
@@ -152,13 +131,11 @@ Report = Callable[[str, int, int], None]  # stage, done, total
 
 def check_with(name: str) -> With:
     """The scorer of that name; one that is not installed is missed before any work is done."""
-    for known in get_args(With):
-        if name == known:
-            if known == "lm-eval":
-                require("lm_eval", "eval")
-            found: With = known
-            return found
-    raise ConfigError(f'there is no scorer "{name}"; allowed: {", ".join(get_args(With))}')
+    if name not in get_args(With):
+        raise ConfigError(f'there is no scorer "{name}"; allowed: {", ".join(get_args(With))}')
+    if name == "lm-eval":
+        require("lm_eval", "eval")
+    return cast(With, name)
 
 
 def evaluate_tasks(
@@ -167,7 +144,8 @@ def evaluate_tasks(
     """One score a task, in the order given."""
     if using == "lm-eval":
         report("lm-eval", 0, 0)
-        return harness_scores(scorer, documents)
+        truncated = count_truncated(scorer, documents)  # first, for it may refuse
+        return scores_from(documents, harness_samples(scorer, documents), truncated)
     scores = []
     for found in documents:
 

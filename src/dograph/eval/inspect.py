@@ -31,12 +31,9 @@ from dograph.models.presets import PRESETS
 from dograph.sketch.coverage import blocks_of
 from dograph.sketch.rules import EmbeddingRule, NormRule, Rule
 from dograph.sketch.sketcher import Sketcher, sketch_rows
-from dograph.theory.mmd import PairwiseMMD, pairwise_mmd
+from dograph.theory.mmd import pairwise_mmd
 from dograph.train.distributed import pick_device
 from dograph.train.run_dir import run_of_model
-
-# What `dograph inspect` looks at: a model by any name, and rows of a corpus.
-
 
 SEQ_LEN = 256  # where none is asked for, no run tells, and the model has as many positions
 
@@ -153,7 +150,12 @@ def part_names(model: PerSampleLoss) -> Callable[[Rule], str]:
     """From a layer's rule to its part: embedding, attention or mlp of a block, norms, head."""
     stack, blocks = blocks_of(model)
     head = model.model.get_output_embeddings()
-    names = _block_names(len(blocks))
+    num = len(blocks)
+    names = [f"block {i}" for i in range(num)]
+    if num > MOST_BLOCKS:
+        ends = [num // 3, num - num // 3, num]
+        thirds = [next(t for t, end in enumerate(ends) if i < end) for i in range(num)]
+        names = [f"blocks {[0, *ends][t]}-{ends[t] - 1}" for t in thirds]
 
     def part(rule: Rule) -> str:
         if isinstance(rule, EmbeddingRule):
@@ -169,15 +171,6 @@ def part_names(model: PerSampleLoss) -> Callable[[Rule], str]:
         return f"{names[int(number)]} {'attention' if 'att' in layer else 'mlp'}"
 
     return part
-
-
-def _block_names(count: int) -> list[str]:
-    if count <= MOST_BLOCKS:
-        return [f"block {i}" for i in range(count)]
-    ends = [count // 3, count - count // 3, count]
-    starts = [0, *ends[:-1]]
-    third_of = [next(t for t, end in enumerate(ends) if i < end) for i in range(count)]
-    return [f"blocks {starts[t]}-{ends[t] - 1}" for t in third_of]
 
 
 EXAMPLES, PREVIEW = 3, 80  # samples shown for each domain, characters of each
@@ -253,9 +246,26 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     loss_N, part_of = part_sketches(model, blocks, request, report)
     sketch_NK = torch.stack(list(part_of.values())).sum(dim=0)
     report("comparing sources", 0, 0)
-    whole = _compared(
-        sketch_NK, source_N, len(sources), request.seed, max(999, 10 * len(sources) ** 2)
-    )
+
+    def compared(sketch_NK: Tensor, num_permutations: int) -> list[Pair]:
+        """Pairs of sources, those farthest apart first."""
+        found = pairwise_mmd(
+            sketch_NK,
+            source_N,
+            len(sources),
+            num_permutations=num_permutations,
+            seed=request.seed,
+            estimator="unbiased",
+        )
+        pairs = []
+        for g, h in combinations(range(len(sources)), 2):
+            both = (float(found.mmd_squared_GG[g, h]), float(found.separation_GG[g, h]))
+            mmd_squared, separation = (value if isfinite(value) else None for value in both)
+            p_value = float(found.p_value_GG[g, h])
+            pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
+        return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
+
+    pairs = compared(sketch_NK, max(999, 10 * len(sources) ** 2))
     label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
@@ -268,11 +278,8 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         seq_len=seq_len,
         rows=dict(zip(sources, count_G.tolist(), strict=True)),
         loss_nats=dict(zip(sources, mean_G.tolist(), strict=True)),
-        pairs=_pairs(whole, sources),
-        parts=[
-            _part(name, _compared(part_NK, source_N, len(sources), request.seed, 1), sources)
-            for name, part_NK in part_of.items()
-        ],
+        pairs=pairs,
+        parts=[_part(name, compared(part_NK, 1)) for name, part_NK in part_of.items()],
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
@@ -312,44 +319,10 @@ def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, T
     return cluster(direction_NK, 0), direction_NK
 
 
-def _compared(
-    sketch_NK: Tensor, source_N: Tensor, num: int, seed: int, num_permutations: int
-) -> PairwiseMMD:
-    return pairwise_mmd(
-        sketch_NK,
-        source_N,
-        num,
-        num_permutations=num_permutations,
-        seed=seed,
-        estimator="unbiased",
-    )
-
-
-def _pairs(found: PairwiseMMD, sources: list[str]) -> list[Pair]:
-    """Pairs of sources, those farthest apart first."""
-    pairs = [
-        Pair(
-            sources[g],
-            sources[h],
-            _known(found.mmd_squared_GG[g, h]),
-            _known(found.separation_GG[g, h]),
-            float(found.p_value_GG[g, h]),
-        )
-        for g, h in combinations(range(len(sources)), 2)
-    ]
-    return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
-
-
-def _part(name: str, found: PairwiseMMD, sources: list[str]) -> ModelPart:
-    pairs = _pairs(found, sources)
+def _part(name: str, pairs: list[Pair]) -> ModelPart:
     known = [pair.separation for pair in pairs if pair.separation is not None]
     farthest = (pairs[0].first, pairs[0].second) if pairs else ("", "")
     return ModelPart(name, sum(known) / len(known) if known else None, farthest)
-
-
-def _known(value: Tensor) -> float | None:
-    number = float(value)
-    return number if isfinite(number) else None
 
 
 def _examples(

@@ -8,7 +8,7 @@ the sample's standard deviation (n - 1) over sqrt(n).
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,13 +93,6 @@ class ScoredText:
     truncated: bool  # the beginning is gone
     answer_cut: bool  # even a part of the continuation
 
-    @classmethod
-    def cut(cls, context: list[int], continuation: list[int], max_length: int) -> "ScoredText":
-        whole = context + continuation
-        ids = whole[-(max_length + 1) :]
-        scored = min(len(continuation), len(ids) - 1)
-        return cls(ids, scored, len(ids) < len(whole), scored < len(continuation))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorer:
@@ -117,7 +110,15 @@ class Scorer:
 
     def texts(self, pairs: Sequence[tuple[str, str]]) -> list[ScoredText]:
         """Tokens of each (context, continuation), cut to what the model is shown."""
-        return [ScoredText.cut(*self.encoder.pair(*pair), self.max_length) for pair in pairs]
+        texts = []
+        for pair in pairs:
+            context, continuation = self.encoder.pair(*pair)
+            whole = context + continuation
+            ids = whole[-(self.max_length + 1) :]
+            scored = min(len(continuation), len(ids) - 1)
+            cut = scored < len(continuation)
+            texts.append(ScoredText(ids, scored, len(ids) < len(whole), cut))
+        return texts
 
     @torch.inference_mode()
     def score(
@@ -147,7 +148,16 @@ class Scorer:
             columns += range(shown - text.scored, shown)
             targets += text.ids[-text.scored :]
         target_N = torch.tensor(targets, device=device)
-        logits_NV = self._logits(token_BT.to(device), torch.tensor(rows), torch.tensor(columns))
+        # Logits of the scored tokens alone: those of every token are the largest tensor by far.
+        scored = (torch.tensor(rows, device=device), torch.tensor(columns, device=device))
+        inputs = {"input_ids": token_BT.to(device), "use_cache": False}
+        if self.model.has_plain_head:
+            last_BTD = self.model.model.base_model(**inputs).last_hidden_state
+            logits_NV: Tensor = self.model.head.layer(last_BTD[scored])
+        else:
+            logits_NV = self.model.model(**inputs).logits[scored]
+        if logits_NV.dtype not in (torch.float32, torch.float64):
+            logits_NV = logits_NV.float()
         nats_N = -F.cross_entropy(logits_NV, target_N, reduction="none").double()
         hit_N = logits_NV.argmax(dim=-1) == target_N
         sizes = [text.scored for text in texts]
@@ -157,18 +167,6 @@ class Scorer:
                 nats_N.cpu().split(sizes), hit_N.cpu().split(sizes), texts, strict=True
             )
         ]
-
-    def _logits(self, token_BT: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
-        """Logits of the scored tokens alone: those of every token are the largest tensor by far."""
-        model = self.model.model
-        row_N, column_N = row_N.to(token_BT.device), column_N.to(token_BT.device)
-        if self.model.has_plain_head:
-            last_BTD = model.base_model(input_ids=token_BT, use_cache=False).last_hidden_state
-            logits_NV: Tensor = self.model.head.layer(last_BTD[row_N, column_N])
-        else:
-            logits_NV = model(input_ids=token_BT, use_cache=False).logits[row_N, column_N]
-        exact = logits_NV.dtype in (torch.float32, torch.float64)
-        return logits_NV if exact else logits_NV.float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +200,6 @@ class TaskScore:
     def primary(self) -> ItemMean:
         """The paper's choice: normalised accuracy where available."""
         return self.acc if self.acc_norm is None else self.acc_norm
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def score_task(task: Task, items: Sequence[Item], likelihoods: Iterable[Likelihood]) -> TaskScore:
@@ -241,22 +236,21 @@ def summary(
     bits = [
         -nats / math.log(2) / item.gold_bytes for item, nats in zip(items, gold_nats, strict=True)
     ]
+    perplexity = None
+    if task.cloze:
+        mean = ItemMean.of(gold_nats)
+        value = math.exp(min(-mean.value, 700.0))
+        perplexity = ItemMean(value, None if mean.se is None else value * mean.se)
     return TaskScore(
         task=task.name,
         items=len(items),
         acc=ItemMean.of(correct),
         acc_norm=ItemMean.of(normalised) if task.normalised else None,
         bits_per_byte=ItemMean.of(bits),
-        perplexity=_perplexity(gold_nats) if task.cloze else None,
+        perplexity=perplexity,
         chance=0.0 if task.cloze else float(np.mean([1 / len(item.pairs) for item in items])),
         truncated=truncated,
     )
-
-
-def _perplexity(nats: Sequence[float]) -> ItemMean:
-    mean = ItemMean.of(nats)
-    value = math.exp(min(-mean.value, 700.0))
-    return ItemMean(value, None if mean.se is None else value * mean.se)
 
 
 def average(scores: Sequence[TaskScore]) -> ItemMean:

@@ -76,21 +76,18 @@ def _piqa(doc: Document) -> Item:
 
 
 def _openbookqa(doc: Document) -> Item:
-    return _choice(doc["question_stem"], *_lettered(doc, doc["answerKey"].lstrip()))
+    gold = doc["choices"]["label"].index(doc["answerKey"].lstrip())
+    return _choice(doc["question_stem"], doc["choices"]["text"], gold)
 
 
 def _arc_easy(doc: Document) -> Item:
-    return _choice(_asked(doc["question"]), *_lettered(doc, doc["answerKey"]))
-
-
-def _lettered(doc: Document, key: str) -> tuple[list[str], int]:
-    return doc["choices"]["text"], doc["choices"]["label"].index(key)
+    gold = doc["choices"]["label"].index(doc["answerKey"])
+    return _choice(_asked(doc["question"]), doc["choices"]["text"], gold)
 
 
 def _sciq(doc: Document) -> Item:
     context = f"{doc['support'].lstrip()}\n{_asked(doc['question'])}"
-    wrong = [doc["distractor1"], doc["distractor2"], doc["distractor3"]]
-    return _choice(context, [*wrong, doc["correct_answer"]], 3)
+    return _choice(context, [*(doc[name] for name in _WRONG), doc["correct_answer"]], 3)
 
 
 def _asked(question: str) -> str:
@@ -123,7 +120,7 @@ def _lambada(doc: Document) -> Item:
     return Item(((context, f" {word}"),), 0, (len(word),))
 
 
-_LETTERED = ("choices", "answerKey")
+_WRONG = ("distractor1", "distractor2", "distractor3")
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -146,7 +143,7 @@ TASKS: dict[str, Task] = {
         Task(
             name="openbookqa",
             item=_openbookqa,
-            columns=("question_stem", *_LETTERED),
+            columns=("question_stem", "choices", "answerKey"),
             hub="allenai/openbookqa",
             config="main",
             split="test",
@@ -166,14 +163,7 @@ TASKS: dict[str, Task] = {
         Task(
             name="sciq",
             item=_sciq,
-            columns=(
-                "support",
-                "question",
-                "distractor1",
-                "distractor2",
-                "distractor3",
-                "correct_answer",
-            ),
+            columns=("support", "question", *_WRONG, "correct_answer"),
             hub="allenai/sciq",
             split="test",
             instead="validation",
@@ -182,7 +172,7 @@ TASKS: dict[str, Task] = {
         Task(
             name="arc_easy",
             item=_arc_easy,
-            columns=("question", *_LETTERED),
+            columns=("question", "choices", "answerKey"),
             hub="allenai/ai2_arc",
             config="ARC-Easy",
             split="test",
@@ -237,7 +227,7 @@ def pick_tasks(names: list[str] | None) -> list[Task]:
 ENDINGS = (".jsonl", ".jsonl.xz")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Documents:
     """The documents of one task that are scored, and where they came from."""
 
@@ -283,7 +273,7 @@ def read_folder(folder: Path, task: Task) -> Documents:
         rows += own
         name = file.relative_to(folder).as_posix()
         described.append({"file": name, "sha256": sha256_of(file), "items": len(own)})
-    return _found(task, split, rows, described, notes)
+    return _complete(Documents(task, split, rows, len(rows), described, notes))
 
 
 def read_hub(task: Task) -> Documents:
@@ -304,7 +294,7 @@ def read_hub(task: Task) -> Documents:
     where = f"hf:{task.hub}@{task.split}"
     checked = [_checked(row, task, f"{where}, row {k}") for k, row in enumerate(rows)]
     described = [{"hub": name, "fingerprint": dataset._fingerprint, "items": len(rows)}]
-    return _found(task, task.split, checked, described, [])
+    return _complete(Documents(task, task.split, checked, len(checked), described))
 
 
 def parse_limits(text: str | None, tasks: list[Task]) -> dict[str, int | None]:
@@ -337,19 +327,14 @@ def _files(place: Path, split: str) -> list[Path]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    with _opened(file) as stream:
+    opened: Callable[..., IO[str]] = lzma.open if file.suffix == ".xz" else open
+    with opened(file, "rt", encoding="utf-8") as stream:
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     yield number, json.loads(line)
         except (ValueError, lzma.LZMAError, EOFError) as error:
             raise CorpusError(f"{file} is damaged: {error}; fetch it again") from error
-
-
-def _opened(file: Path) -> IO[str]:
-    if file.suffix == ".xz":
-        return lzma.open(file, "rt", encoding="utf-8")
-    return open(file, encoding="utf-8")
 
 
 def _checked(row: Any, task: Task, where: str) -> dict[str, Any]:
@@ -369,17 +354,11 @@ def _checked(row: Any, task: Task, where: str) -> dict[str, Any]:
     return kept
 
 
-def _found(
-    task: Task,
-    split: str,
-    rows: list[dict[str, Any]],
-    files: list[dict[str, Any]],
-    notes: list[str],
-) -> Documents:
-    if not rows:
-        raise CorpusError(f"{task.name}: its {split} split is empty; fetch it again")
-    if len(rows) != task.size:
-        notes = [*notes, f"{task.name}: the data have {len(rows)} items, the task {task.size}"]
-    return Documents(
-        task=task, split=split, rows=rows, available=len(rows), files=files, notes=notes
-    )
+def _complete(found: Documents) -> Documents:
+    """The documents, with a note where they are not as many as the task has."""
+    if not found.rows:
+        raise CorpusError(f"{found.task.name}: its {found.split} split is empty; fetch it again")
+    if (num := len(found.rows)) != found.task.size:
+        told = f"{found.task.name}: the data have {num} items, the task {found.task.size}"
+        return replace(found, notes=[*found.notes, told])
+    return found

@@ -32,7 +32,6 @@ from dograph.report.content import (
     Bench,
     BenchArm,
     Benchmarks,
-    Comparison,
     PageData,
     RunData,
     is_run,
@@ -50,10 +49,10 @@ NORMAL = 1.96
 AVERAGE = "average"
 
 
-def benchmarks_of(runs: Sequence[tuple[Path, str]]) -> Benchmarks | None:
+def benchmarks_of(paths: Sequence[Path], groups: Sequence[str]) -> Benchmarks | None:
     """Scores by group; over seeds where a group has several, else over the tasks' items."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for path, group in runs:
+    for path, group in zip(paths, groups, strict=True):
         if record := read_json(path / EVALUATION):
             found.setdefault(group, []).append(record)
     if not found:
@@ -63,7 +62,7 @@ def benchmarks_of(runs: Sequence[tuple[Path, str]]) -> Benchmarks | None:
     chance = {task: record["tasks"][task]["chance"] for record in every for task in record["tasks"]}
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
     notes += items_asked(every)
-    rows = [(group, _scores(own, tasks)) for group, own in found.items()]
+    rows = [(group, _scores(own, [*tasks, AVERAGE])) for group, own in found.items()]
     chance[AVERAGE] = every[0]["average"]["chance"]
     return Benchmarks([*tasks, AVERAGE], chance, rows, notes)
 
@@ -79,27 +78,22 @@ def items_asked(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _scores(records: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> dict[str, Estimate]:
-    scores = {}
-    for task in [*tasks, AVERAGE]:
-        own = [score for record in records if (score := _score(record, task)) is not None]
-        if own:
-            one = own[0]
-            scores[task] = one if len(own) == 1 else mean_estimate([score.value for score in own])
-    return scores
-
-
-def _score(record: Mapping[str, Any], task: str) -> Estimate | None:
     """acc_norm where the task has one, as in the paper, with 1.96 standard errors of its items."""
-    if task == AVERAGE:
-        told = record["average"]
-    elif task in record["tasks"]:
-        told = record["tasks"][task][record["tasks"][task]["primary"]]
-    else:
-        return None
-    value, error = told["value"], told["se"]
-    if error is None or not math.isfinite(error):
-        return Estimate(value)
-    return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error))
+    scores = {}
+    for task in tasks:
+        own = []
+        for record in records:
+            told = record["average"] if task == AVERAGE else record["tasks"].get(task)
+            if told is not None:
+                own.append(told if task == AVERAGE else told[told["primary"]])
+        if len(own) > 1:
+            scores[task] = mean_estimate([told["value"] for told in own])
+        elif own:
+            value, error = own[0]["value"], own[0]["se"]
+            is_known = error is not None and math.isfinite(error)
+            ends = Interval(value - NORMAL * error, value + NORMAL * error) if is_known else None
+            scores[task] = Estimate(value, ends)
+    return scores
 
 
 def bench_of(path: Path) -> Bench:
@@ -108,26 +102,29 @@ def bench_of(path: Path) -> Bench:
         found = json.loads(path.read_text(encoding="utf-8"))
         options, device = found["options"], found["device"]["name"]
         shape = f"{options['batch']} x {options['seq_len']}, {options['dtype']}"
-        arms = [_arm(name, arm) for name, arm in found["arms"].items() if "ms" in arm]
+        arms = []
+        for name, arm in found["arms"].items():
+            if "ms" not in arm:
+                continue
+            ms, ratio = arm["ms"]["median"], arm.get("ratio")
+            plain, floor = arm.get("plain_ms"), arm.get("floor_ms")
+            ends = ratio and Interval(ratio["low"], ratio["high"])
+            arms.append(
+                BenchArm(
+                    name=name,
+                    ms=ms,
+                    over_plain=ratio and Estimate(ratio["median"], ends),
+                    extra_ms=ms - plain["median"] if plain else None,
+                    floor_ms=floor["total"] if floor else None,
+                    floor_ratio=arm.get("floor_ratio"),
+                    peak_bytes=arm.get("peak_bytes"),
+                )
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"--bench {path} is no file of `dograph bench`; make one with: dograph bench"
         ) from error
     return Bench(f"{options['model']}, {shape}, {device}", arms)
-
-
-def _arm(name: str, arm: Mapping[str, Any]) -> BenchArm:
-    ratio, floor = arm.get("ratio"), arm.get("floor_ms")
-    plain = arm.get("plain_ms")
-    return BenchArm(
-        name=name,
-        ms=arm["ms"]["median"],
-        over_plain=ratio and Estimate(ratio["median"], Interval(ratio["low"], ratio["high"])),
-        extra_ms=arm["ms"]["median"] - plain["median"] if plain else None,
-        floor_ms=floor["total"] if floor else None,
-        floor_ratio=arm.get("floor_ratio"),
-        peak_bytes=arm.get("peak_bytes"),
-    )
 
 
 POINTS = 2400  # buckets shared out among the runs, so that many runs make no huge page
@@ -204,9 +201,23 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         if not keep:
             run.forget()
     runs = beside_plain(runs, opened)
-    comparisons = _comparisons(subjects, runs)
+    comparisons = []
+    for path in subjects.comparisons:
+        cells = [run.path for run in opened if path.resolve() in run.path.resolve().parents]
+        size = next(filter(None, map(parameters_of, cells)), None)
+        comparisons.append(from_findings(read_findings(path), path.resolve().name, size))
+    comparisons += from_runs(
+        [
+            Trained(run, own.as_trained(), parameters_of(own.path))
+            for run, own in zip(runs, opened, strict=True)
+            if own.label is None
+        ]
+    )
+    title = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
+    if len(subjects.comparisons) == 1:
+        title = f"comparison {subjects.comparisons[0].resolve().name}"
     return PageData(
-        title=_title(subjects, names),
+        title=title,
         verdict=verdict_of(runs, comparisons),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         program=f"dograph {__version__}",
@@ -215,48 +226,30 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         groups=groups_of(runs),
         comparisons=comparisons,
         scales=scales_of(comparisons),
-        benchmarks=benchmarks_of(
-            [(run.path, group) for run, group in zip(opened, groups, strict=True)]
-        ),
+        benchmarks=benchmarks_of([run.path for run in opened], groups),
         benches=[bench_of(path) for path in subjects.benches],
         texts=texts.found,
     )
 
 
-def _title(subjects: Subjects, names: Sequence[str]) -> str:
-    if len(subjects.comparisons) == 1:
-        return f"comparison {subjects.comparisons[0].resolve().name}"
-    return f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
-
-
-def _comparisons(subjects: Subjects, runs: Sequence[RunData]) -> list[Comparison]:
-    found = []
-    for path in subjects.comparisons:
-        findings = read_findings(path)
-        cells = [run.path for run in subjects.runs if path.resolve() in run.path.resolve().parents]
-        sizes = (parameters_of(cell) for cell in cells)
-        found.append(from_findings(findings, path.resolve().name, next(filter(None, sizes), None)))
-    loose = [
-        Trained(run, opened.as_trained(), parameters_of(opened.path))
-        for run, opened in zip(runs, subjects.runs, strict=True)
-        if opened.label is None
-    ]
-    return found + from_runs(loose)
-
-
 def beside_plain(runs: Sequence[RunData], opened: Sequence[OpenRun]) -> list[RunData]:
     """Set every run beside the plain ones of the same shape on the page, where there are any."""
-    shapes = [_shape(run) for run in opened]
-    plain: dict[str, list[float]] = {}
-    for shape, run in zip(shapes, runs, strict=True):
-        if run.cost.step_ms and not _sees_samples(run):
-            plain.setdefault(shape, []).append(run.cost.step_ms)
+    shapes, is_plain, plain = [], [], dict[str, list[float]]()
+    for own, run in zip(opened, runs, strict=True):
+        config = own.config.model_dump(mode="json")
+        train = {k: v for k, v in config["train"].items() if k != "steps"}
+        machine = read_json(own.path / ENVIRONMENT).get("gpus")
+        parts = [config["model"], config["data"]["seq_len"], train, machine]
+        shapes.append(json.dumps(parts, sort_keys=True))
+        is_plain.append(not any(part.name in ("sketch", "weigh") for part in run.cost.parts))
+        if run.cost.step_ms and is_plain[-1]:
+            plain.setdefault(shapes[-1], []).append(run.cost.step_ms)
     found = []
-    for shape, run in zip(shapes, runs, strict=True):
+    for shape, is_one, run in zip(shapes, is_plain, runs, strict=True):
         cost = run.cost
-        if not _sees_samples(run) and cost.step_ms:
+        if cost.step_ms and is_one:
             cost = replace(cost, plain="plain")
-        elif shape in plain and cost.step_ms:
+        elif cost.step_ms and shape in plain:
             num, usual = len(plain[shape]), median(plain[shape])
             told = "beside the plain run" if num == 1 else f"beside the median of {num} plain runs"
             cost = replace(cost, plain=told, over_plain=cost.step_ms / usual)
@@ -264,33 +257,20 @@ def beside_plain(runs: Sequence[RunData], opened: Sequence[OpenRun]) -> list[Run
     return found
 
 
-def _sees_samples(run: RunData) -> bool:
-    return any(part.name in ("sketch", "weigh") for part in run.cost.parts)
-
-
-def _shape(run: OpenRun) -> str:
-    config = run.config.model_dump(mode="json")
-    train = {k: v for k, v in config["train"].items() if k != "steps"}
-    machine = read_json(run.path / ENVIRONMENT).get("gpus")
-    return json.dumps([config["model"], config["data"]["seq_len"], train, machine], sort_keys=True)
-
-
 def _how(buckets: int, runs: Sequence[RunData]) -> list[str]:
     longest = max((run.steps for run in runs), default=0)
-    told = []
-    if longest > 2 * buckets + 2:
-        told.append(
-            f"Curves of more than {2 * buckets + 2} points are drawn by the first and last point "
-            f"and the least and largest of each of {buckets} stretches: no spike is lost, and "
-            "every point drawn was measured. The files of the run have all of them."
-        )
-    told.append(
+    told = [
         f"The bold line is a running mean over a {SMOOTHED_SHARE}th of the points, taken over all "
         "of them before any are left out, narrower at the beginning, and at the end the straight "
-        "line through the last ones; the faint line is as measured."
-    )
-    told.append(
+        "line through the last ones; the faint line is as measured.",
         "Intervals are 95 %. Of one run's losses: over validation blocks, taken as independent, "
-        "so over other text for this run. Shaded, and of several seeds: Student's t over seeds."
+        "so over other text for this run. Shaded, and of several seeds: Student's t over seeds.",
+    ]
+    if longest <= 2 * buckets + 2:
+        return told
+    thinned = (
+        f"Curves of more than {2 * buckets + 2} points are drawn by the first and last point "
+        f"and the least and largest of each of {buckets} stretches: no spike is lost, and "
+        "every point drawn was measured. The files of the run have all of them."
     )
-    return told
+    return [thinned, *told]

@@ -136,7 +136,7 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
         if loss.is_summary and loss.name == "mean"
     }
     if len(runs) == 1:
-        return _single(runs[0], losses.get(runs[0].name))
+        return _single_verdict(runs[0], losses.get(runs[0].name))
     if not losses:
         return f"{len(runs)} runs, none of them validated yet."
     unfinished = sum(run.steps < run.total_steps for run in runs)
@@ -152,16 +152,12 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
     )
 
 
-def _single(run: RunData, loss: Estimate | None) -> str:
-    how_far = (
-        f"Complete after {run.steps:,} steps"
-        if run.steps >= run.total_steps
-        else f"{run.steps:,} of {run.total_steps:,} steps made"
-    )
-    level = "no validation loss yet"
-    if loss is not None:
-        level = f"mean validation loss {loss.text('.4f', ' ')} nats"
-    parts = [f"{how_far}: {level}"]
+def _single_verdict(run: RunData, loss: Estimate | None) -> str:
+    total = f"{run.total_steps:,} steps made"
+    complete = f"Complete after {run.steps:,} steps"
+    how_far = complete if run.steps >= run.total_steps else f"{run.steps:,} of {total}"
+    level = loss and f"mean validation loss {loss.text('.4f', ' ')} nats"
+    parts = [f"{how_far}: {level or 'no validation loss yet'}"]
     nmi = next((m for m in run.health if m.name == "domains/nmi"), None)
     if nmi is not None and nmi.curve.raw.y:
         last = nmi.curve.raw.y[-1]
@@ -229,7 +225,11 @@ class Trained:
 
 def from_findings(findings: Mapping[str, Any], title: str, parameters: int | None) -> Comparison:
     """What `dograph compare` found."""
-    methods = [_found_method(method) for method in findings["methods"] if _is_finite(method)]
+    methods = []
+    for method in findings["methods"]:
+        means = [told["mean"] for told in method.get("sources", {}).values()]
+        if means and None not in means:  # what failed, or is not a number, is told in the notes
+            methods.append(_found_method(method))
     return Comparison(
         title=title,
         baseline=findings["baseline"],
@@ -244,19 +244,9 @@ def from_findings(findings: Mapping[str, Any], title: str, parameters: int | Non
     )
 
 
-def _is_finite(method: Mapping[str, Any]) -> bool:
-    """What failed, or is not a number, is told in the notes."""
-    means = [told["mean"] for told in method.get("sources", {}).values()]
-    return bool(means) and None not in means
-
-
-def _is_told(difference: Mapping[str, Any]) -> bool:
-    return bool(difference["seeds"]) and difference["mean"] is not None
-
-
 def _found_method(method: Mapping[str, Any]) -> MethodRow:
     told = dict(method.get("differences", {}))
-    by_source = told.pop("sources", {})
+    by_source = _differences(told.pop("sources", {}))
     seconds, flops = method["seconds"], method["flops"]
     most = method["most_epochs"]
     return MethodRow(
@@ -265,10 +255,8 @@ def _found_method(method: Mapping[str, Any]) -> MethodRow:
         seeds=method["losses"]["mean"]["seeds"],
         losses={name: _spread(value) for name, value in method["losses"].items()},
         sources={name: _spread(value) for name, value in method["sources"].items()},
-        differences={name: _difference(value) for name, value in told.items() if _is_told(value)},
-        source_differences={
-            name: _difference(value) for name, value in by_source.items() if _is_told(value)
-        },
+        differences=_differences(told),
+        source_differences=by_source,
         costs=[
             ("FLOPs, plan counted", f"{flops['total']:.3g}"),
             ("plan, of the FLOPs", f"{flops['plan'] / flops['total']:.0%}"),
@@ -287,13 +275,19 @@ def _spread(told: Mapping[str, Any]) -> Estimate:
     return Estimate(mean, t_interval(mean, deviation / math.sqrt(num), num - 1))
 
 
-def _difference(told: Mapping[str, Any]) -> Difference:
-    own, over_items = (
-        Estimate(told["mean"], ends and Interval(**ends))
-        for ends in (told["interval"], told["over_items"])
-    )
-    text = over_items if told["over_items"] else None
-    return Difference(value=own, text=text, p=told["p_holm"], claim=told["claim"])
+def _differences(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Difference]:
+    """Those that some seed gave a number for."""
+    found = {}
+    for name, own in told.items():
+        mean, over_items = own["mean"], own["over_items"]
+        if own["seeds"] and mean is not None:
+            found[name] = Difference(
+                value=Estimate(mean, own["interval"] and Interval(**own["interval"])),
+                text=Estimate(mean, Interval(**over_items)) if over_items else None,
+                p=own["p_holm"],
+                claim=own["claim"],
+            )
+    return found
 
 
 def from_runs(trained: Sequence[Trained]) -> list[Comparison]:
@@ -301,7 +295,11 @@ def from_runs(trained: Sequence[Trained]) -> list[Comparison]:
     alike: dict[str, list[Trained]] = {}
     for one in trained:
         if one.run.steps >= one.run.total_steps and one.run.losses:
-            alike.setdefault(_setting(one.config), []).append(one)
+            # What has to be equal for a difference to be the method's.
+            values = one.config.model_dump(mode="json")
+            parts = {name: values[name] for name in ("data", "model", "optim", "eval")}
+            train = {k: values["train"][k] for k in ("steps", "batch_size", "dtype")}
+            alike.setdefault(json.dumps([parts, train], sort_keys=True), []).append(one)
     found = []
     for runs in alike.values():
         groups: dict[str, list[Trained]] = {}
@@ -313,14 +311,6 @@ def from_runs(trained: Sequence[Trained]) -> list[Comparison]:
             names = group_names(configs, [None] * len(configs))
             found.append(_loose(dict(zip(names, groups.values(), strict=True))))
     return found
-
-
-def _setting(config: RunConfig) -> str:
-    """What has to be equal for a difference to be the method's."""
-    values = config.model_dump(mode="json")
-    parts = {name: values[name] for name in ("data", "model", "optim", "eval")}
-    train = {k: values["train"][k] for k in ("steps", "batch_size", "dtype")}
-    return json.dumps([parts, train], sort_keys=True)
 
 
 def _loose(groups: Mapping[str, list[Trained]]) -> Comparison:
@@ -364,15 +354,14 @@ def _loose_method(
     def level(figure: str) -> Estimate:
         return mean_estimate([values[figure] for values in by_seed.values()])
 
+    shared = [] if is_baseline else [seed for seed in by_seed if seed in base]
+
     def differences(figures: Sequence[str]) -> dict[str, Difference]:
-        shared = [seed for seed in by_seed if seed in base]
-        if is_baseline or not shared:
-            return {}
         return {
             figure: Difference(
                 value=mean_estimate([by_seed[seed][figure] - base[seed][figure] for seed in shared])
             )
-            for figure in figures
+            for figure in (figures if shared else ())
         }
 
     figures = [figure for figure in FIGURES if figure in next(iter(by_seed.values()))]

@@ -3,7 +3,6 @@
 Shapes: N probe rows, M domains, K sketch.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
+from dograph.eval.explain import labels_of_steps
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.eval.graphs import domains_last
 from dograph.report.content import (
@@ -136,7 +136,7 @@ def step_examples(
     run: RunDirectory, config: RunConfig, corpus: Corpus, steps: Sequence[int], texts: Texts
 ) -> dict[int, dict[str, list[ExampleText]]]:
     """By step and domain, the first samples of the step's batch that were in the domain."""
-    labels = _labels(run, set(steps))
+    labels = {k: sample["domain"] for k, sample in labels_of_steps(run, set(steps)).items()}
     try:
         sampler = open_sampler(config, corpus)
         sampler.log = WeightLog.load(run.weights_file, sampler.names)
@@ -144,6 +144,8 @@ def step_examples(
         return {}
     found: dict[int, dict[str, list[ExampleText]]] = {}
     for step, domain_B in labels.items():
+        if domain_B is None:
+            continue
         ids = sampler.draw(step - 1)
         own: dict[str, list[ExampleText]] = {}
         for i, domain in enumerate(domain_B):
@@ -153,21 +155,6 @@ def step_examples(
                 text = texts.add(corpus, stratum, int(ids.block_B[i]), config.data.seq_len)
                 shown.append(ExampleText(stratum.entry.source, int(ids.document_B[i]), text))
         found[step] = own
-    return found
-
-
-def _labels(run: RunDirectory, steps: set[int]) -> dict[int, list[int]]:
-    """Domains of the samples of some steps; only their lines are parsed."""
-    found: dict[int, list[int]] = {}
-    if not run.samples_file.is_file():
-        return found
-    with open(run.samples_file, encoding="utf-8") as file:
-        for line in file:
-            number = line[len('{"step": ') : line.find(",")]
-            if number.isdecimal() and int(number) in steps and line.endswith("\n"):
-                domain_B = json.loads(line)["domain"]
-                if domain_B is not None:
-                    found[int(number)] = domain_B
     return found
 
 

@@ -24,7 +24,6 @@ import torch
 from pathlib import Path
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from dograph.eval.tasks import read_folder
-from dograph.eval.scores import Encoder
 from dograph.eval.harness import evaluate_tasks
 from dograph.eval.harness import (
     count_truncated,
@@ -32,7 +31,7 @@ from dograph.eval.harness import (
     likelihoods_of,
     scores_from,
 )
-from dograph.eval.scores import Scorer
+from dograph.eval.scores import PromptEncoder, Scorer
 from dograph.eval.tasks import TASKS
 from dograph.models.loss import PerSampleLoss
 
@@ -47,7 +46,7 @@ file = str(shared / "gpt2-tokenizer" / "tokenizer.json")
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)
 scorer = Scorer(
     model=PerSampleLoss(model, 50257),
-    encoder=Encoder.of(tokenizer, 50256),
+    encoder=PromptEncoder.of(tokenizer, 50256),
     max_length={MAX_LENGTH},
     batch_size=16,
 )
