@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, ProxyResult
 from dograph.mixers.sweep import Sweep, table_of
-from dograph.mixtures.laws import Curve, Place, nest
+from dograph.mixtures.laws import LossCurve, Place, nest
 from dograph.types import Mixture
 
 CURVE_POINTS = 12  # of a proxy's learning curve, where a step law is fitted to it
@@ -83,7 +83,7 @@ class MixingLaw(Planner):
         self, lab: Lab, results: list[list[ProxyResult]]
     ) -> tuple[list[Mapping[str, float]], dict[str, Any]]:
         """Losses predicted at the run's tokens, and size where sizes were tried."""
-        curves: dict[Place, Curve] = {}
+        curves: dict[Place, LossCurve] = {}
         for row in results:
             for n, result in enumerate(row):
                 for source in result.losses:
@@ -104,7 +104,7 @@ class MixingLaw(Planner):
         return list(losses), {"nested": told}
 
 
-def _curve(result: ProxyResult, source: str) -> Curve:
+def _curve(result: ProxyResult, source: str) -> LossCurve:
     """Loss over tokens of one source, the first third of the steps apart.
 
     The authors fit steps 10k to 30k of 30k: no power law holds while the learning rate warms up.
@@ -112,4 +112,4 @@ def _curve(result: ProxyResult, source: str) -> Curve:
     steps = result.curve[-1][0]
     points = [(n / steps, losses[source]) for n, losses in result.curve if 3 * n >= steps]
     part_X, loss_X = np.array(points).T
-    return Curve(part_X * result.tokens, loss_X)
+    return LossCurve(part_X * result.tokens, loss_X)

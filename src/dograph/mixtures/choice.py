@@ -93,7 +93,7 @@ def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class PlanObjective:
     """The sum of share_v L_v(mixture), each L_v predicted by a surrogate of its own."""
 
     fitted_V: list[Fitted]
@@ -123,7 +123,7 @@ def fit_objective(
     share_V: Sequence[float] | np.ndarray,
     *,
     seed: int,
-) -> Objective:
+) -> PlanObjective:
     """One surrogate for each target, fitted on the runs that have its loss."""
 
     def fit(loss_N: np.ndarray) -> Fitted:
@@ -131,7 +131,7 @@ def fit_objective(
         return surrogate.fit(weight_NS[known_N], loss_N[known_N], seed=seed)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return Objective(list(pool.map(fit, loss_NV.T)), np.asarray(share_V, dtype=np.float64))
+        return PlanObjective(list(pool.map(fit, loss_NV.T)), np.asarray(share_V, dtype=np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) 
 
 
 def score_table(
-    objective: Objective, shares: dict[str, float], table: MixtureTable, test: MixtureTable
+    objective: PlanObjective, shares: dict[str, float], table: MixtureTable, test: MixtureTable
 ) -> dict[str, Any]:
     """How predictions do on runs, often of larger models, that no fit has seen.
 

@@ -70,7 +70,7 @@ class ExponentialLaw:
         return Form(self.t_S - mean, at)
 
 
-class Fit:
+class ExponentialFit:
     """One table's residuals as a function of (c, log q, theta_K).
 
     Mixtures are taken in the coordinates in which they vary: t . (r - mean) = column . theta, so
@@ -172,7 +172,7 @@ class Exponential:
             half = float(loss_N.mean()) / 2
             note = "all losses are equal: no source matters, and c is a convention"
             return ExponentialLaw(half, float(np.log(half)), np.zeros(num_sources), notes=(note,))
-        fit = Fit(weight_NS, loss_N)
+        fit = ExponentialFit(weight_NS, loss_N)
         start_BP = fit.starts(stream(seed, "exponential", num_runs, num_sources))
         low_P = np.full(start_BP.shape[1], -np.inf)
         low_P[0] = fit.least_c

@@ -14,7 +14,7 @@ import numpy as np
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixtures.choice import (
     Choice,
-    Objective,
+    PlanObjective,
     Progress,
     choose_surrogate,
     is_constant,
@@ -103,7 +103,7 @@ def propose_from_table(
     chosen = SURROGATES[choice.name]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         fitted_V = pool.map(lambda y: chosen.fit(rows.weight_NS, y, seed=seed), rows.loss_NV.T)
-        objective = Objective(list(fitted_V), rows.share_V)
+        objective = PlanObjective(list(fitted_V), rows.share_V)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
         weight_S, findings["simulation"] = _simulated(rows, objective, seed, draws, top)
@@ -186,7 +186,7 @@ def _rows(
 
 
 def _findings(
-    method: str, rows: _Rows, choice: Choice, objective: Objective, forced: str | None
+    method: str, rows: _Rows, choice: Choice, objective: PlanObjective, forced: str | None
 ) -> dict[str, Any]:
     """What is known before a mixture is proposed; later notes go to the same list."""
     rows.notes.extend(choice.notes)
@@ -229,7 +229,7 @@ def _findings(
 
 
 def _simulated(
-    rows: _Rows, objective: Objective, seed: int, draws: int, top: int
+    rows: _Rows, objective: PlanObjective, seed: int, draws: int, top: int
 ) -> tuple[np.ndarray, dict[str, Any]]:
     result = simulate(objective.predict, rows.prior_S, rows.cap_S, seed=seed, draws=draws, top=top)
     if result.constant:
@@ -255,7 +255,7 @@ def _simulated(
     }
 
 
-def _lowest(rows: _Rows, objective: Objective) -> tuple[np.ndarray, dict[str, Any]]:
+def _lowest(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str, Any]]:
     """The exact optimum of the laws' sum within the caps, and the laws, free of gauge and unit."""
     laws = [law for law in objective.fitted_V if isinstance(law, ExponentialLaw | TransferLaw)]
     assert len(laws) == len(objective.fitted_V)
@@ -280,7 +280,7 @@ def _lowest(rows: _Rows, objective: Objective) -> tuple[np.ndarray, dict[str, An
     return np.minimum(optimum.weight_S, rows.cap_S), findings
 
 
-def _predicted(rows: _Rows, objective: Objective, weight_S: np.ndarray) -> dict[str, Any]:
+def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> dict[str, Any]:
     """Losses of the proposal, the prior and the best run; beyond what runs tried, a note."""
     beyond = [
         f"{source} {weight:.4g} (most in a run: {most:.4g})"

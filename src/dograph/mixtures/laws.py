@@ -32,7 +32,7 @@ class PowerLaw:
         return loss
 
 
-class Curve(NamedTuple):
+class LossCurve(NamedTuple):
     """One curve's points: tokens or sizes, and the losses there."""
 
     x_X: np.ndarray
@@ -40,7 +40,7 @@ class Curve(NamedTuple):
 
 
 def fit_power_laws(
-    curves: Sequence[Curve],
+    curves: Sequence[LossCurve],
     *,
     delta: float,
     group_J: Sequence[int] | None = None,
@@ -66,7 +66,7 @@ def fit_power_laws(
     return [PowerLaw(*parameters) for parameters in each_J]
 
 
-def mean_error(laws: Sequence[PowerLaw], curves: Sequence[Curve]) -> float:
+def mean_error(laws: Sequence[PowerLaw], curves: Sequence[LossCurve]) -> float:
     """Mean absolute error over all points of all curves."""
     errors = [
         np.abs(law.predict(curve.x_X) - curve.loss_X)
@@ -75,7 +75,7 @@ def mean_error(laws: Sequence[PowerLaw], curves: Sequence[Curve]) -> float:
     return float(np.concatenate(errors).mean())
 
 
-def _check(curves: Sequence[Curve], group_J: Sequence[int], alpha: float | None) -> None:
+def _check(curves: Sequence[LossCurve], group_J: Sequence[int], alpha: float | None) -> None:
     """Refuse curves that cannot fix their parameters, rather than return one fit of many."""
     if alpha is not None and not alpha > 0:
         raise ConfigError(f"alpha is {alpha}; it must be above 0")
@@ -103,7 +103,7 @@ def _check(curves: Sequence[Curve], group_J: Sequence[int], alpha: float | None)
 class _Problem:
     """Padded curves, x in units of each curve's geometric mean."""
 
-    def __init__(self, curves: Sequence[Curve], delta: float) -> None:
+    def __init__(self, curves: Sequence[LossCurve], delta: float) -> None:
         longest = max(len(curve.x_X) for curve in curves)
         self.delta = delta
         self.log_x_JX = np.zeros((len(curves), longest))
@@ -227,7 +227,7 @@ class CurveLaws(Generic[Key]):
 
 
 def fit_step_laws(
-    curves: Mapping[Key, Curve],
+    curves: Mapping[Key, LossCurve],
     *,
     shared: Mapping[Key, Hashable] | None = None,
     alpha: float | None = None,
@@ -245,7 +245,7 @@ def fit_step_laws(
     sorted_J = []  # each in the order of its tokens, so that its last points are the latest
     for curve in curves.values():
         order_X = curve.x_X.argsort(kind="stable")
-        sorted_J.append(Curve(curve.x_X[order_X], curve.loss_X[order_X]))
+        sorted_J.append(LossCurve(curve.x_X[order_X], curve.loss_X[order_X]))
     labels = [None if shared is None else shared[key] for key in curves]
     number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
     group_J = [number[label] for label in labels]
@@ -262,8 +262,8 @@ def fit_step_laws(
     error: float | None = None
     notes: tuple[str, ...] = (f"curves of {shortest} points: none to spare for a held-out error",)
     if held_out:
-        early_J = [Curve(c.x_X[:-held_out], c.loss_X[:-held_out]) for c in sorted_J]
-        late_J = [Curve(c.x_X[-held_out:], c.loss_X[-held_out:]) for c in sorted_J]
+        early_J = [LossCurve(c.x_X[:-held_out], c.loss_X[:-held_out]) for c in sorted_J]
+        late_J = [LossCurve(c.x_X[-held_out:], c.loss_X[-held_out:]) for c in sorted_J]
         early = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
         error, notes = mean_error(early, late_J), ()
     by_key = dict(zip(curves, laws, strict=True))
@@ -273,7 +273,7 @@ def fit_step_laws(
 SIZE_DELTA = 0.08  # nats (the authors' code)
 
 
-def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) -> CurveLaws[Key]:
+def fit_size_laws(curves: Mapping[Key, LossCurve], *, alpha: float | None = None) -> CurveLaws[Key]:
     """L = c + (N0 / N)^alpha for each curve, N non-embedding parameters, one alpha for all.
 
     The held-out error is that at the largest size, by laws fitted on the smaller ones. Three
@@ -303,8 +303,8 @@ def fit_size_laws(curves: Mapping[Key, Curve], *, alpha: float | None = None) ->
     for curve in curves.values():
         below_X = curve.x_X < largest
         if len(np.unique(curve.x_X[below_X])) >= 2 and not below_X.all():
-            small.append(Curve(curve.x_X[below_X], curve.loss_X[below_X]))
-            large.append(Curve(curve.x_X[~below_X], curve.loss_X[~below_X]))
+            small.append(LossCurve(curve.x_X[below_X], curve.loss_X[below_X]))
+            large.append(LossCurve(curve.x_X[~below_X], curve.loss_X[~below_X]))
     if not small:
         note = "no curve has the largest size and two smaller ones: no held-out error"
         return CurveLaws(laws, in_sample, None, (note,))
@@ -337,7 +337,7 @@ class Nested:
 
 
 def nest(
-    curves: Mapping[Place, Curve],
+    curves: Mapping[Place, LossCurve],
     *,
     size: float,
     tokens: float,
@@ -394,7 +394,7 @@ def _size_laws(at_tokens: Mapping[Place, float], target: float) -> CurveLaws[tup
     for (size, mixture, target_set), loss in at_tokens.items():
         points.setdefault((mixture, target_set), []).append((size, loss))
     curves = {
-        pair: Curve(*(np.array(part) for part in zip(*sorted(known), strict=True)))
+        pair: LossCurve(*(np.array(part) for part in zip(*sorted(known), strict=True)))
         for pair, known in points.items()
         if len(known) >= 2
     }

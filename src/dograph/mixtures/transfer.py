@@ -78,7 +78,7 @@ class TransferLaw:
         return Form(self.worth_S, at)
 
 
-class Fit:
+class TransferFit:
     """One table's residuals as a function of (c, tau, p_S); tau = 1 / alpha.
 
     L = c + y (x / y)^-alpha with x = p . r and y = p . mean mixture: y is L - c at the mean
@@ -187,7 +187,7 @@ class Transfer:
         still_KS = right_SS[int((spread_K > SAME_DIRECTION * spread_K[0]).sum()) :]
         rank = num_sources - 1 - len(still_KS)
         used_S = weight_NS.any(axis=0)
-        fit = Fit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
+        fit = TransferFit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
         point_P, converged = lowest_huber(
             fit.residual,
             fit.jacobian,

@@ -39,7 +39,7 @@ SMALL = "proxy-1m"  # the smallest proxy that the literature plans with
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ProxyBatch:
     """Proxies that were asked for at once, and what is known of them."""
 
     jobs: Mapping[str, Job]  # by key: equal proxies are one job
@@ -84,7 +84,7 @@ class ProxyLab(CorpusLab):
             )
         super().__init__(target, corpus)
         self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
-        self.asked: Batch | None = None
+        self.asked: ProxyBatch | None = None
         self.used: dict[str, Used] = {}  # by key
         self._flops: dict[str, float] = {}
 
@@ -122,7 +122,7 @@ class ProxyLab(CorpusLab):
         told = [{name: getattr(results[key], name) for name in names} for key in batch.keys]
         return [ProxyResult(**values) for values in told]
 
-    def survey(self, proxies: Sequence[Proxy]) -> Batch:
+    def survey(self, proxies: Sequence[Proxy]) -> ProxyBatch:
         """Resolve and check every proxy, and look which are there; nothing is started."""
         jobs: dict[str, Job] = {}
         keys = []
@@ -141,7 +141,7 @@ class ProxyLab(CorpusLab):
                 continue
             if found is not None:
                 kept[key] = found
-        return Batch(jobs=jobs, keys=keys, kept=kept, damaged=damaged)
+        return ProxyBatch(jobs=jobs, keys=keys, kept=kept, damaged=damaged)
 
     def resolve(self, proxy: Proxy) -> RunConfig:
         """The lab's configuration with the proxy's settings, mixer and seed.
@@ -167,7 +167,7 @@ class ProxyLab(CorpusLab):
             self._flops[shape] = run_flops(config, self.corpus)
         return self._flops[shape]
 
-    def describe(self, batch: Batch) -> str:
+    def describe(self, batch: ProxyBatch) -> str:
         """What a batch costs, in a line."""
         todo = [job.config for job in batch.todo.values()]
         number = len(todo) or len(batch.jobs)
@@ -192,7 +192,7 @@ class ProxyLab(CorpusLab):
             f"{flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{cheaper}"
         )
 
-    def _label(self, batch: Batch) -> None:
+    def _label(self, batch: ProxyBatch) -> None:
         """Tell in INDEX which folder is what, once for each name that a folder was asked by."""
         index = self.folder / INDEX
         told = set(index.read_text(encoding="utf-8").splitlines()) if index.is_file() else set()

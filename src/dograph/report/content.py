@@ -118,7 +118,7 @@ class CostPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunCost:
+class StepCosts:
     """What the run's steps took."""
 
     parts: list[CostPart]
@@ -225,7 +225,7 @@ class RunData:
     warnings: list[str]
     curves: Curves
     health: list[Measure]
-    cost: RunCost
+    cost: StepCosts
     domains: DomainsShown | None
 
 

@@ -18,9 +18,9 @@ from dograph.report.content import (
     CostPart,
     Curves,
     Measure,
-    RunCost,
     RunData,
     SourceLoss,
+    StepCosts,
     block_losses,
     of_blocks,
     read_json,
@@ -232,7 +232,7 @@ def _curves(columns: Columns, buckets: int) -> Curves:
     return Curves(train, valid, lr, speed)
 
 
-def cost_of(path: Path, columns: Columns) -> RunCost:
+def cost_of(path: Path, columns: Columns) -> StepCosts:
     """Mean milliseconds by part, and on the clock."""
     parts = []
     names = columns.middles("time/", "_ms")
@@ -250,7 +250,7 @@ def cost_of(path: Path, columns: Columns) -> RunCost:
     speed = columns.get("time/tokens_per_second")[1]
     held = columns.get("memory/peak_bytes")[1]
     peak = read_json(path / RESULT).get("peak_bytes", held.max() if len(held) else None)
-    return RunCost(
+    return StepCosts(
         parts=parts,
         step_ms=None if usual is None else 1e3 * usual,
         tokens_per_second=float(np.median(speed)) if len(speed) else None,

@@ -222,8 +222,9 @@ def test_restarts_on_a_gpu(name):
 @pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
 def test_domains_on_a_gpu(name, dtype, monkeypatch):
     draw = twin.races
-    monkeypatch.setattr("dograph.domains.kmeans.races", lambda *given: draw(*given).cuda())
-    found = fields(batch_domains(name, dtype, "cuda"))
+    with monkeypatch.context() as patched:  # the twin, which is asked afterwards, stays on the CPU
+        patched.setattr(twin, "races", lambda *given: draw(*given).cuda())
+        found = fields(batch_domains(name, dtype, "cuda"))
     assert_same_domains(name, dtype, {k: v.cpu() for k, v in found.items()})
 
 

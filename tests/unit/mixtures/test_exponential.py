@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import approx_fprime, minimize
 
 from dograph.errors import ConfigError
-from dograph.mixtures.exponential import Exponential, ExponentialLaw, Fit, two_source_law
+from dograph.mixtures.exponential import Exponential, ExponentialFit, ExponentialLaw, two_source_law
 from dograph.rng import stream
 from law_oracles import check_derivatives, gradient, shifted
 
@@ -132,7 +132,7 @@ def test_gradient_against_finite_differences():
 @pytest.mark.parametrize("runs", [30, 6])  # 6 runs of 5 sources: with the ridge
 def test_the_fits_own_derivatives_against_finite_differences(runs):
     weight_NS, loss_N = table("beyond delta", runs, 5, 4)
-    fit = Fit(weight_NS, loss_N)
+    fit = ExponentialFit(weight_NS, loss_N)
     fit.ridge_K[:] *= 1e3  # so that its part is seen
     check_derivatives(fit, fit.starts(stream(0, "test"))[5])
     assert (fit.ridge_K > 0).all() == (runs == 6)

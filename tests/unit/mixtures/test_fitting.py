@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import lsq_linear
 
 from dograph.mixtures.fitting import huber, lowest_huber
-from dograph.mixtures.transfer import Fit
+from dograph.mixtures.transfer import TransferFit
 
 FREE = np.full(2, np.inf)
 
@@ -62,7 +62,7 @@ def test_no_descent_ends_early_at_a_bound(seed):
     draws = np.random.default_rng(seed)
     weight_NS = draws.dirichlet(np.full(5, 0.7), 40)
     loss_N = 2 + np.exp(-0.3 + weight_NS @ draws.normal(0, 1.5, 5)) + draws.normal(0, 0.02, 40)
-    fit = Fit(weight_NS, loss_N, few=False)
+    fit = TransferFit(weight_NS, loss_N, few=False)
     point_P, converged = lowest_huber(
         fit.residual,
         fit.jacobian,

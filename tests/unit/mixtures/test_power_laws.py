@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 from dograph.errors import ConfigError
 from dograph.mixtures.fitting import huber
 from dograph.mixtures.laws import (
-    Curve,
+    LossCurve,
     PowerLaw,
     _Problem,
     fit_power_laws,
@@ -26,7 +26,7 @@ def curves_of(seed, number, noise, alpha=0.5, points=10):
     curves = []
     for law in truth:
         x_X = np.sort(draws.uniform(2e5, 1e7, points))
-        curves.append(Curve(x_X, law.predict(x_X) + draws.normal(0, noise, points)))
+        curves.append(LossCurve(x_X, law.predict(x_X) + draws.normal(0, noise, points)))
     return truth, curves
 
 
@@ -83,7 +83,7 @@ def test_reaches_the_optimum_of_a_long_search(noise):
 @pytest.mark.parametrize("unit", [1.0, 1e5])
 def test_finds_planted_curves_at_any_scale_of_tokens(alpha, unit):
     truth, curves = curves_of(2, 4, 0.0, alpha)
-    laws = fit_power_laws([Curve(c.x_X * unit, c.loss_X) for c in curves], delta=0.05)
+    laws = fit_power_laws([LossCurve(c.x_X * unit, c.loss_X) for c in curves], delta=0.05)
     for law, known in zip(laws, truth, strict=True):
         assert law.alpha == pytest.approx(alpha, abs=1e-8)
         assert law.c == pytest.approx(known.c, abs=1e-7)
@@ -95,7 +95,7 @@ def test_finds_steep_and_flat_curves(alpha):
     draws = np.random.default_rng(9)
     x_X = np.geomspace(1e5, 1e7, 20)
     truth = [PowerLaw(draws.uniform(1, 3), np.log(3e5), alpha) for _ in range(3)]
-    laws = fit_power_laws([Curve(x_X, law.predict(x_X)) for law in truth], delta=0.05)
+    laws = fit_power_laws([LossCurve(x_X, law.predict(x_X)) for law in truth], delta=0.05)
     assert laws[0].alpha == pytest.approx(alpha, rel=1e-4)
     for law, known in zip(laws, truth, strict=True):
         np.testing.assert_allclose(law.predict(x_X), known.predict(x_X), atol=1e-7)
@@ -118,8 +118,8 @@ def test_the_slope_in_alpha_against_finite_differences():
 
 def test_bounds_hold_where_the_free_fit_would_cross_them():
     x_X = np.geomspace(1e5, 1e7, 8)
-    rising = Curve(x_X, 2 + 0.01 * np.arange(8.0))
-    to_zero = Curve(x_X, np.maximum((1e5 / x_X) ** 0.2 * 3 - 0.8, 0.2))
+    rising = LossCurve(x_X, 2 + 0.01 * np.arange(8.0))
+    to_zero = LossCurve(x_X, np.maximum((1e5 / x_X) ** 0.2 * 3 - 0.8, 0.2))
     laws = fit_power_laws([rising, to_zero], delta=0.05, alpha=0.2)
     assert laws[0].c == pytest.approx(np.median(rising.loss_X), abs=0.01)
     np.testing.assert_allclose(laws[0].predict(x_X), laws[0].c)
@@ -134,8 +134,8 @@ def test_bounds_hold_where_the_free_fit_would_cross_them():
 
 
 def test_curves_that_cannot_fix_their_law_are_refused():
-    two = Curve(np.array([1e6, 2e6]), np.array([3.0, 2.8]))
-    three = Curve(np.array([1e6, 2e6, 4e6]), np.array([3.0, 2.8, 2.7]))
+    two = LossCurve(np.array([1e6, 2e6]), np.array([3.0, 2.8]))
+    three = LossCurve(np.array([1e6, 2e6, 4e6]), np.array([3.0, 2.8, 2.7]))
     with pytest.raises(ConfigError, match=r"4 points on 2 curve\(s\) cannot fix 5 parameters"):
         fit_power_laws([two, two], delta=0.05)
     assert mean_error(fit_power_laws([two, three], delta=0.05), [two, three]) < 1e-9
@@ -143,26 +143,28 @@ def test_curves_that_cannot_fix_their_law_are_refused():
     assert mean_error(fixed, [two]) < 1e-12
     assert fixed[0].alpha == 0.5
     with pytest.raises(ConfigError, match="1 different x"):
-        fit_power_laws([Curve(np.array([1e6, 1e6]), np.array([3.0, 2.8]))], delta=0.05, alpha=0.5)
+        fit_power_laws(
+            [LossCurve(np.array([1e6, 1e6]), np.array([3.0, 2.8]))], delta=0.05, alpha=0.5
+        )
     with pytest.raises(ConfigError, match="not a positive number"):
-        fit_power_laws([Curve(np.array([0, 1e6]), np.array([3.0, 2.8]))], delta=0.05, alpha=0.5)
+        fit_power_laws([LossCurve(np.array([0, 1e6]), np.array([3.0, 2.8]))], delta=0.05, alpha=0.5)
     with pytest.raises(ConfigError, match="alpha is -1"):
         fit_power_laws([two], delta=0.05, alpha=-1.0)
 
 
 def test_the_step_laws_held_out_points_are_not_seen():
     _, (curve,) = curves_of(6, 1, 0.0)
-    bent = Curve(curve.x_X, curve.loss_X + np.where(np.arange(10) >= 8, 0.04, 0.0))
+    bent = LossCurve(curve.x_X, curve.loss_X + np.where(np.arange(10) >= 8, 0.04, 0.0))
     fit = fit_step_laws({"a": bent}, held_out=2)
     assert fit.held_out == pytest.approx(0.04, abs=1e-7)
     assert 0 < fit.in_sample < 0.04
     shuffled = np.random.default_rng(0).permutation(10)
-    again = fit_step_laws({"a": Curve(bent.x_X[shuffled], bent.loss_X[shuffled])}, held_out=2)
+    again = fit_step_laws({"a": LossCurve(bent.x_X[shuffled], bent.loss_X[shuffled])}, held_out=2)
     assert again.held_out == pytest.approx(0.04, abs=1e-7)
     assert fit_step_laws({"a": curve}).held_out < 1e-9
     with pytest.raises(ConfigError, match="8 points held out of a curve of 10; at most 7"):
         fit_step_laws({"a": curve}, held_out=8)
-    short = Curve(curve.x_X[:4], curve.loss_X[:4])
+    short = LossCurve(curve.x_X[:4], curve.loss_X[:4])
     assert fit_step_laws({"a": short}).held_out is None
 
 
@@ -171,7 +173,7 @@ def test_by_default_five_points_of_a_long_curve_are_held_out():
     found = fit_step_laws({"a": long})
     assert found.held_out == fit_step_laws({"a": long}, held_out=5).held_out
     assert found.held_out != fit_step_laws({"a": long}, held_out=4).held_out
-    short = Curve(long.x_X[:12], long.loss_X[:12])  # a fifth of them
+    short = LossCurve(long.x_X[:12], long.loss_X[:12])  # a fifth of them
     assert fit_step_laws({"a": short}).held_out == fit_step_laws({"a": short}, held_out=2).held_out
 
 
@@ -191,7 +193,7 @@ def size_curves(sizes, count=3):
     laws = [
         PowerLaw(draws.uniform(1, 2), np.log(draws.uniform(1e4, 1e5)), 0.4) for _ in range(count)
     ]
-    return {str(j): Curve(x_X, law.predict(x_X)) for j, law in enumerate(laws)}, laws
+    return {str(j): LossCurve(x_X, law.predict(x_X)) for j, law in enumerate(laws)}, laws
 
 
 def test_size_laws_hold_out_the_largest_size():
@@ -200,7 +202,7 @@ def test_size_laws_hold_out_the_largest_size():
     assert fit.held_out < 1e-9
     assert fit.notes == ()
     np.testing.assert_allclose(fit.laws["0"].predict(1e9), truth[0].predict(1e9), atol=1e-8)
-    lifted = {k: Curve(c.x_X, c.loss_X + np.array([0, 0, 0, 0.03])) for k, c in curves.items()}
+    lifted = {k: LossCurve(c.x_X, c.loss_X + np.array([0, 0, 0, 0.03])) for k, c in curves.items()}
     assert fit_size_laws(lifted).held_out == pytest.approx(0.03, abs=1e-7)
 
 
@@ -232,7 +234,7 @@ def nested_truth(noise=0.0):
                 fall = PowerLaw(0.0, np.log(draws.uniform(1e4, 1e5)), 0.6)
                 end = by_size.predict(own) - fall.predict(tokens)
                 loss_X = end + fall.predict(tokens_X) + draws.normal(0, noise, 12)
-                curves[own, f"mix{n}", f"set{v}"] = Curve(tokens_X, loss_X)
+                curves[own, f"mix{n}", f"set{v}"] = LossCurve(tokens_X, loss_X)
     return curves, loss_NV, size, tokens
 
 
@@ -253,7 +255,7 @@ def test_alpha_is_that_of_each_run_by_default():
     for n, alpha in enumerate((0.3, 0.6, 0.9)):
         for v in range(2):
             law = PowerLaw(1.5 + v, np.log(2e5 * (1 + v)), alpha)
-            curves[1e6, f"mix{n}", f"set{v}"] = Curve(tokens_X, law.predict(tokens_X))
+            curves[1e6, f"mix{n}", f"set{v}"] = LossCurve(tokens_X, law.predict(tokens_X))
     truth = [
         [1.5 + v + (2e5 * (1 + v) / 1e9) ** alpha for v in range(2)] for alpha in (0.3, 0.6, 0.9)
     ]

@@ -8,7 +8,7 @@ from scipy.optimize import approx_fprime, minimize
 
 from dograph.errors import ConfigError
 from dograph.mixtures import transfer
-from dograph.mixtures.transfer import ALPHA_RANGE, Fit, Transfer, TransferLaw
+from dograph.mixtures.transfer import ALPHA_RANGE, Transfer, TransferFit, TransferLaw
 from law_oracles import check_derivatives, gradient
 
 KINDS = ["noise", "worthless", "linear", "concave", "exponential", "beyond delta", "steep"]
@@ -147,7 +147,7 @@ def test_gradient_against_finite_differences():
 @pytest.mark.parametrize("few", [False, True])
 def test_the_fits_own_derivatives_against_finite_differences(few):
     weight_NS, loss_N = table("beyond delta", 20, 4, 4)
-    fit = Fit(weight_NS, loss_N, few)
+    fit = TransferFit(weight_NS, loss_N, few)
     fit.ridge *= 1e3  # so that its part is seen
     point_P = fit.starts()[5] * np.array([1.1, 0.8, 0.7, 1.4, 1.2, 0.9])
     check_derivatives(fit, point_P)
