@@ -272,7 +272,8 @@ def draw_components(found: Mapping[str, Points]) -> Any:
             if probe is None:
                 axis.set_axis_off()
             else:
-                _panel(axis, points, *probe, sources)
+                step, coordinates = probe
+                _panel(axis, points, step, coordinates, sources)
     # One square for all panels, with every point in it; numbers at the outer ones alone.
     every = [row for p in found.values() for probe in p["coordinates"].values() for row in probe]
     low, high = ([end(row[part] for row in every) for part in (0, 1)] for end in (min, max))
