@@ -1,0 +1,173 @@
+"""Whether two folders hold the same: what benchmarks.same_numbers asks of two versions.
+
+Files are equal by their bytes. Where those differ, what is written in them counts: values of JSON,
+YAML and CSV and the data of a page, without what is measured by a clock and without versions;
+lines of text; tensors.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# How far numbers may be apart, by CASE/FILE pattern; whatever is not named here must be equal.
+# As in {"plan-regmix/*.yaml": 1e-6}.
+TOLERANCES: dict[str, float] = {}
+
+# What is not compared. Values by key: clocks and memory, dates and chance, versions ...
+MEASURED = ("time/", "memory/", "seconds_")
+DROPPED = frozenset(
+    {
+        *("seconds", "peak_bytes", "speed", "ms", "step_ms", "tokens_per_second", "over_plain"),
+        "costs",  # of a comparison in words, on its page; compare.json has the FLOPs
+        *("time", "made", "fingerprint", "identity"),  # of a file's date; of an edit, drawn anew
+        *("made_by", "program", "environment"),
+    }
+)
+# ... and whole files: versions again, locks, what proxies printed.
+IGNORED = ("env.json", ".lock", "*.log", "*.tmp")
+NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
+DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+def compare_folders(old: Path, new: Path, case: str, roots: Sequence[Path]) -> tuple[int, str]:
+    """How many files were compared, and the first difference in words, or nothing.
+
+    `roots`: the folders of the sides, whose names may stand in files and mean the same.
+    """
+    names = sorted(_files(old) | _files(new), key=_telling)
+    for name in names:
+        for folder, side in ((old, "old"), (new, "new")):
+            if not (folder / name).is_file():
+                return len(names), f"{name}: not written by {side} code"
+        tolerance = _tolerance(f"{case}/{name}")
+        told = _difference(old / name, new / name, roots, tolerance)
+        if told:
+            return len(names), f"{name}{told}"
+    return len(names), ""
+
+
+def _files(folder: Path) -> set[str]:
+    """Every file by its name in the folder; links to folders are not followed."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder))
+        for path in found
+        if not any(fnmatch(path.name, pattern) for pattern in IGNORED)
+    }
+
+
+def _telling(name: str) -> tuple[bool, bool, str]:
+    """By which to sort: metrics say most about where a difference begins, printed tables least."""
+    return name.startswith("printed-"), not name.endswith("metrics.jsonl"), name
+
+
+def _tolerance(name: str) -> float:
+    return max((far for pattern, far in TOLERANCES.items() if fnmatch(name, pattern)), default=0.0)
+
+
+def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -> str:
+    first, second = old.read_bytes(), new.read_bytes()
+    if first == second:
+        return ""
+    if old.suffix == ".safetensors":
+        return _tensors_apart(first, second)
+    try:
+        texts = first.decode(), second.decode()
+    except UnicodeDecodeError:
+        return f": bytes differ ({len(first)} old, {len(second)} new)"
+    for root in roots:
+        texts = texts[0].replace(str(root), "ROOT"), texts[1].replace(str(root), "ROOT")
+    values = [_values(text, old.suffix) for text in texts]
+    return next(_apart(values[0], values[1], tolerance, ""), "")
+
+
+def _values(text: str, suffix: str) -> Any:
+    """What is written in a file, as far as it is compared."""
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    if suffix in (".yaml", ".yml"):
+        return yaml.safe_load(text)
+    if suffix == ".csv":
+        return list(csv.DictReader(io.StringIO(text)))
+    if suffix == ".html":
+        found = DATA.search(text)
+        return json.loads(found[1]) if found else text.splitlines()
+    return text.splitlines()
+
+
+def _apart(old: Any, new: Any, tolerance: float, key: str) -> Iterator[str]:
+    """Where nested values differ, in words, in the order of the old ones."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*old, *(name for name in new if name not in old)]:
+            if _is_dropped(name):
+                continue
+            if name not in old or name not in new:
+                yield f" {key}.{name}: only in {'old' if name in old else 'new'}"
+            else:
+                yield from _apart(old[name], new[name], tolerance, f"{key}.{name}")
+    elif isinstance(old, list) and isinstance(new, list):
+        for n, (first, second) in enumerate(zip(old, new, strict=False)):
+            yield from _apart(first, second, tolerance, f"{key}[{n}]")
+        if len(old) != len(new):
+            yield f" {key}: {len(old)} entries old, {len(new)} new"
+    elif not _same(old, new, tolerance):
+        yield f" {key}: {_short(old)} old, {_short(new)} new"
+
+
+def _is_dropped(name: Any) -> bool:
+    return name in DROPPED or str(name).startswith(MEASURED)
+
+
+def _same(old: Any, new: Any, tolerance: float) -> bool:
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, float) and math.isnan(old):
+        return math.isnan(new)
+    if tolerance and isinstance(old, float):
+        return math.isclose(old, new, rel_tol=tolerance)
+    if tolerance and isinstance(old, str):
+        return _same_text(old, new, tolerance)
+    return bool(old == new)
+
+
+def _same_text(old: str, new: str, tolerance: float) -> bool:
+    """Equal words, and numbers that lie near each other."""
+    first, second = NUMBER.split(old), NUMBER.split(new)
+    near = (
+        math.isclose(float(a), float(b), rel_tol=tolerance)
+        for a, b in zip(first[1::2], second[1::2], strict=False)
+    )
+    return first[::2] == second[::2] and all(near)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _tensors_apart(old: bytes, new: bytes) -> str:
+    """Which tensor differs first, and by how much."""
+    from safetensors.torch import load
+
+    first, second = load(old), load(new)
+    if first.keys() != second.keys():
+        return f": tensors {sorted(first.keys() ^ second.keys())[:3]} in one alone"
+    for name, tensor in first.items():
+        other = second[name]
+        kinds = [f"{one.dtype} {list(one.shape)}" for one in (tensor, other)]
+        if kinds[0] != kinds[1]:
+            return f" {name}: {kinds[0]} old, {kinds[1]} new"
+        far = (tensor.double() - other.double()).abs().max().item() if tensor.numel() else 0.0
+        if far or not tensor.equal(other):
+            return f" {name}: up to {far:.3g} apart"
+    return ": bytes differ, tensors are equal"
