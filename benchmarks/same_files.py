@@ -34,6 +34,7 @@ DROPPED = frozenset(
 # ... and whole files: versions again, locks, what proxies printed.
 IGNORED = ("env.json", ".lock", "*.log", "*.tmp")
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
+DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")  # also inside sentences of a page
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
@@ -85,7 +86,7 @@ def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -
         return f": bytes differ ({len(first)} old, {len(second)} new)"
     for root in roots:
         texts = texts[0].replace(str(root), "ROOT"), texts[1].replace(str(root), "ROOT")
-    values = [_values(text, old.suffix) for text in texts]
+    values = [_values(DATE.sub("DATE", text), old.suffix) for text in texts]
     return next(_apart(values[0], values[1], tolerance, ""), "")
 
 
@@ -121,6 +122,10 @@ def _apart(old: Any, new: Any, tolerance: float, key: str) -> Iterator[str]:
         if len(old) != len(new):
             yield f" {key}: {len(old)} entries old, {len(new)} new"
     elif not _same(old, new, tolerance):
+        if isinstance(old, str) and isinstance(new, str):  # of long texts, where they part
+            pairs = enumerate(zip(old, new, strict=False))
+            part = next((n for n, (one, other) in pairs if one != other), 0)
+            old, new = (text[max(0, part - 20) :] for text in (old, new))
         yield f" {key}: {_short(old)} old, {_short(new)} new"
 
 
