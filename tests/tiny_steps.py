@@ -83,7 +83,7 @@ class Steps:
             record.weight_B,
             record.signals.sketch_BK,
             self.gradients,
-            record.report,
+            dict(record.report.items()),  # worked out, to be sent between processes
         )
 
 
