@@ -16,8 +16,8 @@ from dograph.mixers.base import SIGNALS, Mixer, Planner
 PLANNERS = {  # their plans come from proxies: subclasses of Planner
     "doremi": "dograph.mixers.doremi:DoReMi",
     "doge": "dograph.mixers.doge:DoGE",
-    "regmix": "dograph.mixers.regmix:RegMix",
-    "mixing-law": "dograph.mixers.mixing_law:MixingLaw",
+    "regmix": "dograph.mixers.sweep:RegMix",
+    "mixing-law": "dograph.mixers.sweep:MixingLaw",
 }
 MIXERS = {
     "dograph": "dograph.mixers.dograph:DoGraph",

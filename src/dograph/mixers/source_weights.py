@@ -56,8 +56,7 @@ class SourceMixer(Mixer):
         """Alike from every source, or by tokens: see `sampling`."""
         if self.names and set(self.names) != set(lab.tokens):
             raise ConfigError(
-                f"mixer.sources names {self.names}, the corpus has {list(lab.tokens)}; "
-                "leave it out"
+                f"mixer.sources names {self.names}, the corpus has {list(lab.tokens)}; leave it out"
             )
         self._open({name: float(n) for name, n in lab.tokens.items()})
         return sampling_mixture(self.sampling, lab.tokens)

@@ -129,9 +129,7 @@ def test_smoothing_is_over_the_sources_that_train():
     norm = (3 + math.sqrt(2)) / 2 + 1e-6
     raised = [math.exp(LR * aligned / norm / 0.01) for aligned in (3.0, 2.0)]
     expected = [0.8 * x / sum(raised) + 0.2 / 2 for x in raised]
-    assert mixer.weight_S.tolist() == pytest.approx(
-        [expected[0], 0.0, expected[1]], rel=1e-12
-    )
+    assert mixer.weight_S.tolist() == pytest.approx([expected[0], 0.0, expected[1]], rel=1e-12)
 
 
 def test_defaults_are_the_authors():
