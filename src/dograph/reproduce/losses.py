@@ -1,4 +1,4 @@
-"""Artefacts made of validation losses: by method, by objective, by number of domains, by size."""
+"""Artefacts made of validation losses: by method, objective, number of domains, size, balance."""
 
 import math
 import time
@@ -11,23 +11,23 @@ import torch
 
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import partition
+from dograph.eval.balance import balance as balance_of
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.verdicts import (
     SUBJECTS,
+    Claim,
+    Column,
+    Figure,
     Reproduction,
     Study,
     TextTable,
-    Values,
-    Verdict,
     Word,
-    judge,
-    judge_all,
-    judge_less,
-    less,
-    level,
+    changes,
+    levels,
     losses,
-    untested,
+    numbers,
+    table_of,
 )
 from dograph.rng import stream
 from dograph.stats import Estimate, median_estimate, median_record
@@ -40,101 +40,88 @@ UNTIMED, TIMED = 5, 60
 
 def validation_loss(study: Study) -> Reproduction:
     """tab:pretrain_results, read as nats."""
-    values, printed = losses(study.only), paper.VALIDATION_LOSS
-    natural, uniform = losses(study.only, "natural"), printed[BASELINE]
-    contrasts = {method.label: method.differences for method in study.only.methods}
-    rows, data = [], {}
-    for label in study.rows:
-        theirs = None if label not in printed else printed[label] - uniform
-        own = contrasts[label]
-        text = None if own is None else own.mean.over_items
-        rows.append(
-            [
-                label,
-                *_loss_cells(values, label),
-                "" if label == BASELINE else less(values, label, BASELINE).text("+.3f"),
-                "" if label == BASELINE or text is None else text.text("+.3f"),
-                number(printed.get(label), ".2f"),
-                f"{math.exp(printed[label]):.1f}" if label in printed else "",
-                "" if label == BASELINE else number(theirs, "+.2f"),
-            ]
-        )
-        data[label] = _record(values, label, BASELINE) | {
-            "natural": level(natural, label).record(),
-            "over_text": text and asdict(text),
+    loss, natural = losses(study.only), losses(study.only, "natural")
+    printed, uniform = paper.VALIDATION_LOSS, paper.VALIDATION_LOSS[BASELINE]
+    theirs = {label: value - uniform for label, value in printed.items()}
+    text = {
+        method.label: None if method.differences is None else method.differences.mean.over_items
+        for method in study.only.methods
+    }
+
+    def over_text(label: str) -> str:
+        own = None if label == BASELINE else text[label]
+        return "" if own is None else own.text("+.3f")
+
+    columns = [
+        *_loss_columns(loss, BASELINE),
+        ("text [95 %]", over_text),
+        numbers('paper "PPL"', printed, ".2f"),
+        numbers("exp", {label: math.exp(value) for label, value in printed.items()}, ".1f"),
+        numbers("less uniform", theirs, "+.2f", but=BASELINE),
+    ]
+    sheet = table_of("validation loss, every source alike", "method", study.rows, columns)
+    data = {
+        label: _record(loss, label, BASELINE)
+        | {
+            "natural": natural.level(label).record(),
+            "over_text": (own := text[label]) and asdict(own),
             "paper": printed.get(label),
-            "paper_difference": theirs,
+            "paper_difference": theirs.get(label),
         }
-    columns = ("method", "nats ± 95 %", "exp", "less uniform [95 %]", "text [95 %]")
+        for label in study.rows
+    }
     verdicts = []
     for label, name in paper.NAMES.items():
         if label not in (BASELINE, paper.OURS):
-            side = "below" if printed[label] - uniform < 0 else "above"
-            says = f"{name} {side} Uniform"
-            verdicts.append(_judged(values, label, BASELINE, says, printed[label] - uniform))
+            side = "below" if theirs[label] < 0 else "above"
+            verdicts.append(_judged(loss, label, BASELINE, f"{name} {side} Uniform", theirs[label]))
     for label in SUBJECTS:
         for rival in (BASELINE, "dynamic-loss"):
-            says, change = (
-                f"DoGraph below {paper.NAMES[rival]}",
-                printed[paper.OURS] - printed[rival],
-            )
-            verdicts.append(_judged(values, label, rival, says, change))
-        says = "DoGraph lowest of the seven methods"
-        if not values.get(label):
-            verdicts.append(untested(says, f"no finished run of {label}", label))
-            continue
-        rivals = [name for name in paper.NAMES if name != paper.OURS and values.get(name)]
-        figures = {name: less(values, label, name, len(rivals)) for name in rivals}
-        verdicts.append(judge_all(says, figures, sign=-1, of=label))
-    columns_of_paper = ('paper "PPL"', "exp", "less uniform")
-    title = "validation loss, every source alike"
-    sheet = TextTable(title, (*columns, *columns_of_paper), rows)
+            change = printed[paper.OURS] - printed[rival]
+            says = f"DoGraph below {paper.NAMES[rival]}"
+            verdicts.append(_judged(loss, label, rival, says, change))
+        verdicts.append(Claim("DoGraph lowest of the seven methods", -1, label).judge_best(loss))
     return Reproduction([sheet], {"methods": data}, verdicts)
 
 
 def objectives(study: Study) -> Reproduction:
     """tab:opt_objectives, read as nats, with solves timed on this machine."""
-    values, best = losses(study.only), "uncertainty"
+    loss, best = losses(study.only), "uncertainty"
     device = study.only.config["train"]["device"]
     times = solve_times(device)
     about = {"device": str(pick_device(device)), "samples": SAMPLES, "num_domains": NUM_DOMAINS}
-    rows, data = [], {}
-    for label in study.rows:
-        complexity, printed = paper.OBJECTIVES.get(label, ("", None))
-        theirs = None if printed is None else printed - paper.OBJECTIVES[best][1]
-        rows.append(
-            [
-                *_loss_row(values, label, best),
-                number(printed, ".2f"),
-                "" if label == best else number(theirs, "+.2f"),
-            ]
-        )
-        data[label] = _record(values, label, best) | {
-            "less_uniform": less(values, label, BASELINE).record(),
-            "solve_ms": median_record(times[label]) | about if label in times else None,
-            "paper": printed,
-            "paper_difference": theirs,
-            "paper_complexity": complexity or None,
-        }
-    columns = ("objective", "nats ± 95 %", "exp", f"less {best} [95 %]", "less uniform [95 %]")
-    solved = [[name, ms.text(".3f"), paper.OBJECTIVES[name][0]] for name, ms in times.items()]
+    complexity = {name: order for name, (order, _) in paper.OBJECTIVES.items()}
+    printed = {name: value for name, (_, value) in paper.OBJECTIVES.items()}
+    theirs = {name: value - printed[best] for name, value in printed.items()}
+    columns = [
+        *_loss_columns(loss, best, BASELINE),
+        numbers('paper "PPL"', printed, ".2f"),
+        numbers(f"less {best}", theirs, "+.2f", but=best),
+    ]
     sheets = [
-        TextTable(
-            "objectives of DoGraph: validation loss",
-            (*columns, 'paper "PPL"', f"less {best}"),
-            rows,
-        ),
+        table_of("objectives of DoGraph: validation loss", "objective", study.rows, columns),
         TextTable(
             f"one solve at m = {NUM_DOMAINS}, milliseconds here and the paper's complexity",
             ("objective", "ms [95 %]", "complexity"),
-            solved,
+            [[name, ms.text(".3f"), complexity[name]] for name, ms in times.items()],
         ),
     ]
-    verdicts = []
-    for label, (_, printed) in paper.OBJECTIVES.items():
-        if label != best:
-            change = paper.OBJECTIVES[best][1] - printed
-            verdicts.append(_judged(values, best, label, f"{best} below {label}", change))
+    data = {
+        label: _record(loss, label, best)
+        | {
+            "less_uniform": loss.less(label, BASELINE).record(),
+            "solve_ms": median_record(times[label]) | about if label in times else None,
+            "paper": printed.get(label),
+            "paper_difference": theirs.get(label),
+            "paper_complexity": complexity.get(label),
+        }
+        for label in study.rows
+    }
+    verdicts = [
+        _judged(loss, best, label, f"{best} below {label}", -theirs[label])
+        for label in printed
+        if label != best
+    ]
     return Reproduction(sheets, {"methods": data}, [*verdicts, _cheapest(times)])
 
 
@@ -170,12 +157,11 @@ def example_domains() -> Domains:
     return partition(sketch_BK.float(), label_B, NUM_DOMAINS)
 
 
-def _cheapest(times: Mapping[str, Estimate]) -> Verdict:
+def _cheapest(times: Mapping[str, Estimate]) -> Claim:
     """Medians of solves: robust is the fastest where its interval lies below all others'."""
-    says, robust = "robust softmax has the lowest computational cost", times["robust"]
-    own, others = robust.interval, {n: t.interval for n, t in times.items() if n != "robust"}
-    assert own is not None
-    ends = {name: interval for name, interval in others.items() if interval is not None}
+    says = "robust softmax has the lowest computational cost"
+    ends = {name: solve.interval for name, solve in times.items() if solve.interval is not None}
+    own = ends.pop("robust")
     faster = [name for name in ends if ends[name].high < own.low]
     rival = min(faster or ends, key=lambda name: ends[name].low)
     word: Word = "unclear"
@@ -184,87 +170,106 @@ def _cheapest(times: Mapping[str, Estimate]) -> Verdict:
         word, told = "confirmed", "confirmed"
     elif faster:
         word, told = "opposite", "not confirmed, it is the other way round"
-    shown = f"{robust.text('.3f')} ms, {rival} {times[rival].text('.3f')} ms"
-    return Verdict("robust", says, None, None, word, f"paper: {says}; here {shown}: {told}")
+    shown = f"{times['robust'].text('.3f')} ms, {rival} {times[rival].text('.3f')} ms"
+    return Claim(says, -1, "robust", word=word, line=f"paper: {says}; here {shown}: {told}")
 
 
 def num_domains(study: Study) -> Reproduction:
     """fig:cluster_granularity, a picture: a U with its lowest point at 11."""
-    values, best = losses(study.only), f"m{paper.BEST_NUM_DOMAINS}"
-    columns = ("domains", "nats ± 95 %", "exp", f"less {best} [95 %]", "less uniform [95 %]")
+    loss, best = losses(study.only), f"m{paper.BEST_NUM_DOMAINS}"
+    columns = _loss_columns(loss, best, BASELINE)
+    sheet = table_of("validation loss by number of domains m", "domains", study.rows, columns)
+    data = {label: _record(loss, label, best) for label in study.rows}
     verdicts = [
-        _judged(values, best, f"m{m}", f"m = {paper.BEST_NUM_DOMAINS} below m = {m}")
+        _judged(loss, best, f"m{m}", f"m = {paper.BEST_NUM_DOMAINS} below m = {m}")
         for m in paper.NUM_DOMAINS
-        if f"m{m}" != best
+        if m != paper.BEST_NUM_DOMAINS
     ]
-    rows = [_loss_row(values, label, best) for label in study.rows]
-    sheet = TextTable("validation loss by number of domains m", columns, rows)
-    data = {label: _record(values, label, best) for label in study.rows}
     return Reproduction([sheet], {"methods": data}, verdicts)
 
 
 def model_scale(study: Study) -> Reproduction:
     """fig:domain_bias, a picture: losses fall with size, and DoGraph's are the lowest."""
-    values = {size: losses(findings) for size, findings in study.findings.items()}
-    sizes, labels = list(values), study.rows
-    levels = [
-        [label, *(level(values[s], label).plus_minus(".4f") for s in sizes)] for label in labels
-    ]
-    changes = [
-        [label, *(less(values[s], label, BASELINE).text("+.3f") for s in sizes)]
-        for label in labels
-        if label != BASELINE
-    ]
+    by_size, labels = {size: losses(f) for size, f in study.findings.items()}, study.rows
+    others = [label for label in labels if label != BASELINE]
+    own = [levels(size, loss, ".4f") for size, loss in by_size.items()]
+    less = [changes(size, loss, BASELINE) for size, loss in by_size.items()]
     sheets = [
-        TextTable("validation loss in nats ± 95 % by model size", ("method", *sizes), levels),
-        TextTable("the same less uniform [95 %]", ("method", *sizes), changes),
+        table_of("validation loss in nats ± 95 % by model size", "method", labels, own),
+        table_of("the same less uniform [95 %]", "method", others, less),
     ]
     data = {
-        label: {size: _record(values[size], label, BASELINE) for size in sizes} for label in labels
+        label: {size: _record(loss, label, BASELINE) for size, loss in by_size.items()}
+        for label in labels
     }
-    verdicts = []
-    for label in SUBJECTS:
-        for size in sizes:
-            for rival in (BASELINE, "regmix"):
-                says = f"DoGraph below {paper.NAMES[rival]} at {size}"
-                verdicts.append(_judged(values[size], label, rival, says))
-    for small, large in pairwise(sizes):
+    verdicts = [
+        _judged(loss, label, rival, f"DoGraph below {paper.NAMES[rival]} at {size}")
+        for label in SUBJECTS
+        for size, loss in by_size.items()
+        for rival in (BASELINE, "regmix")
+    ]
+    for small, large in pairwise(by_size):
         for label in labels:
             # Seed by seed: models of both sizes see the same text in one order.
-            both = {size: values[size].get(label, {}) for size in (large, small)}
-            says = f"the loss of {label} falls from {small} to {large}"
-            verdicts.append(judge(says, less(both, large, small), sign=-1, of=label))
+            both = Figure({size: by_size[size].of(label) for size in (large, small)})
+            claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
+            verdicts.append(claim.judge(both.less(large, small)))
     return Reproduction(sheets, {"methods": data}, verdicts)
 
 
-def _judged(
-    values: Values, label: str, rival: str, says: str, change: float | None = None
-) -> Verdict:
+def balance(study: Study) -> Reproduction:
+    """How far apart the sources' losses are, the balance that the paper speaks of in words."""
+    figures = {
+        "spread": Figure.read(study.only, lambda cell: balance_of(cell.losses).spread),
+        "gap": Figure.read(study.only, lambda cell: balance_of(cell.losses).gap),
+        "worst": losses(study.only, "worst"),
+    }
+    columns = []
+    for name, figure in figures.items():
+        columns.append(levels(f"{name} ± 95 %", figure, ".3f"))
+        columns.append(changes("less uniform [95 %]", figure, BASELINE))
+    title = "losses over sources in nats: deviation, worst less best, worst"
+    sheet = table_of(title, "method", study.rows, columns[:-1])
+    data = {}
+    for label in study.rows:
+        own = {name: figure.level(label) for name, figure in figures.items()}
+        own |= {f"{name}_less_uniform": f.less(label, BASELINE) for name, f in figures.items()}
+        data[label] = {name: estimate.record() for name, estimate in own.items()}
+    says = "DoGraph more balanced over sources than Uniform"
+    verdicts = [
+        _judged(figures[name], label, BASELINE, f"{says} ({name})")
+        for label in SUBJECTS
+        for name in ("spread", "gap")
+    ]
+    notes = [
+        "sources differ in how well any model can predict them: what counts is the difference "
+        "to uniform",
+        "the paper speaks of balance and prints no figure of it",
+    ]
+    return Reproduction([sheet], {"methods": data}, verdicts, notes)
+
+
+def _judged(loss: Figure, label: str, rival: str, says: str, change: float | None = None) -> Claim:
     """A loss below another's, or above where the paper's own change is."""
-    sign = 1 if change is not None and change > 0 else -1
-    return judge_less(values, label, rival, says, sign=sign, paper=change)
+    above = change is not None and change > 0
+    return Claim(says, 1 if above else -1, label, change).judge_less(loss, rival)
 
 
-def _loss_cells(values: Values, label: str) -> list[str]:
-    ours = level(values, label)
-    return [ours.plus_minus(".4f"), f"{math.exp(ours.value):.1f}" if ours.num else ""]
+def _loss_columns(loss: Figure, *others: str) -> list[Column]:
+    """The loss, its perplexity, and how far above others it is."""
+
+    def perplexity(label: str) -> str:
+        return f"{math.exp(loss.level(label).value):.1f}" if label in loss else ""
+
+    less = [changes(f"less {other} [95 %]", loss, other) for other in others]
+    return [levels("nats ± 95 %", loss, ".4f"), ("exp", perplexity), *less]
 
 
-def _loss_row(values: Values, label: str, best: str) -> list[str]:
-    """The loss, and how far above the best one and above uniform it is."""
-    others = ["" if label == o else less(values, label, o).text("+.3f") for o in (best, BASELINE)]
-    return [label, *_loss_cells(values, label), *others]
-
-
-def _record(values: Values, label: str, other: str) -> dict[str, Any]:
-    ours = level(values, label)
+def _record(loss: Figure, label: str, other: str) -> dict[str, Any]:
+    ours = loss.level(label)
     return {
         "loss_nats": ours.record(),
         "ppl": math.exp(ours.value) if ours.num else None,
-        f"less_{other}": None if label == other else less(values, label, other).record(),
-        "by_seed": {str(seed): value for seed, value in values.get(label, {}).items()},
+        f"less_{other}": None if label == other else loss.less(label, other).record(),
+        "by_seed": {str(seed): value for seed, value in loss.of(label).items()},
     }
-
-
-def number(value: float | None, shape: str) -> str:
-    return "" if value is None else format(value, shape)
