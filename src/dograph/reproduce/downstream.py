@@ -7,7 +7,7 @@ over the runs: all are asked the same questions, so more seeds do not make it sm
 import json
 import math
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,12 @@ from dograph.reproduce.verdicts import (
     SUBJECTS,
     CellScores,
     Claim,
+    Column,
     Figure,
     Reproduction,
+    Rows,
     Study,
     TextTable,
-    changes,
-    levels,
-    numbers,
     table_of,
 )
 from dograph.stats import PER_CENT, PER_CENT_CHANGE
@@ -88,86 +87,76 @@ def kept(file: Path, request: EvalRequest, seq_len: int, model: Path) -> Mapping
 
 def downstream(study: Study) -> Reproduction:
     """tab:benchmark_joint and its three siblings."""
-    findings, scores, labels, table = study.only, study.scores, study.rows, study.artefact.name
+    findings, scores, table = study.only, study.scores, study.artefact.name
     tasks = [name for name in paper.TASKS if all(name in s.error for s in scores.values())]
+    rows: Rows = {label: {} for label in study.rows}
     accuracy: dict[str, Figure] = {}
-    errors: dict[str, dict[str, float | None]] = {}  # by task and method
     for name in (*tasks, AVERAGE):
 
         def scored(cell: CellFindings, name: str = name) -> float:
             return scores[cell.label].accuracy[name]
 
         accuracy[name] = Figure.read(findings, scored, PER_CENT, PER_CENT_CHANGE)
-        errors[name] = {}
-        for label in labels:
+        for label, row in rows.items():
             own = [scores[c.label].error[name] for c in findings.finished if c.method == label]
             known = [error for error in own if error is not None]
             complete = known and len(known) == len(own)
-            errors[name][label] = 100 * math.fsum(known) / len(own) if complete else None
-    data = {
-        label: {
-            name: {
-                "accuracy": figure.level(label).record(),
-                "less_uniform": figure.less(label, BASELINE).record(),
-                "error_over_items": errors[name][label],
+            row[name] = {
+                "accuracy": accuracy[name].level(label),
+                "less_uniform": accuracy[name].less(label, BASELINE),
+                "error_over_items": 100 * math.fsum(known) / len(own) if complete else None,
                 "paper": paper.score(table, label, name),
             }
-            for name, figure in accuracy.items()
-        }
-        for label in labels
-    }
     notes = list(dict.fromkeys(note for score in scores.values() for note in score.notes))
     limited = {name: told for score in scores.values() for name, told in score.limited.items()}
     if limited:
         notes.append(f"items asked, of those there are: {', '.join(limited.values())}")
     if len(tasks) < len(paper.TASKS):
         notes.append(f"averages are over {len(tasks)} tasks here and nine in the paper")
-    sheets = _accuracy_sheets(labels, tasks, accuracy, errors, table)
+    sheets = _accuracy_sheets(rows, tasks, table)
+    if paper.OURS not in accuracy[AVERAGE]:
+        del sheets[-1]
     verdicts = _accuracy_verdicts(accuracy, tasks, table)
-    return Reproduction(sheets, {"methods": data, "tasks": tasks}, verdicts, notes)
+    return Reproduction(sheets, rows, verdicts, notes, tasks)
 
 
-def _accuracy_sheets(
-    labels: Sequence[str],
-    tasks: Sequence[str],
-    accuracy: Mapping[str, Figure],
-    errors: Mapping[str, Mapping[str, float | None]],
-    table: str,
-) -> list[TextTable]:
-    """The average by method, every task by method, and the gain by task."""
-    average, printed = accuracy[AVERAGE], paper.averages(table)
-    theirs = {label: own - printed[BASELINE] for label, own in printed.items()}
+def _accuracy_sheets(rows: Rows, tasks: Sequence[str], table: str) -> list[TextTable]:
+    """The average by method, every task by method, and what the paper's method gains by task."""
+
+    def less_uniform(label: str, name: str) -> dict[str, float | None]:
+        ours, base = (paper.score(table, who, name) for who in (label, BASELINE))
+        return {"gain": None if ours is None or base is None else ours - base}
+
     title = f"average accuracy in per cent over {len(tasks)} of the nine tasks, beside"
     columns = [
-        levels("here ± 95 %", average, ".2f"),
-        numbers("s.e. items", errors[AVERAGE], ".2f"),
-        changes("less uniform [95 %]", average, BASELINE, "+.2f"),
-        numbers("paper", printed, ".1f"),
-        numbers("less uniform", theirs, "+.1f", but=BASELINE),
+        Column("here ± 95 %", "accuracy", "±.2f"),
+        Column("s.e. items", "error_over_items", ".2f"),
+        Column("less uniform [95 %]", "less_uniform", "[+.2f]", BASELINE),
+        Column("paper", "paper", ".1f"),
+        Column("less uniform", "gain", "+.1f", BASELINE),
     ]
-    rows = []
-    for label in labels:
-        rows.append([label, *(accuracy[name].level(label).plain(".1f") for name in tasks)])
-        if label in printed:
-            theirs_by_task = (paper.score(table, label, name) for name in tasks)
-            rows.append(["  paper", *(f"{one:.1f}" for one in theirs_by_task)])
+    average = {label: row[AVERAGE] | less_uniform(label, AVERAGE) for label, row in rows.items()}
+    lines = []
+    for label, row in rows.items():
+        lines.append([label, *(row[name]["accuracy"].plain(".1f") for name in tasks)])
+        if label in paper.NAMES:
+            lines.append(["  paper", *(f"{row[name]['paper']:.1f}" for name in tasks)])
     short = [name.removesuffix("_openai").replace("arc_easy", "arc-e") for name in tasks]
-    sheets = [
-        table_of(f"{title} {paper.MODELS[table]}", "method", labels, columns),
-        TextTable("accuracy by task, mean over seeds", ("method", *short), rows),
+    gains = {
+        name: rows[paper.OURS][name] | less_uniform(paper.OURS, name)
+        for name in tasks
+        if paper.OURS in rows
+    }
+    columns_of_gains = [
+        Column("here [95 %]", "less_uniform", "[+.2f]"),
+        Column("s.e. items (one method)", "error_over_items", ".2f"),
+        Column("paper", "gain", "+.1f"),
     ]
-    if paper.OURS in average:
-        rows = []
-        for at, name in enumerate(paper.TASKS):
-            if name in tasks:
-                gain = accuracy[name].less(paper.OURS, BASELINE).text("+.2f")
-                error = errors[name][paper.OURS]
-                ours, base = (paper.DOWNSTREAM[table][who][at] for who in (paper.OURS, BASELINE))
-                told = "" if error is None else f"{error:.2f}"
-                rows.append([name, gain, told, f"{ours - base:+.1f}"])
-        heads = ("task", "here [95 %]", "s.e. items (one method)", "paper")
-        sheets.append(TextTable(f"{paper.OURS} less {BASELINE} by task", heads, rows))
-    return sheets
+    return [
+        table_of(f"{title} {paper.MODELS[table]}", "method", average, columns),
+        TextTable("accuracy by task, mean over seeds", ("method", *short), lines),
+        table_of(f"{paper.OURS} less {BASELINE} by task", "task", gains, columns_of_gains),
+    ]
 
 
 def _accuracy_verdicts(
@@ -206,42 +195,38 @@ def _accuracy_verdicts(
 
 def cost(study: Study) -> Reproduction:
     """fig:efficiency_h200: seconds and FLOPs with plans counted, over uniform and over RegMix."""
-    findings, labels, per_cent = study.only, study.rows, Figure.more_per_cent
+    findings, per_cent = study.only, Figure.more_per_cent
     parts = ("train", "plan", "total")
     seconds = {part: Figure.read(findings, attrgetter(f"seconds.{part}")) for part in parts}
     train, total = seconds["train"], seconds["total"]
     flops = {method.label: method.flops for method in findings.methods}
-    ratio = {label: 100 * (flops[label].total / flops[BASELINE].total - 1) for label in labels}
     run = findings.config["train"]
     tokens = run["steps"] * run["batch_size"] * findings.config["data"]["seq_len"]
-    # To train on the paper's tokens at the speed of these runs.
-    times = paper.BUDGET_TOKENS / tokens
-    hours = {
-        label: times * train.level(label).value / 3600 if label in train else None
-        for label in labels
-    }
-    data = {
-        label: {
-            "seconds": {part: figure.level(label).record() for part, figure in seconds.items()},
-            "over_uniform_per_cent": total.more_per_cent(label, BASELINE).record(),
-            "over_regmix_per_cent": total.more_per_cent(label, "regmix").record(),
-            "training_over_regmix_per_cent": train.more_per_cent(label, "regmix").record(),
+    times = paper.BUDGET_TOKENS / tokens  # to train on the paper's tokens at the speed seen
+    rows: Rows = {}
+    for label in study.rows:
+        levels = {part: figure.level(label) for part, figure in seconds.items()}
+        rows[label] = {
+            "seconds": levels,
+            "over_uniform_per_cent": per_cent(total, label, BASELINE),
+            "over_regmix_per_cent": per_cent(total, label, "regmix"),
+            "training_over_regmix_per_cent": per_cent(train, label, "regmix"),
             "flops": flops[label],
-            "flops_over_uniform_per_cent": ratio[label],
-            "hours_for_the_papers_tokens": hours[label],
+            "flops_over_uniform_per_cent": 100 * (flops[label].total / flops[BASELINE].total - 1),
+            "hours_for_the_papers_tokens": times * levels["train"].value / 3600
+            if label in train
+            else None,
         }
-        for label in labels
-    }
     budget = f"{paper.BUDGET_TOKENS / 1e9:.0f}B tokens"
     columns = [
-        levels("training s ± 95 %", train, ".1f"),
-        ("plan s", lambda label: seconds["plan"].level(label).plain(".1f")),
-        changes("% over uniform [95 %]", total, BASELINE, "+.1f", per_cent),
-        numbers("FLOPs", {label: flops[label].total for label in labels}, ".3g"),
-        numbers("% over", ratio, "+.1f", but=BASELINE),
-        numbers(f"h for {budget}", hours, ".1f"),
+        Column("training s ± 95 %", "seconds", "±.1f", of=itemgetter("train")),
+        Column("plan s", "seconds", ".1f", of=itemgetter("plan")),
+        Column("% over uniform [95 %]", "over_uniform_per_cent", "[+.1f]", BASELINE),
+        Column("FLOPs", "flops", ".3g", of=attrgetter("total")),
+        Column("% over", "flops_over_uniform_per_cent", "+.1f", BASELINE),
+        Column(f"h for {budget}", "hours_for_the_papers_tokens", ".1f"),
     ]
-    sheet = table_of("what a run takes; per cent with plans counted", "method", labels, columns)
+    sheet = table_of("what a run takes; per cent with plans counted", "method", rows, columns)
     verdicts = []
     for label in SUBJECTS:
         why = f"no finished run of {label} or of regmix"
@@ -255,4 +240,4 @@ def cost(study: Study) -> Reproduction:
         "times are what training took beside whatever else ran; for clean ones give --workers 1 on "
         "an idle machine",
     ]
-    return Reproduction([sheet], {"methods": data}, verdicts, notes)
+    return Reproduction([sheet], rows, verdicts, notes)

@@ -3,9 +3,8 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
+from operator import itemgetter
 
 import torch
 
@@ -20,13 +19,11 @@ from dograph.reproduce.verdicts import (
     Column,
     Figure,
     Reproduction,
+    Rows,
     Study,
     TextTable,
     Word,
-    changes,
-    levels,
     losses,
-    numbers,
     table_of,
 )
 from dograph.rng import stream
@@ -38,38 +35,32 @@ SAMPLES, WIDTH, NUM_DOMAINS = 48, 5120, 11  # of a solve that is timed: the pape
 UNTIMED, TIMED = 5, 60
 
 
+LOSS_COLUMNS = (Column("nats ± 95 %", "loss_nats", "±.4f"), Column("exp", "ppl", ".1f"))
+
+
 def validation_loss(study: Study) -> Reproduction:
     """tab:pretrain_results, read as nats."""
     loss, natural = losses(study.only), losses(study.only, "natural")
     printed, uniform = paper.VALIDATION_LOSS, paper.VALIDATION_LOSS[BASELINE]
     theirs = {label: value - uniform for label, value in printed.items()}
-    text = {
-        method.label: None if method.differences is None else method.differences.mean.over_items
-        for method in study.only.methods
-    }
-
-    def over_text(label: str) -> str:
-        own = None if label == BASELINE else text[label]
-        return "" if own is None else own.text("+.3f")
-
-    columns = [
-        *_loss_columns(loss, BASELINE),
-        ("text [95 %]", over_text),
-        numbers('paper "PPL"', printed, ".2f"),
-        numbers("exp", {label: math.exp(value) for label, value in printed.items()}, ".1f"),
-        numbers("less uniform", theirs, "+.2f", but=BASELINE),
-    ]
-    sheet = table_of("validation loss, every source alike", "method", study.rows, columns)
-    data = {
-        label: _record(loss, label, BASELINE)
-        | {
-            "natural": natural.level(label).record(),
-            "over_text": (own := text[label]) and asdict(own),
+    rows = _loss_rows(study, loss, BASELINE)
+    for method in study.only.methods:
+        label, own = method.label, method.differences
+        rows[label] |= {
+            "natural": natural.level(label),
+            "over_text": None if own is None else own.mean.over_items,
             "paper": printed.get(label),
             "paper_difference": theirs.get(label),
         }
-        for label in study.rows
-    }
+    columns = [
+        *LOSS_COLUMNS,
+        Column("less uniform [95 %]", "less_uniform", "[+.3f]"),
+        Column("text [95 %]", "over_text", "[+.3f]", BASELINE),
+        Column('paper "PPL"', "paper", ".2f"),
+        Column("exp", "paper", ".1f", of=math.exp),
+        Column("less uniform", "paper_difference", "+.2f", BASELINE),
+    ]
+    sheet = table_of("validation loss, every source alike", "method", rows, columns)
     verdicts = []
     for label, name in paper.NAMES.items():
         if label not in (BASELINE, paper.OURS):
@@ -81,7 +72,7 @@ def validation_loss(study: Study) -> Reproduction:
             says = f"DoGraph below {paper.NAMES[rival]}"
             verdicts.append(_judged(loss, label, rival, says, change))
         verdicts.append(Claim("DoGraph lowest of the seven methods", -1, label).judge_best(loss))
-    return Reproduction([sheet], {"methods": data}, verdicts)
+    return Reproduction([sheet], rows, verdicts)
 
 
 def objectives(study: Study) -> Reproduction:
@@ -90,39 +81,37 @@ def objectives(study: Study) -> Reproduction:
     device = study.only.config["train"]["device"]
     times = solve_times(device)
     about = {"device": str(pick_device(device)), "samples": SAMPLES, "num_domains": NUM_DOMAINS}
-    complexity = {name: order for name, (order, _) in paper.OBJECTIVES.items()}
-    printed = {name: value for name, (_, value) in paper.OBJECTIVES.items()}
-    theirs = {name: value - printed[best] for name, value in printed.items()}
+    rows = _loss_rows(study, loss, best)
+    for label, row in rows.items():
+        complexity, printed = paper.OBJECTIVES.get(label, (None, None))
+        row |= {
+            "less_uniform": loss.less(label, BASELINE),
+            "solve_ms": median_record(times[label]) | about if label in times else None,
+            "paper": printed,
+            "paper_difference": None if printed is None else printed - paper.OBJECTIVES[best][1],
+            "paper_complexity": complexity,
+        }
     columns = [
-        *_loss_columns(loss, best, BASELINE),
-        numbers('paper "PPL"', printed, ".2f"),
-        numbers(f"less {best}", theirs, "+.2f", but=best),
+        *LOSS_COLUMNS,
+        Column(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
+        Column("less uniform [95 %]", "less_uniform", "[+.3f]", BASELINE),
+        Column('paper "PPL"', "paper", ".2f"),
+        Column(f"less {best}", "paper_difference", "+.2f", best),
     ]
     sheets = [
-        table_of("objectives of DoGraph: validation loss", "objective", study.rows, columns),
+        table_of("objectives of DoGraph: validation loss", "objective", rows, columns),
         TextTable(
             f"one solve at m = {NUM_DOMAINS}, milliseconds here and the paper's complexity",
             ("objective", "ms [95 %]", "complexity"),
-            [[name, ms.text(".3f"), complexity[name]] for name, ms in times.items()],
+            [[name, ms.text(".3f"), paper.OBJECTIVES[name][0]] for name, ms in times.items()],
         ),
     ]
-    data = {
-        label: _record(loss, label, best)
-        | {
-            "less_uniform": loss.less(label, BASELINE).record(),
-            "solve_ms": median_record(times[label]) | about if label in times else None,
-            "paper": printed.get(label),
-            "paper_difference": theirs.get(label),
-            "paper_complexity": complexity.get(label),
-        }
-        for label in study.rows
-    }
     verdicts = [
-        _judged(loss, best, label, f"{best} below {label}", -theirs[label])
-        for label in printed
+        _judged(loss, best, label, f"{best} below {label}", paper.OBJECTIVES[best][1] - printed)
+        for label, (_, printed) in paper.OBJECTIVES.items()
         if label != best
     ]
-    return Reproduction(sheets, {"methods": data}, [*verdicts, _cheapest(times)])
+    return Reproduction(sheets, rows, [*verdicts, _cheapest(times)])
 
 
 def solve_times(device: str) -> dict[str, Estimate]:
@@ -177,44 +166,49 @@ def _cheapest(times: Mapping[str, Estimate]) -> Claim:
 def num_domains(study: Study) -> Reproduction:
     """fig:cluster_granularity, a picture: a U with its lowest point at 11."""
     loss, best = losses(study.only), f"m{paper.BEST_NUM_DOMAINS}"
-    columns = _loss_columns(loss, best, BASELINE)
-    sheet = table_of("validation loss by number of domains m", "domains", study.rows, columns)
-    data = {label: _record(loss, label, best) for label in study.rows}
+    rows = _loss_rows(study, loss, best)
+    shown = {label: row | {"uniform": loss.less(label, BASELINE)} for label, row in rows.items()}
+    columns = [
+        *LOSS_COLUMNS,
+        Column(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
+        Column("less uniform [95 %]", "uniform", "[+.3f]", BASELINE),
+    ]
+    sheet = table_of("validation loss by number of domains m", "domains", shown, columns)
     verdicts = [
         _judged(loss, best, f"m{m}", f"m = {paper.BEST_NUM_DOMAINS} below m = {m}")
         for m in paper.NUM_DOMAINS
         if m != paper.BEST_NUM_DOMAINS
     ]
-    return Reproduction([sheet], {"methods": data}, verdicts)
+    return Reproduction([sheet], rows, verdicts)
 
 
 def model_scale(study: Study) -> Reproduction:
     """fig:domain_bias, a picture: losses fall with size, and DoGraph's are the lowest."""
-    by_size, labels = {size: losses(f) for size, f in study.findings.items()}, study.rows
-    others = [label for label in labels if label != BASELINE]
-    own = [levels(size, loss, ".4f") for size, loss in by_size.items()]
-    less = [changes(size, loss, BASELINE) for size, loss in by_size.items()]
+    by_size = {size: losses(findings) for size, findings in study.findings.items()}
+    rows: Rows = {label: {} for label in study.rows}
+    levels, changes, verdicts = [], [], []
+    for size, loss in by_size.items():
+        for label, figures in _loss_rows(study, loss, BASELINE).items():
+            rows[label][size] = figures
+        levels.append(Column(size, size, "±.4f", of=itemgetter("loss_nats")))
+        changes.append(Column(size, size, "[+.3f]", of=itemgetter("less_uniform")))
+    others = {label: row for label, row in rows.items() if label != BASELINE}
     sheets = [
-        table_of("validation loss in nats ± 95 % by model size", "method", labels, own),
-        table_of("the same less uniform [95 %]", "method", others, less),
+        table_of("validation loss in nats ± 95 % by model size", "method", rows, levels),
+        table_of("the same less uniform [95 %]", "method", others, changes),
     ]
-    data = {
-        label: {size: _record(loss, label, BASELINE) for size, loss in by_size.items()}
-        for label in labels
-    }
-    verdicts = [
-        _judged(loss, label, rival, f"DoGraph below {paper.NAMES[rival]} at {size}")
-        for label in SUBJECTS
-        for size, loss in by_size.items()
-        for rival in (BASELINE, "regmix")
-    ]
+    for label in SUBJECTS:
+        for size, loss in by_size.items():
+            for rival in (BASELINE, "regmix"):
+                says = f"DoGraph below {paper.NAMES[rival]} at {size}"
+                verdicts.append(_judged(loss, label, rival, says))
     for small, large in pairwise(by_size):
-        for label in labels:
+        for label in rows:
             # Seed by seed: models of both sizes see the same text in one order.
             both = Figure({size: by_size[size].of(label) for size in (large, small)})
             claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
             verdicts.append(claim.judge(both.less(large, small)))
-    return Reproduction(sheets, {"methods": data}, verdicts)
+    return Reproduction(sheets, rows, verdicts)
 
 
 def balance(study: Study) -> Reproduction:
@@ -224,17 +218,17 @@ def balance(study: Study) -> Reproduction:
         "gap": Figure.read(study.only, lambda cell: balance_of(cell.losses).gap),
         "worst": losses(study.only, "worst"),
     }
-    columns = []
-    for name, figure in figures.items():
-        columns.append(levels(f"{name} ± 95 %", figure, ".3f"))
-        columns.append(changes("less uniform [95 %]", figure, BASELINE))
-    title = "losses over sources in nats: deviation, worst less best, worst"
-    sheet = table_of(title, "method", study.rows, columns[:-1])
-    data = {}
+    rows: Rows = {}
     for label in study.rows:
-        own = {name: figure.level(label) for name, figure in figures.items()}
-        own |= {f"{name}_less_uniform": f.less(label, BASELINE) for name, f in figures.items()}
-        data[label] = {name: estimate.record() for name, estimate in own.items()}
+        rows[label] = {name: figure.level(label) for name, figure in figures.items()}
+        for name, figure in figures.items():
+            rows[label][f"{name}_less_uniform"] = figure.less(label, BASELINE)
+    columns = []
+    for name in figures:
+        columns.append(Column(f"{name} ± 95 %", name, "±.3f"))
+        columns.append(Column("less uniform [95 %]", f"{name}_less_uniform", "[+.3f]", BASELINE))
+    title = "losses over sources in nats: deviation, worst less best, worst"
+    sheet = table_of(title, "method", rows, columns[:-1])
     says = "DoGraph more balanced over sources than Uniform"
     verdicts = [
         _judged(figures[name], label, BASELINE, f"{says} ({name})")
@@ -246,7 +240,7 @@ def balance(study: Study) -> Reproduction:
         "to uniform",
         "the paper speaks of balance and prints no figure of it",
     ]
-    return Reproduction([sheet], {"methods": data}, verdicts, notes)
+    return Reproduction([sheet], rows, verdicts, notes)
 
 
 def _judged(loss: Figure, label: str, rival: str, says: str, change: float | None = None) -> Claim:
@@ -255,21 +249,14 @@ def _judged(loss: Figure, label: str, rival: str, says: str, change: float | Non
     return Claim(says, 1 if above else -1, label, change).judge_less(loss, rival)
 
 
-def _loss_columns(loss: Figure, *others: str) -> list[Column]:
-    """The loss, its perplexity, and how far above others it is."""
-
-    def perplexity(label: str) -> str:
-        return f"{math.exp(loss.level(label).value):.1f}" if label in loss else ""
-
-    less = [changes(f"less {other} [95 %]", loss, other) for other in others]
-    return [levels("nats ± 95 %", loss, ".4f"), ("exp", perplexity), *less]
-
-
-def _record(loss: Figure, label: str, other: str) -> dict[str, Any]:
-    ours = loss.level(label)
-    return {
-        "loss_nats": ours.record(),
-        "ppl": math.exp(ours.value) if ours.num else None,
-        f"less_{other}": None if label == other else loss.less(label, other).record(),
-        "by_seed": {str(seed): value for seed, value in loss.of(label).items()},
-    }
+def _loss_rows(study: Study, loss: Figure, other: str) -> Rows:
+    rows: Rows = {}
+    for label in study.rows:
+        ours = loss.level(label)
+        rows[label] = {
+            "loss_nats": ours,
+            "ppl": math.exp(ours.value) if ours.num else None,
+            f"less_{other}": None if label == other else loss.less(label, other),
+            "by_seed": {str(seed): value for seed, value in loss.of(label).items()},
+        }
+    return rows

@@ -56,7 +56,7 @@ def gradient_pca(study: Study) -> Reproduction:
         "separation: unbiased MMD^2 between two sources over their spread, mean over pairs",
         f"coordinates of every probe row of the first seed: {file}",
     ]
-    return Reproduction(sheets, {"methods": data}, verdicts, notes)
+    return Reproduction(sheets, data, verdicts, notes)
 
 
 def clusters(study: Study) -> Reproduction:
@@ -83,7 +83,7 @@ def clusters(study: Study) -> Reproduction:
         "domains: K-means of the directions of all probe rows; compositions are of the first seed",
         "by chance: the same domains against shuffled sources",
     ]
-    return Reproduction(sheets, {"methods": data}, verdicts, notes)
+    return Reproduction(sheets, data, verdicts, notes)
 
 
 def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from dograph.compare.arms import Ask
 from dograph.compare.findings import CellFindings, Findings
+from dograph.files import plain
 from dograph.reproduce.artefacts import LEAD, Artefact, Scale
 from dograph.reproduce.paper import NAMES, OURS
 from dograph.stats import (
@@ -135,37 +136,38 @@ class TextTable:
     rows: Sequence[Sequence[str]]
 
 
-Column = tuple[str, Callable[[str], str]]  # its head, and its text in the row of a method
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a table shows of every row, and how: `±.3f` and `[+.3f]` show an interval too."""
+
+    head: str
+    key: str  # in the figures of a row
+    shape: str
+    but: str = ""  # the row that is left empty: a difference to itself
+    of: Callable[[Any], Any] = lambda value: value
+
+    def text(self, label: str, figures: Mapping[str, Any]) -> str:
+        if label == self.but or figures[self.key] is None:
+            return ""
+        value, shape = self.of(figures[self.key]), self.shape
+        if shape.startswith("["):
+            return str(value.text(shape[1:-1]))
+        if isinstance(value, Estimate):
+            is_level = shape.startswith("±")
+            return value.plus_minus(shape[1:]) if is_level else value.plain(shape)
+        return format(value, shape)
+
+
+Rows = dict[str, dict[str, Any]]  # figures by method: estimates, intervals, numbers
+
+
+def table_of(title: str, first: str, rows: Rows, columns: Sequence[Column]) -> TextTable:
+    heads = (first, *(column.head for column in columns))
+    cells = [[label, *(c.text(label, own) for c in columns)] for label, own in rows.items()]
+    return TextTable(title, heads, cells)
+
+
 Change = Callable[[Figure, str, str], Estimate]  # of a method to another
-
-
-def table_of(title: str, first: str, labels: Sequence[str], columns: Sequence[Column]) -> TextTable:
-    """A row a method."""
-    rows = [[label, *(text(label) for _, text in columns)] for label in labels]
-    return TextTable(title, (first, *(head for head, _ in columns)), rows)
-
-
-def levels(head: str, figure: Figure, shape: str) -> Column:
-    return head, lambda label: figure.level(label).plus_minus(shape)
-
-
-def changes(
-    head: str, figure: Figure, other: str, shape: str = "+.3f", change: Change = Figure.less
-) -> Column:
-    """What every method differs by from `other`, whose own row stays empty."""
-    return head, lambda label: "" if label == other else change(figure, label, other).text(shape)
-
-
-def numbers(head: str, known: Mapping[str, float | None], shape: str, but: str = "") -> Column:
-    """Numbers by method; empty where there is none, and in the row `but`."""
-
-    def text(label: str) -> str:
-        number = None if label == but else known.get(label)
-        return "" if number is None else format(number, shape)
-
-    return head, text
-
-
 Word = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
 _AGAINST: tuple[Word, ...] = ("confirmed", "unclear", "no verdict", "opposite")  # ever more
 _SAID: dict[Word, str] = {
@@ -261,9 +263,22 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """What an artefact comes to: tables to print, the same as data, a verdict for each claim."""
+    """What an artefact comes to: tables to print, figures by method, a verdict for each claim."""
 
     sheets: Sequence[TextTable]
-    data: Mapping[str, Any]
+    methods: Rows
     verdicts: Sequence[Claim]
     notes: Sequence[str] = ()
+    tasks: Sequence[str] | None = None  # that were asked
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        found = {"methods": _recorded(self.methods)}
+        return found if self.tasks is None else found | {"tasks": list(self.tasks)}
+
+
+def _recorded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _recorded(part) for key, part in value.items()}
+    return value.record() if isinstance(value, Estimate) else plain(value)
