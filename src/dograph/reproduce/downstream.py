@@ -24,8 +24,8 @@ from dograph.reproduce.verdicts import (
     SUBJECTS,
     CellScores,
     Claim,
-    Column,
     Figure,
+    FigureColumn,
     Reproduction,
     Rows,
     Study,
@@ -129,11 +129,11 @@ def _accuracy_sheets(rows: Rows, tasks: Sequence[str], table: str) -> list[TextT
 
     title = f"average accuracy in per cent over {len(tasks)} of the nine tasks, beside"
     columns = [
-        Column("here ± 95 %", "accuracy", "±.2f"),
-        Column("s.e. items", "error_over_items", ".2f"),
-        Column("less uniform [95 %]", "less_uniform", "[+.2f]", BASELINE),
-        Column("paper", "paper", ".1f"),
-        Column("less uniform", "gain", "+.1f", BASELINE),
+        FigureColumn("here ± 95 %", "accuracy", "±.2f"),
+        FigureColumn("s.e. items", "error_over_items", ".2f"),
+        FigureColumn("less uniform [95 %]", "less_uniform", "[+.2f]", BASELINE),
+        FigureColumn("paper", "paper", ".1f"),
+        FigureColumn("less uniform", "gain", "+.1f", BASELINE),
     ]
     average = {label: row[AVERAGE] | less_uniform(label, AVERAGE) for label, row in rows.items()}
     lines = []
@@ -148,9 +148,9 @@ def _accuracy_sheets(rows: Rows, tasks: Sequence[str], table: str) -> list[TextT
         if paper.OURS in rows
     }
     columns_of_gains = [
-        Column("here [95 %]", "less_uniform", "[+.2f]"),
-        Column("s.e. items (one method)", "error_over_items", ".2f"),
-        Column("paper", "gain", "+.1f"),
+        FigureColumn("here [95 %]", "less_uniform", "[+.2f]"),
+        FigureColumn("s.e. items (one method)", "error_over_items", ".2f"),
+        FigureColumn("paper", "gain", "+.1f"),
     ]
     return [
         table_of(f"{title} {paper.MODELS[table]}", "method", average, columns),
@@ -219,12 +219,12 @@ def cost(study: Study) -> Reproduction:
         }
     budget = f"{paper.BUDGET_TOKENS / 1e9:.0f}B tokens"
     columns = [
-        Column("training s ± 95 %", "seconds", "±.1f", of=itemgetter("train")),
-        Column("plan s", "seconds", ".1f", of=itemgetter("plan")),
-        Column("% over uniform [95 %]", "over_uniform_per_cent", "[+.1f]", BASELINE),
-        Column("FLOPs", "flops", ".3g", of=attrgetter("total")),
-        Column("% over", "flops_over_uniform_per_cent", "+.1f", BASELINE),
-        Column(f"h for {budget}", "hours_for_the_papers_tokens", ".1f"),
+        FigureColumn("training s ± 95 %", "seconds", "±.1f", of=itemgetter("train")),
+        FigureColumn("plan s", "seconds", ".1f", of=itemgetter("plan")),
+        FigureColumn("% over uniform [95 %]", "over_uniform_per_cent", "[+.1f]", BASELINE),
+        FigureColumn("FLOPs", "flops", ".3g", of=attrgetter("total")),
+        FigureColumn("% over", "flops_over_uniform_per_cent", "+.1f", BASELINE),
+        FigureColumn(f"h for {budget}", "hours_for_the_papers_tokens", ".1f"),
     ]
     sheet = table_of("what a run takes; per cent with plans counted", "method", rows, columns)
     verdicts = []

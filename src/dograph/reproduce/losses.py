@@ -16,8 +16,8 @@ from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.verdicts import (
     SUBJECTS,
     Claim,
-    Column,
     Figure,
+    FigureColumn,
     Reproduction,
     Rows,
     Study,
@@ -35,7 +35,7 @@ SAMPLES, WIDTH, NUM_DOMAINS = 48, 5120, 11  # of a solve that is timed: the pape
 UNTIMED, TIMED = 5, 60
 
 
-LOSS_COLUMNS = (Column("nats ± 95 %", "loss_nats", "±.4f"), Column("exp", "ppl", ".1f"))
+LOSS_COLUMNS = (FigureColumn("nats ± 95 %", "loss_nats", "±.4f"), FigureColumn("exp", "ppl", ".1f"))
 
 
 def validation_loss(study: Study) -> Reproduction:
@@ -54,11 +54,11 @@ def validation_loss(study: Study) -> Reproduction:
         }
     columns = [
         *LOSS_COLUMNS,
-        Column("less uniform [95 %]", "less_uniform", "[+.3f]"),
-        Column("text [95 %]", "over_text", "[+.3f]", BASELINE),
-        Column('paper "PPL"', "paper", ".2f"),
-        Column("exp", "paper", ".1f", of=math.exp),
-        Column("less uniform", "paper_difference", "+.2f", BASELINE),
+        FigureColumn("less uniform [95 %]", "less_uniform", "[+.3f]"),
+        FigureColumn("text [95 %]", "over_text", "[+.3f]", BASELINE),
+        FigureColumn('paper "PPL"', "paper", ".2f"),
+        FigureColumn("exp", "paper", ".1f", of=math.exp),
+        FigureColumn("less uniform", "paper_difference", "+.2f", BASELINE),
     ]
     sheet = table_of("validation loss, every source alike", "method", rows, columns)
     verdicts = []
@@ -93,10 +93,10 @@ def objectives(study: Study) -> Reproduction:
         }
     columns = [
         *LOSS_COLUMNS,
-        Column(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
-        Column("less uniform [95 %]", "less_uniform", "[+.3f]", BASELINE),
-        Column('paper "PPL"', "paper", ".2f"),
-        Column(f"less {best}", "paper_difference", "+.2f", best),
+        FigureColumn(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
+        FigureColumn("less uniform [95 %]", "less_uniform", "[+.3f]", BASELINE),
+        FigureColumn('paper "PPL"', "paper", ".2f"),
+        FigureColumn(f"less {best}", "paper_difference", "+.2f", best),
     ]
     sheets = [
         table_of("objectives of DoGraph: validation loss", "objective", rows, columns),
@@ -170,8 +170,8 @@ def num_domains(study: Study) -> Reproduction:
     shown = {label: row | {"uniform": loss.less(label, BASELINE)} for label, row in rows.items()}
     columns = [
         *LOSS_COLUMNS,
-        Column(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
-        Column("less uniform [95 %]", "uniform", "[+.3f]", BASELINE),
+        FigureColumn(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
+        FigureColumn("less uniform [95 %]", "uniform", "[+.3f]", BASELINE),
     ]
     sheet = table_of("validation loss by number of domains m", "domains", shown, columns)
     verdicts = [
@@ -190,8 +190,8 @@ def model_scale(study: Study) -> Reproduction:
     for size, loss in by_size.items():
         for label, figures in _loss_rows(study, loss, BASELINE).items():
             rows[label][size] = figures
-        levels.append(Column(size, size, "±.4f", of=itemgetter("loss_nats")))
-        changes.append(Column(size, size, "[+.3f]", of=itemgetter("less_uniform")))
+        levels.append(FigureColumn(size, size, "±.4f", of=itemgetter("loss_nats")))
+        changes.append(FigureColumn(size, size, "[+.3f]", of=itemgetter("less_uniform")))
     others = {label: row for label, row in rows.items() if label != BASELINE}
     sheets = [
         table_of("validation loss in nats ± 95 % by model size", "method", rows, levels),
@@ -225,8 +225,10 @@ def balance(study: Study) -> Reproduction:
             rows[label][f"{name}_less_uniform"] = figure.less(label, BASELINE)
     columns = []
     for name in figures:
-        columns.append(Column(f"{name} ± 95 %", name, "±.3f"))
-        columns.append(Column("less uniform [95 %]", f"{name}_less_uniform", "[+.3f]", BASELINE))
+        columns.append(FigureColumn(f"{name} ± 95 %", name, "±.3f"))
+        columns.append(
+            FigureColumn("less uniform [95 %]", f"{name}_less_uniform", "[+.3f]", BASELINE)
+        )
     title = "losses over sources in nats: deviation, worst less best, worst"
     sheet = table_of(title, "method", rows, columns[:-1])
     says = "DoGraph more balanced over sources than Uniform"

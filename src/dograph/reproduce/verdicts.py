@@ -137,7 +137,7 @@ class TextTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class FigureColumn:
     """What a table shows of every row, and how: `±.3f` and `[+.3f]` show an interval too."""
 
     head: str
@@ -161,7 +161,7 @@ class Column:
 Rows = dict[str, dict[str, Any]]  # figures by method: estimates, intervals, numbers
 
 
-def table_of(title: str, first: str, rows: Rows, columns: Sequence[Column]) -> TextTable:
+def table_of(title: str, first: str, rows: Rows, columns: Sequence[FigureColumn]) -> TextTable:
     heads = (first, *(column.head for column in columns))
     cells = [[label, *(c.text(label, own) for c in columns)] for label, own in rows.items()]
     return TextTable(title, heads, cells)
