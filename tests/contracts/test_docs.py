@@ -98,7 +98,8 @@ def test_every_page_opens_with_what_it_is_for():
 
     for name in pages_of_the_site(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]):
         title, _, lead, *_ = (ROOT / "docs" / name).read_text().splitlines()
-        assert title.startswith("# ") and lead.startswith("This page "), name
+        assert title.startswith("# "), name
+        assert lead.startswith("This page "), name
 
 
 def test_the_readme_is_short():
