@@ -17,7 +17,7 @@ from dograph.cli.eval import evaluate
 from dograph.cli.main import app as dograph
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import open_scorer
-from dograph.eval.graphs import last_validation
+from dograph.eval.recorded import last_validation
 from dograph.files import sha256_of
 from dograph.train.run_dir import RunDirectory
 from text_inputs import text

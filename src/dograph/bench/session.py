@@ -22,7 +22,7 @@ from dograph.bench.arms import Arm, open_arm, open_hand, open_model
 from dograph.bench.options import LEAST_WARMUP_STEPS, BenchOptions, open_batches
 from dograph.bench.rivals import Loop, Opacus, Rival, Vmap
 from dograph.config import SketchConfig
-from dograph.eval.graphs import number_table
+from dograph.eval.recorded import number_table
 from dograph.models.presets import PRESETS
 from dograph.stats import median_estimate, median_record
 from dograph.train.distributed import describe_environment

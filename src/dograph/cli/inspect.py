@@ -70,7 +70,7 @@ def _print(found: "Inspection") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
 
-    from dograph.eval.graphs import edge_table, node_table
+    from dograph.eval.recorded import edge_table, node_table
 
     console = open_console()
 

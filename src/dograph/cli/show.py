@@ -87,19 +87,19 @@ def graph(
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """  # noqa: D301
     from dograph.domains.graph import write_graph
-    from dograph.eval import graphs
+    from dograph.eval import recorded
 
-    found = graphs.read_graph(run, step)
+    found = recorded.read_graph(run, step)
     if out is None:
         console = open_console()
-        console.print(graphs.node_table(found, f"domains after step {found.step}"))
-        console.print(graphs.edge_table(found))
-        if (agreement := graphs.agreement_table(run)) is not None:
+        console.print(recorded.node_table(found, f"domains after step {found.step}"))
+        console.print(recorded.edge_table(found))
+        if (agreement := recorded.agreement_table(run)) is not None:
             console.print(agreement)
     else:
         write_graph(found, out)
         print(f"{out}: {len(found.nodes)} domains after step {found.step}")
-    if (told := graphs.numbering(run)) is not None:
+    if (told := recorded.numbering(run)) is not None:
         print(f"note: {told}")
 
 
@@ -116,7 +116,7 @@ def losses(
 
 
 def print_losses(runs: list[Path]) -> None:
-    from dograph.eval.graphs import losses_table
+    from dograph.eval.recorded import losses_table
 
     width = max(PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
     open_console(width).print(losses_table(runs))

@@ -18,7 +18,7 @@ from rich.table import Table
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.eval.graphs import loss_cells, number_table
+from dograph.eval.recorded import loss_cells, number_table
 from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_folder, read_hub
 from dograph.files import sha256_of

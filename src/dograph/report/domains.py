@@ -16,7 +16,7 @@ from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.explain import labels_of_steps
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.eval.graphs import domains_last
+from dograph.eval.recorded import domains_last
 from dograph.report.content import (
     CorpusText,
     DomainsShown,

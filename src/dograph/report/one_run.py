@@ -11,7 +11,7 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
-from dograph.eval.graphs import domains_last
+from dograph.eval.recorded import domains_last
 from dograph.report.content import (
     ENVIRONMENT,
     RESULT,
