@@ -27,7 +27,7 @@ def explain(
     """  # noqa: D301
     from rich.markup import escape
 
-    from dograph.eval.explain import explain_step, samples_of_step
+    from dograph.eval.recorded import explain_step, samples_of_step
 
     samples = samples_of_step(run, step)
     found = explain_step(run, step)
@@ -137,7 +137,7 @@ def show(
     """  # noqa: D301
     from rich.table import Table
 
-    from dograph.eval.explain import samples_of_step
+    from dograph.eval.recorded import samples_of_step
 
     rows = samples_of_step(run, step)
     if as_json:
