@@ -15,8 +15,7 @@ from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.train.distributed import World
-from dograph.train.optim import build_optimizer
-from dograph.train.step import Lap, Mark, Stopwatch, TrainStep, milliseconds
+from dograph.train.step import Lap, Mark, Stopwatch, TrainStep, build_optimizer, milliseconds
 
 _GRAPHS = 64  # of one region: all arms share its code
 IN_A_ROW = 4  # steps

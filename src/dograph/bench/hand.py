@@ -17,8 +17,7 @@ from dograph.bench.arms import Arm, open_model
 from dograph.bench.options import Batches, BenchOptions
 from dograph.models.build import PAD_TO
 from dograph.models.presets import PRESETS, Shape
-from dograph.train.optim import build_optimizer
-from dograph.train.step import Lap, Stopwatch
+from dograph.train.step import Lap, Stopwatch, build_optimizer
 
 
 class Gpt2Block(nn.Module):

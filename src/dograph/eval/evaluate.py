@@ -226,13 +226,8 @@ def source_losses(
         source: validation_blocks(corpus, source, config.data.seq_len, config.eval.max_blocks)
         for source in corpus.sources
     }
-    nats = validate(
-        lambda token_BT: model(token_BT.to(device)),
-        blocks_of,
-        micro_batch_size=batch_size,
-        rank=0,
-        world_size=1,
-        total=lambda sums: sums,
+    nats, _ = validate(
+        lambda token_BT: model(token_BT.to(device)), blocks_of, micro_batch_size=batch_size
     )
     tokens, sizes = corpus.tokens_by_source("train"), corpus.bytes_per_token("validation")
     row = validation_row(0, nats, tokens, sizes)

@@ -14,23 +14,26 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from dograph.data.sampler import Sampler, WeightLog
 from dograph.errors import RunError
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.base import Mixer
-from dograph.models.files import model_tensors, restore_model, save_model
+from dograph.models.files import (
+    model_tensors,
+    pad_rows_into,
+    restore_model,
+    save_model,
+    trim_vocab,
+    whole,
+)
 from dograph.models.loss import PerSampleLoss
-from dograph.train.optim import optimizer_tensors, restore_optimizer
 from dograph.train.run_dir import RunDirectory
 
-MODEL, OPTIMIZER, MIXER, WEIGHTS, STATE = (
-    "model",
-    "optimizer.safetensors",
-    "mixer.safetensors",
-    "weights.jsonl",
-    "state.json",
-)
+MODEL, OPTIMIZER, MIXER = "model", "optimizer.safetensors", "mixer.safetensors"
+WEIGHTS, STATE = "weights.jsonl", "state.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, by parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def write_checkpoint(
         save_model(state.model, temporary / MODEL, tokenizer_file, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
         mixer = state.mixer.state_dict()
-        tensors = {k: v.contiguous() for k, v in mixer.items() if isinstance(v, torch.Tensor)}
+        tensors = {k: v.contiguous() for k, v in mixer.items() if isinstance(v, Tensor)}
         save_file(tensors, temporary / MIXER)
         write_text(temporary / WEIGHTS, state.sampler.log.cut(step).dump())
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
@@ -119,3 +122,37 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
                 "before it"
             )
     return state
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: PerSampleLoss, *, keep: bool = True
+) -> dict[str, Tensor]:
+    """The optimizer's state by moment and parameter name, whole, vocabulary padding cut off."""
+    tensors: dict[str, Tensor] = {}
+    for moment in MOMENTS:
+        named = {
+            name: optimizer.state[parameter][moment]
+            for name, parameter in model.model.named_parameters()
+            if parameter in optimizer.state
+        }
+        trimmed = trim_vocab(model, whole(named, keep=keep))
+        tensors |= {f"{moment}.{name}": tensor for name, tensor in trimmed.items()}
+    return tensors
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: PerSampleLoss, tensors: dict[str, Tensor], step: int
+) -> None:
+    """Put back what `optimizer_tensors` gave after `step` updates."""
+    for name, parameter in model.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if not any(f"{moment}.{name}" in tensors for moment in MOMENTS):
+            continue  # it never had a gradient
+        state = optimizer.state[parameter]
+        state["step"] = torch.tensor(float(step), device=parameter.device)
+        for moment in MOMENTS:
+            if f"{moment}.{name}" not in tensors:
+                raise RunError(f"the checkpoint lacks {moment} of {name}; it is of another model")
+            state[moment] = torch.zeros_like(parameter)
+            pad_rows_into(state[moment], tensors[f"{moment}.{name}"])

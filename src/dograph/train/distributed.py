@@ -6,12 +6,14 @@ the world batch, slicing weights back, agreeing to stop.
 
 import os
 import platform
+import resource
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -183,3 +185,27 @@ def describe_environment() -> dict[str, object]:
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "command": sys.argv[1:],
     }
+
+
+_SELF = Path("/proc/self")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count memory from now on. A worker makes many runs; each should answer for its own."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # not Linux, or not allowed: the mark of the whole process is left
+        (_SELF / "clear_refs").write_text("5")  # the high-water mark falls to what is held now
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory held: allocated on a GPU; resident on a CPU, program and libraries included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = (_SELF / "status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

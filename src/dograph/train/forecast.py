@@ -29,9 +29,9 @@ from dograph.models.presets import Shape
 from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
-from dograph.train.accumulation import strategy_of
 from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device
+from dograph.train.step import strategy_of
 
 # What a step computes, counted from the shapes of the layers alone.
 #

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from corpora import write_corpus
 from dograph.data.corpus import Corpus
 from dograph.models.build import build_model
-from dograph.train.validation import BlockLosses, validate, validation_blocks
+from dograph.train.validation import validate, validation_blocks
 
 
 @pytest.fixture
@@ -21,10 +21,9 @@ def blocks_of(corpus, seq_len, most):
 
 
 def run(model, blocks, rank=0, world_size=1, total=lambda x: x):
-    with torch.no_grad():
-        return validate(
-            model, blocks, micro_batch_size=3, rank=rank, world_size=world_size, total=total
-        )
+    return validate(
+        model, blocks, micro_batch_size=3, rank=rank, world_size=world_size, total=total
+    )[0]
 
 
 def test_loss_is_the_mean_over_all_predictions(corpus):
@@ -46,7 +45,7 @@ def test_ranks_add_up_to_one_process(corpus):
     parts = []
     for rank in range(3):
         run(model, blocks, rank, 3, total=lambda x: parts.append(x) or torch.ones_like(x))
-    joined = sum(parts)
+    joined = sum(parts)[: 2 * len(blocks)].view(-1, 2)
     alone = run(model, blocks)
     assert (joined[:, 0] / joined[:, 1]).tolist() == pytest.approx(list(alone.values()))
 
@@ -76,20 +75,9 @@ def in_ranks(model, blocks, world_size):
     """Losses of every block, computed by ranks one after another and added up."""
     parts = []
     for rank in range(world_size):
-        each = BlockLosses(blocks)
-        validate(
-            model,
-            blocks,
-            micro_batch_size=3,
-            rank=rank,
-            world_size=world_size,
-            total=lambda x: x,
-            each=each,
-        )
-        each.gather(lambda x: parts.append(x) or x)
-    joined = BlockLosses(blocks)
-    joined.gather(lambda x: sum(parts))
-    return joined.rows(40)
+        options = {"micro_batch_size": 3, "rank": rank, "world_size": world_size}
+        validate(model, blocks, **options, total=lambda x: parts.append(x) or x)
+    return validate(model, blocks, micro_batch_size=3, total=lambda x: sum(parts))[1]
 
 
 @pytest.mark.parametrize("seq_len", [32, 5000])
@@ -97,22 +85,18 @@ def test_the_loss_of_every_block_is_that_of_the_block_alone(corpus, seq_len):
     """Also where blocks are texts of different lengths, and where three ranks share seven."""
     model = build_model("tiny", vocab_size=100, seq_len=seq_len, dropout=0.0, seed=0)
     blocks = blocks_of(corpus, seq_len, 7)
-    rows = in_ranks(model, blocks, 1)
-    for row in rows:
-        for block, loss, predictions in zip(
-            blocks[row["source"]], row["loss_nats"], row["predictions"], strict=True
-        ):
+    each, got = in_ranks(model, blocks, 1), run(model, blocks)
+    assert list(each) == corpus.sources
+    for source, losses in each.items():
+        for block, loss in zip(blocks[source], losses, strict=True):
             token_bT = torch.from_numpy(block.astype(np.int64))[None]
             assert loss == pytest.approx(model(token_bT).item(), rel=1e-6)
-            assert predictions == len(block) - 1
-    assert [row["source"] for row in rows] == corpus.sources
-    got = run(model, blocks)
-    for row in rows:
-        mean = np.average(row["loss_nats"], weights=row["predictions"])
-        assert mean == pytest.approx(got[row["source"]], rel=1e-12)
-    for row, shared in zip(rows, in_ranks(model, blocks, 3), strict=True):
-        assert shared["loss_nats"] == pytest.approx(row["loss_nats"], rel=1e-6)
-        assert len(set(shared["loss_nats"])) > 1
+        mean = np.average(losses, weights=[len(block) - 1 for block in blocks[source]])
+        assert mean == pytest.approx(got[source], rel=1e-12)
+    shared = in_ranks(model, blocks, 3)
+    for source, losses in each.items():
+        assert shared[source] == pytest.approx(losses, rel=1e-6)
+        assert len(set(shared[source])) > 1
 
 
 @pytest.mark.parametrize("seq_len", [32, 5000])

@@ -17,16 +17,12 @@ from dograph.models.build import build_model
 from dograph.models.files import restore_model, save_model, whole
 from dograph.sketch.gradients import WorldRows
 from dograph.sketch.sketcher import Sketcher
+from dograph.train.checkpoint import optimizer_tensors, restore_optimizer
 from dograph.train.distributed import (
     at_rest,
     shard_model,
 )
-from dograph.train.optim import (
-    build_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
-from dograph.train.step import clip_gradients
+from dograph.train.step import build_optimizer, clip_gradients
 
 CPU = torch.device("cpu")
 
