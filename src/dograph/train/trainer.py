@@ -167,10 +167,8 @@ class Trainer:
                         # of milliseconds in a step.
                         gc.collect()
                         gc.freeze()
+                    asked = self.stop_asked(interrupts)
                     logs = is_due(self.done, config.log.every)
-                    # All ranks must stop at the same step; asking costs many GPUs a wait.
-                    if logs or on_cpu or world.size == 1:
-                        asked = world.agree(interrupts.asked)
                     validates = self.is_over or is_due(self.done, config.eval.every)
                     saves = self.is_over or asked or is_due(self.done, config.checkpoint.every)
                     # On a CPU a look at `halted` is free; on a GPU it would wait, and it holds the
@@ -216,6 +214,13 @@ class Trainer:
             self.state.sampler.remix(self.done, mixture, reason=self.config.mixer.name)
         self.edits.apply(self.done)
         return record
+
+    def stop_asked(self, interrupts: "Interrupts") -> int:
+        """Every rank must stop at the same step; asking costs a wait, so many GPUs ask seldom."""
+        several_gpus = self.world.size > 1 and self.world.device.type == "cuda"
+        if several_gpus and self.done % self.config.log.every:
+            return 0
+        return self.world.agree(interrupts.asked)
 
     @property
     def is_over(self) -> bool:
