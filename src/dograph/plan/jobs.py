@@ -32,10 +32,9 @@ from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
-from dograph.models.files import WEIGHTS
 from dograph.progress import Progress, duration
 from dograph.train.assembly import inner_parameters, settled
-from dograph.train.checkpoint import OPTIMIZER
+from dograph.train.checkpoint import OPTIMIZER, WEIGHTS
 from dograph.train.distributed import World, peak_bytes, pick_device, reset_peak
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
 from dograph.train.run_dir import RunDirectory

@@ -15,7 +15,7 @@ from dograph.mixers.base import Mixer
 from dograph.mixers.doge import DoGEProxy
 from dograph.mixers.doremi import DoReMiProxy
 from dograph.models.build import build_model
-from dograph.models.files import save_model
+from dograph.train.checkpoint import save_model
 from tiny_steps import open_steps
 
 
