@@ -229,8 +229,9 @@ def _weights(objective: Objective, domains: Domains) -> Tensor:
 
 def permuted(signals: Signals, order_B: Tensor) -> Signals:
     """The same samples in another order."""
-    known: dict[str, Any] = {field.name: getattr(signals, field.name) for field in fields(signals)}
-    return replace(signals, **{k: v[order_B] for k, v in known.items() if isinstance(v, Tensor)})
+    known = ((field.name, getattr(signals, field.name)) for field in fields(signals))
+    moved: dict[str, Any] = {name: v[order_B] for name, v in known if isinstance(v, Tensor)}
+    return replace(signals, **moved)
 
 
 def random_signals(mixer: Mixer, size: int, num_sources: int, *, step: int = 0) -> Signals:
