@@ -1,4 +1,4 @@
-"""From steps to rows of metrics.jsonl: one line a step, every number named with its unit.
+"""From steps and validations to rows of metrics.jsonl, every number named with its unit.
 
 `loss_nats` is the mean negative log likelihood per token, `ppl` its exponential, `bits_per_byte`
 the same loss per byte of text. Per source, as the plain mean over sources (`mean`), weighted by
@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dograph.config import RunConfig
+from dograph.data.corpus import Corpus, spaced_blocks
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
 from dograph.files import write_text
 from dograph.mixers.base import Mixer
 from dograph.mixers.dograph_report import read_together
+from dograph.train.distributed import World
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, milliseconds
 
@@ -121,6 +124,76 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
         }
         for record, weight_B, domain_B in zip(records, weights, domains, strict=True)
     ]
+
+
+# Validation: the mean NLL in nats of each source over held-out tokens.
+#
+# The blocks are a fixed, evenly spaced choice from each source, so every evaluation of every run on
+# a corpus reads the same text, and the losses of two runs can be compared block by block.
+
+
+def validation_blocks(corpus: Corpus, seq_len: int, most: int) -> dict[str, list[np.ndarray]]:
+    """At most `most` blocks of each source; a text shorter than one block is one short block."""
+    blocks_of = {}
+    for source in corpus.sources:
+        strata = [s for s in corpus.validation if s.entry.source == source]
+        spaced = spaced_blocks(strata, seq_len, most)
+        blocks_of[source] = [stratum.read_block(index, seq_len) for stratum, index in spaced]
+        if not any(s.num_blocks(seq_len) for s in strata):
+            short = [np.asarray(s.token_N) for s in strata if s.entry.tokens >= 2]
+            blocks_of[source] = short[:most]
+    return blocks_of
+
+
+@torch.no_grad()
+def validate(
+    losses: Callable[[Tensor], Tensor],
+    blocks_of: dict[str, list[np.ndarray]],
+    at_once: int,
+    world: World,
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Loss in nats of each source that has validation text, and of each of its blocks.
+
+    Ranks share the blocks out. Where the model lies in shards they must call `losses` equally
+    often, so those with fewer blocks repeat one.
+    """
+    sums_S2 = torch.zeros(len(blocks_of), 2, dtype=torch.float64)  # nats, predictions
+    each = [torch.zeros(len(blocks), dtype=torch.float64) for blocks in blocks_of.values()]
+    for s, blocks in enumerate(blocks_of.values()):
+        shares = [blocks[rank :: world.size] for rank in range(world.size)]
+        batches, own, done = (
+            _batches(shares[world.rank], at_once),
+            each[s][world.rank :: world.size],
+            0,
+        )
+        for token_bT in batches:
+            loss_b = losses(token_bT).double().cpu()
+            own[done : done + len(loss_b)] = loss_b
+            done += len(loss_b)
+            predictions = token_bT.shape[1] - 1
+            sums_S2[s, 0] += loss_b.sum() * predictions
+            sums_S2[s, 1] += len(loss_b) * predictions
+        if world.shards and blocks:
+            most = max(len(_batches(share, at_once)) for share in shares)
+            for _ in range(most - len(batches)):
+                losses(_batches(blocks[:1], 1)[0])
+    # One reduction for all: a block that a rank did not compute is 0 there.
+    joined = torch.cat([sums_S2.flatten(), *each])
+    sizes = [sums_S2.numel(), *map(len, each)]
+    sums, *each = world.total(joined.to(world.device)).cpu().split(sizes)
+    found = zip(blocks_of, sums.view(-1, 2).tolist(), strict=True)
+    nats = {source: nats / predictions for source, (nats, predictions) in found if predictions}
+    return nats, {s: loss_n.tolist() for s, loss_n in zip(blocks_of, each, strict=True)}
+
+
+def _batches(blocks: list[np.ndarray], at_once: int) -> list[Tensor]:
+    """Blocks of equal length stacked `at_once`; one each where lengths differ."""
+    batches: list[Tensor] = []
+    for first in range(0, len(blocks), at_once):
+        rows = [torch.from_numpy(b.astype(np.int64)) for b in blocks[first : first + at_once]]
+        alike = len({len(row) for row in rows}) == 1
+        batches += [torch.stack(rows)] if alike else [row.unsqueeze(0) for row in rows]
+    return batches
 
 
 def validation_row(

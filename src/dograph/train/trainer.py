@@ -37,12 +37,13 @@ from dograph.train.metrics import (
     sample_rows,
     step_note,
     step_rows,
+    validate,
+    validation_blocks,
     validation_row,
 )
 from dograph.train.probes import Probes
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer
-from dograph.train.validation import validate, validation_blocks
 
 SETTLED_AFTER = 3  # steps, by which everything is built and compiled
 NAMED = 5  # samples named in the message of a loss that is not finite; the file has them all
@@ -116,10 +117,8 @@ class Trainer:
         self.files = RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until it trains
         self.bytes_per_token = self.corpus.bytes_per_token("train")
-        most = (config.data.seq_len, config.eval.max_blocks)
-        self.validation_blocks = {
-            source: validation_blocks(self.corpus, source, *most) for source in self.corpus.sources
-        }
+        length, most = config.data.seq_len, config.eval.max_blocks
+        self.validation_blocks = validation_blocks(self.corpus, length, most)
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written; probes do not count
@@ -195,13 +194,9 @@ class Trainer:
         return asked
 
     def open_loader(self) -> Loader:
-        return Loader(
-            self.corpus,
-            self.state.sampler,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            pin=self.world.device.type == "cuda",
-        )
+        world, pin = self.world, self.world.device.type == "cuda"
+        given = (self.corpus, self.state.sampler)
+        return Loader(*given, rank=world.rank, world_size=world.size, pin=pin)
 
     def advance(self, loader: Loader) -> StepRecord:
         """One step: draw, compute, update; then draw differently if the mixer says so."""
@@ -311,7 +306,8 @@ class Trainer:
 
     def write_validation(self) -> None:
         """Losses on held-out text and, where there are domains, their graph."""
-        model, world, blocks_of = self.state.model, self.world, self.validation_blocks
+        model, world, train = self.state.model, self.world, self.config.train
+        blocks_of = self.validation_blocks
 
         def losses(token_bT: Tensor) -> Tensor:
             with self.step.autocast():
@@ -320,15 +316,7 @@ class Trainer:
 
         model.eval()
         with uncompiled():
-            nats, each = validate(
-                losses,
-                blocks_of,
-                micro_batch_size=self.config.train.micro_batch_size or 16,
-                rank=world.rank,
-                world_size=world.size,
-                total=lambda values: world.total(values.to(world.device)).cpu(),
-                together=world.shards,
-            )
+            nats, each = validate(losses, blocks_of, train.micro_batch_size or 16, world)
         at_rest(model)
         model.train()
         if world.is_main and self.is_over:
