@@ -25,8 +25,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, spaced_blocks
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
 from dograph.files import write_text
-from dograph.mixers.base import Mixer
-from dograph.mixers.dograph_report import read_together
+from dograph.mixers.base import Mixer, read_together
 from dograph.train.distributed import World
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, milliseconds
