@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, spaced_blocks
-from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
+from dograph.errors import DographError, RunError, require
 from dograph.files import write_text
 from dograph.mixers.base import Mixer, read_together
 from dograph.train.distributed import World
@@ -334,8 +334,6 @@ def open_sink(
     A first step beyond 1 continues what the run logged before it was interrupted.
     """
     openers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
-    if name not in openers:
-        raise ConfigError(f'no sink "{name}"; {did_you_mean(name, openers)}')
     try:
         return Sink(name, *openers[name](directory, run_name, config, first_step))
     except DographError:

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from dograph.config import OptimConfig, RunConfig, require_compatible
 from dograph.errors import ConfigError
-from dograph.mixers.base import SIGNALS, Mixer, Report
+from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
@@ -92,11 +92,6 @@ class TrainStep:
         mixer: Mixer,
     ) -> None:
         require_compatible(config, mixer, world.size)
-        if missing := mixer.needs - SIGNALS:
-            raise ConfigError(
-                f"the mixer needs {sorted(missing)}, which this step does not compute; "
-                f"it computes {sorted(SIGNALS)}"
-            )
         self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -226,9 +221,8 @@ class TrainStep:
         """
         place = (micro.step, self.world.rank, micro.number)
         torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
-        options = {"per_token": True} if per_token else {}
         with self.autocast():
-            loss: Tensor = self.model(micro.token_bT, **options)
+            loss: Tensor = self.model(micro.token_bT, per_token=per_token)
         return loss
 
     def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
