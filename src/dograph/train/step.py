@@ -171,7 +171,8 @@ class TrainStep:
                 for result, weight_b in zip(results, weights, strict=True):  # sum_i c_i g_i
                     result.backward(weight_b)
                     losses.append(result.loss_B.detach())
-                self.average_gradients()
+                if self.sketcher is not None:  # where its mode fills `.grad`, over the ranks
+                    self.sketcher.average_gradients()
                 self.watch.lap("deferred" if self.sketcher else "backward")
         if not keeps:  # the same by a plain weighted backward
             for micro, weight_b in zip(micros, weights, strict=True):
@@ -198,17 +199,13 @@ class TrainStep:
                 result.backward(weights[-1] * self.world.size)
                 self.watch.lap("deferred")
             results.append(result.without_gradient())
-        self.average_gradients()
+        if self.sketcher is not None:
+            self.sketcher.average_gradients()
         weight_B = rows.gather(torch.cat(weights))
         signals = self.signals(results, batch, rows, step)
         self.mixer.observe(signals, weight_B)
         self.watch.lap("weigh")
         return weight_B, rows.gather(torch.cat([r.loss_B for r in results])), signals
-
-    def average_gradients(self) -> None:
-        """Over the ranks, where a mode of the sketch fills `.grad` itself."""
-        if self.sketcher is not None:
-            self.sketcher.average_gradients()
 
     def autocast(self) -> torch.autocast:
         """Inside it, forwards run in train.dtype; weights stay float32."""
@@ -319,7 +316,8 @@ def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampl
         )
     place = str(folder / "model") if is_run else name
     try:
-        model = load_model(place, vocab_size=0, seed=config.seed, pretrained=True)
+        options = {"vocab_size": 0, "seed": config.seed, "seq_len": config.data.seq_len}
+        model = load_model(place, pretrained=True, **options)
     except ConfigError as error:
         raise ConfigError(f"{given} must be {REFERENCES}: {error}") from error
     if model.vocab_size != vocab_size:
@@ -327,11 +325,6 @@ def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampl
             f"{given} has a vocabulary of {model.vocab_size} tokens, the model that is trained "
             f"{vocab_size}; their losses can be compared only with one tokenizer: take a reference "
             "that was trained on this corpus"
-        )
-    positions = getattr(model.model.config, "max_position_embeddings", config.data.seq_len)
-    if positions < config.data.seq_len:
-        raise ConfigError(
-            f"{given} has {positions} positions, fewer than data.seq_len={config.data.seq_len}"
         )
     if config.train.compile:
         compile_regions(model)
