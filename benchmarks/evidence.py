@@ -115,7 +115,7 @@ def tasks_of(run: Path, args: argparse.Namespace) -> dict[str, Any]:
         device=args.device,
         dtype="bfloat16",
     )
-    scored = evaluate(find_subject(str(run)), request, None, lambda *_: None).record
+    scored = evaluate(find_subject(str(run)), request, None, lambda *_: None)
     tasks: dict[str, Any] = scored["tasks"] | {"average": scored["average"]}
     return tasks
 
