@@ -13,6 +13,7 @@ from dograph.report.series import Curve, Line
 from dograph.stats import Estimate
 
 FEW = 40  # points of a line that all have dots
+Written = Literal["number", "signed", "fixed", "whole", "seconds", "bytes"]
 
 
 class Shown:
@@ -21,7 +22,7 @@ class Shown:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
     """A line: points, perhaps an interval around each, and what was measured behind it."""
 
@@ -39,23 +40,17 @@ class Series:
     def of(cls, curve: Curve, name: str, index: int, turn: int = 0) -> "Series":
         line, raw = curve.smooth or curve.raw, curve.raw if curve.smooth else None
         dots = raw is None and len(line.x) <= FEW
-        return cls(name=name, index=index, x=line.x, y=line.y, raw=raw, dots=dots, turn=turn)
+        return cls(name, index, line.x, line.y, raw=raw, dots=dots, turn=turn)
 
     @classmethod
     def of_points(cls, name: str, index: int, points: Sequence[tuple[int, Estimate]]) -> "Series":
-        found = [estimate for _, estimate in points]
-        return cls(
-            name=name,
-            index=index,
-            x=[x for x, _ in points],
-            y=[one.value for one in found],
-            low=[one.low for one in found],
-            high=[one.high for one in found],
-            dots=True,
-        )
+        found = [one for _, one in points]
+        low, high = [one.low for one in found], [one.high for one in found]
+        x, y = [x for x, _ in points], [one.value for one in found]
+        return cls(name, index, x, y, low, high, dots=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LineChart(Shown):
     title: str
     series: list[Series]
@@ -69,7 +64,7 @@ class LineChart(Shown):
     faint: bool = False  # the page draws what was measured, too
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DotRow:
     name: str
     index: int
@@ -79,14 +74,14 @@ class DotRow:
     text: tuple[float, float] | None = None  # its interval over validation text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DotChart(Shown):
     """Figures with their intervals, one below the other."""
 
     title: str
     note: str
     rows: list[DotRow]
-    write: Literal["signed", "fixed"] = "fixed"
+    write: Written = "fixed"
     digits: int = 4
     x_name: str = ""
     paper_name: str = ""  # of the same axis, where no title says what it is of
@@ -94,7 +89,7 @@ class DotChart(Shown):
     chance: float | None = None  # a mark in every row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BarChart(Shown):
     """Bars of parts, each part a label's index and its size."""
 
@@ -106,7 +101,7 @@ class BarChart(Shown):
     whole: bool = False  # all bars are of 100 %, and their labels are explained elsewhere
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ScatterChart(Shown):
     """The rows of every probe in the plane, coloured by source or by what they are in."""
 
@@ -118,12 +113,12 @@ class ScatterChart(Shown):
     by_source: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TableCell:
     """A number and how it is written, with its interval, a change or words below it."""
 
     value: str | float | None
-    write: Literal["number", "signed", "fixed", "whole", "seconds", "bytes"] = "number"
+    write: Written = "number"
     digits: int = 4
     low: float | None = None
     high: float | None = None
@@ -134,23 +129,15 @@ class TableCell:
     claimed: bool = False
 
     @classmethod
-    def of(
-        cls,
-        estimate: Estimate | None,
-        write: Literal["number", "signed", "fixed"] = "number",
-        digits: int = 4,
-    ) -> "TableCell":
+    def of(cls, told: Estimate | None, write: Written = "number", digits: int = 4) -> "TableCell":
         """An estimate with its interval; an empty cell where there is none."""
-        if estimate is None:
-            return cls(value=None)
-        low, high = estimate.low, estimate.high
-        return cls(value=estimate.value, write=write, digits=digits, low=low, high=high)
+        return cls(told.value, write, digits, told.low, told.high) if told else cls(None)
 
 
 Entry = TableCell | str | float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PageTable(Shown):
     name: str  # for those who hear it
     heads: Sequence[str | TableCell]
@@ -196,7 +183,7 @@ class Folded(Shown):
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LossCharts(Shown):
     """Charts to choose from: of all sources or one, of runs or of methods."""
 

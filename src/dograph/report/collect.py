@@ -82,11 +82,9 @@ def tasks_of(paths: Sequence[Path], groups: Sequence[str]) -> tuple[list[DotChar
             score = _score([record["tasks"][task] for record in own if task in record["tasks"]])
             if score is not None:
                 low, high = (x and 100 * x for x in (score.low, score.high))
-                rows.append(
-                    DotRow(name=group, index=index, value=100 * score.value, low=low, high=high)
-                )
+                rows.append(DotRow(group, index, 100 * score.value, low, high))
         note = f"accuracy in %, dashed: chance, {chance:.1f} %" if chance else "accuracy in %"
-        charts.append(DotChart(title=task, note=note, rows=rows, digits=1, chance=chance))
+        charts.append(DotChart(task, note, rows, digits=1, chance=chance))
     return charts, notes + items_asked(every)
 
 
@@ -129,12 +127,12 @@ def bench_of(path: Path) -> list[Shown]:
             rows.append(
                 [
                     name,
-                    TableCell(value=ms, digits=1),
+                    TableCell(ms, digits=1),
                     TableCell.of(over, "fixed", 3),
-                    TableCell(value=ms - plain["median"] if plain else None, digits=1),
-                    TableCell(value=floor["total"] if floor else None, digits=1),
-                    TableCell(value=arm.get("floor_ratio") or None, write="fixed", digits=3),
-                    TableCell(value=arm.get("peak_bytes") or 0, write="bytes"),
+                    TableCell(ms - plain["median"] if plain else None, digits=1),
+                    TableCell(floor["total"] if floor else None, digits=1),
+                    TableCell(arm.get("floor_ratio") or None, "fixed", 3),
+                    TableCell(arm.get("peak_bytes") or 0, "bytes"),
                 ]
             )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -143,7 +141,7 @@ def bench_of(path: Path) -> list[Shown]:
         ) from error
     title = f"{options['model']}, {shape}, {device}"
     heads = ["arm", "ms", "over plain", "extra ms", "floor ms", "floor, over plain", "memory"]
-    table = PageTable(name=f"bench {title}", heads=heads, rows=rows)
+    table = PageTable(f"bench {title}", heads, rows)
     return [PageText(f"Bench: {title}", "heading"), table]
 
 

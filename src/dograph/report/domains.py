@@ -242,25 +242,6 @@ def domains_of(
         graphs = with_samples(run, config, corpus, graphs, texts)
     named = {name for graph in found for node in graph["nodes"] for name in node["sources"]}
     sources = probes[-1].sources if probes else sorted(named)
-    lines = []
-    for part, title, y_name in (
-        ("weight", "Weights of domains", "weight of the domain"),
-        ("share", "Shares of the samples", ""),
-    ):
-        names = columns.middles("domains/", f"/{part}")
-        curves = {name: curve(*columns.get(f"domains/{name}/{part}"), buckets) for name in names}
-        lines.append(
-            LineChart(
-                title=title,
-                note=LASTING if lasting else f"{RANKED}: no line is one domain",
-                y_name=y_name,
-                series=[
-                    replace(Series.of(own, f"domain {name}", int(name)), dots=False)
-                    for name, own in curves.items()
-                ],
-                faint=len(curves) <= 4,
-            )
-        )
     return DomainsShown(
         has_identity=lasting,
         numbering=LASTING if lasting else RANKED,
@@ -269,11 +250,28 @@ def domains_of(
         probes=shown,
         scatters=scatters_of(sources, shown, lasting=lasting),
         graphs=graphs,
-        lines=lines,
+        lines=lines_of(columns, buckets, lasting=lasting),
         made_of=made_of(sources, graphs, lasting=lasting),
         drift=drift_of(probes) if lasting else {},
         notes=notes,
     )
+
+
+def lines_of(columns: Columns, buckets: int, *, lasting: bool) -> list[LineChart]:
+    """Weights and shares of domains over steps."""
+    note = LASTING if lasting else f"{RANKED}: no line is one domain"
+    charts = []
+    for part, title, y_name in (
+        ("weight", "Weights of domains", "weight of the domain"),
+        ("share", "Shares of the samples", ""),
+    ):
+        series = []
+        for name in columns.middles("domains/", f"/{part}"):
+            own = curve(*columns.get(f"domains/{name}/{part}"), buckets)
+            series.append(replace(Series.of(own, f"domain {name}", int(name)), dots=False))
+        few = len(series) <= 4
+        charts.append(LineChart(title, series, note, y_name=y_name, faint=few))
+    return charts
 
 
 def scatters_of(
@@ -284,32 +282,19 @@ def scatters_of(
     Rows that were clustered among themselves are in no domain of the mixer.
     """
     num = 1 + max((j for probe in probes for j in probe.label), default=-1)
-    group, by, assigned = (
-        ("domain", "by domain", "as the mixer would assign them")
-        if lasting
-        else (
-            "cluster",
-            "clustered among themselves",
+    group, by, assigned = "domain", "by domain", "as the mixer would assign them"
+    if not lasting:
+        group, by = "cluster", "clustered among themselves"
+        assigned = (
             "found anew at every probe, as in a batch; these clusters are no domains of the graph, "
-            "and their numbers are not ranks",
+            "and their numbers are not ranks"
         )
-    )
+    title, note = "Gradients of held-out rows, by source", "principal components of the directions"
+    names = [f"{group} {j}" for j in range(num)]
+    found = assigned if num else "no domains known yet"
     return [
-        ScatterChart(
-            id="pca-source",
-            title="Gradients of held-out rows, by source",
-            note="principal components of the directions of their sketches",
-            labels=sources,
-            group=group,
-            by_source=True,
-        ),
-        ScatterChart(
-            id="pca-domain",
-            title=f"The same rows, {by}",
-            note=assigned if num else "no domains known yet",
-            labels=[f"{group} {j}" for j in range(num)],
-            group=group,
-        ),
+        ScatterChart("pca-source", title, f"{note} of their sketches", sources, group, True),
+        ScatterChart("pca-domain", f"The same rows, {by}", found, names, group),
     ]
 
 
@@ -333,8 +318,7 @@ def made_of(sources: list[str], graphs: list[Placed], *, lasting: bool) -> list[
             own = bars.setdefault(node["domain"], [])
             own.append((f"step {graph.step}", node_parts(node, labels)))
     charts = [
-        BarChart(title=f"Domain {domain}", labels=labels, bars=bars[domain], whole=True)
-        for domain in sorted(bars)
+        BarChart(f"Domain {domain}", labels, bars[domain], whole=True) for domain in sorted(bars)
     ]
     return [*told, PageText(counted), LegendKeys(labels), BlockGroup(charts, grid=True)]
 

@@ -10,7 +10,7 @@ from dograph.errors import ConfigError, require
 from dograph.report import drawing
 from dograph.report.charts import BarChart
 from dograph.report.collect import PageData, collect, open_subjects
-from dograph.report.comparison import Comparison, num_domains_of
+from dograph.report.comparison import Comparison
 from dograph.report.domains import DomainsShown, node_parts, part_labels
 from dograph.report.drawing import COLUMN, WIDE, sheet
 from dograph.report.one_run import RunData
@@ -19,7 +19,8 @@ from dograph.report.sections import (
     difference_chart,
     health_charts,
     loss_chart,
-    point_chart,
+    num_domains_chart,
+    scale_chart,
     source_chart,
     source_table,
 )
@@ -66,8 +67,7 @@ def drawn(data: PageData) -> Drawn:
     for k, comparison in enumerate(data.comparisons):
         yield from draw_comparison(comparison, f"comparison{k + 1 if k else ''}-")
     if data.scales:
-        chart = point_chart("size", "parameters", data.scales, log_x=True)
-        yield "scale", drawing.line_figure(chart, 2.2)
+        yield "scale", drawing.line_figure(scale_chart(data), 2.2)
     if data.tasks:
         yield "benchmarks", draw_tasks(data)
 
@@ -127,7 +127,7 @@ def draw_run(data: PageData, run: RunData, stem: str) -> Drawn:
         yield f"{stem}graph", figure
         labels = part_labels(domains.sources, [last])
         bars = [(f"domain {node['domain']}", node_parts(node, labels)) for node in last.nodes]
-        made = BarChart(title="", labels=labels, bars=bars, whole=True)
+        made = BarChart("", labels, bars, whole=True)
         words = "share of the domain's samples"
         yield f"{stem}composition", drawing.bar_figure(made, words, 0.8, below=ranks)
 
@@ -165,8 +165,8 @@ def draw_comparison(one: Comparison, stem: str) -> Drawn:
         drawing.draw_heat(axes[0, 0], replace(table, rows=changed))
         axes[0, 0].set_title(f"loss by source less {one.baseline}'s (nats)")
         yield f"{stem}by-source", figure
-    if lines := num_domains_of(one.methods):
-        by_number = point_chart("number of domains", "domains", lines)
+    by_number = num_domains_chart(one)
+    if by_number.series:
         yield f"{stem}num-domains", drawing.line_figure(by_number, 2.2)
 
 

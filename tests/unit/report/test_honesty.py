@@ -84,8 +84,8 @@ def test_tasks_that_were_not_asked_in_full_are_named():
 def test_an_interval_at_a_single_step_is_drawn():
     pytest.importorskip("matplotlib")
     _, axes = sheet(3, 2)
-    own = Series(name="a method", index=1, x=[8], y=[5.0], low=[4.5], high=[5.5])
-    draw_lines(axes[0, 0], LineChart(title="", series=[own]))
+    own = Series("a method", 1, [8], [5.0], [4.5], [5.5])
+    draw_lines(axes[0, 0], LineChart("", [own]))
     _, bar = axes[0, 0].lines
     assert list(bar.get_ydata()) == [4.5, 5.5]
 
