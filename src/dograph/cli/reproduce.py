@@ -23,8 +23,7 @@ from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.eval.evaluate import EvalRequest
-    from dograph.reproduce.artefacts import Artefact
-    from dograph.reproduce.asks import Wanted
+    from dograph.reproduce.artefacts import Artefact, Wanted
 
 WIDTH = 120  # of the tables, where there is no terminal to ask
 
@@ -134,12 +133,12 @@ def reproduce(
     or a crash the same command goes on. OUT/reproduce.json holds all of it.
     docs/reproduce.md tells what each name trains and how to read it.
     """  # noqa: D301
-    from dograph.reproduce import artefacts, asks, session
+    from dograph.reproduce import artefacts, session
 
     if name is None:
         session.print_list(open_console(WIDTH))
         return
-    wanted = asks.Wanted(
+    wanted = artefacts.Wanted(
         artefact=artefacts.find_artefact(name),
         scale=scale,
         settings=tuple(settings or []),
@@ -187,7 +186,7 @@ def _run(
 ) -> None:
     from dograph.plan.jobs import Stopped
     from dograph.reproduce import session
-    from dograph.reproduce.asks import build_asks, require_corpus
+    from dograph.reproduce.artefacts import build_asks, require_corpus
     from dograph.reproduce.seen import COORDINATES
 
     build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
