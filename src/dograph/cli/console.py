@@ -168,7 +168,7 @@ def open_pool(device: str, on: str, workers: int | None, address: str | None) ->
     if on not in ("local", "ray"):
         raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
     if on == "ray":
-        from dograph.plan.ray_pool import RayPool
+        from dograph.plan.pool import RayPool
 
         return RayPool(address, workers=workers)
     if address is not None:
