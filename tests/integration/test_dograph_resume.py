@@ -35,9 +35,9 @@ SETTINGS = (
 )
 LAST = "checkpoints/step-00000024"
 RUNS = {
-    "stream, both, bfloat16": (
+    "stream, sampling, bfloat16": (
         "mixer.scope=stream",
-        "mixer.realise=both",
+        "mixer.realise=sampling",
         "mixer.remix_every=4",
         "train.dtype=bfloat16",
     ),
@@ -60,10 +60,10 @@ SLOW_RUNS = {
         "sketch.accumulation=lagged",
         "model.dropout=0.2",
     ),
-    "epoch, both": (
+    "epoch, sampling": (
         "mixer.scope=epoch",
         "mixer.every=3",
-        "mixer.realise=both",
+        "mixer.realise=sampling",
         "mixer.remix_every=4",
     ),
     "epoch, checkpointing": (

@@ -138,9 +138,9 @@ def _run(
         from dograph.report.drawing import picture_notes
 
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
-        record = record | {"notes": [*record["notes"], *notes]}
+        record = replace(record, notes=[*record.notes, *notes])
     session.print_outcome(console.open_console(WIDTH), artefact, outcome, record)
     print(f"all of it: {folder / session.RESULT}; the runs: {folder}")
-    if record["failures"]:
-        say(f"failed: {', '.join(record['failures'])}; the same command tries them again")
+    if record.failures:
+        say(f"failed: {', '.join(record.failures)}; the same command tries them again")
         sys.exit(1)

@@ -23,8 +23,7 @@ from torch import Tensor
 from dograph.config import RunConfig
 from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
 from dograph.files import write_text
-from dograph.mixers.base import Mixer
-from dograph.mixers.dograph_report import read_together
+from dograph.mixers.base import Mixer, read_together
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, milliseconds
 

@@ -104,8 +104,8 @@ def test_identical_samples(corpus, scope):
 
 
 def test_every_sample_of_a_domain_with_weight_counts(corpus):
-    """Sampling and the loss together: shares come from counts, which begin empty."""
-    steps = open_steps(corpus, *STREAM, "mixer.realise=both", "mixer.weight_floor=0.1")
+    """Weights by sampling: shares come from counts, which begin empty."""
+    steps = open_steps(corpus, *STREAM, "mixer.realise=sampling")
     assert all(bool((steps.take().weight_B > 0).all()) for _ in range(6))
 
 

@@ -216,7 +216,7 @@ class Restless(Mixer):
         ("natural", {}, None),
         ("dograph", {}, None),
         ("dograph", {"recipe": "safe", "realise": "sampling"}, "mixer.remix_every=50"),
-        ("dograph", {"recipe": "safe", "realise": "both"}, "mixer.realise=both"),
+        ("dograph", {"recipe": "safe", "realise": "sampling"}, "mixer.realise=sampling"),
         ("scheduled", {"stages": {0: FIRST}}, None),
         ("regmix", {}, None),
         ("doremi-proxy", {}, "mixer.normaliser=global"),

@@ -174,4 +174,4 @@ def test_doge_needs_one_projection(corpus):
     with pytest.raises(ConfigError, match=r"set sketch\.refresh=never"):
         open_steps(corpus, "sketch.refresh=20", mixer=DoGEProxy())
     steps = open_steps(corpus, "sketch.refresh=never", mixer=DoGEProxy())
-    assert Corpus(corpus).sources == steps.step.mixer.learnt.names
+    assert Corpus(corpus).sources == steps.step.mixer.names
