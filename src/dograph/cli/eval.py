@@ -79,11 +79,11 @@ def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
         found = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, found.record)
+        write_json(file, found)
     open_console().print(task_table(found))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
-    if found.sources:
+    if found["sources"]:
         open_console().print(source_table(found))
-    for note in found.notes:
+    for note in found["notes"]:
         print(f"note: {note}")
     print("the result was not kept; give --out FILE" if file is None else f"result: {file}")

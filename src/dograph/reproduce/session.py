@@ -24,7 +24,7 @@ from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
 from dograph.eval.evaluate import EvalRequest, read_documents
 from dograph.eval.gradients import LEAST_ROWS
-from dograph.eval.harness import Report, check_with
+from dograph.eval.scores import Report, check_with
 from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, write_text
 from dograph.plan.pool import Pool
