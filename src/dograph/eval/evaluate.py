@@ -24,10 +24,9 @@ from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
-from dograph.train.distributed import describe_environment, pick_device
-from dograph.train.metrics import SUMMARIES, Row, validation_row
+from dograph.train.distributed import World, describe_environment, pick_device
+from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
-from dograph.train.validation import validate, validation_blocks
 
 Precision = Literal["float32", "bfloat16"]
 Evaluation = dict[str, Any]  # the content of eval.json
@@ -208,17 +207,9 @@ def source_losses(
             f"the model knows {model.vocab_size} tokens, {corpus.directory} has "
             f"{corpus.vocab_size}; is it the corpus that the run was trained on?"
         )
-    nats = validate(
-        lambda token_BT: model(token_BT.to(device)),
-        {
-            source: validation_blocks(corpus, source, config.data.seq_len, config.eval.max_blocks)
-            for source in corpus.sources
-        },
-        micro_batch_size=batch_size,
-        rank=0,
-        world_size=1,
-        total=lambda sums: sums,
-    )
+    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_blocks)
+    world = World(rank=0, size=1, device=device)
+    nats, _ = validate(lambda token_BT: model(token_BT.to(device)), blocks_of, batch_size, world)
     tokens, sizes = corpus.tokens_by_source("train"), corpus.bytes_per_token("validation")
     row = validation_row(0, nats, tokens, sizes)
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
