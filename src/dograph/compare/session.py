@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.arms import Ask, ComparedMethod
-from dograph.compare.cells import Cell, Plans, Say, lay_out, make_plans
+from dograph.compare.arms import Ask
+from dograph.compare.cells import Cell, Say, lay_out, make_plans
 from dograph.compare.findings import (
     REPORT,
     CellFindings,
@@ -50,50 +50,38 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     compare.json has every finished cell, so that a look at some rows takes none away.
     """
     corpus = open_corpus(ask)
-    whole = ask
-    if shares_folder:
-        joined = ask.join_folder(corpus)
-        whole = replace(joined, methods=tuple(_known(joined.methods, say)))
-    else:
-        ask.take_folder(corpus)
+    whole = ask.join_folder(corpus) if shares_folder else ask.take_folder(corpus)
     plans = make_plans(ask, pool, say)
     cells = lay_out(ask, corpus, plans)
     results, failures = train_cells(cells, corpus, pool)
-    findings = everything = find(ask, corpus, plans, cells, results, failures)
-    if (whole.methods, whole.seeds) != (ask.methods, ask.seeds):
-        there = [m for m in whole.methods if (whole.out / "plans" / f"{m.label}.json").is_file()]
+    findings = everything = find(ask, corpus, cells, results, failures)
+    known = []
+    for method in whole.methods:
+        try:
+            method.built()  # a mixer of the user's own may have moved
+            known.append(method)
+        except ConfigError as error:
+            say(f"{method.label} stays in cells/, but is not in {REPORT} this time: {error}")
+    if (tuple(known), whole.seeds) != (ask.methods, ask.seeds):
         # Plans on disk are read, none is made; what they say was said when they were made.
-        before = make_plans(replace(whole, methods=tuple(there)), pool, lambda text: None)
-        both = Plans(before.made | plans.made, plans.failed)
-        shown = []
-        asked = {cell.label for cell in cells}
-        for cell in lay_out(whole, corpus, both):
+        there = [m for m in known if (ask.out / "plans" / f"{m.label}.json").is_file()]
+        plans = make_plans(replace(whole, methods=tuple(there)), pool, lambda text: None) | plans
+        asked, shown = {cell.label for cell in cells}, []
+        for cell in lay_out(replace(whole, methods=tuple(known)), corpus, plans):
             result = None if cell.label in asked else _kept(cell, corpus)
             if result is not None:
                 results[cell.label] = result
             if cell.label in asked or result is not None:
                 shown.append(cell)
         labels = {cell.method for cell in shown}
-        methods = tuple(method for method in whole.methods if method.label in labels)
-        wide = replace(whole, methods=methods)
-        everything = find(wide, corpus, both, shown, results, failures)
+        methods = tuple(method for method in known if method.label in labels)
+        everything = find(replace(whole, methods=methods), corpus, shown, results, failures)
         if everything.proxy is None and (ask.out / REPORT).is_file():
             # What the proxies of the folder's plans were; what is asked for now may have none.
             proxy = json.loads((ask.out / REPORT).read_text(encoding="utf-8"))["proxy"]
             everything = replace(everything, proxy=proxy)
     write_findings(ask.out, everything)
     return findings
-
-
-def _known(methods: Sequence[ComparedMethod], say: Say) -> Iterator[ComparedMethod]:
-    """Those whose mixers can be built; a mixer of the user's own may have moved since."""
-    for method in methods:
-        try:
-            method.is_planned  # noqa: B018  builds it
-        except ConfigError as error:
-            say(f"{method.label} stays in cells/, but is not in {REPORT} this time: {error}")
-        else:
-            yield method
 
 
 def open_corpus(ask: Ask) -> Corpus:
@@ -120,41 +108,37 @@ def open_corpus(ask: Ask) -> Corpus:
 
 
 def train_cells(
-    cells: Sequence[Cell], corpus: Corpus, pool: Pool
+    cells: Sequence[Cell],
+    corpus: Corpus,
+    pool: Pool,
+    on_done: Callable[[Cell, Result], None] = lambda cell, result: None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Make every cell that is not there: results and failures, by label.
 
-    Cells that fail are left out, and the rest go on.
+    Cells that fail are left out, and the rest go on. `on_done` is told of each that is made now.
     """
-    results: dict[str, Result] = {}
     failures = {cell.label: cell.problem for cell in cells if cell.problem}
-    todo = []
-    for cell in cells:
-        if cell.problem:
-            continue
-        result = _kept(cell, corpus)
-        if result is None:
-            todo.append(cell)
-        else:
-            results[cell.label] = result
+    todo = {cell.label: cell for cell in cells if not cell.problem}
+    kept = {label: _kept(cell, corpus) for label, cell in todo.items()}
+    results = {label: result for label, result in kept.items() if result is not None}
+    todo = {label: cell for label, cell in todo.items() if label not in results}
     if not todo:
         return results, failures
     done = len(results)
     with JobProgress("cells", total=done + len(todo), cached=done) as progress:
 
-        def on_done(job: Job, result: Result) -> None:
+        def on_result(job: Job, result: Result) -> None:
             results[job.label] = result
             progress.on_done(job, result)
+            on_done(todo[job.label], result)
 
-        while todo:
+        while left := todo.keys() - results.keys() - failures.keys():
+            jobs = [Job(label, cell.config) for label, cell in todo.items() if label in left]
             try:
-                jobs = [cell.job for cell in todo]
-                pool.run(jobs, on_done, progress.on_start, progress.on_death)
+                pool.run(jobs, on_result, progress.on_start, progress.on_death)
             except JobError as error:
                 failures[error.job.label] = str(error)
                 progress.on_failure(str(error))
-            ended = results.keys() | failures.keys()
-            todo = [cell for cell in todo if cell.label not in ended]
     return results, failures
 
 
@@ -187,7 +171,7 @@ def forecast_lines(
     if refused:  # all of them at once
         told = "\n".join(f"{label}: {error}" for label, error in refused.items())
         raise ConfigError(f"{told}\nOr {without(list(refused))}")
-    cells = lay_out(ask, corpus, Plans({}, {}))
+    cells = lay_out(ask, corpus, {})
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))
     yield f"{len(cells)} cells: {methods} methods x {seeds} seeds ({listed})"
