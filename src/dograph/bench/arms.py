@@ -23,8 +23,7 @@ from dograph.models.build import PAD_TO, build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.models.presets import PRESETS, Shape
 from dograph.train.distributed import World
-from dograph.train.optim import build_optimizer
-from dograph.train.step import Lap, Stopwatch, TrainStep
+from dograph.train.step import Lap, Stopwatch, TrainStep, build_optimizer
 
 _GRAPHS = 64  # of one region: all arms share its code
 

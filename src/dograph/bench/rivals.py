@@ -29,8 +29,7 @@ from dograph.models.loss import PerSampleLoss
 from dograph.rng import key64
 from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, joined
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.optim import build_optimizer
-from dograph.train.step import Stopwatch
+from dograph.train.step import Stopwatch, build_optimizer
 
 
 class Rival:

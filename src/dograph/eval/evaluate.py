@@ -24,10 +24,9 @@ from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
-from dograph.train.distributed import describe_environment, pick_device
-from dograph.train.metrics import SUMMARIES, Row, validation_row
+from dograph.train.distributed import World, describe_environment, pick_device
+from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
-from dograph.train.validation import validate, validation_blocks
 
 Precision = Literal["float32", "bfloat16"]
 Evaluation = dict[str, Any]  # the content of eval.json
@@ -193,19 +192,15 @@ def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
             f"the model knows {model.vocab_size} tokens, {corpus.directory} has "
             f"{corpus.vocab_size}; is it the corpus that the run was trained on?"
         )
-    nats = validate(
-        lambda token_BT: model(token_BT.to(model.model.device)),
-        {
-            source: validation_blocks(corpus, source, config.data.seq_len, config.eval.max_blocks)
-            for source in corpus.sources
-        },
-        micro_batch_size=scorer.batch_size,
-        rank=0,
-        world_size=1,
-        total=lambda sums: sums,
+    device = model.model.device
+    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_blocks)
+    nats, _ = validate(
+        lambda token_BT: model(token_BT.to(device)),
+        blocks_of,
+        scorer.batch_size,
+        World(rank=0, size=1, device=device),
     )
-    tokens, sizes = corpus.tokens_by_source("train"), corpus.bytes_per_token("validation")
-    row = validation_row(0, nats, tokens, sizes)
+    row = validation_row(0, nats, corpus)
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 
 
