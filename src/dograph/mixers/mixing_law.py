@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, ProxyResult
 from dograph.mixers.sweep import Sweep, table_of
-from dograph.mixtures.laws import LossCurve, Place, nest
+from dograph.mixtures.power_laws import LossCurve, Place, nest
 from dograph.types import Mixture
 
 CURVE_POINTS = 12  # of a proxy's learning curve, where a step law is fitted to it

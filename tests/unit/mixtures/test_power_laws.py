@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
 from dograph.mixtures.fitting import huber
-from dograph.mixtures.laws import (
+from dograph.mixtures.power_laws import (
     LossCurve,
     PowerLaw,
     _Problem,
