@@ -95,10 +95,7 @@ class MixingLaw(Planner):
         told = {
             "parameters": size,
             "tokens": lab.budget,
-            "step_in_sample": nested.step_in_sample,
-            "step_held_out": nested.step_held_out,
-            "size_in_sample": nested.size_in_sample,
-            "size_held_out": nested.size_held_out,
+            **nested.errors,
             "notes": list(nested.notes),
         }
         return list(losses), {"nested": told}

@@ -12,8 +12,8 @@ from pydantic import Field
 from dograph.config import Options
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Proxy, require_sources
-from dograph.mixtures.from_table import Method, Proposal, propose_from_table
-from dograph.mixtures.proposals import MEAN, Target, generate_mixtures
+from dograph.mixtures.from_table import MEAN, Method, Proposal, Target, propose_from_table
+from dograph.mixtures.proposals import generate_mixtures
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 

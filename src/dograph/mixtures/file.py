@@ -193,14 +193,12 @@ def mismatches(
                 "note: the mixture was made on another corpus or another preparation of this one "
                 f"(digest {str(provenance.corpus)[:12]}, here {facts.corpus[:12]})"
             )
-        planned = provenance.target_tokens
-        if planned and facts.tokens:
-            factor = max(planned / facts.tokens, facts.tokens / planned)
-            if factor > BUDGET_FACTOR:
-                notes.append(
-                    f"the mixture was planned for {planned:.3g} training tokens, this run has "
-                    f"{facts.tokens:.3g}; the best weights change with the budget and with repeats"
-                )
+        planned, here = provenance.target_tokens, facts.tokens
+        if planned and here and max(planned / here, here / planned) > BUDGET_FACTOR:
+            notes.append(
+                f"the mixture was planned for {planned:.3g} training tokens, this run has "
+                f"{here:.3g}; the best weights change with the budget and with repeats"
+            )
     if weights is not None:
         named = {*weights, *(name.rpartition("/")[0] for name in weights)}  # strata's sources
         if left_out := [name for name in facts.sources if name not in named]:
@@ -236,10 +234,8 @@ def _bare(name: str) -> str:
 
 def _plain(value: Any, where: str) -> Any:
     """Values that YAML and JSON can hold; NumPy's numbers and arrays become Python's."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist(), where)
-    if isinstance(value, np.generic):
-        return _plain(value.item(), where)
     if isinstance(value, Mapping):
         return {
             key if isinstance(key, int) else str(key): _plain(part, f"{where}.{key}")

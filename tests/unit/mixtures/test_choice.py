@@ -7,9 +7,8 @@ import pytest
 from scipy import stats
 
 from dograph.errors import ConfigError, MissingExtraError
-from dograph.mixtures import choice as choosing
-from dograph.mixtures.choice import choose_surrogate, draw_folds
-from dograph.mixtures.surrogates import SURROGATES, Linear, LinearLaw
+from dograph.mixtures import surrogates as choosing
+from dograph.mixtures.surrogates import SURROGATES, Linear, LinearLaw, choose_surrogate, draw_folds
 from planned_tables import PILE, PILE_TARGETS, exponential_table
 
 

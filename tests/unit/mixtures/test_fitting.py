@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
 
-from dograph.mixtures.fitting import huber, lowest_huber
-from dograph.mixtures.transfer import TransferFit
+from dograph.mixtures.mixing_laws import TransferFit, huber, lowest_huber
 
 FREE = np.full(2, np.inf)
 

@@ -8,13 +8,12 @@ import pytest
 from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
-from dograph.mixtures import choice as choosing
-from dograph.mixtures.choice import choose_surrogate, is_constant, score
-from dograph.mixtures.exponential import Exponential
+from dograph.mixtures import surrogates as choosing
 from dograph.mixtures.from_table import propose_from_table
+from dograph.mixtures.mixing_laws import Exponential, Transfer
 from dograph.mixtures.proposals import simulate
+from dograph.mixtures.surrogates import choose_surrogate, is_constant, score
 from dograph.mixtures.tables import MixtureTable, read_table
-from dograph.mixtures.transfer import Transfer
 
 PROXIES = Path(__file__).parents[3] / "benchmarks" / "results" / "plans"
 SOURCES = ["a", "b", "c", "d"]
