@@ -87,7 +87,7 @@ def trained(cell: Cell, args: argparse.Namespace, folder: Path) -> dict[str, Any
             device=args.device,
             dtype="bfloat16",
         )
-        scored = evaluate(find_subject(str(run)), request, None, lambda *_: None).record
+        scored = evaluate(find_subject(str(run)), request, None, lambda *_: None)
         found["tasks"] = scored["tasks"] | {"average": scored["average"]}
     return found
 

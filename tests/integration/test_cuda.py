@@ -1,5 +1,6 @@
 """The same trainer on a GPU: no hidden waits, bitwise repeatable when asked, compiled, bf16."""
 
+import gc
 import math
 
 import pytest
@@ -253,6 +254,8 @@ def test_modes_stay_inside_their_budgets():
     from dograph.bench.options import resolve_options
     from dograph.bench.session import Session
 
+    torch._dynamo.reset()  # what earlier tests compiled, and their garbage, would cost host time
+    gc.collect()
     device = torch.device("cuda", 0)
     options = resolve_options(
         device, modes=tuple(BUDGETS), model="gpt2-small", steps=50, hand=False, rivals=False

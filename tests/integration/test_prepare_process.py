@@ -18,10 +18,9 @@ from text_inputs import files_of, lines, read_back, text, write_jsonl, write_tok
 # Many small chunks and a commit after each, so that a kill falls between any two of them.
 PREPARE = """
 import os, sys, time
-from dograph.data import formats as archives
-from dograph.data import chunks
+from dograph.data import formats
 from dograph.data import pipeline as preparation
-chunks.CHUNK_BYTES, archives.READ_BYTES, preparation.COMMIT_SECONDS = 20_000, 5_000, 0.0
+formats.CHUNK_BYTES, formats.READ_BYTES, preparation.COMMIT_SECONDS = 20_000, 5_000, 0.0
 pause, commit = float(os.environ.get("PAUSE", "0")), preparation.Preparation.commit
 preparation.Preparation.commit = lambda self: (commit(self), time.sleep(pause))
 sys.argv = ["dograph", "data", "prepare", *sys.argv[1:]]
@@ -145,7 +144,7 @@ def test_a_worker_that_dies_is_told_in_words(tmp_path, inputs, truth):
     workers = [
         child
         for child in children_of(process.pid)
-        if "dograph.data.worker" in Path(f"/proc/{child}/cmdline").read_text()
+        if "dograph.data.encode" in Path(f"/proc/{child}/cmdline").read_text()
     ]
     os.kill(workers[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)

@@ -36,7 +36,7 @@ def changed(entries, value, *, seed=0):
     return quadratic_MM, linear_M, present_M
 
 
-PROBLEMS = {  # blocks have room for the domains and two more: 2 fit into 4, 3 do not
+PROBLEMS = {  # blocks have room for the domains and two more: 14 fit into 16, 17 do not
     "one domain": lambda: problem(1, 0),
     "two": lambda: problem(2, 1),
     "three": lambda: problem(3, 5),

@@ -108,7 +108,7 @@ def evaluate(
         found = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, found.record)
+        write_json(file, found)
     _print(found)
     print("the result was not kept; give --out FILE" if file is None else f"result: {file}")
 
@@ -119,7 +119,7 @@ def _print(found: "Evaluation") -> None:
     console = open_console()
     console.print(task_table(found))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
-    if found.sources:
+    if found["sources"]:
         console.print(source_table(found))
-    for note in found.notes:
+    for note in found["notes"]:
         print(f"note: {note}")

@@ -216,10 +216,10 @@ def _run(
         from dograph.report.drawing import picture_notes
 
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
-        record = record | {"notes": [*record["notes"], *notes]}
+        record = replace(record, notes=[*record.notes, *notes])
     session.print_outcome(open_console(WIDTH), wanted.artefact, outcome, record)
     print(f"all of it: {folder / session.RESULT}; the runs: {folder}")
-    if record["failures"]:
-        failed = ", ".join(record["failures"])
+    if record.failures:
+        failed = ", ".join(record.failures)
         print(f"failed: {failed}; the same command tries them again", file=sys.stderr)
         sys.exit(1)

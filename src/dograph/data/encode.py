@@ -5,22 +5,25 @@ corpus is the same for any number of workers and after any interruption.
 """
 
 import hashlib
+import traceback
 from array import array
+from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, islice
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dograph.data.chunks import Bad, Chunk, Input, Position
+from dograph import processes
 from dograph.data.corpus import Split, TokenizerEntry
+from dograph.data.formats import Bad, Chunk, Position
+from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.data.readers import CheckedText, Checker, read_chunks
 from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
 from dograph.errors import CorpusError
-from dograph.processes import Died, Workers
 from dograph.rng import key64
 
 # A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
@@ -33,15 +36,22 @@ RAW_DOCUMENT_DTYPE = np.dtype(
         ("hash", "<u8"),  # keyed hash of its text: decides the split
     ]
 )
+SAMPLE_BYTES = 20_000_000
+SMALL_CHUNKS = 4  # an input of fewer is done sooner than processes start
+_AHEAD = 3  # chunks in flight for each worker
+_SET_UP = -1  # the job of being told how to encode, before any chunk
 
 
-class EncodedGroup(NamedTuple):
+@dataclass(slots=True)
+class EncodedGroup:
     """The documents of a chunk that go to one split of one source."""
 
     split: Split
     source: str
-    token_N: np.ndarray
-    document_M: np.ndarray  # of RAW_DOCUMENT_DTYPE, ends counted from this group's first token
+    # while it grows an array, which unlike a list takes 4 bytes a token; then of the corpus' dtype
+    token_N: Any = field(default_factory=lambda: array("I"))
+    # of RAW_DOCUMENT_DTYPE once it is whole, ends counted from this group's first token
+    document_M: Any = field(default_factory=list)
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
 
@@ -56,15 +66,6 @@ class Encoded(NamedTuple):
     excluded: dict[str, int]  # documents left out, by source
 
 
-@dataclass(slots=True)
-class _Gathering:
-    # unlike a list, it takes 4 bytes a token and becomes a numpy array at once
-    ids: "array[int]" = field(default_factory=lambda: array("I"))
-    documents: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    unkept_documents: int = 0
-    unkept_bytes: int = 0
-
-
 class ChunkEncoder:
     """Turns chunks into tokens. Every worker process holds one."""
 
@@ -73,60 +74,52 @@ class ChunkEncoder:
     ) -> None:
         self.options = options
         self.inputs = inputs
-        assert tokenizer.eot_id is not None
-        self.eot_id = tokenizer.eot_id
-        self.dtype = tokenizer.token_dtype
+        self.entry = tokenizer
         self.tokenizer = open_tokenizer(options.staging / TOKENIZER_FILE)
         self.threshold = hash_threshold(options.held_out(inputs))
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk; raises RefusedRecordError at its first bad record if none is allowed."""
+        """Encode a chunk; refuses its first bad record if none is allowed."""
         how = self.options
         only, entry = how.only, self.inputs[chunk.input]
-        checker = Checker(chunk, how.fields, entry.source, repair=how.repair)
-        groups: dict[tuple[Split, str], _Gathering] = {}
-        excluded: dict[str, int] = {}
+        checker = Checker(chunk, entry, how.fields, repair=how.repair)
+        groups: dict[tuple[Split, str], EncodedGroup] = {}
+
+        def group_of(source: str, split: Split = entry.split) -> EncodedGroup:
+            return groups.setdefault((split, source), EncodedGroup(split, source))
+
+        excluded: Counter[str] = Counter()
         texts: list[CheckedText] = []
         for text in checker.texts():
             if only is not None and text.source not in only:
-                excluded[text.source] = excluded.get(text.source, 0) + 1
+                excluded[text.source] += 1
             elif not text.content:
                 what = Bad(text.record, "empty", "the text is empty", "skips it", text.file)
                 checker.bad.append(what)
-                groups.setdefault((entry.split, text.source), _Gathering())  # the source is known
+                group_of(text.source)  # the source is known
             elif entry.split == "train" and not is_kept(text.content, how.keep, how.seed):
-                group = groups.setdefault((entry.split, text.source), _Gathering())
+                group = group_of(text.source)
                 group.unkept_documents += 1
                 group.unkept_bytes += len(text.content)
             else:
                 texts.append(text)
         for text, ids in zip(texts, self._encode(checker, texts), strict=True):
             if ids is None:
-                groups.setdefault((entry.split, text.source), _Gathering())
+                group_of(text.source)
                 continue
             digest = text_hash(text.content, how.seed, "validation")
-            split = entry.split
-            if split == "train" and digest < self.threshold:
-                split = "validation"
-            group = groups.setdefault((split, text.source), _Gathering())
-            group.ids.fromlist(ids)
-            group.ids.append(self.eot_id)
-            group.documents.append(
-                (len(group.ids), text.record, chunk.input, len(text.content), digest)
-            )
-        made = [
-            EncodedGroup(
-                *key,
-                np.array(g.ids, self.dtype),
-                np.array(g.documents, RAW_DOCUMENT_DTYPE),
-                g.unkept_documents,
-                g.unkept_bytes,
-            )
-            for key, g in groups.items()
-        ]
+            held_out = entry.split == "train" and digest < self.threshold
+            group = group_of(text.source, "validation" if held_out else entry.split)
+            group.token_N.fromlist(ids)
+            group.token_N.append(self.entry.eot_id)
+            end, size = len(group.token_N), len(text.content)
+            group.document_M.append((end, text.record, chunk.input, size, digest))
+        for group in groups.values():
+            group.token_N = np.array(group.token_N, self.entry.token_dtype)
+            group.document_M = np.array(group.document_M, RAW_DOCUMENT_DTYPE)
         # in the order of the records, however they were gathered
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
-        return Encoded(chunk.input, chunk.end, made, bad, excluded)
+        return Encoded(chunk.input, chunk.end, list(groups.values()), bad, dict(excluded))
 
     def _encode(self, checker: Checker, texts: list[CheckedText]) -> Iterator[list[int] | None]:
         """The tokens of each text; None for one that cannot be encoded and may be skipped."""
@@ -170,9 +163,6 @@ def is_kept(content: bytes, keep: float, seed: int) -> bool:
     return keep == 1 or text_hash(content, seed, "keep") < hash_threshold(keep)
 
 
-SAMPLE_BYTES = 20_000_000
-
-
 def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
     """A bounded, fixed sample to train a tokenizer on: the first texts of each training input.
 
@@ -183,7 +173,7 @@ def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
     for entry in training:
         left = SAMPLE_BYTES // len(training)
         pieces = read_chunks([entry], Position(), options, repair=True)
-        checkers = (Checker(c, options.fields, entry.source, repair=True) for c in pieces)
+        checkers = (Checker(chunk, entry, options.fields, repair=True) for chunk in pieces)
         for text in chain.from_iterable(checker.texts() for checker in checkers):
             if (
                 (only is None or text.source in only)
@@ -196,17 +186,12 @@ def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
                     break
 
 
-SMALL_CHUNKS = 4  # an input of fewer is done sooner than processes start
-_AHEAD = 3  # chunks in flight for each worker
-_SET_UP = -1  # the job of being told how to encode, before any chunk
-
-
-class EncodingWorkers(Workers):
+class EncodingWorkers(processes.Workers):
     """Processes that encode. They may be started before it is known how, to be ready by then."""
 
     def __init__(self, number: int) -> None:
         # one core a worker
-        super().__init__(number, "dograph.data.worker", {"TOKENIZERS_PARALLELISM": "false"})
+        super().__init__(number, "dograph.data.encode", {"TOKENIZERS_PARALLELISM": "false"})
 
     def start_all(self) -> None:
         while len(self._crew) < self.number:
@@ -259,7 +244,7 @@ class EncodingWorkers(Workers):
         while not is_ready:
             is_ready = number in answered
             for job, answer in self.answers(0.0 if is_ready else None):
-                if isinstance(answer, Died):
+                if isinstance(answer, processes.Died):
                     answer = CorpusError(
                         f"a worker process died ({answer.why}), most likely for want of memory; "
                         "the same command goes on where it stopped: try it with fewer workers than "
@@ -279,3 +264,21 @@ def _with_error_last(chunks: Iterator[Chunk]) -> Iterator[Chunk | CorpusError]:
         yield from chunks
     except CorpusError as error:
         yield error
+
+
+def serve(descriptor: int) -> None:
+    """In a worker process: answer on an open connection; the first message says how to encode."""
+    encoder: ChunkEncoder | None = None
+
+    def answer(message: Any) -> Encoded | Exception | None:
+        nonlocal encoder
+        try:
+            if encoder is not None:
+                return encoder(message)
+            encoder = ChunkEncoder(*message)
+        except Exception as error:
+            error.add_note(traceback.format_exc())  # the traceback itself does not travel
+            return error
+        return None
+
+    processes.serve(descriptor, answer)

@@ -11,21 +11,13 @@ from typing import Literal
 import numpy as np
 
 import dograph
-from dograph.data.chunks import Input
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
 from dograph.data.finish import file_stems, publish, write_document_index
-from dograph.data.journal import Recorded, clear, read_journal
+from dograph.data.inputs import Input
+from dograph.data.journal import Journal, Recorded, clear
 from dograph.data.options import PrepareOptions
-from dograph.data.tokenizer import (
-    TOKENIZER_FILE,
-    FoundTokenizer,
-    end_of_text,
-    open_tokenizer,
-    token_bytes,
-    vocabulary_size,
-)
+from dograph.data.tokenizer import TOKENIZER_FILE, FoundTokenizer, place_tokenizer, token_bytes
 from dograph.errors import ConfigError, CorpusError
-from dograph.files import sha256_of, write_text
 
 TokenDtype = Literal["uint8", "uint16", "uint32", "int16", "int32", "int64"]
 BLOCK_TOKENS = 1 << 20
@@ -87,46 +79,39 @@ def open_megatron(tokens: Path) -> tuple[TokenFile, Iterator[np.ndarray]]:
     length_S = np.memmap(index, "<i4", "r", at, (sequences,))
     offset_S = np.memmap(index, "<i8", "r", at + 4 * sequences, (sequences,))
     bound_D = np.memmap(index, "<i8", "r", at + 12 * sequences, (bounds,))
-    _refuse_index(index, tokens, itemsize, length_S, offset_S, bound_D)
-    num_tokens = tokens.stat().st_size // itemsize
+    size = _check_index(index, itemsize, length_S, offset_S, bound_D)
+    if tokens.stat().st_size != size or not size:
+        raise CorpusError(
+            f"{tokens} holds {tokens.stat().st_size} bytes, its index {index} describes {size}; "
+            "copy both files again"
+        )
 
     def ends_D() -> Iterator[np.ndarray]:
         """A document ends where the sequence after it starts."""
         for first in range(1, bounds, BLOCK_TOKENS):
             block = bound_D[first : first + BLOCK_TOKENS]
             inside = np.minimum(block, sequences - 1)
-            yield np.where(block < sequences, offset_S[inside] // itemsize, num_tokens)
+            yield np.where(block < sequences, offset_S[inside], size) // itemsize
 
-    return TokenFile(tokens, _DTYPES[code], 0, num_tokens), ends_D()
+    return TokenFile(tokens, _DTYPES[code], 0, size // itemsize), ends_D()
 
 
-def _refuse_index(
-    index: Path,
-    tokens: Path,
-    itemsize: int,
-    length_S: np.ndarray,
-    offset_S: np.ndarray,
-    bound_D: np.ndarray,
-) -> None:
-    """Refuse an index that does not describe its token file from end to end."""
-    expected = 0  # where the next sequence should start
+def _check_index(
+    index: Path, itemsize: int, length_S: np.ndarray, offset_S: np.ndarray, bound_D: np.ndarray
+) -> int:
+    """The size of the token file that an index describes, from end to end."""
+    size = 0  # where the next sequence should start
     for first in range(0, len(length_S), BLOCK_TOKENS):
         lengths = length_S[first : first + BLOCK_TOKENS].astype(np.int64)
-        ends = expected + np.cumsum(lengths) * itemsize
-        starts = np.concatenate([[expected], ends[:-1]])
+        ends = size + np.cumsum(lengths) * itemsize
+        starts = np.concatenate([[size], ends[:-1]])
         wrong = (lengths < 0) | (offset_S[first : first + BLOCK_TOKENS] != starts)
         if wrong.any():
             raise CorpusError(
                 f"{index}: sequence {first + int(wrong.argmax())} does not follow the one before; "
                 "the index is damaged"
             )
-        expected = int(ends[-1])
-    size = tokens.stat().st_size
-    if size != expected or not size:
-        raise CorpusError(
-            f"{tokens} holds {size} bytes, its index {index} describes {expected}; "
-            "copy both files again"
-        )
+        size = int(ends[-1])
     previous = 0
     for first in range(0, len(bound_D), BLOCK_TOKENS):
         block = bound_D[first : first + BLOCK_TOKENS]
@@ -135,6 +120,7 @@ def _refuse_index(
         previous = int(block[-1])
     if bound_D[0] != 0 or bound_D[-1] != len(length_S):
         raise CorpusError(f"{index}: its documents do not cover all {len(length_S)} sequences")
+    return size
 
 
 # Flat files of tokens: nanoGPT's (nothing but uint16), and those of llm.c with a header.
@@ -242,45 +228,42 @@ def prepare_external(
 ) -> Manifest:
     """Index token files, check them, and write the manifest of a corpus over them."""
     _refuse(options, inputs, found)
-    built = options.staging / "finished"
-    journal = None if options.restart else read_journal(options.staging)
+    staging, built = options.staging, options.staging / "finished"
+    journal = None if options.restart else Journal.read(staging)
     if journal is not None:  # of text, half done
         journal.require_same(recorded)
-    clear(options.staging)
+    clear(staging)
     built.mkdir()
-    vocab_size, given_eot, bytes_V = options.vocab_size, options.eot_id, None
+    vocab_size, eot_id, bytes_V = options.vocab_size, options.eot_id, None
+    tokenizer = None
     if found is not None:
-        path = built / TOKENIZER_FILE
-        write_text(path, found.content)
-        tokenizer = open_tokenizer(path, options.tokenizer)
-        if given_eot is None:
-            given_eot = end_of_text(tokenizer, options.eot, found.eos)
-        vocab_size, bytes_V = vocabulary_size(tokenizer), token_bytes(path, given_eot)
+        tokenizer = place_tokenizer(found, built, options.tokenizer, options.eot, eot_id)
+        vocab_size, eot_id = tokenizer.vocab_size, tokenizer.eot_id
+        bytes_V = token_bytes(built / TOKENIZER_FILE, eot_id)
     runs: list[_Run] = []
-    eot_id = given_eot
-    guessed = False
+    guesses = []  # ends of text that no one named
     for number, entry in enumerate(inputs):
-        file, ends_D, used_eot = _open(entry, number, given_eot, options.staging)
-        guessed |= used_eot is not None and given_eot is None
-        eot_id = used_eot if eot_id is None else eot_id
+        file, ends_D, guess = _open(entry, eot_id, staging / f"{number:04d}.ends")
+        guesses += [guess] if guess is not None else []
         whole = _Run(entry.source or "", number, entry.split, file, ends_D, 0, len(ends_D))
         runs += _split(whole, options.held_out(inputs))
     digests = [run.digest(vocab_size, bytes_V) for run in runs]
+    tokenizer = tokenizer or TokenizerEntry(
+        name="unknown",
+        file=None,
+        sha256=None,
+        vocab_size=vocab_size or max(largest for _, largest, _ in digests) + 1,
+        eot_id=guesses[0] if guesses else eot_id,
+    )
     entries = _entries(runs, digests, built)
     manifest = Manifest(
-        tokenizer=TokenizerEntry(
-            name=options.tokenizer if found else "unknown",
-            file=TOKENIZER_FILE if found else None,
-            sha256=sha256_of(built / TOKENIZER_FILE) if found else None,
-            vocab_size=vocab_size or max(largest for _, largest, _ in digests) + 1,
-            eot_id=eot_id,
-        ),
+        tokenizer=tokenizer,
         inputs=[entry.name for entry in inputs],
-        train=[entry for run, entry in zip(runs, entries, strict=True) if run.split == "train"],
-        validation=[e for run, e in zip(runs, entries, strict=True) if run.split != "train"],
+        train=entries["train"],
+        validation=entries["validation"],
         options={
             **recorded.options,
-            "eot_guessed": guessed,
+            "eot_guessed": bool(guesses),
             "fingerprint": recorded.fingerprint,
         },
         made_by=f"dograph {dograph.__version__}",
@@ -308,24 +291,22 @@ def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer 
             )
 
 
-def _open(
-    entry: Input, number: int, eot_id: int | None, folder: Path
-) -> tuple[TokenFile, np.ndarray, int | None]:
-    """The token file, where its documents end, and the end-of-text id that told."""
+def _open(entry: Input, eot_id: int | None, ends: Path) -> tuple[TokenFile, np.ndarray, int | None]:
+    """The token file, where its documents end (kept in `ends`), and a guess at the end of text."""
     assert entry.path is not None
+    guess = None
     if entry.kind == "megatron":
         file, blocks = open_megatron(entry.path)
     else:
         file = open_nanogpt(entry.path)
         if eot_id is None and file.dtype == "uint16":
-            ends = (bool((block == GPT2_EOT).any()) for block in file.blocks(0, file.tokens))
-            eot_id = GPT2_EOT if any(ends) else None
-        blocks = document_ends(file, eot_id)
-    path = folder / f"{number:04d}.ends"
-    with open(path, "wb") as output:
+            is_there = (bool((block == GPT2_EOT).any()) for block in file.blocks(0, file.tokens))
+            guess = GPT2_EOT if any(is_there) else None
+        blocks = document_ends(file, guess if eot_id is None else eot_id)
+    with open(ends, "wb") as output:
         for block in blocks:
             output.write(block.astype("<i8").tobytes())
-    return file, np.memmap(path, "<i8", "r"), eot_id
+    return file, np.memmap(ends, "<i8", "r"), guess
 
 
 def _split(run: _Run, fraction: float) -> list[_Run]:
@@ -341,12 +322,12 @@ def _split(run: _Run, fraction: float) -> list[_Run]:
 
 def _entries(
     runs: list[_Run], digests: list[tuple[str, int, int | None]], built: Path
-) -> list[StratumEntry]:
+) -> dict[Split, list[StratumEntry]]:
     """The strata, with their document files: a source in several files is one stratum a file."""
     files = Counter((run.split, run.source) for run in runs)
     stems = file_stems({run.source for run in runs})
     seen: Counter[tuple[Split, str]] = Counter()
-    entries = []
+    entries: dict[Split, list[StratumEntry]] = {"train": [], "validation": []}
     for run, (sha256, _, num_bytes) in zip(runs, digests, strict=True):
         key = (run.split, run.source)
         number = f"{seen[key]}" if files[key] > 1 else ""
@@ -354,7 +335,7 @@ def _entries(
         name = f"{run.split}/{stems[run.source]}{number and f'.{number}'}.documents.npy"
         (built / name).parent.mkdir(exist_ok=True)
         write_document_index(built / name, run.documents(), run.last - run.first)
-        entries.append(
+        entries[run.split].append(
             StratumEntry(
                 source=run.source,
                 stratum=f"{run.source}/{number}" if number else run.source,

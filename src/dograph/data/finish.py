@@ -8,19 +8,17 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
 import dograph
-from dograph.data.chunks import Input, listed
 from dograph.data.corpus import DOCUMENT_DTYPE, MANIFEST, Manifest, Split, StratumEntry
-from dograph.data.encode import RAW_DOCUMENT_DTYPE
-from dograph.data.journal import Journal, Output, Outputs, clear
+from dograph.data.inputs import Input
+from dograph.data.journal import Journal, Output, clear
 from dograph.data.options import PrepareOptions, Value
 from dograph.data.tokenizer import TOKENIZER_FILE
 from dograph.errors import CorpusError
@@ -28,62 +26,43 @@ from dograph.files import sha256_of, sync_file
 
 REPAIRS = "repairs.jsonl"
 _REPLACED = "replaced.json"  # manifest of the corpus that a new one takes the place of
-_BLOCK_DOCUMENTS = 1 << 16
-_SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
-@dataclass(frozen=True, slots=True)
-class RawFiles:
-    """The raw files of one split of one source."""
-
-    stem: Path = Path()  # of .tokens and .documents
-    tokens: int = 0
-    documents: int = 0
-    bytes: int = 0
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """The documents, block by block."""
-        with open(self.stem.with_suffix(".documents"), "rb") as file:
-            while len(block := np.fromfile(file, RAW_DOCUMENT_DTYPE, _BLOCK_DOCUMENTS)):
-                yield block
-
-
-def finish(
-    options: PrepareOptions, inputs: list[Input], journal: Journal, outputs: Outputs
-) -> Manifest:
+def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Manifest:
     """Build the corpus from what has been written, and publish it."""
     built, spare = options.staging / "finished", options.staging / "moved"
     for folder in (built, spare):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-    raw, empty = _by_source(options, inputs, outputs)
-    repairs = {**journal.repairs, "empty source": len(empty)} if empty else journal.repairs
+    held_out = options.held_out(inputs)
+    by_source, num_empty = _by_source(options, inputs, journal.outputs)
+    repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
     dtype = journal.tokenizer.token_dtype
-    entries: dict[Split, list[StratumEntry]] = {split: [] for split in _SPLITS}
-    for source, stem in file_stems(raw).items():
-        both = raw[source]
-        if options.held_out(inputs):
+    entries: dict[Split, list[StratumEntry]] = {"train": [], "validation": []}
+    for source, stem in file_stems(by_source).items():
+        both = by_source[source]
+        if held_out:
             both = hold_out(*both, np.dtype(dtype), spare)
-        for split, files in zip(_SPLITS, both, strict=True):
-            if not files.documents:
+        for split, output in zip(entries, both, strict=True):
+            if not output.documents:
                 continue
             tokens, documents = f"{split}/{stem}.bin", f"{split}/{stem}.documents.npy"
-            link(files.stem.with_suffix(".tokens"), built / tokens)
-            write_document_index(built / documents, files.blocks(), files.documents)
+            link(output.stem.with_suffix(".tokens"), built / tokens)
+            write_document_index(built / documents, output.blocks(), output.documents)
             entries[split].append(
                 StratumEntry(
                     source=source,
                     stratum=source,
                     file=tokens,
                     dtype=dtype,
-                    tokens=files.tokens,
-                    documents=files.documents,
-                    bytes=files.bytes,
+                    tokens=output.tokens,
+                    documents=output.documents,
+                    bytes=output.bytes,
                     sha256=sha256_of(built / tokens),
                     documents_file=documents,
                 )
             )
-    unkept = _unkept(options, outputs.outputs, {entry.source for entry in entries["train"]})
+    unkept = _unkept(options, journal.outputs, {entry.source for entry in entries["train"]})
     for name in (TOKENIZER_FILE, REPAIRS):
         if (options.staging / name).is_file():
             link(options.staging / name, built / name)
@@ -101,38 +80,33 @@ def finish(
 
 
 def _by_source(
-    options: PrepareOptions, inputs: list[Input], outputs: Outputs
-) -> tuple[dict[str, tuple[RawFiles, RawFiles]], list[tuple[Split, str]]]:
-    """Raw files of training and validation by source, and the sources that hold no text."""
-    found = {
-        (entry.split, entry.source): RawFiles() for entry in inputs if entry.source is not None
-    }
-    for number, out in enumerate(outputs.outputs):
-        stem = outputs.stem(number)
-        found[out.split, out.source] = RawFiles(stem, out.tokens, out.documents, out.bytes)
-    raw = {
-        source: (
-            found.get(("train", source), RawFiles()),
-            found.get(("validation", source), RawFiles()),
-        )
-        for source in sorted({source for _, source in found})
-    }
-    with_text = {source for source, both in raw.items() if any(files.documents for files in both)}
-    unkept = {(out.split, out.source) for out in outputs.outputs if out.unkept_documents}
+    options: PrepareOptions, inputs: list[Input], outputs: list[Output]
+) -> tuple[dict[str, tuple[Output, Output]], int]:
+    """Training and validation output of each source, and how many of them hold no text."""
+    named = [(entry.split, entry.source) for entry in inputs if entry.source is not None]
+    found = {(split, source): Output(split=split, source=source) for split, source in named}
+    found |= {(output.split, output.source): output for output in outputs}
+    with_text = {source for (_, source), output in found.items() if output.documents}
     empty = [
-        (split, source)
-        for split, source in sorted(found)
-        if not found[split, source].documents
-        and (split, source) not in unkept
+        f'"{source}" ({split})'
+        for (split, source), output in sorted(found.items())
+        if not (output.documents or output.unkept_documents)
         and not (options.held_out(inputs) and source in with_text)
     ]
     if empty and not options.repair:
-        names = ", ".join(f'"{source}" ({split})' for split, source in empty)
         raise CorpusError(
-            f"no text came out of these sources: {names}. Leave their inputs out, or pass "
-            "--bad-records repair, which drops them and counts it in the manifest"
+            f"no text came out of these sources: {', '.join(empty)}. Leave their inputs out, or "
+            "pass --bad-records repair, which drops them and counts it in the manifest"
         )
-    return {source: both for source, both in raw.items() if source in with_text}, empty
+    nothing = Output(split="train", source="")
+    both = {
+        source: (
+            found.get(("train", source), nothing),
+            found.get(("validation", source), nothing),
+        )
+        for source in with_text
+    }
+    return both, len(empty)
 
 
 def _unkept(options: PrepareOptions, outputs: list[Output], trained: set[str]) -> dict[str, Value]:
@@ -155,9 +129,15 @@ def _unkept(options: PrepareOptions, outputs: list[Output], trained: set[str]) -
     }
 
 
+def listed(names: Sequence[str], most: int = 20) -> str | None:
+    """Names in a line of bounded length, None where there are none."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else None
+
+
 def hold_out(
-    train: RawFiles, validation: RawFiles, dtype: np.dtype, folder: Path
-) -> tuple[RawFiles, RawFiles]:
+    train: Output, validation: Output, dtype: np.dtype, folder: Path
+) -> tuple[Output, Output]:
     """Move documents so that both sides have some, if there are two different texts at all.
 
     The last step of splitting by hash: a small source may have every document on one side. Then
@@ -171,13 +151,14 @@ def hold_out(
     bounds = [(int(b["hash"].min()), int(b["hash"].max())) for b in whole.blocks()]
     low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
     if low == high:
-        return whole, RawFiles()
+        return whole, whole.model_copy(update={"documents": 0})
     chosen = low if whole is train else high
     token_N = np.memmap(whole.stem.with_suffix(".tokens"), dtype, "r")
     sides = []
     for is_moved, name in ((False, "kept"), (True, "moved")):
         stem = folder / f"{whole.stem.name}-{name}"
-        start = num_tokens = num_documents = num_bytes = 0
+        side = Output(split=whole.split, source=whole.source, stem=stem)
+        start = 0
         with (
             open(stem.with_suffix(".tokens"), "wb") as tokens,
             open(stem.with_suffix(".documents"), "wb") as documents,
@@ -189,12 +170,12 @@ def hold_out(
                 start_D, own_D = start_D[member_D], block[member_D]
                 for first, last in zip(start_D.tolist(), own_D["end"].tolist(), strict=True):
                     tokens.write(token_N[first:last].tobytes())
-                own_D["end"] = num_tokens + (own_D["end"] - start_D).cumsum()
+                own_D["end"] = side.tokens + (own_D["end"] - start_D).cumsum()
                 documents.write(own_D.tobytes())
-                num_tokens = int(own_D["end"][-1]) if len(own_D) else num_tokens
-                num_documents += len(own_D)
-                num_bytes += int(own_D["bytes"].sum(dtype=np.int64))
-        sides.append(RawFiles(stem, num_tokens, num_documents, num_bytes))
+                side.tokens = int(own_D["end"][-1]) if len(own_D) else side.tokens
+                side.documents += len(own_D)
+                side.bytes += int(own_D["bytes"].sum(dtype=np.int64))
+        sides.append(side)
     kept, moved = sides
     return (kept, moved) if whole is train else (moved, kept)
 

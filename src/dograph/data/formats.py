@@ -1,20 +1,78 @@
-"""The file formats of text: lines (plain or compressed), parquet, Hugging Face datasets."""
+"""The file formats of text as records not yet checked: lines, parquet, Hugging Face datasets."""
 
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from dograph.data import chunks
-from dograph.data.chunks import Bad, Chunk, Fields, Lost, Position, RawRow, pick
 from dograph.errors import CorpusError, MissingExtraError, did_you_mean, require
 
-# Compressed files as a stream of bytes, in constant memory, that notices where they break off.
-
+# About this much text travels together: large enough to hide the cost of a message between two
+# processes, small enough that a few of them in flight weigh nothing.
+CHUNK_BYTES = 1 << 20
+# A record longer than this is a mistake (a file without line ends), not a document.
+MAX_RECORD_BYTES = 256 << 20
 READ_BYTES = 64 << 10
 ARCHIVES = (".gz", ".xz", ".zst")
+_BATCH_ROWS = 64
+
+
+class Fields(NamedTuple):
+    """Dotted paths of the text and of the source label inside a record."""
+
+    text: str = "text"
+    source: str | None = None
+
+
+class RawRow(NamedTuple):
+    """A record as found, unchecked: None stands for a field that is missing or null."""
+
+    text: object  # str, or bytes that still have to be decoded
+    source: object
+    file: str | None = None  # where every record is a file of its own
+
+
+class Bad(NamedTuple):
+    """Something wrong with a record (or, with record None, with the whole input)."""
+
+    record: int | None  # from 0
+    kind: str  # one of a few; counted in the manifest
+    what: str  # for people: what is wrong and where in the record
+    repair: str  # what --bad-records repair does about it
+    file: str | None = None
+    lost: int = 0  # records that the reader could not get at, in this place among the rows
+
+
+class Position(NamedTuple):
+    """Where reading goes on after a chunk."""
+
+    input: int = 0
+    record: int = 0
+    offset: int = 0  # bytes into the decompressed lines
+    consumed: int = 0  # bytes of the file as it is on disk, for the progress bar
+
+
+class Chunk(NamedTuple):
+    """Consecutive records of one input: raw JSON lines, or rows taken apart already."""
+
+    input: int
+    first: int  # number of its first record, from 0
+    rows: bytes | list[RawRow]
+    end: Position
+    bad: list[Bad]  # what the reader itself had to mend
+
+
+def pick(record: object, path: str | None) -> object:
+    """The value at a dotted path, None where there is none; a key may itself hold dots."""
+    if isinstance(record, dict) and path is not None:
+        if path in record:
+            return record[path]
+        head, _, rest = path.partition(".")
+        if rest and head in record:
+            return pick(record[head], rest)
+    return None
 
 
 class BrokenArchiveError(CorpusError):
@@ -22,7 +80,7 @@ class BrokenArchiveError(CorpusError):
 
 
 def read_blocks(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """The decompressed content from `offset` on, and how much of the file was read for it."""
+    """The content from `offset` on, decompressed, and how much of the file was read for it."""
     with open(path, "rb") as file:
         if path.suffix not in ARCHIVES:
             file.seek(offset)
@@ -117,11 +175,11 @@ def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
             size += len(rest)
             cut = rest.rfind(b"\n") + 1
             unended = len(rest) - cut if cut else unended + len(rest)
-            if cut and size >= chunks.CHUNK_BYTES:
+            if cut and size >= CHUNK_BYTES:
                 joined = b"".join(parts)
                 yield chunk(joined[: size - unended], consumed)
                 parts, size = [joined[size - unended :]], unended
-            elif unended > chunks.MAX_RECORD_BYTES:
+            elif unended > MAX_RECORD_BYTES:
                 yield chunk(b"".join(parts)[: size - unended], consumed)
                 parts, size, unended, skipped = [], 0, 0, unended
     except BrokenArchiveError as error:
@@ -133,24 +191,20 @@ def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
 
 
 def too_long() -> Bad:
-    limit = chunks.MAX_RECORD_BYTES >> 20
+    limit = MAX_RECORD_BYTES >> 20
     what = f"this record is longer than {limit} MiB: is the file one object a line?"
     return Bad(None, "record too long", what, "skips the record")
 
 
-# Parquet files, row by row, reading only the columns that are asked for.
-
-_BATCH_ROWS = 64
-
-
-def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Lost]:
-    """Rows from number `start` on; what is damaged is told as `Lost` and the rest goes on."""
+def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Bad]:
+    """Rows from number `start` on, of these columns alone; where some are damaged, the rest."""
     pyarrow = require("pyarrow", "corpus")
     broken = (pyarrow.ArrowException, OSError, MemoryError)
 
-    def damaged(what: str, error: Exception, record: int | None = None) -> Bad:
+    def damaged(what: str, error: Exception, record: int | None, lost: int) -> Bad:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        return Bad(record, "damaged file", f"{what} ({reason})", "keeps what can be read")
+        what = f"{what} ({reason})"
+        return Bad(record, "damaged file", what, "keeps what can be read", lost=lost)
 
     try:
         # without pre-buffering a row group is read as it is needed, not at once
@@ -158,15 +212,14 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Lo
             path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         )
         num_rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        names = list(file.schema_arrow.names)
+        columns = find_columns(list(file.schema_arrow.names), fields)
     except broken as error:
         if start == 0:
-            yield Lost(0, damaged("the file cannot be read", error))
+            yield damaged("the file cannot be read", error, None, 0)
         return
-    columns = find_columns(names, fields)
     if isinstance(columns, Bad):
         if start == 0:
-            yield Lost(sum(num_rows), columns)
+            yield columns._replace(lost=sum(num_rows))
         return
     begin = 0
     for group, rows in enumerate(num_rows):
@@ -177,8 +230,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Lo
                     row += 1
                     yield piece
         except broken as error:
-            bad = damaged(f"row group {group} is damaged", error, row)
-            yield Lost(begin + rows - row, bad)
+            yield damaged(f"row group {group} is damaged", error, row, begin + rows - row)
         begin += rows
 
 
@@ -205,10 +257,8 @@ def _read_group(
 def _values(column: Any) -> list[object]:
     """A column as Python values; plain text as bytes, so that the worker judges its encoding."""
     pyarrow = require("pyarrow", "corpus")
-    types = pyarrow.types
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        binary = pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary()
-        column = column.cast(binary)
+    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+        column = column.cast(pyarrow.large_binary())
     values: list[object] = []
     for item in column:
         try:
@@ -220,29 +270,22 @@ def _values(column: Any) -> list[object]:
 
 def find_columns(names: list[str], fields: Fields) -> Fields | Bad:
     """The columns that hold the fields asked for."""
-    found = []
-    for path in fields:
-        column = path if path is None or path in names else path.partition(".")[0]
+    columns = [p if p is None or p in names else p.partition(".")[0] for p in fields]
+    for path, column in zip(fields, columns, strict=True):
         if path is not None and column not in names:
             what = f"there is no column for the field {path!r}; {did_you_mean(path, names)}"
             return Bad(None, "missing field", what, "leaves the file out")
-        found.append(column)
-    text, source = found
-    assert text is not None
-    return Fields(text, source)
+    return Fields(columns[0] or "", columns[1])
 
 
 def count_rows(path: Path) -> int:
-    """Rows in a file, 0 where it cannot be read."""
+    """Rows in a parquet file, 0 where it cannot be read."""
     pyarrow = require("pyarrow", "corpus")
     try:
         rows: int = require("pyarrow.parquet", "corpus").read_metadata(path).num_rows
     except (pyarrow.ArrowException, OSError):
         return 0
     return rows
-
-
-# Hugging Face datasets: by name from the hub (streamed), or saved on disk.
 
 
 def hub_splits(name: str, config: str | None) -> list[str]:
@@ -261,38 +304,25 @@ def disk_splits(folder: Path) -> list[str] | None:
     return sorted(loaded) if isinstance(loaded, datasets.DatasetDict) else None
 
 
-def read_hub(
-    hub: tuple[str, str | None], part: str, start: int, fields: Fields
+def read_dataset(
+    place: Path | tuple[str, str | None], part: str | None, start: int, fields: Fields
 ) -> Iterator[RawRow]:
-    """Rows of one split on the hub, from row `start` on, never stored as a whole."""
+    """Rows of one split from number `start` on: saved on disk, or streamed from the hub."""
     datasets = require("datasets", "corpus")
-    name, config = hub
-    with _named(f"hf:{name}"):
-        stream = datasets.load_dataset(name, config, split=part, streaming=True)
-    yield from _rows(stream.skip(start) if start else stream, f"hf:{name}@{part}", fields)
-
-
-def read_disk(folder: Path, part: str | None, start: int, fields: Fields) -> Iterator[RawRow]:
-    """Rows of a dataset saved on disk, from row `start` on."""
-    datasets = require("datasets", "corpus")
-    with _named(str(folder)):
-        loaded = datasets.load_from_disk(str(folder))
-        dataset = loaded[part] if part else loaded
-        names = list(dataset.column_names)
-    columns = find_columns(names, fields)
-    if isinstance(columns, Bad):
-        raise CorpusError(f"{folder}: {columns.what}")
-    if start < len(dataset):
-        with _named(str(folder)):
-            dataset = dataset.select_columns(sorted({name for name in columns if name}))
-            dataset = dataset.select(range(start, len(dataset)))
-        yield from _rows(dataset, str(folder), fields)
-
-
-def _rows(records: Iterable[dict[str, Any]], name: str, fields: Fields) -> Iterator[RawRow]:
-    with _named(name):
-        for record in records:
-            yield RawRow(pick(record, fields.text), pick(record, fields.source))
+    with _named(str(place) if isinstance(place, Path) else f"hf:{place[0]}@{part}"):
+        if isinstance(place, Path):
+            loaded = datasets.load_from_disk(str(place))
+            rows = loaded[part] if part else loaded
+            columns = find_columns(list(rows.column_names), fields)
+            if isinstance(columns, Bad):
+                raise CorpusError(f"{place}: {columns.what}")
+            rows = rows.select_columns(sorted({name for name in columns if name}))
+            if start >= len(rows):
+                return
+        else:
+            rows = datasets.load_dataset(*place, split=part, streaming=True)
+        for row in rows.skip(start) if start else rows:
+            yield RawRow(pick(row, fields.text), pick(row, fields.source))
 
 
 @contextmanager
@@ -300,7 +330,7 @@ def _named(name: str) -> Iterator[None]:
     """Give any failure of the library the name of the dataset."""
     try:
         yield
-    except (MissingExtraError, GeneratorExit):
+    except (CorpusError, MissingExtraError, GeneratorExit):
         raise
     # the library lets through what its file systems, parsers and network layers raise
     except Exception as error:

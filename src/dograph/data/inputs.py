@@ -1,33 +1,85 @@
 """What the user names on the command line, resolved into things that can be read one by one."""
 
 import glob
+import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
-from dograph.data.chunks import Input, Kind, walk
 from dograph.data.corpus import Split
 from dograph.data.formats import ARCHIVES, disk_splits, hub_splits
 from dograph.errors import CorpusError
 
-# The paper's two corpora: where they are, how their records are labelled, what they are made of.
-#
-# Shares are those of the paper's data tables: byte proportions for SlimPajama-6B; effective sizes
-# in GiB for the Pile, over the 17 of its 22 sets that are still available.
+Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One thing to read: a file, a folder of text, one split of a dataset."""
+
+    kind: Kind
+    name: str  # as the manifest and every message show it
+    split: Split
+    source: str | None  # None: each record says
+    path: Path | None = None
+    hub: tuple[str, str | None] | None = None  # dataset and config
+    part: str | None = None  # split of a dataset
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it holds tokens made elsewhere, not text."""
+        return self.kind in ("megatron", "nanogpt")
+
+    @property
+    def size(self) -> int | None:
+        """Bytes on disk, None where nobody knows."""
+        return None if self.path is None else sum(file.stat().st_size for file in walk(self.path))
+
+    @property
+    def stamp(self) -> str:
+        """Changes when the input does: names, sizes and times of change, not contents."""
+        digest = hashlib.blake2b(digest_size=16)
+        for file in walk(self.path) if self.path is not None else ():
+            status = file.stat()
+            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        return digest.hexdigest()
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Every file under a folder (or the file itself), hidden ones apart, in a fixed order."""
+
+    def unreadable(error: OSError) -> NoReturn:
+        raise CorpusError(
+            f"cannot look into {error.filename} ({error.strerror}); make it readable, or move it "
+            "away"
+        ) from error
+
+    if folder.is_file():
+        yield folder
+        return
+    for root, folders, files in os.walk(folder, onerror=unreadable):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(root) / name for name in sorted(files) if not name.startswith("."))
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A known corpus."""
+    """A known corpus: where it is, how its records are labelled, what it is made of."""
 
     name: str
     hub: str  # Hugging Face dataset
     splits: Mapping[str, Split]  # split of the dataset -> where it goes
     source_field: str
-    table: Mapping[str, float]  # source -> size in the paper, in any unit
+    sizes: str  # "source size, ..." in the paper's data table, in any unit
     closed: bool  # documents of a source outside the table are left out
+
+    @property
+    def table(self) -> dict[str, float]:
+        rows = (row.rsplit(" ", 1) for row in self.sizes.split(", "))
+        return {source: float(size) for source, size in rows}
 
     def shares(self) -> dict[str, float]:
         """Share of bytes of each source in the paper."""
@@ -40,48 +92,24 @@ _SLIMPAJAMA = Recipe(
     hub="DKYoon/SlimPajama-6B",
     splits={"train": "train", "test": "validation"},
     source_field="meta.redpajama_set_name",
-    table={
-        "RedPajamaCommonCrawl": 54.1,
-        "RedPajamaC4": 28.7,
-        "RedPajamaGithub": 4.2,
-        "RedPajamaBook": 3.7,
-        "RedPajamaArXiv": 3.4,
-        "RedPajamaWikipedia": 3.1,
-        "RedPajamaStackExchange": 2.8,
-    },
+    # percent of the bytes
+    sizes="RedPajamaCommonCrawl 54.1, RedPajamaC4 28.7, RedPajamaGithub 4.2, RedPajamaBook 3.7, "
+    "RedPajamaArXiv 3.4, RedPajamaWikipedia 3.1, RedPajamaStackExchange 2.8",
     closed=False,
 )
-
 _PILE = Recipe(
     name="pile",
     hub="monology/pile-uncopyrighted",
     splits={"train": "train", "validation": "validation"},
     source_field="meta.pile_set_name",
-    table={
-        "Pile-CC": 227.12,
-        "PubMed Central": 180.55,
-        "ArXiv": 112.42,
-        "Github": 95.16,
-        "FreeLaw": 76.73,
-        "StackExchange": 64.39,
-        "USPTO Backgrounds": 45.81,
-        "PubMed Abstracts": 38.53,
-        "Gutenberg (PG-19)": 27.19,
-        "Wikipedia (en)": 19.13,
-        "DM Mathematics": 15.49,
-        "Ubuntu IRC": 11.03,
-        "EuroParl": 9.17,
-        "HackerNews": 7.80,
-        "PhilPapers": 4.76,
-        "NIH ExPorter": 3.79,
-        "Enron Emails": 1.76,
-    },
+    # effective GiB of the 17 of its 22 sets that are still available
+    sizes="Pile-CC 227.12, PubMed Central 180.55, ArXiv 112.42, Github 95.16, FreeLaw 76.73, "
+    "StackExchange 64.39, USPTO Backgrounds 45.81, PubMed Abstracts 38.53, "
+    "Gutenberg (PG-19) 27.19, Wikipedia (en) 19.13, DM Mathematics 15.49, Ubuntu IRC 11.03, "
+    "EuroParl 9.17, HackerNews 7.80, PhilPapers 4.76, NIH ExPorter 3.79, Enron Emails 1.76",
     closed=True,
 )
-
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (_SLIMPAJAMA, _PILE)}
-
-# Which parts of an input are for training and which for validation, by their names.
 
 # The first of these that an input has is its validation split.
 VALIDATION_WORDS = ("validation", "valid", "val", "test")
@@ -202,14 +230,32 @@ def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = 
 
 def _find(spec: str, wanted: _Wanted) -> _Found:
     path = Path(spec)
+    # a name such as user/dataset; where user/ is a folder here, a path was meant
+    is_hub_name = (
+        _HUB_NAME.fullmatch(spec)
+        and not spec.endswith((*_RECORDS, *_TOKENS))
+        and not path.parent.exists()
+    )
     if spec in EMBEDDED:
         yield Input("embedded", spec, wanted.split, None)
     elif spec in RECIPES:
         hub = RECIPES[spec].hub
         whole = Input("hub", f"hf:{hub}", wanted.split, None, hub=(hub, None))
         yield from _divided(whole, RECIPES[spec].splits)
-    elif spec.startswith("hf:"):
-        yield from _from_hub(spec.removeprefix("hf:"), wanted)
+    elif spec.startswith("hf:") or is_hub_name:
+        spec = spec.removeprefix("hf:")
+        match = _HUB.fullmatch(spec)
+        if match is None:
+            raise CorpusError(
+                f"cannot read the dataset name {spec!r}; write hf:NAME[:CONFIG][@SPLIT]"
+            )
+        name, config, part = match["name"], match["config"], match["part"]
+        into: Mapping[str, Split | None] = {part: wanted.split}
+        if not part:
+            into = _assign(hub_splits(name, config), wanted, f"hf:{spec}")
+        label = f"hf:{name}:{config}" if config else f"hf:{name}"
+        source = None if wanted.labelled else Path(name).name
+        yield from _divided(Input("hub", label, wanted.split, source, hub=(name, config)), into)
     elif path.exists():
         yield from _from_path(path, wanted)
     elif Path(f"{spec}.idx").is_file():
@@ -221,28 +267,8 @@ def _find(spec: str, wanted: _Wanted) -> _Found:
         while glob.has_magic(str(path)):
             path = path.parent
         yield from _from_paths(_token_pairs(paths), path, wanted)
-    # a name such as user/dataset; where user/ is a folder here, a path was meant
-    elif (
-        _HUB_NAME.fullmatch(spec)
-        and not spec.endswith((*_RECORDS, *_TOKENS))
-        and not path.parent.exists()
-    ):
-        yield from _from_hub(spec, wanted)
     else:
         raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
-
-
-def _from_hub(spec: str, wanted: _Wanted) -> _Found:
-    match = _HUB.fullmatch(spec)
-    if match is None:
-        raise CorpusError(f"cannot read the dataset name {spec!r}; write hf:NAME[:CONFIG][@SPLIT]")
-    name, config, part = match["name"], match["config"], match["part"]
-    into: Mapping[str, Split | None] = {part: wanted.split}
-    if not part:
-        into = _assign(hub_splits(name, config), wanted, f"hf:{spec}")
-    label = f"hf:{name}:{config}" if config else f"hf:{name}"
-    source = None if wanted.labelled else Path(name).name
-    yield from _divided(Input("hub", label, wanted.split, source, hub=(name, config)), into)
 
 
 def _divided(whole: Input, into: Mapping[str, Split | None]) -> _Found:
@@ -252,9 +278,8 @@ def _divided(whole: Input, into: Mapping[str, Split | None]) -> _Found:
         yield replace(whole, name=name, split=split, part=part) if split else name
 
 
-def _assign(parts: Iterable[str], wanted: _Wanted, name: str) -> dict[str, Split | None]:
+def _assign(parts: Sequence[str], wanted: _Wanted, name: str) -> dict[str, Split | None]:
     """Where each split of an input goes; None: it is left out."""
-    parts = list(parts)
     if len(parts) == 1:
         return {parts[0]: wanted.split}
     if "train" not in parts:
@@ -269,22 +294,24 @@ def _assign(parts: Iterable[str], wanted: _Wanted, name: str) -> dict[str, Split
 
 
 def _from_path(path: Path, wanted: _Wanted) -> _Found:
+    kind: Kind
+    source: str | None = source_of(path)
     if path.is_dir():
         yield from _from_folder(path, wanted)
-    elif path.suffix in _TOKENS:
-        file = path.with_suffix(".bin")
-        if not file.is_file():
-            raise CorpusError(f"{path} has no tokens beside it: {file} is missing")
-        kind: Kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
-        yield Input(kind, str(file), wanted.split, source_of(file), file)
+        return
+    if path.suffix in _TOKENS:
+        kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
+        index, path = path, path.with_suffix(".bin")
+        if not path.is_file():
+            raise CorpusError(f"{index} has no tokens beside it: {path} is missing")
     elif path.name.endswith(_RECORDS):
         kind = "parquet" if path.suffix == ".parquet" else "lines"
-        source = None if wanted.labelled else source_of(path)
-        yield Input(kind, str(path), wanted.split, source, path)
+        source = None if wanted.labelled else source
     elif path.suffix in (".txt", ".md"):
-        yield Input("text", str(path), wanted.split, source_of(path), path)
+        kind = "text"
     else:
         raise CorpusError(f"cannot tell what {path} is by its name; {_ALLOWED}")
+    yield Input(kind, str(path), wanted.split, source, path)
 
 
 def _from_folder(folder: Path, wanted: _Wanted) -> _Found:

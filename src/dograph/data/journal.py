@@ -7,25 +7,29 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from dograph.data.chunks import Position
 from dograph.data.corpus import MANIFEST, Manifest, Split, TokenizerEntry
-from dograph.data.encode import RAW_DOCUMENT_DTYPE, EncodedGroup
+from dograph.data.encode import RAW_DOCUMENT_DTYPE
+from dograph.data.formats import Position
 from dograph.data.options import STAGING, Value
 from dograph.errors import CorpusError
-from dograph.files import sync_file, write_json
+from dograph.files import write_json
 
-# Each source has its own files and its own row in every table: a label with more values than
-# this is a mistake (an address, an author), not a source.
-MAX_SOURCES = 1000
+_JOURNAL = "journal.json"
+_BLOCK_DOCUMENTS = 1 << 16
+# A policy for bad records matters only where there are some: the journal counts them. What was
+# left out does not enter the corpus.
+_INDECISIVE = ("bad_records", "left_out")
+# Options that came later: a corpus from before has no record of them, and was made with these.
+_ADDED: dict[str, Value] = {"keep": 1.0}
 
 
 class Output(BaseModel):
-    """What has been written of one split of one source."""
+    """What has been written of one split of one source, to the files STEM.tokens and .documents."""
 
     split: Split
     source: str
@@ -34,87 +38,19 @@ class Output(BaseModel):
     bytes: int = 0
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
+    stem: Path = Field(default=Path(), exclude=True)  # follows from its place among the outputs
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The documents, block by block, of RAW_DOCUMENT_DTYPE."""
+        with open(self.stem.with_suffix(".documents"), "rb") as file:
+            while len(block := np.fromfile(file, RAW_DOCUMENT_DTYPE, _BLOCK_DOCUMENTS)):
+                yield block
 
 
-class Outputs:
-    """Token and document files while they grow: a pair for each split of each source.
-
-    Lengths on record are those of whole chunks only.
-    """
-
-    def __init__(self, folder: Path, outputs: list[Output], dtype: str) -> None:
-        self.folder = folder
-        self.outputs = outputs
-        self._numbers = {(out.split, out.source): i for i, out in enumerate(outputs)}
-        self._unsynced: set[Path] = set()
-        for path in (*folder.glob("*.tokens"), *folder.glob("*.documents")):
-            if int(path.stem) >= len(outputs):  # begun after the record was made
-                path.unlink()
-        for number, output in enumerate(outputs):  # what came after the record is cut off
-            sizes = {
-                ".tokens": output.tokens * np.dtype(dtype).itemsize,
-                ".documents": output.documents * RAW_DOCUMENT_DTYPE.itemsize,
-            }
-            for suffix, size in sizes.items():
-                path = self.stem(number).with_suffix(suffix)
-                have = path.stat().st_size if path.exists() else 0
-                if have < size:
-                    raise CorpusError(
-                        f"{path} should hold {size} bytes, found {have}; begin anew with --restart"
-                    )
-                with open(path, "ab") as file:
-                    file.truncate(size)
-
-    def stem(self, number: int) -> Path:
-        """The two files of an output, without .tokens and .documents."""
-        return self.folder / f"{number:04d}"
-
-    def append(self, groups: list[EncodedGroup]) -> None:
-        """Write the groups of one chunk; on a failure the record still says what was whole."""
-        outputs = [self._output(group) for group in groups]
-        for (number, output), group in zip(outputs, groups, strict=True):
-            documents = group.document_M.copy()
-            documents["end"] += output.tokens
-            for suffix, values in ((".tokens", group.token_N), (".documents", documents)):
-                path = self.stem(number).with_suffix(suffix)
-                with open(path, "ab") as file:
-                    file.write(values.tobytes())
-                self._unsynced.add(path)
-        for (_, output), group in zip(outputs, groups, strict=True):
-            output.tokens += len(group.token_N)
-            output.documents += len(group.document_M)
-            output.bytes += int(group.document_M["bytes"].sum(dtype=np.int64))
-            output.unkept_documents += group.unkept_documents
-            output.unkept_bytes += group.unkept_bytes
-
-    def sync(self) -> None:
-        """Force what was written onto the disk, before the journal speaks of it."""
-        for path in sorted(self._unsynced):
-            sync_file(path)
-        self._unsynced.clear()
-
-    def _output(self, group: EncodedGroup) -> tuple[int, Output]:
-        key = (group.split, group.source)
-        if key not in self._numbers:
-            if len(self.outputs) >= 2 * MAX_SOURCES:
-                raise CorpusError(
-                    f"more than {MAX_SOURCES} sources, the latest {group.source!r}: name a field "
-                    "with fewer values with --source-field"
-                )
-            self._numbers[key] = len(self.outputs)
-            self.outputs.append(Output(split=group.split, source=group.source))
-        return self._numbers[key], self.outputs[self._numbers[key]]
-
-
-_JOURNAL = "journal.json"
-_INDECISIVE = ("bad_records", "left_out")
-# Options that came later: a corpus from before has no record of them, and was made with these.
-_ADDED: dict[str, Value] = {"keep": 1.0}
-
-
-class Recorded(NamedTuple):
+class Recorded(BaseModel):
     """All that decides what a corpus is."""
 
+    version: Literal[1] = 1
     options: dict[str, Value]
     stamps: dict[str, str]  # of every input, in order, and of the tokenizer
 
@@ -125,12 +61,9 @@ class Recorded(NamedTuple):
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-class Journal(BaseModel):
+class Journal(Recorded):
     """State after a whole number of chunks. Files may hold more: that is cut off on resuming."""
 
-    version: Literal[1] = 1
-    options: dict[str, Value]  # as in Recorded
-    stamps: dict[str, str]
     tokenizer: TokenizerEntry
     position: Position = Position()
     outputs: list[Output] = []
@@ -138,9 +71,15 @@ class Journal(BaseModel):
     repairs_bytes: int = 0  # length of repairs.jsonl
     all_read: bool = False
 
-    @property
-    def fingerprint(self) -> str:
-        return Recorded(self.options, self.stamps).fingerprint
+    @classmethod
+    def read(cls, staging: Path) -> "Journal | None":
+        path = staging / _JOURNAL
+        if not path.is_file():
+            return None
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise CorpusError(f"{path} is damaged; begin anew with --restart ({error})") from error
 
     def write(self, staging: Path) -> None:
         write_json(staging / _JOURNAL, self.model_dump())
@@ -167,8 +106,6 @@ class Journal(BaseModel):
 
 
 def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
-    # a policy for bad records matters only where there are some: the journal counts them;
-    # what was left out does not enter the corpus
     return {
         name: value
         for name, value in options.items()
@@ -184,16 +121,6 @@ def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> li
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name)
     ]
-
-
-def read_journal(staging: Path) -> Journal | None:
-    path = staging / _JOURNAL
-    if not path.is_file():
-        return None
-    try:
-        return Journal.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise CorpusError(f"{path} is damaged; begin anew with --restart ({error})") from error
 
 
 def finished_corpus(out: Path, recorded: Recorded, *, overwrite: bool) -> Manifest | None:

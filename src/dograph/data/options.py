@@ -1,13 +1,12 @@
 """Everything that `dograph data prepare` can be asked for, and what a corpus is made of."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from dograph.data.chunks import Fields, Input
 from dograph.data.corpus import Manifest
-from dograph.data.inputs import EMBEDDED, RECIPES, Recipe
+from dograph.data.formats import Fields
+from dograph.data.inputs import EMBEDDED, RECIPES, Input, Recipe
 from dograph.errors import ConfigError, did_you_mean
 
 DEFAULT_VOCAB_SIZE = 4096
@@ -43,36 +42,31 @@ class PrepareOptions:
     restart: bool = False
 
     def __post_init__(self) -> None:
-        if not self.inputs:
-            raise ConfigError("name at least one input, for example: dograph data prepare demo")
-        held_out = self.held_out([])
-        if not 0 <= held_out < 1:
-            raise ConfigError(f"--validation-fraction must be in [0, 1), got {held_out}")
-        if not 0 < self.keep <= 1:
+        held_out, recipe, workers = self.held_out([]), self.recipe, self.workers
+        near = did_you_mean(recipe or "", RECIPES)
+        wrong = {
+            "name at least one input, for example: dograph data prepare demo": not self.inputs,
+            f"--validation-fraction must be in [0, 1), got {held_out}": not 0 <= held_out < 1,
+            f"--keep must be above 0 and at most 1, got {self.keep}; it is the share of the "
+            "documents to keep, 0.01 for one in a hundred": not 0 < self.keep <= 1,
+            f"there is no recipe {recipe!r}; {near}": recipe not in (None, *RECIPES),
+            f"--strata must be at least 1, got {self.strata}": self.strata < 1,
+            f"--workers must be at least 1, got {workers}": workers is not None and workers < 1,
+        }
+        for message, is_wrong in wrong.items():
+            if is_wrong:
+                raise ConfigError(message)
+        known = self.known_corpus
+        if known is not None and self.source_field is not None:
             raise ConfigError(
-                f"--keep must be above 0 and at most 1, got {self.keep}; it is the share of the "
-                "documents to keep, 0.01 for one in a hundred"
-            )
-        if self.recipe is not None and self.recipe not in RECIPES:
-            raise ConfigError(
-                f"there is no recipe {self.recipe!r}; {did_you_mean(self.recipe, RECIPES)}"
-            )
-        for name, value in (("strata", self.strata), ("workers", self.workers)):
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name} must be at least 1, got {value}")
-        recipe = self.known_corpus
-        if recipe is not None and self.source_field is not None:
-            raise ConfigError(
-                f"the recipe {recipe.name} takes sources from {recipe.source_field}; leave out "
+                f"the recipe {known.name} takes sources from {known.source_field}; leave out "
                 "--source-field, or the recipe"
             )
 
     @property
     def known_corpus(self) -> Recipe | None:
         """The recipe, given by name or as the input itself."""
-        named = {
-            name for name in (self.recipe, *self.inputs) if name is not None and name in RECIPES
-        }
+        named = set(RECIPES) & {self.recipe, *self.inputs}
         if len(named) > 1:
             raise ConfigError(f"one recipe at a time, got {' and '.join(sorted(named))}")
         return RECIPES[named.pop()] if named else None
@@ -111,21 +105,14 @@ class PrepareOptions:
 
     def recorded(self) -> dict[str, Value]:
         """The options that decide the outcome, for the journal and the manifest."""
-        return {
+        others = ("inputs", "out", "workers", "overwrite", "restart")
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
+        return given | {
             "validation": " ".join(self.validation) or None,
             "validation_fraction": None if self.validation else self.held_out([]),
-            "tokenizer": self.tokenizer,
             "vocab_size": self.bpe_vocab_size if self.tokenizer == "bpe" else self.vocab_size,
-            "eot": self.eot,
-            "eot_id": self.eot_id,
             "recipe": self.known_corpus.name if self.known_corpus else None,
-            "text_field": self.text_field,
-            "source_field": self.source_field,
-            "strata": self.strata,
             "keep": float(self.keep),
-            "seed": self.seed,
-            "noise": self.noise,
-            "bad_records": self.bad_records,
         }
 
     def refuse_idle(self, inputs: list[Input]) -> None:
@@ -169,8 +156,8 @@ class SourceRow(NamedTuple):
     source: str
     documents: int  # in training
     tokens: int
-    bytes: int | None
-    share: float | None  # of the training bytes; of the tokens where bytes are not known
+    bytes: int | None  # None where those of any source are not known
+    share: float  # of the training bytes; of the tokens where bytes are not known
     paper_share: float | None  # of bytes; None where the corpus has no bytes to compare
     validation_tokens: int
 
@@ -178,28 +165,26 @@ class SourceRow(NamedTuple):
 def composition(manifest: Manifest) -> list[SourceRow]:
     """The sources, largest first."""
     recipe = RECIPES.get(manifest.recipe or "")
-    paper: Mapping[str, float] = recipe.shares() if recipe else {}
+    by_bytes = all(entry.bytes is not None for entry in manifest.train)
+    # shares of tokens and of bytes do not compare
+    paper = recipe.shares() if recipe and by_bytes else {}
+    total = sum((entry.bytes or 0) if by_bytes else entry.tokens for entry in manifest.train)
     rows = []
     for source in dict.fromkeys(e.source for e in (*manifest.train, *manifest.validation)):
         train = [entry for entry in manifest.train if entry.source == source]
-        known = [entry.bytes for entry in train if entry.bytes is not None]
+        tokens = sum(entry.tokens for entry in train)
+        size = sum(entry.bytes or 0 for entry in train) if by_bytes else None
         rows.append(
             SourceRow(
                 source,
                 sum(entry.documents for entry in train),
-                sum(entry.tokens for entry in train),
-                sum(known) if len(known) == len(train) else None,
-                None,
+                tokens,
+                size,
+                (tokens if size is None else size) / total,
                 paper.get(source),
                 sum(entry.tokens for entry in manifest.validation if entry.source == source),
             )
         )
-    if any(row.bytes is None for row in rows):  # shares of tokens and of bytes do not compare
-        total = sum(row.tokens for row in rows)
-        rows = [row._replace(share=row.tokens / total, paper_share=None) for row in rows]
-    else:
-        total = sum(row.bytes or 0 for row in rows)
-        rows = [row._replace(share=(row.bytes or 0) / total) for row in rows]
     return sorted(rows, key=lambda row: (-row.tokens, row.source))
 
 

@@ -12,41 +12,35 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from dograph.data import chunks
-from dograph.data.chunks import Input, listed, stamp
-from dograph.data.corpus import MANIFEST, Manifest, TokenizerEntry
-from dograph.data.encode import SMALL_CHUNKS, Encoded, EncodingWorkers, sample_texts
+import numpy as np
+
+from dograph.data import formats
+from dograph.data.corpus import MANIFEST, Manifest
+from dograph.data.encode import (
+    RAW_DOCUMENT_DTYPE,
+    SMALL_CHUNKS,
+    Encoded,
+    EncodedGroup,
+    EncodingWorkers,
+    sample_texts,
+)
 from dograph.data.external import prepare_external
-from dograph.data.finish import REPAIRS, finish, remove_replaced
-from dograph.data.inputs import EMBEDDED, resolve_all
-from dograph.data.journal import (
-    Journal,
-    Outputs,
-    Recorded,
-    clear,
-    finished_corpus,
-    lock,
-    read_journal,
-)
+from dograph.data.finish import REPAIRS, finish, listed, remove_replaced
+from dograph.data.inputs import EMBEDDED, Input, resolve_all
+from dograph.data.journal import Journal, Output, Recorded, clear, finished_corpus, lock
 from dograph.data.options import PrepareOptions
-from dograph.data.readers import RefusedRecordError, read_chunks, refusal, where
-from dograph.data.tokenizer import (
-    TOKENIZER_FILE,
-    FoundTokenizer,
-    end_of_text,
-    find_tokenizer,
-    open_tokenizer,
-    train_bpe,
-    vocabulary_size,
-)
+from dograph.data.readers import read_chunks, where
+from dograph.data.tokenizer import FoundTokenizer, find_tokenizer, place_tokenizer, train_bpe
 from dograph.errors import CorpusError
-from dograph.files import sha256_of, sync_file, write_text
+from dograph.files import sync_file
 
 COMMIT_SECONDS = 5.0
+# Each source has its own files and its own row in every table: a label with more values than
+# this is a mistake (an address, an author), not a source.
+MAX_SOURCES = 1000
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -102,18 +96,19 @@ def _prepare(options: PrepareOptions, report: Callable[[PreparationProgress], No
             f"{inputs[sizes.index(0)].name} is empty; leave it out, or pass --bad-records repair "
             "to drop it"
         )
-    stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{stamp(e.path)}" for e in inputs}
+    stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
     found = None
     if options.tokenizer != "bpe":
         found = find_tokenizer(options.tokenizer)
         content = f"{found.content}\0{found.eos}".encode()
         stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
-    recorded = Recorded({**options.recorded(), "left_out": listed(left_out)}, stamps)
+    asked = options.recorded() | {"left_out": listed(left_out)}
+    recorded = Recorded(options=asked, stamps=stamps)
     manifest = finished_corpus(options.out, recorded, overwrite=options.overwrite)
     if manifest is not None:
         if options.staging.is_dir():  # left behind by a kill after the manifest was written
             with lock(options.staging):
-                journal = read_journal(options.staging)
+                journal = Journal.read(options.staging)
                 if journal is None or journal.fingerprint == recorded.fingerprint:
                     clear(options.staging)
         return Prepared(manifest, already=True)
@@ -121,44 +116,47 @@ def _prepare(options: PrepareOptions, report: Callable[[PreparationProgress], No
         remove_replaced(options.staging, options.out)
         if any(entry.is_tokens for entry in inputs):
             manifest = prepare_external(options, inputs, found, recorded)
-            return Prepared(manifest, already=False)
-        preparation = Preparation(options, inputs, sizes, found, recorded, report)
-        preparation.encode()
-        report(PreparationProgress("finishing"))
-        manifest = finish(options, inputs, preparation.journal, preparation.outputs)
+        else:
+            preparation = Preparation(options, inputs, sizes, report)
+            preparation.encode(found, recorded)
+            report(PreparationProgress("finishing"))
+            manifest = finish(options, inputs, preparation.journal)
         return Prepared(manifest, already=False)
 
 
-@dataclass
 class Preparation:
-    """Text on its way: what has been written so far, and the journal that says so."""
+    """Text on its way: what has been written so far, and the journal that says so.
 
-    options: PrepareOptions
-    inputs: list[Input]
-    sizes: list[int | None]  # of each input on disk; None where nobody knows
-    found: FoundTokenizer | None  # None: to be trained
-    recorded: Recorded
-    report: Callable[[PreparationProgress], None]
-    journal: Journal = field(init=False)
-    outputs: Outputs = field(init=False)
-    _committed: float = field(default_factory=time.monotonic)
-    _writing: bool = False
+    A pair of files grows for each split of each source. Lengths on record are those of whole
+    chunks only.
+    """
 
-    def __post_init__(self) -> None:
-        self.total_bytes = None if None in self.sizes else sum(size or 0 for size in self.sizes)
-        self._repairs = self.options.staging / REPAIRS
+    journal: Journal
 
-    def encode(self) -> None:
+    def __init__(
+        self,
+        options: PrepareOptions,
+        inputs: list[Input],
+        sizes: list[int | None],
+        report: Callable[[PreparationProgress], None],
+    ) -> None:
+        self.options = options
+        self.inputs = inputs
+        self.report = report
+        self.sizes = sizes  # of each input on disk; None where nobody knows
+        self.total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+        self._committed = time.monotonic()
+        self._writing = False
+        self._unsynced: set[Path] = set()
+
+    def encode(self, found: FoundTokenizer | None, recorded: Recorded) -> None:
         """Read, encode and write everything that the journal does not have yet."""
         options, inputs = self.options, self.inputs
         with EncodingWorkers(options.workers or os.cpu_count() or 1) as workers:
-            if (self.total_bytes or 0) >= SMALL_CHUNKS * chunks.CHUNK_BYTES:
+            if (self.total_bytes or 0) >= SMALL_CHUNKS * formats.CHUNK_BYTES:
                 workers.start_all()  # they load their libraries while the tokenizer is made ready
-            self.journal = journal = self._open_journal()
-            self.outputs = Outputs(options.staging, journal.outputs, journal.tokenizer.token_dtype)
-            if self._repairs.exists():
-                with open(self._repairs, "ab") as file:
-                    file.truncate(journal.repairs_bytes)
+            self.journal = journal = self._open_journal(found, recorded)
+            self._cut_files()
             if journal.all_read:
                 return
             read = read_chunks(inputs, journal.position, options)
@@ -166,79 +164,115 @@ class Preparation:
                 for encoded in workers.encode_in_order(read, options, inputs, journal.tokenizer):
                     self.write(encoded)
                     self.report(self._progress())
-            except BaseException as error:
+            except BaseException:
                 with suppress(OSError):  # on a full disk the last commit stands
                     self.commit()
-                if isinstance(error, RefusedRecordError):
-                    raise refusal(inputs[error.input], error.bad) from error
                 raise
         journal.all_read = True
         self.commit()
 
-    def _open_journal(self) -> Journal:
+    def _open_journal(self, found: FoundTokenizer | None, recorded: Recorded) -> Journal:
         """The journal to go on with, or a new one with the tokenizer in place."""
-        options, staging, found = self.options, self.options.staging, self.found
-        journal = None if options.restart else read_journal(staging)
+        options, staging = self.options, self.options.staging
+        journal = None if options.restart else Journal.read(staging)
         if journal is not None:
-            journal.require_same(self.recorded)
-            journal.options = self.recorded.options
+            journal.require_same(recorded)
+            journal.options = recorded.options
             return journal
         clear(staging)
         if found is None:
             self.report(PreparationProgress("training the tokenizer"))
             texts = sample_texts(options, self.inputs)
             found = FoundTokenizer(train_bpe(texts, options.bpe_vocab_size), None)
-        path = staging / TOKENIZER_FILE
-        write_text(path, found.content)
-        tokenizer = open_tokenizer(path, options.tokenizer)
-        entry = TokenizerEntry(
-            name=options.tokenizer,
-            file=TOKENIZER_FILE,
-            sha256=sha256_of(path),
-            vocab_size=vocabulary_size(tokenizer),
-            eot_id=end_of_text(tokenizer, options.eot, found.eos),
-        )
-        recorded = self.recorded
-        journal = Journal(options=recorded.options, stamps=recorded.stamps, tokenizer=entry)
+        tokenizer = place_tokenizer(found, staging, options.tokenizer, options.eot)
+        journal = Journal(**recorded.model_dump(), tokenizer=tokenizer)
         journal.write(staging)
         return journal
+
+    def _cut_files(self) -> None:
+        """Take away what was written after the journal was."""
+        staging, outputs = self.options.staging, self.journal.outputs
+        for path in (*staging.glob("*.tokens"), *staging.glob("*.documents")):
+            if int(path.stem) >= len(outputs):
+                path.unlink()
+        sizes = {staging / REPAIRS: self.journal.repairs_bytes}
+        itemsize = np.dtype(self.journal.tokenizer.token_dtype).itemsize
+        for number, output in enumerate(outputs):
+            output.stem = staging / f"{number:04d}"
+            sizes[output.stem.with_suffix(".tokens")] = output.tokens * itemsize
+            documents = output.documents * RAW_DOCUMENT_DTYPE.itemsize
+            sizes[output.stem.with_suffix(".documents")] = documents
+        for path, size in sizes.items():
+            have = path.stat().st_size if path.exists() else 0
+            if have < size:
+                raise CorpusError(
+                    f"{path} should hold {size} bytes, found {have}; begin anew with --restart"
+                )
+            if path.exists() or path.name != REPAIRS:
+                with open(path, "ab") as file:
+                    file.truncate(size)
 
     def write(self, encoded: Encoded) -> None:
         """Append a chunk; after an interruption on the way the last commit stands."""
         self._writing = True
-        entries = [
-            {
-                "place": where(self.inputs[encoded.input], bad),
-                "kind": bad.kind,
-                "what": bad.what,
-                "done": bad.repair,
-            }
-            for bad in encoded.bad
-        ]
-        listing = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
-        if listing:
-            with open(self._repairs, "ab") as file:
-                file.write(listing)
-        self.outputs.append(encoded.groups)
-        repairs = self.journal.repairs
+        journal, entry = self.journal, self.inputs[encoded.input]
+        listing = b""
         for bad in encoded.bad:
-            repairs[bad.kind] = repairs.get(bad.kind, 0) + 1
-        for source, count in encoded.excluded.items():
-            kind = f"excluded: {source}"
-            repairs[kind] = repairs.get(kind, 0) + count
-        self.journal.repairs_bytes += len(listing)
-        self.journal.position = encoded.end
+            row = {"place": where(entry, bad), "kind": bad.kind, "what": bad.what}
+            listing += json.dumps(row | {"done": bad.repair}).encode() + b"\n"
+        if listing:
+            self._append(self.options.staging / REPAIRS, listing)
+        self.append_groups(encoded.groups)
+        counts = [(bad.kind, 1) for bad in encoded.bad]
+        counts += [(f"excluded: {source}", n) for source, n in encoded.excluded.items()]
+        for kind, count in counts:
+            journal.repairs[kind] = journal.repairs.get(kind, 0) + count
+        journal.repairs_bytes += len(listing)
+        journal.position = encoded.end
         self._writing = False
         if time.monotonic() - self._committed >= COMMIT_SECONDS:
             self.commit()
+
+    def append_groups(self, groups: list[EncodedGroup]) -> None:
+        """Write the groups of one chunk; on a failure the record still says what was whole."""
+        by_key = {(output.split, output.source): output for output in self.journal.outputs}
+        for group in groups:
+            key = (group.split, group.source)
+            if key not in by_key:
+                number = len(by_key)
+                if number >= 2 * MAX_SOURCES:
+                    raise CorpusError(
+                        f"more than {MAX_SOURCES} sources, the latest {group.source!r}: name a "
+                        "field with fewer values with --source-field"
+                    )
+                stem = self.options.staging / f"{number:04d}"
+                by_key[key] = Output(split=group.split, source=group.source, stem=stem)
+                self.journal.outputs.append(by_key[key])
+            output = by_key[key]
+            documents = group.document_M.copy()
+            documents["end"] += output.tokens
+            self._append(output.stem.with_suffix(".tokens"), group.token_N.tobytes())
+            self._append(output.stem.with_suffix(".documents"), documents.tobytes())
+        for group in groups:
+            output = by_key[group.split, group.source]
+            output.tokens += len(group.token_N)
+            output.documents += len(group.document_M)
+            output.bytes += int(group.document_M["bytes"].sum(dtype=np.int64))
+            output.unkept_documents += group.unkept_documents
+            output.unkept_bytes += group.unkept_bytes
+
+    def _append(self, path: Path, content: bytes) -> None:
+        with open(path, "ab") as file:
+            file.write(content)
+        self._unsynced.add(path)
 
     def commit(self) -> None:
         """Everything written so far is safe once this returns; half a chunk is not kept."""
         if self._writing:
             return
-        self.outputs.sync()
-        if self._repairs.exists():
-            sync_file(self._repairs)
+        for path in sorted(self._unsynced):  # before the journal speaks of them
+            sync_file(path)
+        self._unsynced.clear()
         self.journal.write(self.options.staging)
         self._committed = time.monotonic()
 

@@ -1,17 +1,19 @@
-"""Readers: every kind of text input as chunks of records, in order, from any record on."""
+"""Readers: every kind of text input as chunks of records, which are then checked one by one."""
 
 import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from dograph.data import chunks
-from dograph.data.chunks import Bad, Chunk, Fields, Input, Lost, Position, RawRow, pick, walk
-from dograph.data.formats import count_rows, read_disk, read_hub, read_lines, read_parquet, too_long
+from dograph.data import formats
+from dograph.data.formats import Bad, Chunk, Fields, Position, RawRow, pick
+from dograph.data.inputs import Input, walk
 from dograph.data.options import PrepareOptions
 from dograph.errors import CorpusError
 
 _CHUNK_ROWS = 4096
+_BOM = b"\xef\xbb\xbf"
+_SNIFF_BYTES = 8192
 
 
 def read_chunks(
@@ -23,7 +25,7 @@ def read_chunks(
         position = start if index == start.input else Position(input=index)
         entry = inputs[index]
         if entry.kind == "lines" and entry.path is not None:
-            made = read_lines(entry.path, position)
+            made = formats.read_lines(entry.path, position)
         else:
             made = _chunks_of_rows(entry, position, options)
         for chunk in made:
@@ -54,30 +56,28 @@ def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> I
     consumed, size = start.consumed, 0
     row_bytes = None  # on disk, of a compressed table; elsewhere rows are as stored
     if entry.kind == "parquet" and entry.path is not None:
-        row_bytes = entry.path.stat().st_size / max(count_rows(entry.path), 1)
+        row_bytes = entry.path.stat().st_size / max(formats.count_rows(entry.path), 1)
     for piece in _rows(entry, start.record, options):
-        if isinstance(piece, Lost):
-            bad.append(piece.bad)
-            record += piece.records
+        if isinstance(piece, Bad):
+            bad.append(piece)
+            record += piece.lost
         else:
             rows.append(piece)
             record += 1
             length = len(piece.text) if isinstance(piece.text, str | bytes) else 0
             size, consumed = size + length, consumed + length
         # rows of a chunk are numbered without a gap, so records that were lost end it
-        gap = isinstance(piece, Lost) and piece.records > 0
-        if gap or size >= chunks.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS:
+        gap = isinstance(piece, Bad) and piece.lost > 0
+        if gap or size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS:
             read = int(record * row_bytes) if row_bytes else consumed
             yield Chunk(start.input, first, rows, Position(start.input, record, 0, read), bad)
             rows, bad, first, size = [], [], record, 0
     yield Chunk(start.input, first, rows, Position(start.input + 1), bad)
 
 
-def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow | Lost]:
-    fields = options.fields
-    if entry.hub is not None and entry.part is not None:
-        yield from read_hub(entry.hub, entry.part, start, fields)
-    elif entry.path is None:
+def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow | Bad]:
+    place = entry.hub or entry.path
+    if place is None:
         from dograph.data import embedded  # here, for most preparations need none of it
 
         documents = (
@@ -87,22 +87,16 @@ def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow 
         )
         for source, text in islice(documents, start, None):
             yield RawRow(text, source)
-    elif entry.kind == "disk":
-        yield from read_disk(entry.path, entry.part, start, fields)
+    elif isinstance(place, tuple) or entry.kind == "disk":
+        yield from formats.read_dataset(place, entry.part, start, options.fields)
     elif entry.kind == "parquet":
-        yield from read_parquet(entry.path, start, fields)
+        yield from formats.read_parquet(place, start, options.fields)
     else:
-        for path in islice(walk(entry.path), start, None):
-            if path.stat().st_size > chunks.MAX_RECORD_BYTES:
-                yield Lost(1, too_long()._replace(file=str(path)))
+        for path in islice(walk(place), start, None):
+            if path.stat().st_size > formats.MAX_RECORD_BYTES:
+                yield formats.too_long()._replace(file=str(path), lost=1)
             else:
                 yield RawRow(path.read_bytes(), None, str(path))
-
-
-# Records judged one by one: the good ones as text, the bad ones mended, skipped or refused.
-
-_BOM = b"\xef\xbb\xbf"
-_SNIFF_BYTES = 8192
 
 
 class CheckedText(NamedTuple):
@@ -115,48 +109,39 @@ class CheckedText(NamedTuple):
     file: str | None
 
 
-class RefusedRecordError(Exception):
-    """A bad record that may not be repaired; the reading side knows its file's name."""
-
-    def __init__(self, chunk_input: int, bad: Bad) -> None:
-        super().__init__(chunk_input, bad)
-        self.input = chunk_input
-        self.bad = bad
-
-
 class Checker:
-    """Judges the records of one chunk."""
+    """Checks the records of one chunk: the good ones come as text, bad ones mended or skipped.
 
-    def __init__(self, chunk: Chunk, fields: Fields, source: str | None, *, repair: bool) -> None:
+    Where none may be repaired, the first bad one is refused.
+    """
+
+    def __init__(self, chunk: Chunk, entry: Input, fields: Fields, *, repair: bool) -> None:
         self.chunk = chunk
+        self.entry = entry
         self.fields = fields
-        self.source = source  # None: each record says
         self.repair = repair
         self.bad: list[Bad] = []
 
     def texts(self) -> Iterator[CheckedText]:
         """The good records, empty ones included; what was wrong with others goes to `bad`."""
-        rows: Iterator[tuple[int, RawRow | None]]
-        if isinstance(self.chunk.rows, bytes):
-            numbered = enumerate(self.chunk.rows.split(b"\n"), self.chunk.first)
-            rows = ((record, self._parse(record, line)) for record, line in numbered)
-        else:
-            rows = enumerate(self.chunk.rows, self.chunk.first)
-        for record, row in rows:
-            if row is not None:
-                text = self._text(record, row)
-                source = self.source if self.source is not None else self._source(record, row)
+        rows = self.chunk.rows
+        for record, row in enumerate(
+            rows.split(b"\n") if isinstance(rows, bytes) else rows, self.chunk.first
+        ):
+            parsed = self._parse(record, row) if isinstance(row, bytes) else row
+            if isinstance(parsed, RawRow):
+                text, source = self._text(record, parsed), self.entry.source
+                source = self._source(record, parsed) if source is None else source
                 if text is not None and source is not None:
-                    yield CheckedText(record, source, *text, row.file)
+                    yield CheckedText(record, source, *text, parsed.file)
 
     def complain(
         self, record: int, kind: str, what: str, repair: str = "skips it", file: str | None = None
     ) -> None:
         """Note a bad record, or refuse it where none may be repaired."""
-        bad = Bad(record, kind, what, repair, file)
+        self.bad.append(Bad(record, kind, what, repair, file))
         if not self.repair:
-            raise RefusedRecordError(self.chunk.input, bad)
-        self.bad.append(bad)
+            raise refusal(self.entry, self.bad[-1])
 
     def _not_utf8(self, record: int, error: UnicodeError, file: str | None = None) -> None:
         what = f"invalid UTF-8 ({error})"
@@ -174,12 +159,11 @@ class Checker:
             text = line.decode(errors="replace")
         try:
             value = json.loads(text)
+            what = f"the line is a JSON {type(value).__name__}, not an object with fields"
         # ValueError: also for numbers of thousands of digits; RecursionError: nested too deeply
         except (ValueError, RecursionError) as error:
-            self.complain(record, "broken JSON", f"broken JSON ({error})")
-            return None
+            value, what = None, f"broken JSON ({error})"
         if not isinstance(value, dict):
-            what = f"the line is a JSON {type(value).__name__}, not an object with fields"
             self.complain(record, "broken JSON", what)
             return None
         return RawRow(pick(value, self.fields.text), pick(value, self.fields.source))

@@ -10,7 +10,9 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
+from dograph.data.corpus import TokenizerEntry
 from dograph.errors import ConfigError, CorpusError, require
+from dograph.files import sha256_of, write_text
 
 TOKENIZER_FILE = "tokenizer.json"
 EOT = "<|endoftext|>"
@@ -51,43 +53,38 @@ def open_tokenizer(path: Path | str, name: str | None = None) -> Tokenizer:
 
 def find_tokenizer(name: str) -> FoundTokenizer:
     """The tokenizer at a path (a file, or a folder that holds one) or of that Hugging Face name."""
-    path = Path(name)
-    if path.is_dir():
-        path /= TOKENIZER_FILE
-        if not path.is_file():
+    file = Path(name)
+    if file.is_dir():
+        file /= TOKENIZER_FILE
+        if not file.is_file():
             raise CorpusError(f"{name} holds no {TOKENIZER_FILE}; name a folder or file that does")
-    if path.is_file():
-        return _found(path, path.parent / "tokenizer_config.json")
-    if name.endswith(".json") or name.startswith((".", "/", "~")):
-        raise CorpusError(f"there is no tokenizer at {name}; give a tokenizer.json, a name or bpe")
-    hub = require("huggingface_hub", "corpus")
-    errors = require("huggingface_hub.errors", "corpus")
-    try:
-        file = Path(hub.hf_hub_download(name, TOKENIZER_FILE))
-    # names that are none, no connection, no permission: each library layer raises its own
-    except Exception as error:
-        offline = isinstance(error, errors.LocalEntryNotFoundError)
-        if isinstance(error, errors.EntryNotFoundError) and not offline:
-            return _convert(name)
-        raise CorpusError(
-            f"cannot get the tokenizer {name!r} from the Hugging Face hub ({error}); give the path "
-            "of a tokenizer.json, or bpe to train one on the corpus"
-        ) from error
-    try:
-        config = Path(hub.hf_hub_download(name, "tokenizer_config.json"))
-    except Exception:  # it is optional: common end-of-text names are tried instead
-        config = None
-    return _found(file, config)
-
-
-def _found(file: Path, config: Path | None) -> FoundTokenizer:
-    """A tokenizer.json, and the end-of-sequence token of the config beside it, if there is one."""
+    config = file.parent / "tokenizer_config.json"
+    if not file.is_file():
+        if name.endswith(".json") or name.startswith((".", "/", "~")):
+            raise CorpusError(
+                f"there is no tokenizer at {name}; give a tokenizer.json, a name or bpe"
+            )
+        hub = require("huggingface_hub", "corpus")
+        errors = require("huggingface_hub.errors", "corpus")
+        try:
+            file = Path(hub.hf_hub_download(name, TOKENIZER_FILE))
+        # names that are none, no connection, no permission: each library layer raises its own
+        except Exception as error:
+            offline = isinstance(error, errors.LocalEntryNotFoundError)
+            if isinstance(error, errors.EntryNotFoundError) and not offline:
+                return _convert(name)
+            raise CorpusError(
+                f"cannot get the tokenizer {name!r} from the Hugging Face hub ({error}); give the "
+                "path of a tokenizer.json, or bpe to train one on the corpus"
+            ) from error
+        with suppress(Exception):  # it is optional: common end-of-text names are tried instead
+            config = Path(hub.hf_hub_download(name, config.name))
     try:
         content = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{file} is not a tokenizer.json of `tokenizers`: {error}") from error
     eos = None
-    if config is not None and config.is_file():
+    if config.is_file():
         try:
             eos = json.loads(config.read_bytes()).get("eos_token")
         except (ValueError, AttributeError) as error:
@@ -147,6 +144,22 @@ def end_of_text(tokenizer: Tokenizer, given: str | None, eos: str | None) -> int
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """One more than the largest id; ids may have gaps."""
     return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+
+def place_tokenizer(
+    found: FoundTokenizer, folder: Path, name: str, eot: str | None, eot_id: int | None = None
+) -> TokenizerEntry:
+    """Write a tokenizer into a folder, with the end of text that is asked for or that it has."""
+    path = folder / TOKENIZER_FILE
+    write_text(path, found.content)
+    tokenizer = open_tokenizer(path, name)
+    return TokenizerEntry(
+        name=name,
+        file=TOKENIZER_FILE,
+        sha256=sha256_of(path),
+        vocab_size=vocabulary_size(tokenizer),
+        eot_id=end_of_text(tokenizer, eot, found.eos) if eot_id is None else eot_id,
+    )
 
 
 def token_bytes(tokenizer_file: Path, eot_id: int | None) -> np.ndarray | None:

@@ -223,15 +223,6 @@ def effective_floor(
     return (equal + torch.where(excess > 0, pull, 1.0) * apart_X).to(weight_X.dtype)
 
 
-def floor_weights(weight_M: Tensor, floor: float, present_M: Tensor) -> Tensor:
-    """Domain weights mixed with equal ones until each present domain has at least `floor`.
-
-    w'_j = floor + (1 - floor m') w_j over the m' present domains; floor m' <= 1.
-    """
-    mixed_M = floor + (1 - floor * present_M.sum()) * weight_M
-    return torch.where(present_M, mixed_M, 0.0)
-
-
 def all_finite(*weights: Tensor) -> Tensor:
     """Whether all numbers are finite: sums of weights do not overflow."""
     total = torch.stack([weight.sum() for weight in weights]).sum()

@@ -43,9 +43,9 @@ def read_graph(path: Path, step: int | None) -> DomainGraph:
     return DomainGraph.from_json(graphs[-1 if step is None else steps.index(step)])
 
 
-def number_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
+def number_table(title: str, *columns: str, left: tuple[str, ...] = (), gap: int = 1) -> Table:
     """A table of numbers, flush right and never wrapped; the columns named in `left` are words."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, gap))
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
     return table
@@ -103,23 +103,21 @@ def agreement_table(path: Path) -> Table | None:
     run = RunDirectory.open(path)
     is_lasting = domains_last(run.config())
     name, over = ("nmi", "over ten batches") if is_lasting else ("batch_nmi", "in the step's batch")
-    rows = read_metrics(run.metrics_file)
-    known = [(int(row["step"]), row[f"domains/{name}"]) for row in rows if f"domains/{name}" in row]
+    key = f"domains/{name}"
+    known = [(row["step"], row[key]) for row in read_metrics(run.metrics_file) if key in row]
     if not known:
         return None
     every = max(1, len(known) // LINES)
-    table = Table(title="agreement of domains with sources", box=SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("step", justify="right")
+    table = number_table("agreement of domains with sources", "step")
     table.add_column(f"NMI {over}", min_width=WIDTH + 5, no_wrap=True)
     for step, nmi in known[every - 1 :: every]:
-        table.add_row(str(step), f"{nmi:.2f} " + "█" * round(WIDTH * nmi))
+        table.add_row(f"{step:.0f}", f"{nmi:.2f} " + "█" * round(WIDTH * nmi))
     return table
 
 
 def last_validation(run: RunDirectory) -> Row:
     """The newest validation of a run."""
-    rows = read_metrics(run.metrics_file) if run.metrics_file.is_file() else []
-    validations = [row for row in rows if "valid/mean/loss_nats" in row]
+    validations = [row for row in read_metrics(run.metrics_file) if "valid/mean/loss_nats" in row]
     if not validations:
         raise RunError(f"{run.path} has no validation yet; it makes one every eval.every steps")
     return validations[-1]
@@ -127,39 +125,29 @@ def last_validation(run: RunDirectory) -> Row:
 
 def losses_table(paths: list[Path]) -> Table:
     """Sources down, runs across: nats per token, perplexity, bits per byte, times read through."""
-    table = Table(title="validation loss per source", box=SIMPLE_HEAD, padding=0)
-    table.add_column("source", no_wrap=True)
-    columns = []
+    titles, columns, sources = ["source"], [], set[str]()
     for path in paths:
         run = RunDirectory.open(path)
         steps = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
         epochs = {k: v for row in steps for k, v in row.items() if k.startswith("data/")}
-        columns.append((last_validation(run), epochs))
-        table.add_column(f"{path.resolve().name}\nnats", justify="right", no_wrap=True)
-        for unit in ("ppl", "bits/B", "epochs"):
-            table.add_column(f"\n{unit}", justify="right", no_wrap=True)
-    sources = sorted(
-        {
-            name.removeprefix("valid/").removesuffix("/loss_nats")
-            for row, _ in columns
-            for name in row
-            if name.startswith("valid/") and name.endswith("/loss_nats")
-        }
-        - set(SUMMARIES)
-    )
-    for name in [*sources, *SUMMARIES]:
+        row = last_validation(run)
+        columns.append((row, epochs))
+        titles += [f"{path.resolve().name}\nnats", *(f"\n{x}" for x in ("ppl", "bits/B", "epochs"))]
+        valid = [name.removeprefix("valid/") for name in row if name.startswith("valid/")]
+        sources |= {x.removesuffix("/loss_nats") for x in valid if x.endswith("/loss_nats")}
+    names = sorted(sources - set(SUMMARIES))
+    table = number_table("validation loss per source", *titles, left=("source",), gap=0)
+    for name in [*names, *SUMMARIES]:
         cells = []
         for row, epochs in columns:
             times = epochs.get(f"data/{name}/epochs")
             cells += [*loss_cells(row, f"valid/{name}"), "" if times is None else f"{times:.2f}"]
-        table.add_row(name, *cells, end_section=name == sources[-1])
+        table.add_row(name, *cells, end_section=name == names[-1])
     return table
 
 
 def loss_cells(row: Row, name: str) -> list[str]:
     """Nats, perplexity and bits per byte of one name in a row of losses; empty where unknown."""
-    values = [
-        (row.get(f"{name}/{unit}"), shape)
-        for unit, shape in (("loss_nats", ".4f"), ("ppl", ".1f"), ("bits_per_byte", ".3f"))
-    ]
+    units = {"loss_nats": ".4f", "ppl": ".1f", "bits_per_byte": ".3f"}
+    values = [(row.get(f"{name}/{unit}"), shape) for unit, shape in units.items()]
     return ["" if value is None else format(value, shape) for value, shape in values]

@@ -4,7 +4,7 @@ A method answers at most three questions: what to draw from (`plan`, before trai
 each sample counts (`weigh`, each step), and whether to draw differently (`remix`, now and then).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:  # torch takes seconds to import; to refuse a misspelt name do
     from dograph.domains.graph import DomainGraph
 
 # Metrics of a step by name; tensors stay on the device until they are written. What costs much to
-# say may be said then: any mapping will do.
+# say may be said then: any mapping will do, and `LateReport` is one that waits.
 Report = Mapping[str, "float | Tensor"]
+Metrics = dict[str, "float | Tensor"]
 
 # What `weigh` may ask for. The step computes only what the mixer needs.
 SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})
@@ -210,6 +211,53 @@ class Mixer:
         A vector has one entry a domain; `samples/domain` has one a sample, its domain.
         """
         return {}
+
+
+class LateReport(Mapping[str, "float | Tensor"]):
+    """Metrics that are worked out when they are read: they are written every few steps only.
+
+    A step keeps what they are made of, some small tensors on the device, and no metric decides
+    anything. Reading one waits for the device and works all of them out, on the CPU.
+    """
+
+    def __init__(
+        self, held: "dict[str, Tensor]", work_out: "Callable[[dict[str, Tensor]], Metrics]"
+    ) -> None:
+        self.held = held  # on the device; empty once the metrics are there
+        self.work_out, self.metrics = work_out, Metrics()
+
+    def _read(self) -> Metrics:
+        read_together([self])
+        return self.metrics
+
+    def __getitem__(self, name: str) -> "float | Tensor":
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
+def read_together(reports: Iterable[Report]) -> None:
+    """Bring over what several reports are made of, in a few transfers; this waits for the device.
+
+    Tensors of one kind come as one, and those that several reports hold come once.
+    """
+    import torch
+
+    late = [report for report in reports if isinstance(report, LateReport) and report.held]
+    kinds: dict[Any, dict[int, Tensor]] = {}
+    for tensor in (tensor for report in late for tensor in report.held.values()):
+        kind = (tensor.dtype, tensor.shape, tensor.device)
+        kinds.setdefault(kind, {})[id(tensor)] = tensor
+    host: dict[int, Tensor] = {}
+    for held in kinds.values():
+        host |= zip(held, torch.stack(list(held.values())).cpu(), strict=True)
+    for report in late:
+        report.metrics = report.work_out({n: host[id(t)] for n, t in report.held.items()})
+        report.held = {}
 
 
 def require_sources(option: str, given: Iterable[str], known: Collection[str]) -> None:

@@ -17,22 +17,22 @@ from torch import Tensor
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.objectives import build_objective
-from dograph.domains.partition import Budget, all_finite, floor_weights, sample_weights, share_out
-from dograph.domains.scopes import (
-    FIT_BATCHES,
-    EpochScope,
-    KMeans,
-    Scope,
-    StreamScope,
+from dograph.domains.partition import (
+    Budget,
+    agreement_of,
+    all_finite,
+    sample_weights,
+    share_out,
 )
+from dograph.domains.scopes import FIT_BATCHES, EpochScope, KMeans, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.base import Lab, Mixer, Report, with_options
-from dograph.mixers.dograph_report import step_report
-from dograph.mixers.fixed import check_sampling, sampling_mixture
+from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, Report, with_options
+from dograph.mixers.fixed import Sampling, sampling_mixture
 from dograph.mixers.remixing import Remixing
 from dograph.types import Domains, Mixture, Signals
 
 DEFAULT_RECIPE = "recommended"
+RETIRED = {"weight_floor": 0}  # gone options, at the values that older runs may still name
 RECENT = 10  # batches over which domains and sources are compared; one alone may agree by chance
 # Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks
 # first. The paper also draws a new projection every step: sketch.refresh=step.
@@ -68,14 +68,13 @@ class DoGraphOptions(Options):
     normalise: bool = True  # spherical K-means; stream always is
     restarts: int = Field(16, ge=1)
     min_size: int = Field(1, ge=1)
-    weight_floor: float = Field(0.0, ge=0)  # least weight of a domain, at most 1 / num_domains
     cap: float | None = Field(None, ge=1)  # most that a sample may count, in equal weights
     effective_floor: float | None = Field(0.9, ge=1e-6, le=1)  # least effective share 1/(n sum c^2)
     keep_shares: bool = False  # weigh inside sources: each keeps the share that was drawn
     within: Literal["mean", "unit"] = "mean"
     norm_from: Literal["blocks", "all"] = "blocks"
-    sampling: Any = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
-    realise: Literal["loss", "sampling", "both"] = "loss"
+    sampling: Sampling = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
+    realise: Literal["loss", "sampling"] = "loss"
     remix_every: int = Field(50, ge=1)
     remix_floor: float = Field(0.25, ge=0, le=1)  # of a stratum's share at first
     max_epochs: float = Field(4.0, ge=0)  # how often remixing may have a stratum read through
@@ -91,16 +90,11 @@ class DoGraphOptions(Options):
             raise ConfigError(
                 f'mixer.recipe="{recipe}" is not known; {did_you_mean(recipe, RECIPES)}'
             )
-        return RECIPES[recipe] | given
+        gone = {option for option, value in RETIRED.items() if given.get(option) == value}
+        return RECIPES[recipe] | {name: value for name, value in given.items() if name not in gone}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        check_sampling(self.sampling)
-        if self.weight_floor > 1 / self.num_domains:
-            raise ConfigError(
-                f"mixer.weight_floor={self.weight_floor}: give a finite number of at least 0 and "
-                f"at most {1 / self.num_domains:g}, which is 1 / mixer.num_domains"
-            )
         if self.keep_shares and self.cap is not None:
             raise ConfigError(
                 f"mixer.cap={self.cap:g} with mixer.keep_shares=true: what a cap cuts off goes to "
@@ -160,42 +154,43 @@ class DoGraph(Mixer):
 
     def weigh(self, signals: Signals) -> Tensor:
         """Algorithm 1: cluster the sketches, solve for the domains' weights, share them out."""
-        sketch_BK, finite = _finite(signals)  # R' g_i
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)  # D_1 .. D_m
+        sketch_BK, finite, domains = self._clustered(signals)  # R' g_i, and D_1 .. D_m of them
         if domains is not None:
-            self.weight_M = self._solved(domains)  # w = argmin L_opt on the simplex
+            self.weight_M = self.objective(
+                self.remixing.at_first(domains)
+            )  # w = argmin L_opt on the simplex
             weight_B, finite = self._shared(domains, self.weight_M, signals, finite)  # c_i
         if domains is None or signals.step < self.warmup_steps:
             weight_B = super().weigh(signals)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
         return weight_B
 
-    def _solved(self, domains: Domains) -> Tensor:
-        """w_M: what the objective asks for, with the floor on it."""
-        weight_M = self.objective(self.remixing.at_first(domains))
-        if self.options.weight_floor == 0:
-            return weight_M
-        return floor_weights(weight_M, self.options.weight_floor, domains.present_M)
+    def _clustered(self, signals: Signals) -> tuple[Tensor, Tensor, Domains | None]:
+        """Sketches with rows that are not finite set to 0, if there were none, and the domains."""
+        if signals.sketch_BK is None:
+            raise ConfigError("DoGraph weighs by sketches; make the signals with Sketcher.signals")
+        sketch_BK = signals.sketch_BK.detach()
+        broken_B = (sketch_BK * 0).sum(dim=1) != 0
+        sketch_BK, finite = sketch_BK.masked_fill(broken_B[:, None], 0), ~broken_B.any()
+        return sketch_BK, finite, self.scope.assign(sketch_BK, signals.step, signals.projection)
 
     def _shared(
         self, domains: Domains, weight_M: Tensor, signals: Signals, finite: Tensor
     ) -> tuple[Tensor, Tensor]:
         """c_B: domain weights to sample weights, inside the budget; and if all was finite."""
-        options, known = self.options, self.remixing.expected(domains)
+        options, source_B = self.options, signals.source_B
         plain = (options.realise, options.within, options.cap, options.keep_shares)
         if plain == ("loss", "mean", None, False):
-            return share_out(known, weight_M, finite, options.effective_floor)
-        if options.keep_shares and signals.source_B is None:
+            return share_out(domains, weight_M, finite, options.effective_floor)
+        if options.keep_shares and source_B is None:
             raise ConfigError(
                 "mixer.keep_shares=true needs the source of every sample: pass source_B to "
                 "Sketcher.backward or Sketcher.signals"
             )
-        if options.realise == "sampling":
-            weight_B = Mixer.weigh(self, signals)
-        else:
-            weight_B = sample_weights(known, weight_M)
-        source_B = signals.source_B if options.keep_shares else None
-        weight_B = self.budget.hold(weight_B, self._norms(signals), source_B)
+        sampled = options.realise == "sampling"
+        weight_B = super().weigh(signals) if sampled else sample_weights(domains, weight_M)
+        kept_B = source_B if options.keep_shares else None
+        weight_B = self.budget.hold(weight_B, self._norms(signals), kept_B)
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
@@ -215,29 +210,24 @@ class DoGraph(Mixer):
         """
         if (why := self.refuses_lagged()) is not None:
             raise ConfigError(f"DoGraph {why}; or use accumulation=two_sweeps")
-        sketch_BK, finite = _finite(signals)
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        sketch_BK, finite, domains = self._clustered(signals)
         equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
         if domains is None or signals.step < self.warmup_steps:
             return equal_b
-        weight_M, known = self._solved(domains), self.remixing.expected(domains)
-        times_M = torch.where(known.present_M, weight_M / known.share_M.clamp_min(1e-12), 0.0)
+        weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
+        times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
         if self.options.realise == "sampling":
             times_M = torch.ones_like(times_M)
+        each_M, norm_b = times_M / num_samples, self._norms(signals)
         weight_b = self.budget.hold_lagged(
-            times_M / num_samples,
-            known.share_M,
-            domains.label_B,
-            self._norms(signals),
-            size=num_samples,
+            each_M, share_M, domains.label_B, norm_b, size=num_samples
         )
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
-        sketch_BK, finite = _finite(signals)
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        sketch_BK, finite, domains = self._clustered(signals)
         if domains is not None:
-            self.weight_M = self._solved(domains)
+            self.weight_M = self.objective(self.remixing.at_first(domains))
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
     def _take_in(
@@ -248,18 +238,64 @@ class DoGraph(Mixer):
         weight_B: Tensor,
         finite: Tensor,
     ) -> None:
-        """Let the scope learn from the batch, count it, and note what to report."""
+        """Let the scope learn from the batch, count it, and keep what the report is made of."""
         self.domains = domains
         self.scope.observe(sketch_BK, signals.step)
+        wide_BK = sketch_BK.float()
+        held = {
+            "weight_B": weight_B,
+            "finite": finite,
+            "mean_norm": wide_BK.mean(dim=0).norm(),
+            "update_norm": (weight_B.to(wide_BK.dtype) @ wide_BK).norm(),
+        }
         if domains is None:  # none yet, or forgotten with an old projection
             self.weight_M = self.remixing.count_MS = None
         else:
+            assert self.weight_M is not None
             if signals.source_B is not None:
                 last = (domains.label_B, signals.source_B)
                 self.recent = [*self.recent[-(RECENT - 1) :], last]
-            if self.remixing.active and signals.stratum_B is not None:
-                self.remixing.add(domains.label_B, signals.stratum_B)
-        self._report = step_report(self, sketch_BK, weight_B, finite)
+            self.remixing.add(domains.label_B, signals.stratum_B)
+            held |= {name: getattr(domains, name) for name in Domains.__slots__}
+            held |= {"weight_M": self.weight_M, **self._recent_batches()}
+        self._report = LateReport(held, self._metrics)
+
+    def _recent_batches(self) -> dict[str, Tensor]:
+        """Labels and sources of the last batches, by name."""
+        pairs = enumerate(self.recent)
+        names = ("label", "source")
+        return {
+            f"{name}/{i}": part for i, pair in pairs for name, part in zip(names, pair, strict=True)
+        }
+
+    def _metrics(self, held: dict[str, Tensor]) -> Metrics:
+        """The report of a step; metrics of domains are left out while none are known."""
+        report: Metrics = {
+            "weights/max_times_equal": len(held["weight_B"]) * held["weight_B"].max(),
+            "weights/gradient_norm_ratio": held["update_norm"] / held["mean_norm"].clamp_min(1e-30),
+            "weights/fallback": 1.0 - held["finite"].float(),
+        }
+        if "weight_M" not in held:
+            return report
+        weight_M = held["weight_M"]
+        domains = Domains(**{name: held[name] for name in Domains.__slots__})
+        order_M, index_M = self.listing(weight_M), torch.arange(len(weight_M))
+        count_M = (domains.label_B[:, None] == index_M).sum(dim=0)
+        report |= {
+            "samples/domain": order_M.argsort()[domains.label_B],
+            "domains/samples": count_M[order_M],
+            "domains/share": domains.share_M[order_M],
+            "domains/weight": weight_M[order_M],
+            "domains/gradient_norm": domains.square_M.clamp_min(0).sqrt()[order_M],
+            "domains/mean_norm": domains.gram_MM.diagonal().clamp_min(0).sqrt()[order_M],
+            "weights/entropy_nats": -(weight_M * weight_M.clamp_min(1e-30).log()).sum(),
+            "weights/solver_residual": self.objective.residual(domains, weight_M),
+        }
+        if batches := _batches(held):
+            nmi_2, purity_2 = agreement_of(batches, len(weight_M), self.num_sources)
+            report["domains/nmi"], report["domains/batch_nmi"] = nmi_2
+            report["domains/purity"] = purity_2[0]
+        return report
 
     def report(self) -> Report:
         return self._report
@@ -270,12 +306,9 @@ class DoGraph(Mixer):
         return self.remixing.mixture(signals.step, self.weight_M)
 
     def state_dict(self) -> dict[str, Any]:
-        recent: dict[str, Any] = {"num_sources": self.num_sources}
-        for i, (label_B, source_B) in enumerate(self.recent):
-            recent |= {f"label/{i}": label_B, f"source/{i}": source_B}
         parts = {
             "scope": self.scope.state_dict(),
-            "recent": recent,
+            "recent": {"num_sources": self.num_sources, **self._recent_batches()},
             "remixing": self.remixing.state_dict(),
         }
         state = {f"{part}:{n}": value for part, own in parts.items() for n, value in own.items()}
@@ -287,10 +320,7 @@ class DoGraph(Mixer):
             part, _, own = name.partition(":")
             parts.get(part, {})[own] = value
         self.warmup_steps = state["warmup_steps"]
-        recent = parts["recent"]
-        self.num_sources = recent.pop("num_sources")
-        held = range(len(recent) // 2)
-        self.recent = [(recent[f"label/{i}"], recent[f"source/{i}"]) for i in held]
+        self.num_sources, self.recent = parts["recent"]["num_sources"], _batches(parts["recent"])
         self.scope.load_state_dict(parts["scope"])
         self.remixing.load_state_dict(parts["remixing"])
 
@@ -312,7 +342,7 @@ class DoGraph(Mixer):
         if not self.changes_sampling:
             return None
         return (
-            f"with mixer.realise={self.options.realise} sets it from the model's domains, every "
+            "with mixer.realise=sampling sets it from the model's domains, every "
             f"mixer.remix_every={self.options.remix_every} steps"
         )
 
@@ -436,10 +466,7 @@ class DoGraph(Mixer):
         )
 
 
-def _finite(signals: Signals) -> tuple[Tensor, Tensor]:
-    """Sketches with rows that are not finite set to 0, and whether there were none of those."""
-    if signals.sketch_BK is None:
-        raise ConfigError("DoGraph weighs by sketches; make the signals with Sketcher.signals")
-    sketch_BK = signals.sketch_BK.detach()
-    broken_B = (sketch_BK * 0).sum(dim=1) != 0
-    return sketch_BK.masked_fill(broken_B[:, None], 0), ~broken_B.any()
+def _batches(held: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """What `DoGraph._recent_batches` gave, among other tensors."""
+    known = [i for i in range(RECENT) if f"label/{i}" in held]
+    return [(held[f"label/{i}"], held[f"source/{i}"]) for i in known]

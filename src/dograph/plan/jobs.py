@@ -32,14 +32,13 @@ from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
-from dograph.models.files import WEIGHTS
 from dograph.progress import Progress, duration
 from dograph.train.assembly import inner_parameters, settled
-from dograph.train.checkpoint import OPTIMIZER
-from dograph.train.distributed import World, pick_device
+from dograph.train.checkpoint import OPTIMIZER, WEIGHTS
+from dograph.train.distributed import World, peak_bytes, pick_device, reset_peak
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
 from dograph.train.run_dir import RunDirectory
-from dograph.train.trainer import Trainer, peak_bytes, reset_peak, resume_run, start_run
+from dograph.train.trainer import Trainer, resume_run, start_run
 
 WAIT_SECONDS = 0.2
 FREE_SECONDS = 120.0  # how long a run that another process holds is waited for

@@ -39,10 +39,9 @@ MINI: dict[str, Any] = {
     "probe": {"rows": 0},
     "checkpoint": {"every": 200, "keep": 1},
 }
+ON_CUDA: dict[str, Any] = {"train": {"dtype": "bfloat16", "compile": True}}
 SHORT: dict[str, Any] = {"train": {"steps": 400}}
 PROBED: dict[str, Any] = {"probe": {"rows": 512, "at": [0.0, 0.01, 0.03, 0.1, 0.3, 1.0]}}
-LLAMA: dict[str, Any] = {"model": {"preset": "llama-mini"}}
-ON_CUDA: dict[str, Any] = {"train": {"dtype": "bfloat16", "compile": True}}
 
 SEEDS: dict[Scale, tuple[int, ...]] = {
     "mini": (10, 11, 12, 13, 14),
@@ -67,7 +66,6 @@ LEAD = ("natural", "inverse-norm")  # rows that come first
 
 _EQUAL = "objective={name: precision, q: 0},effective_floor=null,warmup=0,sampling=uniform"
 _PAPER = "recipe=paper,sampling=uniform"
-
 PROTOCOL = {
     "natural": "natural=natural",
     "inverse-norm": "inverse-norm=dograph[recipe=inverse-norm,sampling=uniform]",
@@ -84,23 +82,14 @@ PROTOCOL = {
 _PROBED = {"equal": f"equal=dograph[{_EQUAL}]"}
 _OBJECTIVES = {name: f"{name}=dograph[{_PAPER},objective={name}]" for name in OBJECTIVES}
 _DOMAINS = {f"m{m}": f"m{m}=dograph[{_PAPER},num_domains={m}]" for m in NUM_DOMAINS}
-
 SPECS = PROTOCOL | _PROBED | _OBJECTIVES | _DOMAINS
-
 ALL = tuple(PROTOCOL)
-OBJECTIVE_ROWS = (*LEAD, BASELINE, *_OBJECTIVES)
-DOMAIN_ROWS = (*LEAD, BASELINE, *_DOMAINS)
-SIZE_ROWS = (*LEAD, BASELINE, "regmix", "dograph-paper", "dograph")
-PROBED_ROWS = ("equal", "dograph-paper")
 
 
 def spelled_out(text: str) -> str:
     """The user's --methods, with every label of ours replaced by what it stands for."""
     names = "|".join(map(re.escape, SPECS))
     return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda found: SPECS[found[1]], text)
-
-
-ROOT = Path("reproduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +99,8 @@ class Artefact:
     name: str
     line: str  # what it shows
     where: str  # its label in the paper
-    preset: str = "paper-gpt2-medium"  # the paper's run
-    # Folder of its runs, mini and paper; tables of the same runs share it.
-    homes: tuple[str, str] = ("methods", "gpt2-medium")
+    model: str = "gpt2-medium"  # of the paper's run
+    runs: str = "methods"  # folder of its runs; tables of the same runs share it
     methods: tuple[str, ...] = ALL
     baseline: str = BASELINE
     mini: Mapping[str, Any] = field(default_factory=dict)  # on top of MINI
@@ -125,21 +113,31 @@ class Artefact:
         return "downstream" if self.name in DOWNSTREAM else self.name
 
     @property
+    def preset(self) -> str:
+        """The paper's run."""
+        return f"paper-{self.model}"
+
+    @property
     def is_probed(self) -> bool:
         """Whether it is made of probes."""
-        return self.kind in ("gradient-pca", "clusters")
+        return self.runs == "probes"
 
     def folder(self, scale: Scale) -> Path:
-        return ROOT / scale / self.homes[scale == "paper"]
+        """At the paper's scale, tables of all methods have other runs for each model."""
+        by_model = scale == "paper" and self.methods == ALL
+        return Path("reproduce", scale, self.model if by_model else self.runs)
 
 
 _SIZES: dict[Scale, tuple[str, ...]] = {
     "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
     "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
 }
-_PILE: dict[str, Any] = {"mini": LLAMA, "data": "pile"}
+_LLAMA = {"model": {"preset": "llama-mini"}}
+_PILE: dict[str, Any] = {"runs": "llama", "mini": _LLAMA, "data": "pile"}
 _SEEN: dict[str, Any] = {
-    "methods": PROBED_ROWS,
+    "model": "gpt2-mini",
+    "runs": "probes",
+    "methods": ("equal", "dograph-paper"),
     "baseline": "equal",
     "mini": SHORT | PROBED,
     "picture": True,
@@ -149,8 +147,7 @@ _ARTEFACTS = (
         "gpt2-small",
         "nine downstream tasks, GPT-2 Small on SlimPajama",
         "tab:benchmark_joint_3",
-        "paper-gpt2-small",
-        ("methods", "gpt2-small"),
+        "gpt2-small",
     ),
     Artefact(
         "gpt2-medium",
@@ -161,37 +158,31 @@ _ARTEFACTS = (
         "llama-1.1b",
         "nine downstream tasks, LLaMA-1.1B on the Pile",
         "tab:benchmark_joint_1",
-        "paper-llama-1.1b",
-        ("llama", "llama-1.1b"),
+        "llama-1.1b",
         **_PILE,
     ),
     Artefact(
         "llama-3.2-3b",
         "nine downstream tasks, LLaMA-3.2-3B on the Pile",
         "tab:benchmark_joint_2",
-        "paper-llama-3.2-3b",
-        ("llama", "llama-3.2-3b"),
+        "llama-3.2-3b",
         **_PILE,
     ),
-    Artefact(
-        "validation-loss",
-        "validation loss of every method",
-        "tab:pretrain_results",
-    ),
+    Artefact("validation-loss", "validation loss of every method", "tab:pretrain_results"),
     Artefact(
         "objectives",
         "the four objectives: loss, complexity, milliseconds of a solve",
         "tab:opt_objectives",
-        homes=("objectives", "objectives"),
-        methods=OBJECTIVE_ROWS,
+        runs="objectives",
+        methods=(*LEAD, BASELINE, *_OBJECTIVES),
         mini=SHORT,
     ),
     Artefact(
         "num-domains",
         "validation loss at m = 7, 9, 11, 13, 15 domains",
         "fig:cluster_granularity",
-        homes=("num-domains", "num-domains"),
-        methods=DOMAIN_ROWS,
+        runs="num-domains",
+        methods=(*LEAD, BASELINE, *_DOMAINS),
         mini=SHORT,
         picture=True,
     ),
@@ -199,8 +190,8 @@ _ARTEFACTS = (
         "model-scale",
         "validation loss by model size",
         "fig:domain_bias",
-        homes=("model-scale", "model-scale"),
-        methods=SIZE_ROWS,
+        runs="model-scale",
+        methods=(*LEAD, BASELINE, "regmix", "dograph-paper", "dograph"),
         sizes=_SIZES,
         picture=True,
     ),
@@ -208,24 +199,19 @@ _ARTEFACTS = (
         "gradient-pca",
         "gradients of the sources over training: PCA, separation, NMI (Figure 1)",
         "fig:domain_evolution",
-        "paper-gpt2-mini",
-        ("probes", "probes"),
         **_SEEN,
     ),
     Artefact(
         "clusters",
         "what 11 domains are made of, early and late",
         "fig:model_centric_domains",
-        "paper-gpt2-mini",
-        ("probes", "probes"),
         **_SEEN,
     ),
     Artefact(
         "cost",
         "seconds and FLOPs of every method, plans counted",
         "fig:efficiency_h200",
-        "paper-gpt2-mini",
-        ("methods", "gpt2-mini"),
+        "gpt2-mini",
         picture=True,
     ),
     Artefact(

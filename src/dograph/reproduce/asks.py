@@ -1,12 +1,12 @@
 """From a name and what the user changed to the comparisons that have to be made."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.arms import Ask, ComparedMethod, parse_methods, parse_seeds
+from dograph.compare.arms import Ask, parse_methods, parse_seeds
 from dograph.config import (
     RUN_PRESETS,
     RunConfig,
@@ -28,20 +28,19 @@ _OWN = {  # settings that have options of their own
     "mixer": "--methods names the mixers",
     "seed": "--seeds names the seeds",
     "run": "--out names the folder",
+    "data.corpus": "--corpus names the folder",
 }
-CORPORA: dict[tuple[str, Scale], str] = {
-    ("slimpajama", "mini"): "data/slimpajama-mini",
-    ("slimpajama", "paper"): "data/slimpajama-6b",
-    ("pile", "mini"): "data/pile-mini",
-    ("pile", "paper"): "data/pile",
+
+
+RECIPES = {"slimpajama": "slimpajama-6b", "pile": "pile"}
+ABOUT = {
+    "slimpajama": "SlimPajama-6B, 6B tokens of seven sources",
+    "pile": "the Pile, 17 of its sets",
 }
 # What to keep of the whole for a small corpus, about how many tokens that gives, and what to keep
 # of one training file for as many: SlimPajama-6B has 48 of them, the Pile 30. A smaller slice of
 # the Pile might lose Ubuntu IRC, whose texts are few and long.
-SLICES: dict[str, tuple[str, str, str]] = {
-    "slimpajama": ("0.006", "36M", "0.3"),
-    "pile": ("0.0005", "150M", "0.015"),
-}
+SLICES = {"slimpajama": ("0.006", "36M", "0.3"), "pile": ("0.0005", "150M", "0.015")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,25 +65,26 @@ class Wanted:
 
     @property
     def corpus_name(self) -> str:
-        return self.corpus or CORPORA[self.artefact.data, self.scale]
+        """The user's folder, else data/slimpajama-mini or data/slimpajama-6b, and so on."""
+        text = self.artefact.data
+        return self.corpus or f"data/{f'{text}-mini' if self.scale == 'mini' else RECIPES[text]}"
 
 
 def build_asks(wanted: Wanted) -> dict[str, Ask]:
     """One comparison, or one for each model size under the size's name; no corpus is opened."""
+    artefact, sizes = wanted.artefact, wanted.artefact.sizes
     changes = merge({}, *(parse_override(setting) for setting in wanted.settings))
     for name, instead in _OWN.items():
-        if name in changes:
+        part, _, own = name.partition(".")
+        if part in changes and (not own or own in (changes[part] or {})):
             raise ConfigError(f"{name} is not a setting here: {instead}")
-    if "corpus" in (changes.get("data") or {}):
-        raise ConfigError("data.corpus is not a setting here: --corpus names the folder")
-    sizes = wanted.artefact.sizes
     if not sizes:
         if wanted.sizes is not None:
-            raise ConfigError(f"--sizes is for model-scale; {wanted.artefact.name} has one model")
+            raise ConfigError(f"--sizes is for model-scale; {artefact.name} has one model")
         return {WHOLE: _ask(wanted, changes, wanted.folder)}
     if {"preset", "path"} & set(changes.get("model") or {}):
         raise ConfigError(
-            f"{wanted.artefact.name} goes through models; name them with --sizes, as in "
+            f"{artefact.name} goes through models; name them with --sizes, as in "
             f"--sizes {','.join(sizes[wanted.scale])}"
         )
     named = list(sizes[wanted.scale])
@@ -103,27 +103,54 @@ def build_asks(wanted: Wanted) -> dict[str, Ask]:
 
 def require_corpus(wanted: Wanted) -> None:
     """Refuse a folder that is no corpus, with the command that makes it one."""
-    folder = Path(wanted.corpus_name)
+    folder, recipe = Path(wanted.corpus_name), RECIPES[wanted.artefact.data]
     if (folder / MANIFEST).is_file():
         return
-    recipe = "pile" if wanted.artefact.data == "pile" else "slimpajama-6b"
+    command = f"  dograph data prepare {recipe} --tokenizer gpt2"
+    how = f"Make it from the Hugging Face hub with:\n{command} --out {folder}"
     if wanted.scale == "mini":
         keep, tokens, shard_keep = SLICES[wanted.artefact.data]
         how = (
             f"A slice of the dataset on the Hugging Face hub will do, about {tokens} tokens:\n"
-            f"  dograph data prepare {recipe} --tokenizer gpt2 --keep {keep} --out {folder}\n"
+            f"{command} --keep {keep} --out {folder}\n"
             "All of the dataset is read for that, once. One training file of it is enough, on "
-            "disk:\n"
-            f"  dograph data prepare FILE --recipe {recipe} --tokenizer gpt2 --keep {shard_keep} "
-            f"--out {folder}"
-        )
-    else:
-        how = (
-            "Make it from the Hugging Face hub with:\n"
-            f"  dograph data prepare {recipe} --tokenizer gpt2 --out {folder}"
+            f"disk:\n  dograph data prepare FILE --recipe {recipe} --tokenizer gpt2 --keep "
+            f"{shard_keep} --out {folder}"
         )
     raise CorpusError(
         f"{folder} is not a prepared corpus. {how}\nOr name a corpus that you have: --corpus DIR"
+    )
+
+
+def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
+    """The baseline first; --methods in the language of `dograph compare`, and our own labels."""
+    config = _config(wanted, changes)
+    text = spelled_out(wanted.methods or ",".join(wanted.artefact.methods))
+    baseline = wanted.artefact.baseline
+    if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
+        text = f"{SPECS[baseline]},{text}"
+    try:
+        methods = parse_methods(text, config, baseline)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--mixers", "--methods")) from error
+    if wanted.artefact.is_probed:
+        blind = [method.label for method in methods if not method.is_sketched]
+        _require_probes(wanted.artefact.name, config, blind)
+    planned = any(method.is_planned for method in methods)
+    if wanted.proxy and not planned:
+        raise ConfigError("--proxy is for methods that plan, and none is asked for")
+    of_proxies = merge({}, *(parse_override(setting) for setting in wanted.proxy))
+    default = ",".join(map(str, SEEDS[wanted.scale])) + ","
+    return Ask(
+        config=config,
+        proxy=default_proxy(config, of_proxies) if planned else None,
+        methods=tuple(methods),
+        seeds=tuple(parse_seeds(wanted.seeds or default, config.seed)),
+        budget="tokens",
+        replan=False,
+        out=out,
+        lab=wanted.lab,
+        command=wanted.command,
     )
 
 
@@ -146,38 +173,7 @@ def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}", changes)
 
 
-def _ask(wanted: Wanted, settings: Mapping[str, Any], out: Path) -> Ask:
-    """The baseline first; --methods in the language of `dograph compare`, and our own labels."""
-    config = _config(wanted, settings)
-    text = spelled_out(wanted.methods or ",".join(wanted.artefact.methods))
-    baseline = wanted.artefact.baseline
-    if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
-        text = f"{SPECS[baseline]},{text}"
-    try:
-        methods = parse_methods(text, config, baseline)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("--mixers", "--methods")) from error
-    if wanted.artefact.is_probed:
-        _require_probes(wanted.artefact.name, config, methods)
-    planned = any(method.is_planned for method in methods)
-    if wanted.proxy and not planned:
-        raise ConfigError("--proxy is for methods that plan, and none is asked for")
-    changes = merge({}, *(parse_override(setting) for setting in wanted.proxy))
-    default = ",".join(map(str, SEEDS[wanted.scale])) + ","
-    return Ask(
-        config=config,
-        proxy=default_proxy(config, changes) if planned else None,
-        methods=tuple(methods),
-        seeds=tuple(parse_seeds(wanted.seeds or default, config.seed)),
-        budget="tokens",
-        replan=False,
-        out=out,
-        lab=wanted.lab,
-        command=wanted.command,
-    )
-
-
-def _require_probes(name: str, config: RunConfig, methods: Sequence[ComparedMethod]) -> None:
+def _require_probes(name: str, config: RunConfig, blind: list[str]) -> None:
     """Refuse runs of which there would be nothing to show, however long they trained."""
     if not config.probe.rows or not config.probe.at:
         raise ConfigError(
@@ -185,28 +181,22 @@ def _require_probes(name: str, config: RunConfig, methods: Sequence[ComparedMeth
             f"{list(config.probe.at)} takes none; leave both as they are, or set probe.rows to "
             "some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
         )
-    if blind := [method.label for method in methods if not method.is_sketched]:
-        all_methods = parse_methods(",".join(SPECS.values()), config, BASELINE)
-        able = [method.label for method in all_methods if method.is_sketched]
+    if blind:
+        every = parse_methods(",".join(SPECS.values()), config, BASELINE)
+        able = ", ".join(method.label for method in every if method.is_sketched)
         raise ConfigError(
             f"{name} is made of probes, and runs of {', '.join(blind)} take none: their mixers "
-            f"need no sketches. Leave them out of --methods. These can be probed: "
-            f"{', '.join(able)}, and any mixer of yours that needs sketches. equal draws and "
-            "weighs as uniform does"
+            f"need no sketches. Leave them out of --methods. These can be probed: {able}, and any "
+            "mixer of yours that needs sketches. equal draws and weighs as uniform does"
         )
 
 
-# What differs between these runs and the paper's. Settings that change numbers are listed, but for
-# those that have a line of their own.
+# Settings that change numbers are listed, but for those that have a line of their own.
 _PARTS = ("data", "model", "sketch", "optim", "train", "eval")
 _TOLD = {
     *("data.corpus", "data.seq_len", "data.warn_epochs", "model.preset", "sketch.dim"),
     *("sketch.projection", "train.steps", "train.batch_size", "train.device"),
     *("train.micro_batch_size", "train.activation_checkpointing", "eval.every"),
-}
-_CORPORA = {
-    "slimpajama": "SlimPajama-6B, 6B tokens of seven sources",
-    "pile": "the Pile, 17 of its sets",
 }
 
 
@@ -214,31 +204,33 @@ def differences(study: Study) -> list[str]:
     """What differs between these runs and the paper's, a line each, from the settings."""
     artefact, ask = study.artefact, next(iter(study.asks.values()))
     ours, theirs = ask.config, resolve_config(artefact.preset, [])
-    models, runs = [_model(one.config) for one in study.asks.values()], [_run(ours), _run(theirs)]
     if artefact.sizes:
-        lines = [
-            f"models: {', '.join(models)}; the paper: GPT-2 sizes that its figure does not name"
-        ]
+        models = ", ".join(_model(one.config) for one in study.asks.values())
+        lines = [f"models: {models}; the paper: GPT-2 sizes that its figure does not name"]
     else:
         same = ours.model.preset == theirs.model.preset
-        told = ", as in the paper" if same else f"; paper: {_model(theirs)}"
-        lines = [f"model: {models[0]}{told}"]
-    told = ", as in the paper" if runs[0] == runs[1] else f"; paper: {runs[1]}"
-    lines.append(f"a run: {runs[0]}{told}")
+        lines = [f"model: {_beside(_model(ours), None if same else _model(theirs))}"]
+    runs = [
+        f"{config.train.steps:,} steps of {config.train.batch_size} x {config.data.seq_len} = "
+        f"{_short(config.tokens)} tokens"
+        for config in (ours, theirs)
+    ]
+    lines.append(f"a run: {_beside(runs[0], None if runs[0] == runs[1] else runs[1])}")
     corpus = next(iter(study.findings.values())).corpus
     part = "20 % of " if artefact.is_probed else ""
     lines.append(
         f"corpus: {corpus.folder}, {_short(sum(corpus.tokens.values()))} tokens of "
-        f"{len(corpus.tokens)} sources; paper: {part}{_CORPORA[artefact.data]}. Unless it is the "
+        f"{len(corpus.tokens)} sources; paper: {part}{ABOUT[artefact.data]}. Unless it is the "
         "same text, levels do not compare; differences between methods are what to look at"
     )
-    here, there = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
-    changed = [
-        f"{part}.{name} {_value(here[part][name])} (the paper's preset {_value(there[part][name])})"
-        for part in _PARTS
-        for name in here[part]
-        if f"{part}.{name}" not in _TOLD and here[part][name] != there[part][name]
-    ]
+    here, there = (config.model_dump(mode="json") for config in (ours, theirs))
+    changed = []
+    for name in (f"{part}.{name}" for part in _PARTS for name in here[part]):
+        part, _, own = name.partition(".")
+        pair = here[part][own], there[part][own]
+        if name not in _TOLD and pair[0] != pair[1]:
+            told = [f"{value:g}" if isinstance(value, float) else str(value) for value in pair]
+            changed.append(f"{name} {told[0]} (the paper's preset {told[1]})")
     if changed:
         lines.append(f"settings: {', '.join(changed)}")
     numbers = ", ".join(map(str, ask.seeds))
@@ -247,11 +239,11 @@ def differences(study: Study) -> list[str]:
         "sampling: every source alike but for natural and for methods that plan; the paper says "
         "no more of it than Uniform, and its baselines' code draws like this"
     )
-    if any(method.is_planned for method in ask.methods) and ask.proxy is not None:
-        proxy = ask.proxy
+    if ask.proxy is not None:
+        model, steps = ask.proxy.model, ask.proxy.train.steps
         lines.append(
-            f"plans: proxies are {proxy.model.preset or proxy.model.path} of {proxy.train.steps:,} "
-            "steps; the paper does not say what its were, and one plan serves all seeds"
+            f"plans: proxies are {model.preset or model.path} of {steps:,} steps; the paper does "
+            "not say what its were, and one plan serves all seeds"
         )
     if any(method.is_sketched for method in ask.methods):
         lines.append(
@@ -266,21 +258,15 @@ def differences(study: Study) -> list[str]:
     return lines
 
 
+def _beside(ours: str, theirs: str | None) -> str:
+    return f"{ours}, as in the paper" if theirs is None else f"{ours}; paper: {theirs}"
+
+
 def _model(config: RunConfig) -> str:
     preset = config.model.preset
     if preset is None:
         return str(config.model.path)
     return f"{preset} ({PRESETS[preset].layers} layers, {PRESETS[preset].width} wide)"
-
-
-def _run(config: RunConfig) -> str:
-    train, length = config.train, config.data.seq_len
-    tokens = f"{_short(config.tokens)} tokens"
-    return f"{train.steps:,} steps of {train.batch_size} x {length} = {tokens}"
-
-
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _short(number: float) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,10 +64,8 @@ class Edit:
 
 def read_edits(path: Path) -> list[Edit]:
     """All edits ever made of a run, in the order in which they were."""
-    if not path.is_file():
-        return []
     try:
-        return parse_edits(path.read_text(encoding="utf-8"))
+        return parse_edits(path.read_text(encoding="utf-8")) if path.is_file() else []
     except (OSError, ValueError, ValidationError) as error:
         raise RunError(
             f"{path} is damaged ({str(error).splitlines()[0]}): what the run drew from cannot be "
@@ -98,6 +97,7 @@ def edits_of(run: RunDirectory) -> list[Edit]:
 
 
 NAME = "mixture-request.json"
+Message = dict[str, Any]
 
 
 class Requests:
@@ -108,11 +108,11 @@ class Requests:
         self._claimed = run / f".{NAME}.claimed.tmp"
         self._withdrawn = run / f".{NAME}.withdrawn.tmp"
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> Message | None:
         """What lies there, a request or an answer."""
-        return self._read(self.file)
+        return _read(self.file)
 
-    def place(self, request: dict[str, Any]) -> None:
+    def place(self, request: Message) -> None:
         """Ask."""
         write_json(self.file, request)
 
@@ -120,7 +120,7 @@ class Requests:
         """Take a request back; False where the run, or another request, was there first."""
         if not is_open(self.read(), identity):
             return False
-        found = self._moved(self._withdrawn)
+        found = _moved(self.file, self._withdrawn)
         if is_open(found, identity):
             self._withdrawn.unlink()
             return True
@@ -128,11 +128,11 @@ class Requests:
             os.rename(self._withdrawn, self.file)
         return False
 
-    def claim(self) -> dict[str, Any] | None:
+    def claim(self) -> Message | None:
         """Take a request that waits, so that nobody takes it back any more."""
-        return self._moved(self._claimed) if is_open(self.read()) else None
+        return _moved(self.file, self._claimed) if is_open(self.read()) else None
 
-    def reply(self, answer: dict[str, Any]) -> None:
+    def reply(self, answer: Message) -> None:
         """Put the answer where the request was."""
         write_json(self.file, answer)
         self._claimed.unlink(missing_ok=True)
@@ -141,22 +141,23 @@ class Requests:
         for path in (self.file, self._claimed, self._withdrawn):
             path.unlink(missing_ok=True)
 
-    def _moved(self, to: Path) -> dict[str, Any] | None:
-        try:
-            os.rename(self.file, to)
-        except FileNotFoundError:
-            return None
-        return self._read(to)
 
-    def _read(self, path: Path) -> dict[str, Any] | None:
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
-            return None
-        return found if isinstance(found, dict) else None
+def _read(path: Path) -> Message | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def is_open(found: dict[str, Any] | None, identity: str | None = None) -> bool:
+def _moved(path: Path, to: Path) -> Message | None:
+    with suppress(FileNotFoundError):
+        os.rename(path, to)
+        return _read(to)
+    return None
+
+
+def is_open(found: Message | None, identity: str | None = None) -> bool:
     """Whether it is a request that waits, and not an answer; one of this identity, if given."""
     if found is None or "step" in found or "refused" in found:
         return False
@@ -240,10 +241,7 @@ class Edits:
             )
 
     def make(self, done: int, offer: Offer) -> None:
-        """Draw by an offered mixture after `done` steps, in a run that goes on.
-
-        Every rank calls it; on disk before it is in force.
-        """
+        """Draw by an offered mixture after `done` steps, in a run that goes on; every rank asks."""
         identity = secrets.token_hex(8)
         self._take(self._record(done, offer, "resume", identity) if self.world.is_main else None)
 
@@ -259,7 +257,17 @@ class Edits:
 
         Every rank comes here after the same step; the first one knows, and tells the others.
         """
-        return self._take(self._requested(done) if self.listening else None)
+        edit, asked = None, self.requests.claim() if self.listening else None
+        if asked is not None:
+            try:
+                given, mixture = asked["given"], Mixture(asked["weights"])
+                offer = Offer(given, mixture, asked["provenance"], asked["notes"])
+                self.check(mixture, done)
+                edit = self._record(done, offer, "mix", str(asked["identity"]))
+            except (DographError, KeyError, TypeError, AttributeError) as error:
+                why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
+                self.requests.reply({"identity": asked.get("identity"), "refused": why})
+        return self._take(edit)
 
     def answer(self, edit: Edit) -> list[str]:
         """Tell who asked that it is done; return what speaks against it, one line each."""
@@ -269,23 +277,8 @@ class Edits:
             self.requests.reply(told | {"warnings": warnings})
         return warnings
 
-    def _requested(self, done: int) -> Edit | None:
-        """The edit that a request asks for, written down; None where none waits, or is met."""
-        asked = self.requests.claim()
-        if asked is None:
-            return None
-        try:
-            given, mixture = asked["given"], Mixture(asked["weights"])
-            offer = Offer(given, mixture, asked["provenance"], asked["notes"])
-            self.check(mixture, done)
-            return self._record(done, offer, "mix", str(asked["identity"]))
-        except (DographError, KeyError, TypeError, AttributeError) as error:
-            why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
-            self.requests.reply({"identity": asked.get("identity"), "refused": why})
-            return None
-
     def _record(self, done: int, offer: Offer, how: str, identity: str) -> Edit:
-        """Add an edit to edits.jsonl, so that it is on disk."""
+        """Add an edit to edits.jsonl: it is on disk before it is in force."""
         stages = [step for step in self.mixer.schedule() if done < step < self.config.train.steps]
         edit = Edit(
             step=done,

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dograph.data import formats as archives
+from dograph.data import formats
 from dograph.data.formats import BrokenArchiveError, read_blocks
 from text_inputs import COMPRESS
 
@@ -108,4 +108,4 @@ def test_blocks_stay_small_however_well_the_archive_is_packed(tmp_path, suffix):
     path.write_bytes(COMPRESS[suffix](b"a" * 50_000_000))
     sizes = [len(content) for content, _ in read_blocks(path)]
     assert sum(sizes) == 50_000_000
-    assert max(sizes) <= archives.READ_BYTES
+    assert max(sizes) <= formats.READ_BYTES

@@ -6,15 +6,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dograph.data.chunks import Chunk, Fields, Position, RawRow
-from dograph.data.readers import Checker, RefusedRecordError
+from dograph.data.formats import Chunk, Fields, Position, RawRow
+from dograph.data.inputs import Input
+from dograph.data.readers import Checker
+from dograph.errors import CorpusError
 
 FIELDS = Fields("text", "meta.set")
 GOOD = b'{"text": "good", "meta": {"set": "a"}}'
 
 
 def check(rows, *, repair, first=0, source=None):
-    checker = Checker(Chunk(0, first, rows, Position(), []), FIELDS, source, repair=repair)
+    entry = Input("lines", "input", "train", source)
+    checker = Checker(Chunk(0, first, rows, Position(), []), entry, FIELDS, repair=repair)
     return [(t.record, t.source, t.text) for t in checker.texts()], checker.bad
 
 
@@ -42,9 +45,8 @@ BROKEN = {
 def test_each_kind_of_bad_record(line):
     kind, mended = BROKEN[line]
     content = b"\n".join([GOOD, line, GOOD, b""])
-    with pytest.raises(RefusedRecordError) as refused:
+    with pytest.raises(CorpusError, match=r"^input:12: "):  # for people, lines count from 1
         check(content, repair=False, first=10)
-    assert refused.value.bad.record == 11
     good, bad = check(content, repair=True, first=10)
     middle = [(11, "a", mended)] if mended is not None else []
     assert good == [(10, "a", "good"), *middle, (12, "a", "good")]
@@ -110,8 +112,8 @@ def test_no_line_breaks_the_reader_and_good_records_survive(pairs):
         text.encode()
     assert {entry.record % 2 for entry in bad} <= {1}
     if bad:
-        with pytest.raises(RefusedRecordError) as refused:
+        first = min(entry.record for entry in bad)
+        with pytest.raises(CorpusError, match=rf"^input:{first + 1}: "):
             check(content, repair=False)
-        assert refused.value.bad.record == min(entry.record for entry in bad)
     else:
         assert check(content, repair=False) == (found, [])

@@ -6,7 +6,6 @@ from pathlib import Path
 import datasets
 import pytest
 
-from dograph.data.chunks import stamp
 from dograph.data.inputs import resolve, resolve_all, source_of, split_word
 from dograph.errors import CorpusError
 from text_inputs import write_jsonl
@@ -168,7 +167,7 @@ def test_the_stamp_follows_every_file(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one.txt").write_text("x")
     (entry,) = resolve(str(tmp_path), "train", labelled=False).inputs
-    before = stamp(entry.path)
-    assert stamp(entry.path) == before
+    before = entry.stamp
+    assert entry.stamp == before
     (tmp_path / "a" / "two.txt").write_text(json.dumps("y"))
-    assert stamp(entry.path) != before
+    assert entry.stamp != before

@@ -13,11 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from dograph.cli.main import app
-from dograph.data import chunks
 from dograph.data import embedded as demo
 from dograph.data import encode as workers
-from dograph.data import formats as archives
-from dograph.data.chunks import stamp
+from dograph.data import formats
+from dograph.data.inputs import Input
 from dograph.errors import CorpusError
 from slices import TEXTS, is_kept, prepare_by_command
 from text_inputs import (
@@ -116,8 +115,9 @@ def test_a_corpus_from_before_there_were_slices_is_found_done(tmp_path, tokenize
         if name not in ("bad_records", "left_out", "fingerprint")
     }
     content = f"{Path(tokenizer).read_text()}\0None".encode()
+    stamp = Input("lines", str(path), "train", "a", path).stamp
     stamps = {
-        f"the input {path}": f"train:a:{stamp(path)}",
+        f"the input {path}": f"train:a:{stamp}",
         f"the tokenizer {tokenizer}": hashlib.sha256(content).hexdigest(),
     }
     digest = hashlib.sha256(json.dumps([recorded, stamps]).encode()).hexdigest()
@@ -135,8 +135,8 @@ def test_any_number_of_workers_gives_the_same_slice(tmp_path, tokenizer, monkeyp
     (tmp_path / "a.jsonl").write_bytes(lines(records))
     options = {"source_field": "s", "tokenizer": tokenizer, "keep": 0.2}
     prepare(tmp_path / "whole", tmp_path / "a.jsonl", **options)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
-    monkeypatch.setattr(archives, "READ_BYTES", 1000)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(formats, "READ_BYTES", 1000)
     monkeypatch.setattr(workers, "ChunkEncoder", None)  # here, not in the workers: only they encode
     for number in (1, 2):
         prepare(tmp_path / str(number), tmp_path / "a.jsonl", workers=number, **options)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from dograph.cli import console
-from dograph.data import chunks
-from dograph.data import formats as archives
-from dograph.data import journal as outputs
+from dograph.data import formats
+from dograph.data import pipeline as outputs
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import PreparationProgress
 from dograph.data.pipeline import prepare as prepare_corpus
@@ -88,8 +87,8 @@ def test_tokens_made_elsewhere_are_refused(tmp_path, kind):
 
 
 def test_progress_counts_what_was_gone_through(tmp_path, tokenizer, monkeypatch, capsys):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4000)
-    monkeypatch.setattr(archives, "READ_BYTES", 1000)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 4000)
+    monkeypatch.setattr(formats, "READ_BYTES", 1000)
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     options = {"inputs": (str(path),), "tokenizer": tokenizer, "workers": 1, "keep": 0.1}
     seen = []

@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dograph.data import chunks
 from dograph.data import encode as workers
-from dograph.data import formats as archives
-from dograph.data import journal as outputs
+from dograph.data import formats
+from dograph.data import pipeline as outputs
 from dograph.data.corpus import Corpus
 from dograph.data.journal import lock
 from dograph.data.options import PrepareOptions
@@ -137,8 +136,8 @@ def test_any_number_of_workers_gives_the_same_corpus(tmp_path, tokenizer, monkey
     (tmp_path / "a.jsonl").write_bytes(lines(records) + b"{broken\n")
     options = {"source_field": "meta.set", "bad_records": "repair", "tokenizer": tokenizer}
     prepare(tmp_path / "whole", tmp_path / "a.jsonl", **options)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
-    monkeypatch.setattr(archives, "READ_BYTES", 1000)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(formats, "READ_BYTES", 1000)
     monkeypatch.setattr(workers, "ChunkEncoder", None)  # here, not in the workers: only they encode
     for number in (1, 2):
         prepare(tmp_path / str(number), tmp_path / "a.jsonl", workers=number, **options)
@@ -155,8 +154,8 @@ def test_a_label_with_a_new_value_in_every_record_is_no_source(tmp_path, tokeniz
 
 
 def test_progress_runs_from_nothing_to_everything(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
-    monkeypatch.setattr(archives, "READ_BYTES", 300)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 1500)
+    monkeypatch.setattr(formats, "READ_BYTES", 300)
     texts = [text(n) for n in range(100)]
     write_jsonl(tmp_path / "a.jsonl.xz", texts)
     pq.write_table(pa.table({"text": texts}), tmp_path / "b.parquet")

@@ -7,10 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dograph.data import chunks
-from dograph.data import formats as archives
-from dograph.data.chunks import Fields, Position, pick
-from dograph.data.inputs import resolve
+from dograph.data import formats
+from dograph.data.formats import Fields, Position, pick
+from dograph.data.inputs import Input, resolve
 from dograph.data.options import PrepareOptions
 from dograph.data.readers import Checker, read_chunks
 from dograph.errors import CorpusError
@@ -56,10 +55,15 @@ def write_input(folder, kind):
     return f"hf:{folder / 'set'}@train"
 
 
+def named(source):
+    """An input whose records belong to a source, or say themselves to which."""
+    return Input("lines", "input", "train", source)
+
+
 def texts_of(pieces, fields):
     found = []
     for chunk in pieces:
-        checker = Checker(chunk, fields, None, repair=False)
+        checker = Checker(chunk, named(None), fields, repair=False)
         found += [(good.record, good.source, good.text) for good in checker.texts()]
     return found
 
@@ -68,8 +72,8 @@ def texts_of(pieces, fields):
     "kind", ["jsonl", "jsonl.gz", "jsonl.xz", "jsonl.zst", "parquet", "disk", "hub"]
 )
 def test_labelled_records_from_any_chunk_on(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 300)
-    monkeypatch.setattr(archives, "READ_BYTES", 100)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(formats, "READ_BYTES", 100)
     fields = Fields("text", "meta.set")
     inputs = resolve(write_input(tmp_path, kind), "train", labelled=True).inputs
     options = reading(fields)
@@ -84,7 +88,7 @@ def test_labelled_records_from_any_chunk_on(tmp_path, monkeypatch, kind):
 
 
 def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 100)
     for name, content in (("b/2.txt", "two"), ("b/1.md", "\ufeffone"), (".git/x", "no")):
         (tmp_path / "in" / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / "src" / name).write_text(content, encoding="utf-8")
@@ -93,7 +97,7 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path, monke
     (entry,) = resolve(str(tmp_path / "in"), "train", labelled=False).inputs
     found = []
     for chunk in read_chunks([entry], Position(), reading()):
-        found += [(t.text, t.source) for t in Checker(chunk, Fields(), "src", repair=False).texts()]
+        found += [(t.text, t.source) for t in Checker(chunk, entry, Fields(), repair=False).texts()]
     assert found == [("three\r\n", "src"), ("one", "src"), ("two", "src")]
 
 
@@ -109,7 +113,7 @@ def test_embedded_corpora_resume_too():
 
 
 def test_chunks_are_bounded_whatever_the_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 4096)
     path = write_jsonl(tmp_path / "a.jsonl", ["x" * n for n in range(0, 3000, 7)])
     (entry,) = resolve(str(path), "train", labelled=False).inputs
     sizes = [len(chunk.rows) for chunk in read_chunks([entry], Position(), reading())]
@@ -120,8 +124,8 @@ def test_chunks_are_bounded_whatever_the_lines(tmp_path, monkeypatch):
 @pytest.mark.parametrize("policy", ["refuse", "repair"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_line_without_end_is_not_swallowed(tmp_path, monkeypatch, policy, suffix):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(chunks, "MAX_RECORD_BYTES", 300_000)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(formats, "MAX_RECORD_BYTES", 300_000)
     content = lines([{"text": "a"}]) + b'{"text": "' + b"x" * 900_000 + b'"}\n'
     content += lines([{"text": "b"}, {"text": "c"}])
     path = tmp_path / f"a.jsonl{suffix}"
@@ -133,7 +137,7 @@ def test_a_line_without_end_is_not_swallowed(tmp_path, monkeypatch, policy, suff
             list(pieces)
         return
     pieces = list(pieces)
-    good = [t for p in pieces for t in Checker(p, Fields(), "s", repair=False).texts()]
+    good = [t for p in pieces for t in Checker(p, named("s"), Fields(), repair=False).texts()]
     assert [(t.record, t.text) for t in good] == [(0, "a"), (2, "b"), (3, "c")]
     assert [bad.record for piece in pieces for bad in piece.bad] == [1]
 
@@ -171,7 +175,9 @@ def test_a_damaged_row_group_loses_no_other(tmp_path):
         list(read_chunks([entry], Position(), reading()))
     pieces = list(read_chunks([entry], Position(), reading(policy="repair")))
     good = {
-        t.record: t.text for p in pieces for t in Checker(p, Fields(), "s", repair=False).texts()
+        t.record: t.text
+        for p in pieces
+        for t in Checker(p, named("s"), Fields(), repair=False).texts()
     }
     assert {*range(10), *range(20, 30)} <= set(good)
     assert all(good[n] == content["text"][n] for n in good)
@@ -198,7 +204,7 @@ def test_a_damaged_saved_dataset_is_named(tmp_path):
 
 
 def test_a_file_of_text_beyond_the_limit_is_named_or_skipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(formats, "MAX_RECORD_BYTES", 100)
     (tmp_path / "s").mkdir()
     for name, size in (("a.txt", 10), ("b.txt", 101), ("c.txt", 100)):
         (tmp_path / "s" / name).write_text("x" * size)
@@ -206,5 +212,5 @@ def test_a_file_of_text_beyond_the_limit_is_named_or_skipped(tmp_path, monkeypat
     with pytest.raises(CorpusError, match=r"b\.txt: .*longer than"):
         list(read_chunks(inputs, Position(), reading()))
     pieces = list(read_chunks(inputs, Position(), reading(policy="repair")))
-    good = [t for p in pieces for t in Checker(p, Fields(), "s", repair=False).texts()]
+    good = [t for p in pieces for t in Checker(p, named("s"), Fields(), repair=False).texts()]
     assert [(t.record, len(t.text)) for t in good] == [(0, 10), (2, 100)]

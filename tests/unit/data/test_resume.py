@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from disk_calls import DiskCalls
-from dograph.data import chunks, finish
-from dograph.data import formats as archives
-from dograph.data import journal as outputs
+from dograph.data import finish, formats
 from dograph.data import pipeline as preparation
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
@@ -25,8 +23,8 @@ class Killed(BaseException):
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """A corpus of many chunks, with repairs, a cut archive and labels; and its true outcome."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(archives, "READ_BYTES", 500)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(formats, "READ_BYTES", 500)
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     records = [{"text": text(n, 30), "s": f"s{n % 3}"} for n in range(60)]
     content = lines(records[:30]) + b"{broken\n" + lines(records[30:])
@@ -222,7 +220,7 @@ def test_another_order_of_inputs_is_refused(tmp_path, job, monkeypatch):
 def test_interrupted_between_two_steps_of_a_write(tmp_path, job, monkeypatch):
     """The last commit, on the way out, must not take half a chunk for a whole one."""
     options, truth = job
-    append = outputs.Outputs.append
+    append = preparation.Preparation.append_groups
     left = iter(range(12))
 
     def dying(self, groups):
@@ -232,7 +230,7 @@ def test_interrupted_between_two_steps_of_a_write(tmp_path, job, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "COMMIT_SECONDS", 0.0)
-        patch.setattr(outputs.Outputs, "append", dying)
+        patch.setattr(preparation.Preparation, "append_groups", dying)
         with pytest.raises(KeyboardInterrupt):
             prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
     prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))

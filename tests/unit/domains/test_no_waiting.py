@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dograph.domains.kmeans import kmeans
 from dograph.domains.objectives import OBJECTIVES
-from dograph.domains.partition import Budget, agreement, floor_weights, partition, sample_weights
+from dograph.domains.partition import Budget, agreement, partition, sample_weights
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
 REPEATS_NOT = ("cumsum", "scatter", "index_add", "bincount", "histc", "median", "index_put", "topk")
@@ -40,7 +40,6 @@ def test_nothing_waits_for_the_device(normalise):
                 objective = kind(gamma=gamma)
                 weight_M = objective(domains)
                 objective.residual(domains, weight_M)
-                weight_M = floor_weights(weight_M, 0.01, domains.present_M)
                 weight_B = sample_weights(domains, weight_M)
                 budget, norm_B = Budget(cap=4.0, effective_floor=0.9), sketch_BK.norm(dim=1)
                 weight_B = budget.hold(weight_B, norm_B)

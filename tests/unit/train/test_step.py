@@ -13,8 +13,7 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.optim import build_optimizer
-from dograph.train.step import TrainStep
+from dograph.train.step import TrainStep, build_optimizer
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
 
@@ -101,7 +100,7 @@ def test_micro_batches_change_nothing(corpus, mixer, micro):
 def test_gradient_is_that_of_the_weighted_loss(corpus):
     step, loader, model = make(corpus, ByLoss())
     batch = loader.load(0)
-    weight_B, loss_B, _ = step.backward(step.start(batch, 0))
+    weight_B, loss_B, _ = step.backward(batch, 0)
     taken = [p.grad.clone() for p in model.parameters()]
     assert torch.allclose(weight_B, torch.softmax(loss_B * 3, dim=0))
     model.zero_grad()
@@ -115,7 +114,7 @@ def test_dropout_depends_on_seed_and_step_alone(corpus):
     runs = []
     for noise in (1, 2):
         step, loader, _ = make(corpus, Mixer(), "model.dropout=0.2")
-        step.collector.model.train()
+        step.model.train()
         losses = []
         for n in range(3):
             torch.manual_seed(noise * 100 + n)
