@@ -22,14 +22,9 @@ from dograph.types import Mixture
 
 FEWEST_DIGITS, MOST_DIGITS = 6, 12  # after the point
 HUB = "hf:"  # a place that starts like this is a dataset on the Hugging Face hub
-FILE_KINDS = {  # ending of a data file -> the `datasets` builder that reads it
-    ".jsonl": "json",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".arrow": "arrow",
-    ".txt": "text",
-}
+# ending of a data file -> the `datasets` builder that reads it
+FILE_KINDS = {".jsonl": "json", ".txt": "text"}
+FILE_KINDS |= {f".{kind}": kind for kind in ("json", "parquet", "csv", "arrow")}
 PACKERS = (".gz", ".zst", ".bz2", ".xz")
 
 Weights = Mapping[str, float]

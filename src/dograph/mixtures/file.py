@@ -53,8 +53,7 @@ class Provenance(BaseModel):
     def record(self) -> dict[str, Any]:
         """What is known, as plain JSON and YAML values."""
         known = {k: v for k, v in self.model_dump().items() if v not in (None, [], {})}
-        plain: dict[str, Any] = _plain(known, "provenance")
-        return plain
+        return dict(_plain(known, "provenance"))
 
 
 class MixtureFile(BaseModel):
@@ -104,11 +103,12 @@ class _EachNameOnce(yaml.SafeLoader):
 
 def write_mixture(path: Path, file: MixtureFile) -> None:
     """Write a mixture file: weights first, then provenance, then findings."""
-    content: dict[str, Any] = {"weights": _plain(file.weights, "weights")}
-    if file.provenance is not None:
-        content["provenance"] = file.provenance.record()
-    if file.findings:
-        content["findings"] = _plain(file.findings, "findings")
+    parts = {
+        "weights": file.weights,
+        "provenance": file.provenance and file.provenance.record(),
+        "findings": _plain(file.findings, "findings"),
+    }
+    content = {name: part for name, part in parts.items() if part}
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,8 +212,9 @@ def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> list[str]:
         differ, certain = provenance.tokenizer != facts.tokenizer, True
     else:
         certain = provenance.vocab_size not in (None, facts.vocab_size)
-        name = provenance.tokenizer_name
-        differ = certain or (name is not None and _bare(name) != _bare(facts.tokenizer_name))
+        names = (provenance.tokenizer_name or facts.tokenizer_name, facts.tokenizer_name)
+        # the last part of a path or of a name on the Hugging Face hub
+        differ = certain or len({squash(n.rstrip("/").rsplit("/", 1)[-1]) for n in names}) > 1
     if not differ:
         return []
     there = provenance.tokenizer_name or f"sha256 {str(provenance.tokenizer)[:12]}"
@@ -226,10 +227,9 @@ def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> list[str]:
     ]
 
 
-def _bare(name: str) -> str:
-    """The last part of a path or Hugging Face name, letters and digits only: gpt2, GPT-2."""
-    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    return "".join(c for c in last if c.isalnum())
+def squash(name: str) -> str:
+    """Lower case, letters and digits only: "Pile-CC" and "pile_cc" become "pilecc"."""
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -7,7 +7,6 @@ Shapes: N runs, S sources, R residuals (runs, then penalties), B starts, P param
 in which the mixtures vary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -57,36 +56,31 @@ def huber(error_BN: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray, n
 
 
 def lowest_huber(
-    residual: Callable[[np.ndarray], np.ndarray],
-    jacobian: Callable[[np.ndarray], np.ndarray],
-    start_BP: np.ndarray,
-    bounds: tuple[np.ndarray, np.ndarray],
-    delta: float,
-    num_runs: int,
+    fit: "ExponentialFit | TransferFit", start_BP: np.ndarray
 ) -> tuple[np.ndarray, bool]:
     """The lowest point that any start leads to, and whether its descent came to an end.
 
-    Huber's loss counts for the first `num_runs` residuals, squares for the penalties after them.
-    scipy's dogbox steps keep exact bounds (its trf only comes near them). It may stop where a
-    first step ends at a bound, so the best point is started from again.
+    Huber's loss counts for the residuals of runs, squares for the penalties after them. scipy's
+    dogbox steps keep exact bounds (its trf only comes near them). It may stop where a first step
+    ends at a bound, so the best point is started from again.
     """
     from scipy.optimize import least_squares
 
     def rho(z_R: np.ndarray) -> np.ndarray:
         """The loss of squared residuals in units of delta, and two derivatives, as scipy asks."""
         outside_R = z_R > 1
-        outside_R[num_runs:] = False
+        outside_R[len(fit.loss_N) :] = False
         root_R = np.sqrt(np.where(outside_R, z_R, 1.0))
         value_R = np.where(outside_R, 2 * root_R - 1, z_R)
         return np.stack([value_R, 1 / root_R, np.where(outside_R, -0.5 / root_R**3, 0.0)])
 
-    tight = {"ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15, "bounds": bounds, "x_scale": "jac"}
+    how: dict[str, Any] = {"method": "dogbox", "bounds": (fit.low_P, fit.high_P), "x_scale": "jac"}
+    how |= {"loss": rho, "f_scale": DELTA, "ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15}
 
     def descend(start_P: np.ndarray, steps: int) -> Any:
-        how = {**tight, "method": "dogbox", "loss": rho, "f_scale": delta, "max_nfev": steps}
         # a trial step beyond all sense overflows, is refused, and says nothing to a user
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return least_squares(residual, start_P, jacobian, **how)
+            return least_squares(fit.residual, start_P, fit.jacobian, max_nfev=steps, **how)
 
     ends: list[Any] = []
     for end in sorted((descend(s, FIRST_STEPS) for s in start_BP), key=lambda end: end.cost):
@@ -168,13 +162,14 @@ class ExponentialFit:
 
     def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray) -> None:
         self.loss_N, self.mean_S = loss_N, weight_NS.mean(axis=0)
-        self.least_c = LEAST_C * float(loss_N.min())
         left_NK, spread_K, right_KS = np.linalg.svd(weight_NS - self.mean_S, full_matrices=False)
         varies_K = spread_K > SAME_DIRECTION * max(spread_K[0], SAME_DIRECTION)
         self.rank, root = int(varies_K.sum()), np.sqrt(len(loss_N))
         # columns of mean 0 and mean square 1, orthogonal; t, like every direction, sums to 0
         self.column_NK = left_NK[:, varies_K] * root
         self.to_t_SK = right_KS[varies_K].T * (root / spread_K[varies_K])
+        self.low_P = np.append(LEAST_C * float(loss_N.min()), np.full(self.rank + 1, -np.inf))
+        self.high_P = np.full_like(self.low_P, np.inf)
         few = len(loss_N) < self.rank + 3
         self.ridge_K = few * RIDGE * np.square(self.to_t_SK).sum(axis=0)
 
@@ -199,7 +194,7 @@ class ExponentialFit:
         gram_BKK += 1e-9 * len(self.loss_N) * np.eye(line_NK.shape[1])
         right_BK = (weight_BN * np.log(each_BN)) @ line_NK
         theta_BK = np.linalg.solve(gram_BKK, right_BK[:, :, None])[:, :, 0]
-        c_B = np.maximum(np.repeat(c_C, len(weight_RN)), self.least_c)
+        c_B = np.maximum(np.repeat(c_C, len(weight_RN)), self.low_P[0])
         return np.column_stack([c_B, theta_BK])
 
     def _grown(self, point_P: np.ndarray) -> np.ndarray:
@@ -244,16 +239,11 @@ class Exponential:
             note = "all losses are equal: no source matters, and c is a convention"
             return ExponentialLaw(half, float(np.log(half)), np.zeros(num_sources), notes=(note,))
         fit = ExponentialFit(weight_NS, loss_N)
-        start_BP = fit.starts(stream(seed, "exponential", num_runs, num_sources))
-        low_P = np.full(start_BP.shape[1], -np.inf)
-        low_P[0] = fit.least_c
-        bounds = (low_P, np.full_like(low_P, np.inf))
-        point_P, converged = lowest_huber(
-            fit.residual, fit.jacobian, start_BP, bounds, DELTA, num_runs
-        )
+        draws = stream(seed, "exponential", num_runs, num_sources)
+        point_P, converged = lowest_huber(fit, fit.starts(draws))
         still, smallest, free = "the law is flat by convention", "slopes", fit.rank + 2
         notes = _undecided(num_runs, num_sources, fit.rank, free, still=still, smallest=smallest)
-        if point_P[0] <= fit.least_c:
+        if point_P[0] <= fit.low_P[0]:
             notes += (NO_LEVEL,)
         t_S = fit.to_t_SK @ point_P[2:]
         return ExponentialLaw(
@@ -423,10 +413,7 @@ class Transfer:
         rank = num_sources - 1 - len(still_KS)
         used_S = weight_NS.any(axis=0)
         fit = TransferFit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
-        start_BP, bounds = fit.starts(), (fit.low_P, fit.high_P)
-        point_P, converged = lowest_huber(
-            fit.residual, fit.jacobian, start_BP, bounds, DELTA, num_runs
-        )
+        point_P, converged = lowest_huber(fit, fit.starts())
         c, alpha, y = float(point_P[0]), float(1 / point_P[1]), point_P[2:] @ fit.mean_S
         worth_S = np.ones(num_sources)  # in units of the mean mixture's
         worth_S[used_S] = point_P[2:] / y

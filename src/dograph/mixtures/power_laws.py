@@ -97,12 +97,9 @@ class _Problem:
     """Padded curves, x in units of each curve's geometric mean."""
 
     def __init__(self, curves: Sequence[LossCurve], delta: float) -> None:
+        self.delta, self.centre_J = delta, np.zeros(len(curves))
         longest = max(len(curve.x_X) for curve in curves)
-        self.delta = delta
-        self.log_x_JX = np.zeros((len(curves), longest))
-        self.loss_JX = np.zeros((len(curves), longest))
-        self.there_JX = np.zeros((len(curves), longest))
-        self.centre_J = np.zeros(len(curves))
+        self.log_x_JX, self.loss_JX, self.there_JX = np.zeros((3, len(curves), longest))
         for row, (x_X, loss_X) in enumerate(curves):
             log_x_X = np.log(np.asarray(x_X, dtype=np.float64))
             self.centre_J[row] = log_x_X.mean()
