@@ -9,7 +9,7 @@ in which the mixtures vary.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -215,45 +215,37 @@ class ExponentialFit:
         return np.vstack([by_run_NP, by_ridge_KP])
 
 
-class Exponential:
-    """Fits the exponential law by Huber's loss on the loss scale (Data Mixing Laws, code).
+def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> ExponentialLaw:
+    """The exponential law with the lowest Huber loss over the runs; the same for the same seed.
 
     The authors start torch's L-BFGS from 6000 points. Here every start takes c from a grid; for a
     given c the law is linear in log(L - c), so log k and t start at their weighted least squares,
     for equal row weights and for several random ones. scipy's bounded Gauss-Newton steps follow.
+    Directions in which the mixtures do not vary get no slope: a source that no run has used counts
+    like the mean of the others. With fewer runs than sources + 2 small slopes are preferred.
     """
-
-    name: ClassVar[str] = "exponential"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> ExponentialLaw:
-        """The law with the lowest Huber loss over the runs; the same for the same seed.
-
-        Directions in which the mixtures do not vary get no slope: a source that no run has used
-        counts like the mean of the others. With fewer runs than sources + 2 the smallest slopes
-        are preferred.
-        """
-        weight_NS = checked(weight_NS, loss_N)
-        num_runs, num_sources = weight_NS.shape
-        if np.ptp(loss_N) <= CONSTANT * loss_N.max():
-            half = float(loss_N.mean()) / 2
-            note = "all losses are equal: no source matters, and c is a convention"
-            return ExponentialLaw(half, float(np.log(half)), np.zeros(num_sources), notes=(note,))
-        fit = ExponentialFit(weight_NS, loss_N)
-        draws = stream(seed, "exponential", num_runs, num_sources)
-        point_P, converged = lowest_huber(fit, fit.starts(draws))
-        still, smallest, free = "the law is flat by convention", "slopes", fit.rank + 2
-        notes = _undecided(num_runs, num_sources, fit.rank, free, still=still, smallest=smallest)
-        if point_P[0] <= fit.low_P[0]:
-            notes += (NO_LEVEL,)
-        t_S = fit.to_t_SK @ point_P[2:]
-        return ExponentialLaw(
-            c=float(point_P[0]),
-            log_k=float(point_P[1] - fit.mean_S @ t_S),
-            t_S=t_S,
-            huber=float(huber(fit.residual(point_P)[None, :num_runs], DELTA)[0][0]),
-            converged=converged,
-            notes=notes,
-        )
+    weight_NS = checked(weight_NS, loss_N)
+    num_runs, num_sources = weight_NS.shape
+    if np.ptp(loss_N) <= CONSTANT * loss_N.max():
+        half = float(loss_N.mean()) / 2
+        note = "all losses are equal: no source matters, and c is a convention"
+        return ExponentialLaw(half, float(np.log(half)), np.zeros(num_sources), notes=(note,))
+    fit = ExponentialFit(weight_NS, loss_N)
+    draws = stream(seed, "exponential", num_runs, num_sources)
+    point_P, converged = lowest_huber(fit, fit.starts(draws))
+    still, smallest, free = "the law is flat by convention", "slopes", fit.rank + 2
+    notes = _undecided(num_runs, num_sources, fit.rank, free, still=still, smallest=smallest)
+    if point_P[0] <= fit.low_P[0]:
+        notes += (NO_LEVEL,)
+    t_S = fit.to_t_SK @ point_P[2:]
+    return ExponentialLaw(
+        c=float(point_P[0]),
+        log_k=float(point_P[1] - fit.mean_S @ t_S),
+        t_S=t_S,
+        huber=float(huber(fit.residual(point_P)[None, :num_runs], DELTA)[0][0]),
+        converged=converged,
+        notes=notes,
+    )
 
 
 # alpha of tokens: 0.095 in Kaplan et al. (2020), 0.28 in Hoffmann et al. (2022)
@@ -384,52 +376,44 @@ class TransferFit:
         return np.vstack([by_run_NP, self.ridge**0.5 * by_ridge_SP])
 
 
-class Transfer:
-    """Fits the transfer law by Huber's loss on the loss scale, like the exponential one.
+def fit_transfer(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> TransferLaw:
+    """The transfer law with the lowest Huber loss over the runs; `seed` changes nothing.
 
     For given c and alpha, (L - c)^(-1 / alpha) is linear in r: every start takes both from a grid
     and a from non-negative least squares. scipy's bounded Gauss-Newton steps, within c >= 0,
-    a >= 0 and 0.05 <= alpha <= 4, follow. Nothing is drawn at random.
+    a >= 0 and 0.05 <= alpha <= 4, follow. A source that no run has used counts like a token of the
+    runs' mean mixture, and so does what sources always in one proportion leave open. With fewer
+    runs than sources + 3 the smallest differences between sources are preferred.
     """
-
-    name: ClassVar[str] = "transfer"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> TransferLaw:
-        """The law with the lowest Huber loss over the runs; `seed` changes nothing.
-
-        A source that no run has used counts like a token of the runs' mean mixture, and so does
-        what sources always in one proportion leave open. With fewer runs than sources + 3 the
-        smallest differences between sources are preferred.
-        """
-        weight_NS = checked(weight_NS, loss_N)
-        num_runs, num_sources = weight_NS.shape
-        if np.ptp(loss_N) <= CONSTANT * loss_N.max():
-            half = float(loss_N.mean()) / 2
-            note = "all losses are equal: no source matters, and c and alpha are a convention"
-            return TransferLaw(half, 1.0, np.full(num_sources, 1 / half), notes=(note,))
-        # orthonormal directions along which no run's mixture has any weight, (K, S)
-        _, spread_K, right_SS = np.linalg.svd(weight_NS, full_matrices=num_runs < num_sources)
-        still_KS = right_SS[int((spread_K > SAME_DIRECTION * spread_K[0]).sum()) :]
-        rank = num_sources - 1 - len(still_KS)
-        used_S = weight_NS.any(axis=0)
-        fit = TransferFit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
-        point_P, converged = lowest_huber(fit, fit.starts())
-        c, alpha, y = float(point_P[0]), float(1 / point_P[1]), point_P[2:] @ fit.mean_S
-        worth_S = np.ones(num_sources)  # in units of the mean mixture's
-        worth_S[used_S] = point_P[2:] / y
-        # towards 1 along directions that no run decides, as far as none falls below 0
-        move_S = ((1 - worth_S) @ still_KS.T) @ still_KS
-        falls_S = move_S < 0
-        room_S = np.where(falls_S, worth_S / np.where(falls_S, -move_S, 1.0), np.inf)
-        worth_S = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
-        law = TransferLaw(c, alpha, worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha))
-        error_N = law.predict(weight_NS) - loss_N
-        return replace(
-            law,
-            huber=float(huber(error_N[None], DELTA)[0][0]),
-            converged=converged,
-            notes=_transfer_notes(law, num_runs, rank),
-        )
+    weight_NS = checked(weight_NS, loss_N)
+    num_runs, num_sources = weight_NS.shape
+    if np.ptp(loss_N) <= CONSTANT * loss_N.max():
+        half = float(loss_N.mean()) / 2
+        note = "all losses are equal: no source matters, and c and alpha are a convention"
+        return TransferLaw(half, 1.0, np.full(num_sources, 1 / half), notes=(note,))
+    # orthonormal directions along which no run's mixture has any weight, (K, S)
+    _, spread_K, right_SS = np.linalg.svd(weight_NS, full_matrices=num_runs < num_sources)
+    still_KS = right_SS[int((spread_K > SAME_DIRECTION * spread_K[0]).sum()) :]
+    rank = num_sources - 1 - len(still_KS)
+    used_S = weight_NS.any(axis=0)
+    fit = TransferFit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
+    point_P, converged = lowest_huber(fit, fit.starts())
+    c, alpha, y = float(point_P[0]), float(1 / point_P[1]), point_P[2:] @ fit.mean_S
+    worth_S = np.ones(num_sources)  # in units of the mean mixture's
+    worth_S[used_S] = point_P[2:] / y
+    # towards 1 along directions that no run decides, as far as none falls below 0
+    move_S = ((1 - worth_S) @ still_KS.T) @ still_KS
+    falls_S = move_S < 0
+    room_S = np.where(falls_S, worth_S / np.where(falls_S, -move_S, 1.0), np.inf)
+    worth_S = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
+    law = TransferLaw(c, alpha, worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha))
+    error_N = law.predict(weight_NS) - loss_N
+    return replace(
+        law,
+        huber=float(huber(error_N[None], DELTA)[0][0]),
+        converged=converged,
+        notes=_transfer_notes(law, num_runs, rank),
+    )
 
 
 def _transfer_notes(law: TransferLaw, num_runs: int, rank: int) -> tuple[str, ...]:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dograph.errors import ConfigError, DographError, require
-from dograph.mixtures.mixing_laws import Exponential, Transfer
+from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
 from dograph.mixtures.tables import MixtureTable, listed
 from dograph.rng import stream
 
@@ -29,15 +29,6 @@ class Fitted(Protocol):
         """Losses of mixtures, (N,), in the unit they were fitted in."""
 
 
-class Surrogate(Protocol):
-    """A family of functions from mixtures to one loss."""
-
-    name: ClassVar[str]
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Fitted:
-        """The member of the family that fits the runs best."""
-
-
 @dataclass(frozen=True, slots=True)
 class Trees:
     """A fitted ensemble."""
@@ -49,34 +40,30 @@ class Trees:
         return np.asarray(self.booster.predict(weight_NS, num_threads=1), dtype=np.float64)
 
 
-class Boosted:
+def fit_trees(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Trees:
     """Gradient boosting of the squared error: 1000 rounds at a learning rate of 0.01.
 
     The authors' recipe (RegMix, regression notebook) without their early stop by the error on test
     rows, which here would leak what is to be judged. LightGBM wants at least 20 runs in a leaf:
     with fewer than 40 there is no split and the prediction is a constant.
     """
-
-    name: ClassVar[str] = "lightgbm"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Trees:
-        lightgbm = require("lightgbm", "plan")
-        settings = {
-            "boosting": "gbdt",
-            "objective": "regression",
-            "learning_rate": LEARNING_RATE,
-            "seed": seed & 0x7FFFFFFF,
-            "deterministic": True,
-            "force_row_wise": True,
-            "num_threads": 1,
-            "verbosity": -1,
-        }
-        runs = lightgbm.Dataset(weight_NS, label=loss_N, params=settings)
-        booster = lightgbm.Booster(settings, runs)
-        for _ in range(ROUNDS):
-            if booster.update():  # it cannot split any more
-                break
-        return Trees(booster.free_dataset())
+    lightgbm = require("lightgbm", "plan")
+    settings = {
+        "boosting": "gbdt",
+        "objective": "regression",
+        "learning_rate": LEARNING_RATE,
+        "seed": seed & 0x7FFFFFFF,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "verbosity": -1,
+    }
+    runs = lightgbm.Dataset(weight_NS, label=loss_N, params=settings)
+    booster = lightgbm.Booster(settings, runs)
+    for _ in range(ROUNDS):
+        if booster.update():  # it cannot split any more
+            break
+    return Trees(booster.free_dataset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +79,14 @@ class LinearLaw:
         return loss_N
 
 
-class Linear:
+def fit_linear(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
     """Ordinary least squares; the shortest slope where weights that sum to 1 leave a choice."""
-
-    name: ClassVar[str] = "linear"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
-        mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
-        slope_S = np.linalg.lstsq(weight_NS - mean_S, loss_N - mean, rcond=None)[0]
-        return LinearLaw(mean - float(mean_S @ slope_S), slope_S)
+    mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
+    slope_S = np.linalg.lstsq(weight_NS - mean_S, loss_N - mean, rcond=None)[0]
+    return LinearLaw(mean - float(mean_S @ slope_S), slope_S)
 
 
-class Ridge:
+def fit_ridge(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
     """Least squares with a squared penalty on the slopes, none on the intercept.
 
     The penalty is the one of 49 (1e-8 to 1e4) with the smallest mean squared error when each run
@@ -111,31 +94,35 @@ class Ridge:
     u of the centred weights, run n's leverage is h_n = 1/N + sum_j u_nj^2 s_j^2 / (s_j^2 + a) and
     its error without it is its residual over 1 - h_n.
     """
-
-    name: ClassVar[str] = "ridge"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
-        mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
-        left_NS, singular_S, right_SS = np.linalg.svd(weight_NS - mean_S, full_matrices=False)
-        kept_AS = singular_S**2 / (singular_S**2 + PENALTIES[:, None])
-        along_S = left_NS.T @ (loss_N - mean)
-        residual_AN = (loss_N - mean) - (kept_AS * along_S) @ left_NS.T
-        leverage_AN = 1 / len(loss_N) + kept_AS @ (left_NS**2).T
-        # a run that decides its own prediction alone has leverage 1: then nothing predicts it
-        left_out_AN = residual_AN / np.maximum(1 - leverage_AN, 1e-12)
-        best = int((left_out_AN**2).mean(1).argmin())
-        penalty = float(PENALTIES[best])
-        slope_S = right_SS.T @ (along_S * singular_S / (singular_S**2 + penalty))
-        return LinearLaw(mean - float(mean_S @ slope_S), slope_S, penalty)
+    mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
+    left_NS, singular_S, right_SS = np.linalg.svd(weight_NS - mean_S, full_matrices=False)
+    kept_AS = singular_S**2 / (singular_S**2 + PENALTIES[:, None])
+    along_S = left_NS.T @ (loss_N - mean)
+    residual_AN = (loss_N - mean) - (kept_AS * along_S) @ left_NS.T
+    leverage_AN = 1 / len(loss_N) + kept_AS @ (left_NS**2).T
+    # a run that decides its own prediction alone has leverage 1: then nothing predicts it
+    left_out_AN = residual_AN / np.maximum(1 - leverage_AN, 1e-12)
+    best = int((left_out_AN**2).mean(1).argmin())
+    penalty = float(PENALTIES[best])
+    slope_S = right_SS.T @ (along_S * singular_S / (singular_S**2 + penalty))
+    return LinearLaw(mean - float(mean_S @ slope_S), slope_S, penalty)
 
 
-# Those with an exact optimum, as convex functions of the mixture; first the mixing law's authors'.
-LAWS = (Exponential.name, Transfer.name)
+class Surrogate(Protocol):
+    """Fits a family of functions from mixtures to one loss: the member that fits the runs best."""
+
+    def __call__(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Fitted: ...
+
 
 SURROGATES: dict[str, Surrogate] = {
-    surrogate.name: surrogate
-    for surrogate in (Boosted(), Exponential(), Transfer(), Ridge(), Linear())
+    "lightgbm": fit_trees,
+    "exponential": fit_exponential,
+    "transfer": fit_transfer,
+    "ridge": fit_ridge,
+    "linear": fit_linear,
 }
+# Those with an exact optimum, as convex functions of the mixture; first the mixing law's authors'.
+LAWS = ("exponential", "transfer")
 
 CHUNK = 20_000  # mixtures predicted at once
 FOLDS = 5
@@ -250,7 +237,7 @@ def fit_objective(
 ) -> PlanObjective:
     """One surrogate for each target."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        fitted_V = pool.map(lambda y: surrogate.fit(weight_NS, y, seed=seed), loss_NV.T)
+        fitted_V = pool.map(lambda y: surrogate(weight_NS, y, seed=seed), loss_NV.T)
         return PlanObjective(list(fitted_V), share_V)
 
 
@@ -347,7 +334,7 @@ def _validate(
 
     def fit(repeat: int, fold: int, target: int) -> None:
         out_N = fold_RN[repeat] == fold
-        fitted = surrogate.fit(weight_NS[~out_N], loss_NV[~out_N, target], seed=seed)
+        fitted = surrogate(weight_NS[~out_N], loss_NV[~out_N, target], seed=seed)
         guess_N = fitted.predict(weight_NS)
         guess_RNV[repeat, out_N, target] = guess_N[out_N]
         flat_RKV[repeat, fold, target] = is_constant(guess_N)
