@@ -243,7 +243,7 @@ def main(args: argparse.Namespace) -> None:
             write(args, trainer, stops, result)
             print_table(step, result[str(step)])
         loader.close()
-        trainer.close_outputs()
+        trainer.files.close()
     say(f"written to {args.name}.json; seconds: {stops.seconds}")
 
 

@@ -42,15 +42,17 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2-mini")
     parser.add_argument("--modes", default="full,topdown,head,twopass,exact")
     parser.add_argument("--steps", default="60")
+    parser.add_argument("--old-options", default="", help='such as "--no-rivals --no-hand"')
     parser.add_argument("--turns", type=int, default=len(TURNS))
     parser.add_argument("--out", type=Path, default=Path("price-old-new.json"))
     given = parser.parse_args()
     sources = {"old": given.old_src.resolve(), "new": Path(__file__).parents[1] / "src"}
     arguments = ["--model", given.model, "--modes", given.modes, "--steps", given.steps]
-    arguments += ["--no-rivals", "--no-hand"]
+    more = {"old": given.old_options.split(), "new": []}
     turns: list[dict[str, Any]] = []
     for state in TURNS[: given.turns]:
-        found = measure(sources[state], arguments, given.out.with_suffix(".turn.json"))
+        asked = [*arguments, *more[state]]
+        found = measure(sources[state], asked, given.out.with_suffix(".turn.json"))
         turns.append({"state": state, **found})
         old, new = prices(turns, "old"), prices(turns, "new")
         both = {

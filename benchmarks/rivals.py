@@ -1,34 +1,47 @@
-"""What one would do without taps: the same weighted step by other means.
+"""What one would do without taps: the same weighted step by other means, and a plain loop by hand.
+
+    python -m benchmarks.rivals --model gpt2-small --out FILE.json
 
     loop     one backward a sample, each gradient sketched; then a weighted backward of the batch
     vmap     torch.func's per-sample gradients, a dense Gaussian projection, their weighted sum
     opacus   ghost clipping: a backward for the norms of all samples, a second one with weights
 
-All run eagerly, in the precision of the other arms. What does not fit is measured on fewer samples
-and counted by the sample.
+    hand     a plain loop written by hand (benchmarks.hand), in turns with the trainer's plain step
+
+Rivals run eagerly, in the precision of the other arms. What does not fit is measured on fewer
+samples and counted by the sample.
 
 Shapes: B samples, T tokens, K sketch, F numbers of a gradient.
 """
 
+import argparse
 import math
 import os
+import statistics
 import time
 import warnings
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.hand import open_hand
 from dograph.bench.arms import open_model
-from dograph.bench.options import Batches, BenchOptions
+from dograph.bench.options import Batches, BenchOptions, resolve_options
+from dograph.bench.session import Session, arm_table, footnotes, held_bytes, release, spread
 from dograph.errors import ConfigError, require
+from dograph.files import write_json
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.rng import key64
 from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, joined
 from dograph.sketch.sketcher import Sketcher
+from dograph.train.distributed import pick_device
 from dograph.train.step import Stopwatch, build_optimizer
 
 
@@ -242,3 +255,91 @@ class Vmap(Rival):
                 break
         left_out = spent * (total - done) / done
         return sketch_BK / math.sqrt(dim), left_out, done / total
+
+
+RIVALS: dict[str, type[Rival]] = {"loop": Loop, "vmap": Vmap, "opacus": Opacus}
+RIVAL_STEPS, RIVAL_SECONDS = 2, 8.0  # after which no further step is begun
+
+
+def measured(session: Session, kind: type[Rival], plain_ms: float) -> dict[str, Any]:
+    """A few steps alone on the device; the ratio is of medians, counted by the sample."""
+    options, held = session.options, held_bytes(session.device)
+    if session.watch.on_gpu:
+        torch.cuda.reset_peak_memory_stats(session.device)
+    rival = kind(options, session.batches, session.device)
+    spent: list[float] = []
+    begun = time.perf_counter()
+    for turn in range(RIVAL_STEPS + 1):
+        session.watch.wait()
+        start = time.perf_counter()
+        left_out = rival.step()
+        session.watch.wait()
+        spent.append(1e3 * (time.perf_counter() - start + left_out))
+        if turn > 0 and time.perf_counter() - begun > RIVAL_SECONDS:
+            break
+    ms, share = statistics.median(spent[1:]), rival.num_samples / options.batch
+    peak = torch.cuda.max_memory_allocated(session.device) - held if session.watch.on_gpu else None
+    samples = f"; {rival.num_samples} of {options.batch} samples, counted by the sample"
+    return {
+        "ms": spread([ms]) | {"steps": len(spent) - 1},  # the first one warms up
+        "num_samples": rival.num_samples,
+        "peak_bytes": peak,
+        "note": rival.note + (samples if share < 1 else ""),
+        "ratio": {"median": ms / share / plain_ms},
+        **session.memory_ratio(peak),
+        **session.speed(ms, share),
+    }
+
+
+def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: bool = True) -> None:
+    """Modes as `dograph bench` measures them, then the loop by hand and the rivals."""
+    session.open()
+    for name in ("plain", *session.options.modes):
+        session.measure(name, partial(session.beside_plain, name, session.opened(name)))
+    if hand:
+        options = session.options
+        how = ("whole" if whole else "by blocks") if options.compile else "eager"
+
+        def beside_plain() -> dict[str, Any]:
+            found = session.beside_plain(
+                "hand", lambda: open_hand(options, session.batches, session.device, whole=whole)
+            )
+            speed = found["ratio"]["median"]
+            return found | {"note": f"compiled: {how}; plain runs at {speed:.1%} of its speed"}
+
+        session.measure("hand", beside_plain)
+    if rivals:
+        plain_ms = session.plain_median()
+        del session.plain
+        release(session.device)
+        for name, kind in RIVALS.items():
+            session.measure(name, partial(measured, session, kind, plain_ms))
+    session.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--modes", default="", help="modes of the sketch to measure too, by commas")
+    for name in ("model", "dtype", "recipe", "corpus", "accumulation"):
+        parser.add_argument(f"--{name}")
+    for name in ("batch", "seq-len", "vocab-size", "micro-batch", "dim", "steps", "top-blocks"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--hand", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--hand-whole", action="store_true", help="that loop as one graph")
+    parser.add_argument("--rivals", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("rivals.json"))
+    given = vars(parser.parse_args())
+    device, out, modes = pick_device(given.pop("device")), given.pop("out"), given.pop("modes")
+    choice = {name: given.pop(name) for name in ("hand", "rivals")}
+    whole = given.pop("hand_whole")
+    options = resolve_options(device, modes.split(",") if modes else [], **given)
+    session = Session(options, device, print, lambda found: write_json(out, found))
+    run(session, whole=whole, **choice)
+    Console().print(arm_table(session.findings))
+    print(*footnotes(session.findings), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

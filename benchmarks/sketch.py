@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
         wait()
         seconds = measure.interleave(arms, args.blocks, STEPS, wait)
         for trainer in trainers.values():
-            trainer.close_outputs()
+            trainer.files.close()
     measure.write(
         args.name,
         "python -m benchmarks.sketch " + " ".join(sys.argv[1:]),

@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> None:
                 step()
         wait()
         seconds = measure.interleave(arms, args.blocks, STEPS, wait)
-        trainer.close_outputs()
+        trainer.files.close()
     measure.write(
         args.name,
         "python -m benchmarks.step " + " ".join(sys.argv[1:]),

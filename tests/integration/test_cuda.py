@@ -257,9 +257,7 @@ def test_modes_stay_inside_their_budgets():
     torch._dynamo.reset()  # what earlier tests compiled, and their garbage, would cost host time
     gc.collect()
     device = torch.device("cuda", 0)
-    options = resolve_options(
-        device, modes=tuple(BUDGETS), model="gpt2-small", steps=50, hand=False, rivals=False
-    )
+    options = resolve_options(device, modes=tuple(BUDGETS), model="gpt2-small", steps=50)
     arms = Session(options, device, print, lambda _: None).run()["arms"]
     for mode, most in BUDGETS.items():
         assert arms[mode]["ratio"]["median"] <= most, mode

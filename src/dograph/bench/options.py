@@ -18,7 +18,6 @@ from dograph.rng import stream
 from dograph.types import Batch, Mixture, SampleIds
 
 Dtype = Literal["float32", "bfloat16"]
-HandCompile = Literal["blocks", "whole"]
 DEFAULT_MODES: tuple[Mode, ...] = ("full", "topdown", "head", "exact", "twopass")
 WARMUP_STEPS = {"safe": 12}  # domains of a stream are found from ten steps
 LEAST_WARMUP_STEPS = 5
@@ -42,9 +41,6 @@ class BenchOptions:
     dim: int = DEFAULT_DIM
     steps: int = 30
     corpus: str | None = None
-    hand: bool = True
-    hand_compile: HandCompile = "blocks"
-    rivals: bool = True
     profile: bool = False
     peak_tflops: float | None = None
     seed: int = 0
@@ -54,7 +50,6 @@ class BenchOptions:
             ("--model", self.model, PRESETS),
             ("--recipe", self.recipe, RECIPES),
             ("--dtype", self.dtype, get_args(Dtype)),
-            ("--hand-compile", self.hand_compile, get_args(HandCompile)),
             ("--accumulation", self.accumulation or "lagged", get_args(Accumulation)),
             *(("--modes names", mode, MODES) for mode in self.modes),
         ]

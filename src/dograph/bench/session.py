@@ -18,9 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from dograph.bench.arms import Arm, open_arm, open_hand, open_model
+from dograph.bench.arms import Arm, open_arm, open_model
 from dograph.bench.options import LEAST_WARMUP_STEPS, BenchOptions, open_batches
-from dograph.bench.rivals import Loop, Opacus, Rival, Vmap
 from dograph.config import SketchConfig
 from dograph.eval.recorded import number_table
 from dograph.models.presets import PRESETS
@@ -30,7 +29,6 @@ from dograph.train.forecast import Work, count_flops, extra_work
 from dograph.train.step import Lap, Stopwatch, milliseconds
 
 Findings = dict[str, Any]
-RIVALS: dict[str, type[Rival]] = {"loop": Loop, "vmap": Vmap, "opacus": Opacus}
 # Dense bfloat16 TFLOP/s from the makers' data sheets; the longest name that fits counts.
 PEAKS = {
     "B200": 2250.0,
@@ -45,7 +43,6 @@ PEAKS = {
 MACHINE_SECONDS = 0.2  # of each measurement of the machine
 IN_A_ROW = 4  # steps
 UNTIMED = 2  # turns before those that are timed
-RIVAL_STEPS, RIVAL_SECONDS = 2, 8.0  # after which no further step is begun
 PROFILED, TOP = 2, 10  # steps, kernels
 
 
@@ -240,7 +237,14 @@ class Session:
         self.watch, self.findings = Stopwatch(device), Findings()
 
     def run(self) -> Findings:
-        """Measure everything that was asked for."""
+        """Measure a plain step and every mode that was asked for."""
+        self.open()
+        for name in ("plain", *self.options.modes):
+            self.measure(name, partial(self.beside_plain, name, self.opened(name)))
+        return self.close()
+
+    def open(self) -> None:
+        """Measure the machine, and say what is to be measured."""
         options = self.options
         self.machine = measure_machine(self.device, options.dtype, options.peak_tflops)
         self.say(
@@ -259,19 +263,13 @@ class Session:
             "flops_per_step": flops.step,
             "arms": {},
         }
-        for name in ("plain", *options.modes, *(["hand"] if options.hand else [])):
-            self._measure(name, partial(self._arm, name))
-        ms = self._plain_median()
-        if options.rivals:
-            del self.plain
-            release(self.device)
-            for name, kind in RIVALS.items():
-                self._measure(name, partial(self._rival, kind, ms))
+
+    def close(self) -> Findings:
         self.findings["complete"] = True
         self.save(self.findings)
         return self.findings
 
-    def _measure(self, name: str, measure: Callable[[], Findings]) -> None:
+    def measure(self, name: str, measure: Callable[[], Findings]) -> None:
         """An arm that fails leaves its reason, and the others are measured all the same."""
         start = time.perf_counter()
         self.say(f"{name}: building and warming up")
@@ -289,39 +287,38 @@ class Session:
         self.say(f"{name}: {told} ({seconds:.1f} s)")
         self.save(self.findings)
 
-    def _arm(self, name: str) -> Findings:
+    def beside_plain(self, name: str, opened: Callable[[], Arm]) -> Findings:
         """An arm by itself, then, unless it is the plain one, in turns with that."""
         options, held = self.options, held_bytes(self.device)
-        is_mode = name in options.modes
-        if name == "hand":
-            arm = open_hand(options, self.batches, self.device)
-        else:
-            arm = open_arm(options, name if is_mode else None, self.batches, self.device)
+        arm, is_mode = opened(), name in options.modes
         warmup_steps = options.warmup_steps if is_mode else LEAST_WARMUP_STEPS
         found = steps_alone(arm, warmup_steps, self.watch, held)
         if name == "plain":
             self.plain = arm
-            return found | self._speed(found["row_ms"]) | self._profiled(arm)
+            return found | self.speed(found["row_ms"]) | self._profiled(arm)
         warm = f"{name}: warm after {found['warmup_seconds']:.1f} s"
         self.say(f"{warm}; {options.steps} turns with plain")
         take_turns(arm, self.plain, options.steps, self.watch)
-        median = self._plain_median()
+        median = self.plain_median()
         plain_ms, found["ms"] = self.plain.ms[-options.steps :], spread(arm.ms)
         ratio = median_estimate([a / b for a, b in zip(arm.ms, plain_ms, strict=True)])
         found |= {
-            **self._speed(found["ms"]["median"]),
+            **self.speed(found["ms"]["median"]),
             "plain_ms": spread(plain_ms),
             "ratio": median_record(ratio),
             "row_ratio": found["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
             "parts_ms": median_parts(arm.laps),
-            **self._memory_ratio(found["peak_bytes"]),
+            **self.memory_ratio(found["peak_bytes"]),
             **self._profiled(arm),
         }
         if is_mode:
             least = self._floor(arm.model, name)
-            return found | {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
-        how = f"compiled by {options.hand_compile}" if options.compile else "eager"
-        return found | {"note": f"{how}; plain runs at {ratio.value:.1%} of its speed"}
+            found |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
+        return found
+
+    def opened(self, name: str) -> Callable[[], Arm]:
+        mode = None if name == "plain" else name
+        return lambda: open_arm(self.options, mode, self.batches, self.device)
 
     def _floor(self, model: torch.nn.Module, mode: str) -> dict[str, float]:
         options = self.options
@@ -337,40 +334,11 @@ class Session:
         rates = ("copy_bytes_per_second", "matmul_flops_per_second")
         return floor_ms(work, *(self.machine[name] for name in rates))
 
-    def _rival(self, kind: type[Rival], plain_ms: float) -> Findings:
-        """A few steps alone on the device; the ratio is of medians, counted by the sample."""
-        options, held = self.options, held_bytes(self.device)
-        if self.watch.on_gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        rival = kind(options, self.batches, self.device)
-        spent: list[float] = []
-        begun = time.perf_counter()
-        for turn in range(RIVAL_STEPS + 1):
-            self.watch.wait()
-            start = time.perf_counter()
-            left_out = rival.step()
-            self.watch.wait()
-            spent.append(1e3 * (time.perf_counter() - start + left_out))
-            if turn > 0 and time.perf_counter() - begun > RIVAL_SECONDS:
-                break
-        ms, share = statistics.median(spent[1:]), rival.num_samples / options.batch
-        peak = torch.cuda.max_memory_allocated(self.device) - held if self.watch.on_gpu else None
-        samples = f"; {rival.num_samples} of {options.batch} samples, counted by the sample"
-        return {
-            "ms": spread([ms]) | {"steps": len(spent) - 1},  # the first one warms up
-            "num_samples": rival.num_samples,
-            "peak_bytes": peak,
-            "note": rival.note + (samples if share < 1 else ""),
-            "ratio": {"median": ms / share / plain_ms},
-            **self._memory_ratio(peak),
-            **self._speed(ms, share),
-        }
-
-    def _memory_ratio(self, peak: int | None) -> Findings:
+    def memory_ratio(self, peak: int | None) -> Findings:
         plain = self.findings["arms"]["plain"]["peak_bytes"]
         return {"memory_ratio": peak / plain} if peak is not None and plain else {}
 
-    def _speed(self, ms: float, share: float = 1.0) -> Findings:
+    def speed(self, ms: float, share: float = 1.0) -> Findings:
         """Tokens a second and MFU of a step that holds this share of the batch."""
         flops = share * self.findings["flops_per_step"]
         return {
@@ -378,12 +346,12 @@ class Session:
             "mfu": 1e3 * flops / ms / self.machine["peak_flops_per_second"],
         }
 
-    def _plain_median(self) -> float:
+    def plain_median(self) -> float:
         """Plain steps of all turns so far, brought up to date in the findings."""
         plain = self.findings["arms"]["plain"]
         if self.plain.ms:
             plain |= {"ms": spread(self.plain.ms), "parts_ms": median_parts(self.plain.laps)}
-            plain |= self._speed(plain["ms"]["median"])
+            plain |= self.speed(plain["ms"]["median"])
         return float(plain["ms"]["median"])
 
     def _profiled(self, arm: Arm) -> Findings:
@@ -438,8 +406,7 @@ def footnotes(findings: Findings) -> list[str]:
     device = findings["device"]
     notes = [
         f"MFU: of {device['peak_flops_per_second'] / 1e12:,.4g} TFLOP/s ({device['peak_from']})",
-        "ratios of modes and hand: median of steps in turns with plain [95 % interval]; of rivals: "
-        "of medians, by the sample",
+        "ratios: median of steps in turns with plain [95 % interval]",
     ]
     for name, arm in findings["arms"].items():
         if "ratio" in arm and "row_ms" in arm:

@@ -30,9 +30,6 @@ def bench(
     dim: int | None = option(None, "numbers in a sketch; that of sketch.dim", min=1),
     steps: int = option(30, "turns with plain; fewer: a wider interval", min=10),
     corpus: str | None = option(None, "a prepared corpus, in place of random tokens"),
-    hand: bool = option(True, "also a plain loop written by hand"),
-    hand_compile: str = option("blocks", "that loop's graphs: blocks, or whole (a minute)"),
-    rivals: bool = option(True, "also what one would do otherwise, a few steps"),
     profile: bool = option(False, "the ten longest kernels, into the file", "--profile"),
     peak_tflops: float | None = option(
         None, "what MFU is of; known for common GPUs, else measured"
@@ -49,7 +46,7 @@ def bench(
 
     \b
     dograph bench                                     minutes on a laptop CPU
-    dograph bench --model gpt2-mini --modes full,head --no-rivals
+    dograph bench --model gpt2-mini --modes full,head
     dograph bench --model llama-1.1b --batch 32 --seq-len 2048 --micro-batch 8 --recipe safe
     dograph bench --modes full --profile --out full.json
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from benchmarks.hand import HandModel, copy_weights, open_hand
 
-from dograph.bench.arms import HandModel, copy_weights, open_hand, open_model
+from dograph.bench.arms import open_model
 from dograph.bench.options import open_batches, resolve_options
 from dograph.models.presets import PRESETS
 

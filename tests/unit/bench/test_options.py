@@ -43,7 +43,6 @@ def test_micro_batches_choose_how_they_accumulate():
         ([], {"model": "gpt2-samll"}, 'did you mean "gpt2-small"'),
         ([], {"recipe": "sfae"}, 'did you mean "safe"'),
         ([], {"dtype": "float16"}, 'did you mean "bfloat16"'),
-        ([], {"hand_compile": "block"}, 'did you mean "blocks"'),
         (["topdown"], {"top_blocks": 5}, "has 4 blocks; give 1 to 4"),
         ([], {"micro_batch": 4, "accumulation": "lagged"}, "use --recipe safe"),
         (["head"], {"micro_batch": 4, "accumulation": "keep"}, "would hold every micro-batch"),

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from benchmarks.rivals import Loop, Opacus, Rival, Vmap
 
 from dograph.bench.options import open_batches, resolve_options
-from dograph.bench.rivals import Loop, Opacus, Rival, Vmap
 from dograph.sketch.sketcher import Sketcher
 
 CPU = torch.device("cpu")
