@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
+from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import (
     Budget,
@@ -24,7 +25,7 @@ from dograph.domains.partition import (
     sample_weights,
     share_out,
 )
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, KMeans, Scope, StreamScope
+from dograph.domains.scopes import FIT_BATCHES, EpochScope, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, Report, with_options
 from dograph.mixers.fixed import Sampling, sampling_mixture
