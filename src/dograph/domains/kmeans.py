@@ -260,18 +260,13 @@ class KMeans:
         if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
         from dograph.kernels.gram import sorted_space
-        from dograph.kernels.kmeans import restarts_by_kernel
         from dograph.kernels.partition import domains_by_kernel
 
         batch = sorted_space(sketch_BK.detach(), self.normalise, SAME, RATIO)
         size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)
         race_MRLB = races(size, min(self.num_domains, size), self.restarts, generator)
-        label_RB, inertia_R = restarts_by_kernel(
-            *(batch.gram_BB, batch.weight_B, batch.rounding_B, race_MRLB),
-            spherical=self.normalise,
-            iterations=ITERATIONS,
-            refill_every=REFILL_EVERY,
-        )
+        space = _Space(batch.gram_BB, batch.weight_B, batch.rounding_B, self.normalise)
+        label_RB, inertia_R = _restarted(space, race_MRLB, ITERATIONS)
         dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
         return domains_by_kernel(batch, label_RB, inertia_R, self.num_domains, dtype)
 

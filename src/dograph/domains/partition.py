@@ -1,8 +1,4 @@
-"""Domains of a batch: what the objectives know of each, what samples count, whom they agree with.
-
-From labels to statistics; from domain weights to sample weights, inside bounds that are each in
-closed form; and how far the domains that the model perceives agree with the sources that people
-named.
+"""Domains of a batch: their statistics, what their samples count, and whom they agree with.
 
 Shapes: B samples, b those of a micro-batch, K sketch, M domains, S sources, X any of these. A
 sample weight is what one sample counts; those of a batch of n samples are >= 0 and sum to 1, before
@@ -108,11 +104,9 @@ class Budget:
             weight_X = keep_shares(weight_X, source_X)
         if self.cap is not None:
             weight_X = cap(weight_X, self.cap, size=size, share_X=share_X)
-        if self.effective_floor is not None:
+        if (rho := self.effective_floor) is not None:
             mean = None if total is None else total / len(weight_X)
-            weight_X = effective_floor(
-                weight_X, self.effective_floor, size=size, share_X=share_X, mean=mean
-            )
+            weight_X = effective_floor(weight_X, rho, size=size, share_X=share_X, mean=mean)
         return weight_X
 
     def hold_lagged(
