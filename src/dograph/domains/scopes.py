@@ -147,6 +147,7 @@ class StreamScope(Scope):
     def __init__(self, cluster: KMeans, *, half_life: float = 70.0, refit_every: int = 25) -> None:
         super().__init__(cluster)
         self.refit_every, self.decay = refit_every, 0.5 ** (1 / half_life)
+        self.index_M = torch.arange(cluster.num_domains)
         self._reset(projection=None)
 
     def _reset(self, projection: int | None) -> None:
@@ -207,6 +208,7 @@ class StreamScope(Scope):
 
     def _move(self, device: torch.device) -> None:
         """A restored state comes on the CPU."""
+        self.index_M = self.index_M.to(device)
         self.sums = {name: value.to(device) for name, value in self.sums.items()}
         self.pool = [sketch_BK.to(device) for sketch_BK in self.pool]
 
@@ -222,8 +224,7 @@ class StreamScope(Scope):
     def _sums_of(
         self, sketch_BK: Tensor, direction_BK: Tensor, label_B: Tensor
     ) -> dict[str, Tensor]:
-        domain_M = torch.arange(self.cluster.num_domains, device=label_B.device)
-        member_MB = (label_B == domain_M[:, None]).to(sketch_BK.dtype)
+        member_MB = (label_B == self.index_M[:, None]).to(sketch_BK.dtype)
         gradient_MK, count_M = member_MB @ sketch_BK, member_MB.sum(dim=1)
         if "count_M" in self.sums:  # distances to the mean as it was before this batch
             mean_MK = self.sums["gradient_MK"] / self.sums["count_M"].clamp_min(1e-6)[:, None]
@@ -267,8 +268,7 @@ class StreamScope(Scope):
         direction_K, sketch_K = (
             t.index_select(0, far_1).squeeze(0) for t in (direction_BK, sketch_BK)
         )
-        domain_M = torch.arange(len(count_M), device=count_M.device)
-        one_M = (domain_M == count_M.argmin()) & needed
+        one_M = (self.index_M == count_M.argmin()) & needed
         square = sketch_K.square().sum()
         mass_square = mass * square
         fresh = {
