@@ -6,13 +6,14 @@ and after. Where an entry stands for all samples of a domain, `share_X` says wha
 samples that is. Tables of counts: X tables, Y the sides of a table.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.simplex import running_sum
 from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.types import Domains
@@ -188,6 +189,16 @@ def cap(
     level_X = torch.where(left_X > 0, over_X[:-1] / left_X, 0.0)
     level = torch.cat((level_X, level_X.new_zeros(1))).amax()
     return (weight_X.double() + level).clamp_max(most).to(weight_X.dtype)
+
+
+def running_sum(value_B: Tensor) -> Tensor:
+    """Inclusive running sum by two triangular products: CUDA's cumsum does not repeat."""
+    side = math.isqrt(max(value_B.numel() - 1, 0)) + 1
+    grid = F.pad(value_B, (0, side * side - value_B.numel())).view(side, side)
+    upper = torch.ones(side, side, dtype=value_B.dtype, device=value_B.device).triu()
+    inside = grid @ upper
+    before = inside[:, -1] @ upper.triu(1)
+    return (inside + before[:, None]).view(-1)[: value_B.numel()]
 
 
 def effective_floor(
