@@ -43,7 +43,7 @@ def printed_logits(model, x_TD, weights):
 
 
 def autograd(model, x_TD, label_T):
-    leaves = {block: weight.clone().requires_grad_() for block, weight in model._weights().items()}
+    leaves = {b: getattr(model, f"weight_{b}").clone().requires_grad_() for b in BLOCKS}
     log_prob_TV = printed_logits(model, x_TD, leaves).log_softmax(-1)
     loss = -log_prob_TV[torch.arange(len(x_TD)), label_T].sum()
     grads = torch.autograd.grad(loss, list(leaves.values()))
