@@ -200,7 +200,7 @@ def test_projection_centroids_and_averages_are_restored(corpus, tmp_path, scope)
     projections = []
     for trainer in (whole, other):
         record = trainer.advance(trainer.open_loader())
-        rules = trainer.step.collector.sketcher.rules
+        rules = trainer.step.sketcher.rules
         projections.append([tensor for rule in rules for tensor in rule.projection])
         assert record.signals.projection == 12
     assert all(torch.equal(a, b) for a, b in zip(*projections, strict=True))

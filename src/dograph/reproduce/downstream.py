@@ -14,7 +14,7 @@ from typing import Any
 from dograph.compare.findings import CellFindings, Findings
 from dograph.data.corpus import Corpus
 from dograph.eval.evaluate import EvalRequest, evaluate, find_subject
-from dograph.eval.harness import Report
+from dograph.eval.scores import Report
 from dograph.eval.tasks import pick_tasks
 from dograph.files import sha256_of, write_json
 from dograph.reproduce import paper
@@ -51,7 +51,7 @@ def evaluate_cells(
         if found is None:
             report(f"scoring {cell.label}", count, len(cells))
             # Nine tasks of every model would fill pages; it is told which model is scored.
-            found = evaluate(subject, request, corpus, lambda stage, done, total: None).record
+            found = evaluate(subject, request, corpus, lambda stage, done, total: None)
             write_json(file, found)
         scores[cell.label] = CellScores.of_json(found)
     return scores

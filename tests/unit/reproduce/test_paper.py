@@ -86,7 +86,7 @@ def test_the_presets_are_what_is_reproduced():
     """`dograph train paper-...` and the row dograph-paper are one method."""
     config = resolve_config("paper-gpt2-medium", [])
     (row,) = parse_methods(SPECS["dograph-paper"], config, "dograph-paper")
-    assert build_mixer("dograph", config.mixer.options).options == row._built().options
+    assert build_mixer("dograph", config.mixer.options).options == row.built().options
 
 
 def test_errata_name_artefacts_that_there_are():

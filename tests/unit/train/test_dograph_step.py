@@ -183,6 +183,6 @@ def test_halves_are_kept_in_the_precision_of_the_forward(corpus, dtype):
     """Half the memory of what `full` holds, and matrix products that a GPU is fast at."""
     steps = open_steps(corpus, *PAPER, f"train.dtype={dtype}")
     steps.take()
-    rules = [rule for rule in steps.step.collector.sketcher.rules if isinstance(rule, MatrixRule)]
+    rules = [rule for rule in steps.step.sketcher.rules if isinstance(rule, MatrixRule)]
     slots = {slot.dtype for rule in rules for slot in (rule.slots.left, rule.slots.right)}
     assert slots == {getattr(torch, dtype)}
