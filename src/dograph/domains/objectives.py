@@ -321,7 +321,8 @@ def relative_gap(
     q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
     gradient_M = 2 * q_MM @ weight_M.double() + b_M
     # a common offset of the slopes must not meet the rounding of the weights' sum
-    above_M = (gradient_M - _least(gradient_M, present_M)).masked_fill(~present_M, 0)
+    least = gradient_M.masked_fill(~present_M, torch.inf).amin()
+    above_M = (gradient_M - least).masked_fill(~present_M, 0)
     return weight_M.double() @ above_M / unit
 
 
@@ -333,10 +334,6 @@ def _within(
     q_MM = quadratic_MM.double()
     q_MM = ((q_MM + q_MM.T) / 2).masked_fill(absent_MM, 0)  # the symmetric part
     b_M = linear_M.double()
-    b_M = (b_M - _least(b_M, present_M)).masked_fill(~present_M, 0)
+    b_M = (b_M - b_M.masked_fill(~present_M, torch.inf).amin()).masked_fill(~present_M, 0)
     unit = torch.maximum(q_MM.abs().amax(), 1e-12 * b_M.amax())
     return q_MM, b_M, unit.masked_fill(unit == 0, 1)
-
-
-def _least(value_M: Tensor, present_M: Tensor) -> Tensor:
-    return value_M.masked_fill(~present_M, torch.inf).amin()

@@ -49,7 +49,6 @@ def mmd_squared(x_NK: Tensor, y_MK: Tensor, estimator: Estimator = "biased") -> 
     tr cov(y) / M. The unbiased one leaves every sample's product with itself out of E_xx and
     E_yy; it may be negative.
     """
-    _check_estimator(estimator)
     if x_NK.ndim != 2 or y_MK.ndim != 2 or x_NK.shape[1] != y_MK.shape[1]:
         raise ConfigError(
             "both groups must be (samples, K) with the same K, got "
@@ -83,7 +82,6 @@ def pairwise_mmd(
     distance of the means in units of the spread of single samples, so free of the gradient's
     scale. Where both groups have no spread it is infinite, or zero where their means agree.
     """
-    _check_estimator(estimator)
     if num_permutations < 1:
         raise ConfigError(f"num_permutations must be at least 1, got {num_permutations}; try 999")
     _check_groups(feature_NK, group_N, num_groups, estimator)
@@ -161,12 +159,6 @@ def _spread(kernel_PP: Tensor) -> float:
     return float(scatter / (len(kernel_PP) - 1))
 
 
-def _check_estimator(estimator: str) -> None:
-    known = get_args(Estimator)
-    if estimator not in known:
-        raise ConfigError(f'estimator="{estimator}" is not known; {did_you_mean(estimator, known)}')
-
-
 def _check_groups(
     feature_NK: Tensor, group_N: Tensor, num_groups: int, estimator: Estimator
 ) -> None:
@@ -185,6 +177,9 @@ def _check_groups(
 
 
 def _check_samples(feature_NK: Tensor, sizes: Mapping[str, int], estimator: Estimator) -> None:
+    known = get_args(Estimator)
+    if estimator not in known:
+        raise ConfigError(f'estimator="{estimator}" is not known; {did_you_mean(estimator, known)}')
     if not bool(feature_NK.isfinite().all()):
         raise ConfigError(
             "the gradients hold values that are not finite, so they have no MMD; "
