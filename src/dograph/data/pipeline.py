@@ -28,11 +28,11 @@ from dograph.data.encode import (
     sample_texts,
 )
 from dograph.data.external import prepare_external
-from dograph.data.finish import REPAIRS, finish, listed, remove_replaced
 from dograph.data.inputs import EMBEDDED, Input, resolve_all
 from dograph.data.journal import Journal, Output, Recorded, clear, finished_corpus, lock
 from dograph.data.options import PrepareOptions
 from dograph.data.readers import read_chunks, where
+from dograph.data.staging import REPAIRS, finish, listed, remove_replaced
 from dograph.data.tokenizer import FoundTokenizer, find_tokenizer, place_tokenizer, train_bpe
 from dograph.errors import CorpusError
 from dograph.files import sync_file

@@ -20,8 +20,8 @@ from typing import BinaryIO
 import numpy as np
 
 from dograph.data.corpus import Manifest, StratumEntry, StratumTokens
-from dograph.data.finish import corpus_files, write_document_index
 from dograph.data.sampler import mix64
+from dograph.data.staging import corpus_files, write_document_index
 from dograph.data.tokenizer import token_bytes
 from dograph.errors import ConfigError, CorpusError
 from dograph.files import sync_file
