@@ -13,9 +13,15 @@ import numpy as np
 import dograph
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
 from dograph.data.inputs import Input
-from dograph.data.journal import Journal, Recorded, clear
 from dograph.data.options import PrepareOptions
-from dograph.data.staging import file_stems, publish, write_document_index
+from dograph.data.staging import (
+    Journal,
+    Recorded,
+    clear,
+    file_stems,
+    publish,
+    write_document_index,
+)
 from dograph.data.tokenizer import TOKENIZER_FILE, FoundTokenizer, place_tokenizer, token_bytes
 from dograph.errors import ConfigError, CorpusError
 

@@ -71,7 +71,7 @@ class Recipe:
 
     name: str
     hub: str  # Hugging Face dataset
-    splits: Mapping[str, Split]  # split of the dataset -> where it goes
+    validation: str  # which of its splits to validate on
     source_field: str
     sizes: str  # "source size, ..." in the paper's data table, in any unit
     closed: bool  # documents of a source outside the table are left out
@@ -87,29 +87,30 @@ class Recipe:
         return {source: size / total for source, size in self.table.items()}
 
 
-_SLIMPAJAMA = Recipe(
-    name="slimpajama-6b",
-    hub="DKYoon/SlimPajama-6B",
-    splits={"train": "train", "test": "validation"},
-    source_field="meta.redpajama_set_name",
-    # percent of the bytes
-    sizes="RedPajamaCommonCrawl 54.1, RedPajamaC4 28.7, RedPajamaGithub 4.2, RedPajamaBook 3.7, "
-    "RedPajamaArXiv 3.4, RedPajamaWikipedia 3.1, RedPajamaStackExchange 2.8",
-    closed=False,
+_RECIPES = (
+    Recipe(
+        "slimpajama-6b",
+        "DKYoon/SlimPajama-6B",
+        validation="test",
+        source_field="meta.redpajama_set_name",
+        sizes="RedPajamaCommonCrawl 54.1, RedPajamaC4 28.7, RedPajamaGithub 4.2, "  # percent
+        "RedPajamaBook 3.7, RedPajamaArXiv 3.4, RedPajamaWikipedia 3.1, RedPajamaStackExchange 2.8",
+        closed=False,
+    ),
+    Recipe(
+        "pile",
+        "monology/pile-uncopyrighted",
+        validation="validation",
+        source_field="meta.pile_set_name",
+        # effective GiB of the 17 of its 22 sets that are still available
+        sizes="Pile-CC 227.12, PubMed Central 180.55, ArXiv 112.42, Github 95.16, FreeLaw 76.73, "
+        "StackExchange 64.39, USPTO Backgrounds 45.81, PubMed Abstracts 38.53, "
+        "Gutenberg (PG-19) 27.19, Wikipedia (en) 19.13, DM Mathematics 15.49, Ubuntu IRC 11.03, "
+        "EuroParl 9.17, HackerNews 7.80, PhilPapers 4.76, NIH ExPorter 3.79, Enron Emails 1.76",
+        closed=True,
+    ),
 )
-_PILE = Recipe(
-    name="pile",
-    hub="monology/pile-uncopyrighted",
-    splits={"train": "train", "validation": "validation"},
-    source_field="meta.pile_set_name",
-    # effective GiB of the 17 of its 22 sets that are still available
-    sizes="Pile-CC 227.12, PubMed Central 180.55, ArXiv 112.42, Github 95.16, FreeLaw 76.73, "
-    "StackExchange 64.39, USPTO Backgrounds 45.81, PubMed Abstracts 38.53, "
-    "Gutenberg (PG-19) 27.19, Wikipedia (en) 19.13, DM Mathematics 15.49, Ubuntu IRC 11.03, "
-    "EuroParl 9.17, HackerNews 7.80, PhilPapers 4.76, NIH ExPorter 3.79, Enron Emails 1.76",
-    closed=True,
-)
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (_SLIMPAJAMA, _PILE)}
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}
 
 # The first of these that an input has is its validation split.
 VALIDATION_WORDS = ("validation", "valid", "val", "test")
@@ -220,10 +221,7 @@ def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = 
     if separator and "/" not in name and not Path(spec).exists():
         named = resolve(rest, split, labelled=False, recipe=recipe)
         return named._replace(inputs=[replace(entry, source=name) for entry in named.inputs])
-    preferred = None
-    if recipe is not None:
-        preferred = next(part for part, into in recipe.splits.items() if into == "validation")
-    found = list(_find(spec, _Wanted(split, labelled, preferred)))
+    found = list(_find(spec, _Wanted(split, labelled, recipe.validation if recipe else None)))
     inputs = [entry for entry in found if isinstance(entry, Input)]
     return Resolved(inputs, [name for name in found if isinstance(name, str)])
 
@@ -241,7 +239,7 @@ def _find(spec: str, wanted: _Wanted) -> _Found:
     elif spec in RECIPES:
         hub = RECIPES[spec].hub
         whole = Input("hub", f"hf:{hub}", wanted.split, None, hub=(hub, None))
-        yield from _divided(whole, RECIPES[spec].splits)
+        yield from _divided(whole, {"train": "train", RECIPES[spec].validation: "validation"})
     elif spec.startswith("hf:") or is_hub_name:
         spec = spec.removeprefix("hf:")
         match = _HUB.fullmatch(spec)

@@ -10,8 +10,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,22 +24,39 @@ from dograph.data.corpus import MANIFEST, Manifest
 from dograph.data.encode import (
     RAW_DOCUMENT_DTYPE,
     SMALL_CHUNKS,
+    Checker,
     Encoded,
     EncodedGroup,
     EncodingWorkers,
-    sample_texts,
+    hash_threshold,
+    is_kept,
+    refusal,
+    text_hash,
+    where,
 )
 from dograph.data.external import prepare_external
-from dograph.data.inputs import EMBEDDED, Input, resolve_all
-from dograph.data.journal import Journal, Output, Recorded, clear, finished_corpus, lock
+from dograph.data.formats import Bad, Chunk, Position, RawRow
+from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
-from dograph.data.readers import read_chunks, where
-from dograph.data.staging import REPAIRS, finish, listed, remove_replaced
+from dograph.data.staging import (
+    REPAIRS,
+    Journal,
+    Output,
+    Recorded,
+    clear,
+    finish,
+    finished_corpus,
+    listed,
+    lock,
+    remove_replaced,
+)
 from dograph.data.tokenizer import FoundTokenizer, find_tokenizer, place_tokenizer, train_bpe
 from dograph.errors import CorpusError
 from dograph.files import sync_file
 
 COMMIT_SECONDS = 5.0
+SAMPLE_BYTES = 20_000_000  # of text, to train a tokenizer on
+_CHUNK_ROWS = 4096
 # Each source has its own files and its own row in every table: a label with more values than
 # this is a mistake (an address, an author), not a source.
 MAX_SOURCES = 1000
@@ -277,17 +296,100 @@ class Preparation:
         self._committed = time.monotonic()
 
     def _progress(self) -> PreparationProgress:
-        position, outputs = self.journal.position, self.journal.outputs
-        return PreparationProgress(
-            "encoding",
-            sum(size or 0 for size in self.sizes[: position.input]) + position.consumed,
-            self.total_bytes,
-            sum(output.bytes for output in outputs),
-            sum(output.documents for output in outputs),
-            sum(output.tokens for output in outputs),
-            sum(output.unkept_bytes for output in outputs),
-            sum(output.unkept_documents for output in outputs),
+        position = self.journal.position
+        read = sum(size or 0 for size in self.sizes[: position.input]) + position.consumed
+        names = ("bytes", "documents", "tokens", "unkept_bytes", "unkept_documents")
+        sums = [sum(getattr(output, name) for output in self.journal.outputs) for name in names]
+        return PreparationProgress("encoding", read, self.total_bytes, *sums)
+
+
+def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
+    """A bounded, fixed sample to train a tokenizer on: the first texts of each training input.
+
+    An equal amount of each. Bad records are passed over: reading everything will name the first.
+    """
+    threshold, only = hash_threshold(options.held_out(inputs)), options.only
+    tolerant = replace(options, bad_records="repair")
+    training = [entry for entry in inputs if entry.split == "train"]
+    for entry in training:
+        left = SAMPLE_BYTES // len(training)
+        pieces = read_chunks([entry], Position(), tolerant)
+        for text in chain.from_iterable(Checker(c, entry, tolerant).texts() for c in pieces):
+            if (
+                (only is None or text.source in only)
+                and is_kept(text.content, options.keep, options.seed)
+                and text_hash(text.content, options.seed, "validation") >= threshold
+            ):
+                yield text.text
+                left -= len(text.content)
+                if left <= 0:
+                    break
+
+
+def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -> Iterator[Chunk]:
+    """All records of all inputs, in order, from `start` on."""
+    for index in range(start.input, len(inputs)):
+        position = start if index == start.input else Position(input=index)
+        entry = inputs[index]
+        if entry.kind == "lines" and entry.path is not None:
+            made = formats.read_lines(entry.path, position)
+        else:
+            made = _chunks_of_rows(entry, position, options)
+        for chunk in made:
+            if chunk.bad and not options.repair:
+                raise refusal(entry, chunk.bad[0])
+            yield chunk
+
+
+def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Chunk]:
+    """Rows gathered into chunks of about CHUNK_BYTES."""
+    rows: list[RawRow] = []
+    bad: list[Bad] = []
+    first = record = start.record
+    consumed, size = start.consumed, 0
+    row_bytes = None  # on disk, of a compressed table; elsewhere rows are as stored
+    if entry.kind == "parquet" and entry.path is not None:
+        row_bytes = entry.path.stat().st_size / max(formats.count_rows(entry.path), 1)
+    for piece in _rows(entry, start.record, options):
+        if isinstance(piece, Bad):
+            bad.append(piece)
+            record += piece.lost
+        else:
+            rows.append(piece)
+            record += 1
+            length = len(piece.text) if isinstance(piece.text, str | bytes) else 0
+            size, consumed = size + length, consumed + length
+        # rows of a chunk are numbered without a gap, so records that were lost end it
+        gap = isinstance(piece, Bad) and piece.lost > 0
+        if gap or size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS:
+            read = int(record * row_bytes) if row_bytes else consumed
+            yield Chunk(start.input, first, rows, Position(start.input, record, 0, read), bad)
+            rows, bad, first, size = [], [], record, 0
+    yield Chunk(start.input, first, rows, Position(start.input + 1), bad)
+
+
+def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow | Bad]:
+    place = entry.hub or entry.path
+    if place is None:
+        from dograph.data import embedded  # here, for most preparations need none of it
+
+        documents = (
+            embedded.demo_documents()
+            if entry.name == "demo"
+            else embedded.planted_documents(entry.name, noise=options.noise, seed=options.seed)
         )
+        for source, text in islice(documents, start, None):
+            yield RawRow(text, source)
+    elif isinstance(place, tuple) or entry.kind == "disk":
+        yield from formats.read_dataset(place, entry.part, start, options.fields)
+    elif entry.kind == "parquet":
+        yield from formats.read_parquet(place, start, options.fields)
+    else:
+        for path in islice(walk(place), start, None):
+            if path.stat().st_size > formats.MAX_RECORD_BYTES:
+                yield formats.too_long()._replace(file=str(path), lost=1)
+            else:
+                yield RawRow(path.read_bytes(), None, str(path))
 
 
 def ensure_corpus(

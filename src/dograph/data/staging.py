@@ -1,31 +1,200 @@
-"""From raw files to a corpus: documents indexed, digests taken, the manifest written last.
+"""The staging folder: the journal of a preparation under way, then the corpus made of it.
 
-Everything is built in a folder of its own inside the staging folder, out of files that are only
-read, so that this step may be killed and repeated at any point. Then it is moved into its place.
+The journal is enough to go on after a kill, exactly. The corpus is built in a folder of its own,
+out of files that are only read, so that this step may be killed and repeated at any point. Then it
+is moved into its place, the manifest last.
 """
 
+import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 import dograph
-from dograph.data.corpus import DOCUMENT_DTYPE, MANIFEST, Manifest, Split, StratumEntry
+from dograph.data.corpus import (
+    DOCUMENT_DTYPE,
+    MANIFEST,
+    Manifest,
+    Split,
+    StratumEntry,
+    TokenizerEntry,
+)
+from dograph.data.encode import RAW_DOCUMENT_DTYPE
+from dograph.data.formats import Position
 from dograph.data.inputs import Input
-from dograph.data.journal import Journal, Output, clear
-from dograph.data.options import PrepareOptions, Value
+from dograph.data.options import STAGING, PrepareOptions, Value
 from dograph.data.tokenizer import TOKENIZER_FILE
 from dograph.errors import CorpusError
-from dograph.files import sha256_of, sync_file
+from dograph.files import sha256_of, sync_file, write_json
 
 REPAIRS = "repairs.jsonl"
+COPY_TOKENS = 1 << 20  # at once
+_JOURNAL = "journal.json"
 _REPLACED = "replaced.json"  # manifest of the corpus that a new one takes the place of
+_BLOCK_DOCUMENTS = 1 << 16
+# A policy for bad records matters only where there are some: the journal counts them. What was
+# left out does not enter the corpus.
+_INDECISIVE = ("bad_records", "left_out")
+# Options that came later: a corpus from before has no record of them, and was made with these.
+_ADDED: dict[str, Value] = {"keep": 1.0}
+
+
+class Output(BaseModel):
+    """What has been written of one split of one source, to the files STEM.tokens and .documents."""
+
+    split: Split
+    source: str
+    tokens: int = 0
+    documents: int = 0
+    bytes: int = 0
+    unkept_documents: int = 0  # left out by --keep
+    unkept_bytes: int = 0
+    stem: Path = Field(default=Path(), exclude=True)  # follows from its place among the outputs
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The documents, block by block, of RAW_DOCUMENT_DTYPE."""
+        with open(self.stem.with_suffix(".documents"), "rb") as file:
+            while len(block := np.fromfile(file, RAW_DOCUMENT_DTYPE, _BLOCK_DOCUMENTS)):
+                yield block
+
+
+class Recorded(BaseModel):
+    """All that decides what a corpus is."""
+
+    version: Literal[1] = 1
+    options: dict[str, Value]
+    stamps: dict[str, str]  # of every input, in order, and of the tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal options and unchanged inputs in the same order."""
+        content = json.dumps([dict(sorted(_decisive(self.options).items())), self.stamps])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+class Journal(Recorded):
+    """State after a whole number of chunks. Files may hold more: that is cut off on resuming."""
+
+    tokenizer: TokenizerEntry
+    position: Position = Position()
+    outputs: list[Output] = []
+    repairs: dict[str, int] = {}
+    repairs_bytes: int = 0  # length of repairs.jsonl
+    all_read: bool = False
+
+    @classmethod
+    def read(cls, staging: Path) -> "Journal | None":
+        path = staging / _JOURNAL
+        if not path.is_file():
+            return None
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise CorpusError(f"{path} is damaged; begin anew with --restart ({error})") from error
+
+    def write(self, staging: Path) -> None:
+        write_json(staging / _JOURNAL, self.model_dump())
+
+    def require_same(self, now: Recorded) -> None:
+        """Refuse to go on with other options or inputs than the preparation began with."""
+        changes = _option_changes(self.options, now.options)
+        for name in sorted({*self.stamps, *now.stamps}):
+            if name not in now.stamps or name not in self.stamps:
+                changes.append(f"{name} was {'added' if name in now.stamps else 'left out'}")
+            elif self.stamps[name] != now.stamps[name]:
+                changes.append(f"{name} has changed")
+        if not changes and list(self.stamps) != list(now.stamps):
+            changes.append(f"the order was {', '.join(self.stamps)}, now {', '.join(now.stamps)}")
+        policies = (self.options["bad_records"], now.options["bad_records"])
+        if self.repairs and policies == ("repair", "refuse"):
+            changes.append("bad records were repaired, which is now refused")
+        if changes:
+            raise CorpusError(
+                "a preparation that began differently is unfinished here: "
+                f"{'; '.join(changes)}. Repeat the command it began with to go on, "
+                "or begin anew with --restart"
+            )
+
+
+def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in _INDECISIVE and (name, value) not in _ADDED.items()
+    }
+
+
+def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> list[str]:
+    """Which options differ, in words."""
+    old, new = _ADDED | _decisive(before), _ADDED | _decisive(now)
+    return [
+        f"--{name.replace('_', '-')} was {old.get(name)}, now {new.get(name)}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def finished_corpus(out: Path, recorded: Recorded, *, overwrite: bool) -> Manifest | None:
+    """The corpus in `out` if it is what these options give; refuses to touch anything else."""
+    if not (out / MANIFEST).is_file():
+        strangers = [path.name for path in out.iterdir()] if out.is_dir() else []
+        if strangers and STAGING not in strangers:
+            raise CorpusError(f"{out} is not empty and holds no corpus; choose another --out")
+        return None
+    try:
+        manifest = Manifest.read(out)
+    except CorpusError as error:
+        if overwrite:
+            return None
+        raise CorpusError(f"{error} Pass --overwrite to replace it") from error
+    if manifest.options.get("fingerprint") == recorded.fingerprint:
+        return manifest
+    if overwrite:
+        return None
+    options = recorded.options
+    before = {name: manifest.options[name] for name in options if name in manifest.options}
+    changes = "; ".join(_option_changes(before, options)) or "the inputs are others or have changed"
+    raise CorpusError(
+        f"{out} already holds a corpus that was prepared differently: {changes}. "
+        "Choose another --out, or pass --overwrite to replace it"
+    )
+
+
+@contextmanager
+def lock(staging: Path) -> Iterator[None]:
+    """Keep a second preparation out of this folder; the system lifts it when we end, anyhow."""
+    staging.mkdir(parents=True, exist_ok=True)
+    with open(staging / "lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CorpusError(
+                f"{staging.parent} is being prepared by another process; wait for it, or choose "
+                "another --out"
+            ) from error
+        try:
+            yield
+        finally:  # once a corpus is published, and before anything is begun, nothing else is there
+            if [path.name for path in staging.iterdir()] == ["lock"]:
+                shutil.rmtree(staging)
+
+
+def clear(staging: Path) -> None:
+    """Remove everything but the lock."""
+    for path in staging.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
 
 
 def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Manifest:
@@ -153,31 +322,49 @@ def hold_out(
     if low == high:
         return whole, whole.model_copy(update={"documents": 0})
     chosen = low if whole is train else high
+
+    def members(*, is_moved: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        start = 0
+        for block in whole.blocks():
+            start_D = np.concatenate([[start], block["end"][:-1]])
+            start = int(block["end"][-1])
+            member_D = (block["hash"] == chosen) == is_moved
+            yield start_D[member_D], block[member_D]
+
     token_N = np.memmap(whole.stem.with_suffix(".tokens"), dtype, "r")
     sides = []
     for is_moved, name in ((False, "kept"), (True, "moved")):
         stem = folder / f"{whole.stem.name}-{name}"
         side = Output(split=whole.split, source=whole.source, stem=stem)
-        start = 0
         with (
             open(stem.with_suffix(".tokens"), "wb") as tokens,
             open(stem.with_suffix(".documents"), "wb") as documents,
         ):
-            for block in whole.blocks():
-                start_D = np.concatenate([[start], block["end"][:-1]])
-                start = int(block["end"][-1])
-                member_D = (block["hash"] == chosen) == is_moved
-                start_D, own_D = start_D[member_D], block[member_D]
-                for first, last in zip(start_D.tolist(), own_D["end"].tolist(), strict=True):
-                    tokens.write(token_N[first:last].tobytes())
-                own_D["end"] = side.tokens + (own_D["end"] - start_D).cumsum()
+            for own_D in copy_documents(tokens, token_N, members(is_moved=is_moved)):
                 documents.write(own_D.tobytes())
-                side.tokens = int(own_D["end"][-1]) if len(own_D) else side.tokens
                 side.documents += len(own_D)
                 side.bytes += int(own_D["bytes"].sum(dtype=np.int64))
+            side.tokens = tokens.tell() // dtype.itemsize
         sides.append(side)
     kept, moved = sides
     return (kept, moved) if whole is train else (moved, kept)
+
+
+def copy_documents(
+    output: BinaryIO, token_N: np.ndarray, pieces: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> Iterator[np.ndarray]:
+    """Copy the tokens of documents to a file, and yield the documents with their ends there.
+
+    A piece is the first token of each document, (D,), and the documents, (D,), with their `end`.
+    """
+    num_tokens = 0
+    for start_D, document_D in pieces:
+        for start, end in zip(start_D.tolist(), document_D["end"].tolist(), strict=True):
+            for first in range(start, end, COPY_TOKENS):
+                output.write(token_N[first : min(first + COPY_TOKENS, end)].tobytes())
+        document_D["end"] = num_tokens + (document_D["end"] - start_D).cumsum()
+        num_tokens = int(document_D["end"][-1]) if len(document_D) else num_tokens
+        yield document_D
 
 
 def publish(options: PrepareOptions, manifest: Manifest, built: Path) -> Manifest:

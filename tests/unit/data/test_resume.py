@@ -125,10 +125,10 @@ def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
 
 def test_a_finished_corpus_keeps_files_that_a_replaced_one_had_too(tmp_path, job):
     _, truth = job
-    staging, out = tmp_path / "staging", tmp_path / "true"
-    staging.mkdir()
-    (staging / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
-    staging.remove_replaced(staging, out)
+    folder, out = tmp_path / "staging", tmp_path / "true"
+    folder.mkdir()
+    (folder / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
+    staging.remove_replaced(folder, out)
     assert files_of(out) == truth
 
 
