@@ -11,17 +11,10 @@ from typing import Literal
 import numpy as np
 
 import dograph
+from dograph.data import staging
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
-from dograph.data.staging import (
-    Journal,
-    Recorded,
-    clear,
-    file_stems,
-    publish,
-    write_document_index,
-)
 from dograph.data.tokenizer import TOKENIZER_FILE, FoundTokenizer, place_tokenizer, token_bytes
 from dograph.errors import ConfigError, CorpusError
 
@@ -230,16 +223,17 @@ def prepare_external(
     options: PrepareOptions,
     inputs: list[Input],
     found: FoundTokenizer | None,
-    recorded: Recorded,
+    recorded: staging.Recorded,
 ) -> Manifest:
     """Index token files, check them, and write the manifest of a corpus over them."""
     _refuse(options, inputs, found)
-    staging, built = options.staging, options.staging / "finished"
-    journal = None if options.restart else Journal.read(staging)
+    folder, built = options.staging, options.staging / "finished"
+    journal = None if options.restart else staging.Journal.read(folder)
     if journal is not None:  # of text, half done
         journal.require_same(recorded)
-    clear(staging)
+    staging.clear(folder)
     built.mkdir()
+    held_out = options.held_out(inputs)
     vocab_size, eot_id, bytes_V = options.vocab_size, options.eot_id, None
     tokenizer = None
     if found is not None:
@@ -249,10 +243,16 @@ def prepare_external(
     runs: list[_Run] = []
     guesses = []  # ends of text that no one named
     for number, entry in enumerate(inputs):
-        file, ends_D, guess = _open(entry, eot_id, staging / f"{number:04d}.ends")
+        file, ends_D, guess = _open(entry, eot_id, folder / f"{number:04d}.ends")
         guesses += [guess] if guess is not None else []
-        whole = _Run(entry.source or "", number, entry.split, file, ends_D, 0, len(ends_D))
-        runs += _split(whole, options.held_out(inputs))
+        run = _Run(entry.source or "", number, entry.split, file, ends_D, 0, len(ends_D))
+        if held_out and run.last > 1:  # the last documents, at least one
+            # the first that starts where the share begins or later, neither first nor past the end
+            cut = int(np.searchsorted(ends_D, round(file.tokens * (1 - held_out)))) + 1
+            cut = min(cut, run.last - 1)
+            runs += [replace(run, last=cut), replace(run, first=cut, split="validation")]
+        else:
+            runs.append(run)
     digests = [run.digest(vocab_size, bytes_V) for run in runs]
     tokenizer = tokenizer or TokenizerEntry(
         name="unknown",
@@ -274,7 +274,7 @@ def prepare_external(
         },
         made_by=f"dograph {dograph.__version__}",
     )
-    return publish(options, manifest, built)
+    return staging.publish(options, manifest, built)
 
 
 def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer | None) -> None:
@@ -315,23 +315,12 @@ def _open(entry: Input, eot_id: int | None, ends: Path) -> tuple[TokenFile, np.n
     return file, np.memmap(ends, "<i8", "r"), guess
 
 
-def _split(run: _Run, fraction: float) -> list[_Run]:
-    """Hold out the last documents, about `fraction` of the tokens but at least one of several."""
-    if not fraction or run.last < 2:
-        return [run]
-    wanted = round(run.file.tokens * (1 - fraction))
-    # the first document that starts at or after `wanted`, neither the first nor past the last
-    cut = int(np.searchsorted(run.ends_D, wanted, side="left")) + 1
-    cut = min(max(cut, 1), run.last - 1)
-    return [replace(run, last=cut), replace(run, first=cut, split="validation")]
-
-
 def _entries(
     runs: list[_Run], digests: list[tuple[str, int, int | None]], built: Path
 ) -> dict[Split, list[StratumEntry]]:
     """The strata, with their document files: a source in several files is one stratum a file."""
     files = Counter((run.split, run.source) for run in runs)
-    stems = file_stems({run.source for run in runs})
+    stems = staging.file_stems({run.source for run in runs})
     seen: Counter[tuple[Split, str]] = Counter()
     entries: dict[Split, list[StratumEntry]] = {"train": [], "validation": []}
     for run, (sha256, _, num_bytes) in zip(runs, digests, strict=True):
@@ -340,7 +329,7 @@ def _entries(
         seen[key] += 1
         name = f"{run.split}/{stems[run.source]}{number and f'.{number}'}.documents.npy"
         (built / name).parent.mkdir(exist_ok=True)
-        write_document_index(built / name, run.documents(), run.last - run.first)
+        staging.write_document_index(built / name, run.documents(), run.last - run.first)
         entries[run.split].append(
             StratumEntry(
                 source=run.source,

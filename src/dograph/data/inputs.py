@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
 from dograph.data.corpus import Split
-from dograph.data.formats import ARCHIVES, disk_splits, hub_splits
+from dograph.data.formats import ARCHIVES, dataset_splits
 from dograph.errors import CorpusError
 
 Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
@@ -250,7 +250,7 @@ def _find(spec: str, wanted: _Wanted) -> _Found:
         name, config, part = match["name"], match["config"], match["part"]
         into: Mapping[str, Split | None] = {part: wanted.split}
         if not part:
-            into = _assign(hub_splits(name, config), wanted, f"hf:{spec}")
+            into = _assign(dataset_splits((name, config)), wanted, f"hf:{spec}")
         label = f"hf:{name}:{config}" if config else f"hf:{name}"
         source = None if wanted.labelled else Path(name).name
         yield from _divided(Input("hub", label, wanted.split, source, hub=(name, config)), into)
@@ -316,11 +316,10 @@ def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
     if _is_saved(folder):
         source = None if wanted.labelled else folder.absolute().name
         saved = Input("disk", str(folder), wanted.split, source, folder)
-        parts = disk_splits(folder)
-        if parts is None:
-            yield saved
-        else:
+        if parts := dataset_splits(folder):
             yield from _divided(saved, _assign(parts, wanted, str(folder)))
+        else:
+            yield saved
         return
     everything = list(walk(folder))
     files = _token_pairs(p for p in everything if p.name.endswith((*_RECORDS, *_TOKENS)))

@@ -37,6 +37,7 @@ from dograph.errors import CorpusError
 from dograph.files import sha256_of, sync_file, write_json
 
 REPAIRS = "repairs.jsonl"
+SPLITS: tuple[Split, ...] = ("train", "validation")
 COPY_TOKENS = 1 << 20  # at once
 _JOURNAL = "journal.json"
 _REPLACED = "replaced.json"  # manifest of the corpus that a new one takes the place of
@@ -207,30 +208,22 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     by_source, num_empty = _by_source(options, inputs, journal.outputs)
     repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
     dtype = journal.tokenizer.token_dtype
-    entries: dict[Split, list[StratumEntry]] = {"train": [], "validation": []}
+    entries: dict[Split, list[StratumEntry]] = {split: [] for split in SPLITS}
     for source, stem in file_stems(by_source).items():
         both = by_source[source]
         if held_out:
-            both = hold_out(*both, np.dtype(dtype), spare)
+            both = hold_out(both, np.dtype(dtype), spare)
         for split, output in zip(entries, both, strict=True):
             if not output.documents:
                 continue
             tokens, documents = f"{split}/{stem}.bin", f"{split}/{stem}.documents.npy"
             link(output.stem.with_suffix(".tokens"), built / tokens)
             write_document_index(built / documents, output.blocks(), output.documents)
-            entries[split].append(
-                StratumEntry(
-                    source=source,
-                    stratum=source,
-                    file=tokens,
-                    dtype=dtype,
-                    tokens=output.tokens,
-                    documents=output.documents,
-                    bytes=output.bytes,
-                    sha256=sha256_of(built / tokens),
-                    documents_file=documents,
-                )
-            )
+            counts = output.model_dump(include={"source", "tokens", "documents", "bytes"})
+            files = {"file": tokens, "documents_file": documents}
+            sha256 = sha256_of(built / tokens)
+            entry = StratumEntry(stratum=source, dtype=dtype, sha256=sha256, **counts, **files)
+            entries[split].append(entry)
     unkept = _unkept(options, journal.outputs, {entry.source for entry in entries["train"]})
     for name in (TOKENIZER_FILE, REPAIRS):
         if (options.staging / name).is_file():
@@ -250,7 +243,7 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
 
 def _by_source(
     options: PrepareOptions, inputs: list[Input], outputs: list[Output]
-) -> tuple[dict[str, tuple[Output, Output]], int]:
+) -> tuple[dict[str, list[Output]], int]:
     """Training and validation output of each source, and how many of them hold no text."""
     named = [(entry.split, entry.source) for entry in inputs if entry.source is not None]
     found = {(split, source): Output(split=split, source=source) for split, source in named}
@@ -267,15 +260,10 @@ def _by_source(
             f"no text came out of these sources: {', '.join(empty)}. Leave their inputs out, or "
             "pass --bad-records repair, which drops them and counts it in the manifest"
         )
-    nothing = Output(split="train", source="")
-    both = {
-        source: (
-            found.get(("train", source), nothing),
-            found.get(("validation", source), nothing),
-        )
-        for source in with_text
-    }
-    return both, len(empty)
+    for source in with_text:
+        for split in SPLITS:
+            found.setdefault((split, source), Output(split=split, source=source))
+    return {s: [found[split, s] for split in SPLITS] for s in with_text}, len(empty)
 
 
 def _unkept(options: PrepareOptions, outputs: list[Output], trained: set[str]) -> dict[str, Value]:
@@ -304,9 +292,7 @@ def listed(names: Sequence[str], most: int = 20) -> str | None:
     return ", ".join(names[:most]) + more if names else None
 
 
-def hold_out(
-    train: Output, validation: Output, dtype: np.dtype, folder: Path
-) -> tuple[Output, Output]:
+def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:
     """Move documents so that both sides have some, if there are two different texts at all.
 
     The last step of splitting by hash: a small source may have every document on one side. Then
@@ -314,13 +300,14 @@ def hold_out(
     hash, so they stay together; copies in another source stay where they are. New files go to
     `folder`, named after the old ones. A source of one text trains on it.
     """
+    train, validation = both
     if train.documents and validation.documents:
-        return train, validation
+        return both
     whole = train if train.documents else validation
     bounds = [(int(b["hash"].min()), int(b["hash"].max())) for b in whole.blocks()]
     low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
     if low == high:
-        return whole, whole.model_copy(update={"documents": 0})
+        return [whole, whole.model_copy(update={"documents": 0})]
     chosen = low if whole is train else high
 
     def members(*, is_moved: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -346,8 +333,7 @@ def hold_out(
                 side.bytes += int(own_D["bytes"].sum(dtype=np.int64))
             side.tokens = tokens.tell() // dtype.itemsize
         sides.append(side)
-    kept, moved = sides
-    return (kept, moved) if whole is train else (moved, kept)
+    return sides if whole is train else sides[::-1]
 
 
 def copy_documents(

@@ -176,7 +176,20 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     New files are written first, then the manifest, and the old files are deleted last: the corpus
     is whole at every moment.
     """
-    _check(manifest, num_strata)
+    if num_strata < 1:
+        raise ConfigError(f"the number of strata must be at least 1, got {num_strata}")
+    for entry in (*manifest.train, *manifest.validation):
+        if entry.stratum != entry.source:
+            raise CorpusError(
+                f'"{entry.source}" is already divided into strata ("{entry.stratum}"); '
+                "prepare the corpus again with the number of strata you want"
+            )
+        names = {name for group in range(num_strata) for name in _new_files(entry, group)}
+        if taken := sorted(names.intersection(corpus_files(manifest))):
+            raise CorpusError(
+                f'the strata of "{entry.source}" need the file name {taken[0]}, which another '
+                "source has; give one of the two another name"
+            )
     if num_strata == 1:
         return manifest
     bytes_V = None
@@ -198,24 +211,6 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     for name in set(corpus_files(manifest)) - set(corpus_files(divided)):
         (directory / name).unlink()
     return divided
-
-
-def _check(manifest: Manifest, num_strata: int) -> None:
-    if num_strata < 1:
-        raise ConfigError(f"the number of strata must be at least 1, got {num_strata}")
-    taken = corpus_files(manifest)
-    for entry in (*manifest.train, *manifest.validation):
-        if entry.stratum != entry.source:
-            raise CorpusError(
-                f'"{entry.source}" is already divided into strata ("{entry.stratum}"); '
-                "prepare the corpus again with the number of strata you want"
-            )
-        names = [name for group in range(num_strata) for name in _new_files(entry, group)]
-        if name := next((name for name in names if name in taken), None):
-            raise CorpusError(
-                f'the strata of "{entry.source}" need the file name {name}, which another '
-                "source has; give one of the two another name"
-            )
 
 
 def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
