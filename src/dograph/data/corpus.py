@@ -1,7 +1,6 @@
 """A prepared corpus on disk, opened for reading."""
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ class Manifest(BaseModel):
             )
         try:
             return cls.model_validate_json(path.read_bytes())
-        except (ValidationError, json.JSONDecodeError) as error:
+        except ValidationError as error:
             raise CorpusError(f"{path} is damaged: {error}. Prepare the corpus again.") from error
 
     def write(self, directory: Path) -> None:

@@ -283,12 +283,7 @@ FOLLOW_PROBABILITIES = {"alpha": 0.995, "beta": 0.99, "gamma": 0.98, "delta": 0.
 
 
 def planted_documents(
-    kind: str,
-    *,
-    noise: bool = False,
-    seed: int = 0,
-    num_documents: int = 300,
-    num_words: int = 300,
+    kind: str, *, noise: bool = False, seed: int = 0, num_documents: int = 300, num_words: int = 300
 ) -> Iterator[tuple[str, str]]:
     """Source and text of a planted corpus: `num_documents` of `num_words` words in each source."""
     words = vocabulary(seed)

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dograph import processes
-from dograph.data.corpus import Split, TokenizerEntry
+from dograph.data.corpus import DOCUMENT_DTYPE, Split, TokenizerEntry
 from dograph.data.formats import Bad, Chunk, Position, RawRow, pick
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
@@ -30,9 +30,7 @@ from dograph.rng import key64
 # A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
 RAW_DOCUMENT_DTYPE = np.dtype(
     [
-        ("end", "<i8"),
-        ("record", "<i8"),
-        ("input", "<i4"),
+        *DOCUMENT_DTYPE.descr,
         ("bytes", "<u4"),  # of its text in UTF-8
         ("hash", "<u8"),  # keyed hash of its text: decides the split
     ]

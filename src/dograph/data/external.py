@@ -4,7 +4,7 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -173,24 +173,20 @@ class _Run:
     number: int  # of the input
     split: Split
     file: TokenFile
-    ends_D: np.ndarray  # of all documents of the file, memory-mapped
-    first: int
-    last: int
-
-    @property
-    def start(self) -> int:
-        return int(self.ends_D[self.first - 1]) if self.first else 0
+    first: int  # number of its first document in the file
+    start: int  # its first token in the file
+    ends_D: np.ndarray  # of its documents in the file, memory-mapped
 
     @property
     def end(self) -> int:
-        return int(self.ends_D[self.last - 1])
+        return int(self.ends_D[-1])
 
     def documents(self) -> Iterator[np.ndarray]:
-        for first in range(self.first, self.last, _BLOCK_DOCUMENTS):
-            last = min(first + _BLOCK_DOCUMENTS, self.last)
-            block = np.empty(last - first, DOCUMENT_DTYPE)
-            block["end"] = self.ends_D[first:last] - self.start
-            block["record"] = np.arange(first, last)
+        for first in range(0, len(self.ends_D), _BLOCK_DOCUMENTS):
+            ends = self.ends_D[first : first + _BLOCK_DOCUMENTS]
+            block = np.empty(len(ends), DOCUMENT_DTYPE)
+            block["end"] = ends - self.start
+            block["record"] = self.first + first + np.arange(len(ends))
             block["input"] = self.number
             yield block
 
@@ -245,14 +241,16 @@ def prepare_external(
     for number, entry in enumerate(inputs):
         file, ends_D, guess = _open(entry, eot_id, folder / f"{number:04d}.ends")
         guesses += [guess] if guess is not None else []
-        run = _Run(entry.source or "", number, entry.split, file, ends_D, 0, len(ends_D))
-        if held_out and run.last > 1:  # the last documents, at least one
-            # the first that starts where the share begins or later, neither first nor past the end
-            cut = int(np.searchsorted(ends_D, round(file.tokens * (1 - held_out)))) + 1
-            cut = min(cut, run.last - 1)
-            runs += [replace(run, last=cut), replace(run, first=cut, split="validation")]
-        else:
-            runs.append(run)
+        cut = len(ends_D)
+        if held_out and cut > 1:
+            # the first document that starts where the share begins or later; at least the last
+            share = int(np.searchsorted(ends_D, round(file.tokens * (1 - held_out)))) + 1
+            cut = min(share, len(ends_D) - 1)
+        source = entry.source or ""
+        runs.append(_Run(source, number, entry.split, file, 0, 0, ends_D[:cut]))
+        if cut < len(ends_D):
+            start = runs[-1].end
+            runs.append(_Run(source, number, "validation", file, cut, start, ends_D[cut:]))
     digests = [run.digest(vocab_size, bytes_V) for run in runs]
     tokenizer = tokenizer or TokenizerEntry(
         name="unknown",
@@ -329,7 +327,7 @@ def _entries(
         seen[key] += 1
         name = f"{run.split}/{stems[run.source]}{number and f'.{number}'}.documents.npy"
         (built / name).parent.mkdir(exist_ok=True)
-        staging.write_document_index(built / name, run.documents(), run.last - run.first)
+        staging.write_document_index(built / name, run.documents(), len(run.ends_D))
         entries[run.split].append(
             StratumEntry(
                 source=run.source,
@@ -339,7 +337,7 @@ def _entries(
                 header_bytes=run.file.header_bytes,
                 first_token=run.start,
                 tokens=run.end - run.start,
-                documents=run.last - run.first,
+                documents=len(run.ends_D),
                 bytes=num_bytes,
                 sha256=sha256,
                 documents_file=name,

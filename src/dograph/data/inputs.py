@@ -188,11 +188,7 @@ _Found = Iterator[Input | str]
 
 
 def resolve_all(
-    specs: Sequence[str],
-    validation: Sequence[str],
-    *,
-    labelled: bool,
-    recipe: Recipe | None = None,
+    specs: Sequence[str], validation: Sequence[str], *, labelled: bool, recipe: Recipe | None = None
 ) -> Resolved:
     """Everything to read, in order; an explicit validation replaces one that an input brings."""
     found = [resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs]

@@ -332,14 +332,14 @@ def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> I
         if isinstance(piece, Bad):
             bad.append(piece)
             record += piece.lost
+            ends = piece.lost > 0  # rows of a chunk are numbered without a gap
         else:
             rows.append(piece)
             record += 1
             length = len(piece.text) if isinstance(piece.text, str | bytes) else 0
             size, consumed = size + length, consumed + length
-        # rows of a chunk are numbered without a gap, so records that were lost end it
-        gap = isinstance(piece, Bad) and piece.lost > 0
-        if gap or size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS:
+            ends = size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS
+        if ends:
             read = int(record * row_bytes) if row_bytes else consumed
             yield Chunk(start.input, first, rows, Position(start.input, record, 0, read), bad)
             rows, bad, first, size = [], [], record, 0
