@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUNS ?= runs
 JOBS ?= 2
 
-.PHONY: demo test test-slow browser check format bench results clean
+.PHONY: demo test test-slow browser check docs format bench results clean
 
 $(READY): pyproject.toml constraints.txt tests/loaders.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
@@ -42,11 +42,15 @@ test-slow: $(READY)  ## what takes longer: many kills, world sizes, a real corpu
 	@$(MAKE) --no-print-directory browser || echo "no browser: the tests of the page are skipped"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS)
 
-check: $(READY)  ## format, lint, types, layering
+docs: $(READY)  ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: $(READY)  ## format, lint, types, layering, the documentation with its links and code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/contracts -m 'not slow'
+	$(MAKE) --no-print-directory docs
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -1,40 +1,51 @@
-"""Train and judge what docs/results.md reports, cell by cell; a rerun skips what is there.
+"""Train and judge what docs/results.md reports: cells for the machine of `dograph compare`.
 
     python -m benchmarks.evidence CORPUS --parts sceptic online --out FOLDER --into FILE.json
-        [--known FILE.json] [--benchmarks DIR]
+        [--workers 4] [--known FILE.json] [--benchmarks DIR]
 
-Several processes may share FOLDER: each takes the next cell that nobody has. FILE.json is written
-after every cell. With --benchmarks the first reported seed of every arm answers the nine tasks.
+Cells are trained side by side in --workers processes, on one GPU too. FILE.json is written after
+every cell; those that it or a --known file has are not made again, and the run of a cell is
+removed once it is read. After --seconds, Ctrl-C or a crash the same command goes on. With
+--benchmarks the first reported seed of every arm answers the nine tasks.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import measure
-from benchmarks.evidence_arms import PARTS, REPORTED, Cell
+from benchmarks import evidence_arms, measure
+from benchmarks.evidence_arms import PARTS, REPORTED
+from dograph import processes
+from dograph.compare.cells import Cell, Price
+from dograph.compare.session import train_cells
 from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus
+from dograph.data.sampler import WeightLog
 from dograph.eval.evaluate import EvalRequest, evaluate, find_subject
 from dograph.files import write_text
+from dograph.plan.jobs import Job, Result, Stopped
+from dograph.plan.pool import Failure, LocalPool, Pool, answer
 from dograph.stats import summaries
-from dograph.train.distributed import open_world
+from dograph.train.assembly import open_sampler
 from dograph.train.metrics import read_metrics
-from dograph.train.trainer import Trainer, start_run
+from dograph.train.run_dir import RunDirectory
 
 CURVE_POINTS, HEALTH_POINTS = 35, 8
+NAMES = ("table", "arm", "seed", "steps", "preset")  # of a cell
 
 
-def configured(cell: Cell, args: argparse.Namespace, run: Path) -> RunConfig:
+def configured(cell: evidence_arms.Cell, args: argparse.Namespace, run: Path) -> RunConfig:
     return resolve_config(
         None,
         [
@@ -60,53 +71,22 @@ def configured(cell: Cell, args: argparse.Namespace, run: Path) -> RunConfig:
     )
 
 
-def trained(cell: Cell, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One cell: what it came to, and how it went."""
-    run = folder / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    config = configured(cell, args, run)
-    torch._dynamo.reset()
-    start = time.perf_counter()
-    with open_world(args.device) as world:
-        trainer = start_run(config, world)
-        trainer.train()
-    found = {
-        "table": cell.table,
-        "arm": cell.arm,
-        "seed": cell.seed,
-        "steps": config.train.steps,
-        "preset": config.model.preset,
-        "seconds": round(time.perf_counter() - start, 1),
-        **outcome(trainer, args.corpus),
-    }
-    if args.benchmarks is not None and cell.seed == REPORTED[0]:
-        request = EvalRequest(
-            benchmarks=args.benchmarks,
-            limit=args.limit,
-            batch_size=128,
-            device=args.device,
-            dtype="bfloat16",
-        )
-        scored = evaluate(find_subject(str(run)), request, None, lambda *_: None).record
-        found["tasks"] = scored["tasks"] | {"average": scored["average"]}
-    return found
-
-
-def outcome(trainer: Trainer, corpus: str) -> dict[str, Any]:
+def outcome(run: RunDirectory, corpus: Corpus) -> dict[str, Any]:
     """Losses by source and block, the training curve, health of the weights, the last mixture."""
-    rows = read_metrics(trainer.run.metrics_file)
+    rows = read_metrics(run.metrics_file)
     steps = [row for row in rows if "train/loss_nats" in row]
     last = {name: value for name, value in rows[-1].items() if name.startswith("valid/")}
-    tokens = Corpus(corpus).tokens_by_source()
+    tokens = corpus.tokens_by_source()
     losses = {source: last[f"valid/{source}/loss_nats"] for source in tokens}
     summed = summaries(np.array(list(losses.values())), np.array(list(tokens.values()), float))
     health = [
         row.get("weights/effective_samples") for row in steps[:: _every(steps, HEALTH_POINTS)]
     ]
-    sampler = trainer.state.sampler
-    mixture = sampler.by_source(sampler.log.entries[-1].weight_S)
+    sampler = open_sampler(run.config(), corpus)
+    log = WeightLog.load(run.weights_file, sampler.names)
+    mixture = sampler.by_source(log.entries[-1].weight_S)
     seconds = [row["time/step_seconds"] for row in rows if "time/step_seconds" in row]
-    blocks: list[Any] = read_metrics(trainer.run.validation_file)
+    blocks: list[Any] = read_metrics(run.validation_file)
     return {
         "step_ms": round(1e3 * float(np.median(seconds)), 2),
         "losses": {source: round(value, 5) for source, value in losses.items()},
@@ -122,58 +102,96 @@ def outcome(trainer: Trainer, corpus: str) -> dict[str, Any]:
     }
 
 
-def _every(rows: list[Any], points: int) -> int:
+def _every(rows: Sequence[Any], points: int) -> int:
     return max(len(rows) // points, 1)
 
 
-def wanted(args: argparse.Namespace) -> Iterator[tuple[Cell, Path]]:
-    """Cells of the parts that no file knows and no other process has taken, each taken now."""
-    known = {_key(cell) for file in args.known for cell in json.loads(file.read_text())["cells"]}
-    for cell in dict.fromkeys(cell for part in args.parts for cell in PARTS[part]):
-        file = args.out / f"{cell.key.replace(' ', '_').replace(',', '')}.json"
-        if cell.key in known or (args.arms and cell.arm not in args.arms):
-            continue
-        try:
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            continue
-        yield cell, file
+def tasks_of(run: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What the model scores on the nine tasks, and their average."""
+    request = EvalRequest(
+        benchmarks=args.benchmarks,
+        limit=args.limit,
+        batch_size=128,
+        device=args.device,
+        dtype="bfloat16",
+    )
+    scored = evaluate(find_subject(str(run)), request, None, lambda *_: None)
+    tasks: dict[str, Any] = scored["tasks"] | {"average": scored["average"]}
+    return tasks
 
 
-def _key(found: dict[str, Any]) -> str:
-    names = ("table", "arm", "seed", "steps", "preset")
-    return " ".join(str(found[name]) for name in names)
+def collect(args: argparse.Namespace, pool: Pool) -> dict[str, str]:
+    """Make every cell that no file has, and write what each came to; failures by label."""
+    corpus, known = Corpus(args.corpus), set[str]()
+    for file in (*args.known, args.into):
+        known |= {_key(cell) for cell in _cells(file)}
+    about: dict[str, dict[str, Any]] = {}
+    cells = []
+    for asked in dict.fromkeys(cell for part in args.parts for cell in PARTS[part]):
+        slug = re.sub(r"[^A-Za-z0-9.-]+", "_", f"{asked.table} {asked.arm} {asked.steps}")
+        config = configured(asked, args, args.out / "cells" / f"{slug}-s{asked.seed}")
+        cell = Cell(slug, asked.seed, config, Price(0.0, 0.0))  # nobody asks what it costs
+        values = (asked.table, asked.arm, asked.seed, config.train.steps, config.model.preset)
+        found = dict(zip(NAMES, values, strict=True))
+        if _key(found) not in known and (not args.arms or asked.arm in args.arms):
+            about[cell.label] = found
+            cells.append(cell)
+
+    def on_done(cell: Cell, result: Result) -> None:
+        run = RunDirectory(Path(cell.config.run))
+        found = about[cell.label] | {"seconds": round(result.seconds, 1), **outcome(run, corpus)}
+        if args.benchmarks is not None and cell.seed == REPORTED[0]:
+            found["tasks"] = tasks_of(run.path, args)
+        gather(args, corpus, found)
+        shutil.rmtree(run.path)
+        told = {key: found[key] for key in ("seconds", "step_ms", "summaries")}
+        print(f"{cell.label}: {json.dumps(told)}", flush=True)
+
+    return train_cells(cells, corpus, pool, on_done)[1]
 
 
-def gather(folder: Path, into: Path, config: dict[str, Any]) -> None:
-    """All cells of the folder, with those that the file has already."""
-    old = json.loads(into.read_text())["cells"] if into.exists() else []
-    new = [json.loads(file.read_text()) for file in folder.glob("*.json") if file.stat().st_size]
-    found = {_key(cell): cell for cell in [*old, *new]}
-    cells = [found[key] for key in sorted(found)]
-    record = {"config": config, "machine": measure.machine(), "cells": cells}
-    write_text(into, json.dumps(record, separators=(",", ":")).replace('{"table"', '\n{"table"'))
+def _key(found: Mapping[str, Any]) -> str:
+    return " ".join(str(found[name]) for name in NAMES)
 
 
-def main(args: argparse.Namespace) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)
-    names = ("device", "compile", "seq_len")
-    config = {name: getattr(args, name) for name in names} | {"corpus": Corpus(args.corpus).digest}
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
-        for cell, file in wanted(args):
-            if time.perf_counter() - began > args.seconds:
-                file.unlink()
-                break
-            try:
-                found = trained(cell, args, Path(name))
-            except Exception as error:  # a failed cell must not cost the others
-                print(f"{cell.key}: {error!r}", flush=True)
-                continue
-            write_text(file, json.dumps(found))
-            told = {key: found[key] for key in ("seconds", "step_ms", "summaries")}
-            print(f"{cell.key}: {json.dumps(told)}", flush=True)
-            gather(args.out, args.into, config)
+def _cells(file: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(file.read_text())["cells"] if file.exists() else []
+    return cells
+
+
+class EvidencePool(LocalPool):
+    """As in `dograph compare`, but that every cell compiles anew.
+
+    Arms are many, and what is compiled for one must not count towards the limit of another.
+    """
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self._module = "benchmarks.evidence"
+
+
+def serve(descriptor: int) -> None:
+    """What a worker process runs."""
+
+    def fresh(job: Job) -> Result | Failure:
+        torch.compiler.reset()
+        return answer(job)
+
+    with suppress(Stopped, KeyboardInterrupt):
+        processes.serve(descriptor, fresh)
+
+
+def gather(args: argparse.Namespace, corpus: Corpus, found: dict[str, Any]) -> None:
+    """The cell beside those that the file has already."""
+    config = {name: getattr(args, name) for name in ("device", "compile", "seq_len")}
+    by_key = {_key(cell): cell for cell in [*_cells(args.into), found]}
+    record = {
+        "config": config | {"corpus": corpus.digest},
+        "machine": measure.machine(),
+        "cells": [by_key[key] for key in sorted(by_key)],
+    }
+    text = json.dumps(record, separators=(",", ":")).replace('{"table"', '\n{"table"')
+    write_text(args.into, text)
 
 
 if __name__ == "__main__":
@@ -184,12 +202,23 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--known", type=Path, nargs="*", default=[])
+    parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     parser.add_argument("--benchmarks", type=Path)
     parser.add_argument("--limit", help="items of each task")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--seconds", type=float, default=540, help="no cell begins after these")
+    parser.add_argument("--seconds", type=float, default=540, help="after these, runs are stopped")
     parser.add_argument("--steps", type=int, help="instead of the cells' own: a quick look")
     parser.add_argument("--preset", help="instead of the cells' own")
     parser.add_argument("--seq-len", type=int, default=512)
-    main(parser.parse_args())
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    timer = threading.Timer(args.seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+    try:
+        with EvidencePool(args.workers) as pool:
+            for label, why in collect(args, pool).items():
+                print(f"{label}: {why}", flush=True)
+    except Stopped as stopped:
+        print(stopped, flush=True)

@@ -116,6 +116,8 @@ def opening(record: Mapping[str, Any]) -> list[str]:
     return [
         "# Results",
         "",
+        "This page shows how the methods compare, with seeds, intervals and what is claimed.",
+        "",
         "Made by `make results` from `evidence-*-h200.json` and `probes-h200.json` in",
         "`benchmarks/results`; do not edit by hand.",
         "",
@@ -151,7 +153,7 @@ def findings(main: ByArm, second: ByArm) -> list[str]:
                 ]
     told = zip(pairs_of.items(), verdicts(list(pairs_of.values())), strict=True)
     return [
-        "## What it comes to",
+        "## Summary",
         "",
         *(f"- {name} {shown}, {len(pairs)} seeds: {word}" for (name, pairs), (shown, word) in told),
     ]

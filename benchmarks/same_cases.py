@@ -249,15 +249,15 @@ CASES: dict[str, Case] = {
         f"objective-{name}": trained(*DOGRAPH, f"mixer.objective={{name: {name}, {options}}}", more)
         for name, options, more in (
             ("variance", "lambda_: 0.5, variance: weighted", "mixer.cap=2"),
-            ("robust", "tau: 0.5", "mixer.weight_floor=0.05"),
+            ("robust", "tau: 0.5", "mixer.cap=1.5"),
             ("alignment", "iterations: 20", "mixer.normalise=true"),
             ("uncertainty", "beta: 2, sigma: mean", "mixer.effective_floor=0.9"),
-            ("precision", "q: 0.5, gamma: 0.1", "mixer.keep_shares=true"),
+            ("precision", "q: 0.5", "mixer.keep_shares=true"),
         )
     },
     "scope-batch": trained(*DOGRAPH, "mixer.scope=batch", "mixer.min_size=2", "seed=1"),
     "scope-epoch": trained(*DOGRAPH, "mixer.scope=epoch", "mixer.every=2", "mixer.warmup=0"),
-    "scope-stream": trained(*STREAM, "mixer.realise=both", "mixer.remix_every=12"),
+    "scope-stream": trained(*STREAM, "mixer.realise=sampling", "mixer.remix_every=12"),
     **{
         f"mode-{mode}": trained(*DOGRAPH, f"sketch.mode={mode}", more)
         for mode, more in (

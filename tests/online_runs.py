@@ -3,7 +3,7 @@
 from corpora import write_corpus
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
-from dograph.models.files import save_model
+from dograph.train.checkpoint import save_model
 from tiny_steps import open_steps
 
 STEPS = 4

@@ -7,8 +7,7 @@ import torch
 from dograph.config import resolve_config
 from dograph.errors import NonFiniteError
 from dograph.mixers.base import Mixer
-from dograph.models.files import model_tensors
-from dograph.train.optim import MOMENTS
+from dograph.train.checkpoint import MOMENTS, model_tensors
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import resume_run, start_run
 

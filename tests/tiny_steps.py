@@ -18,8 +18,7 @@ from dograph.mixers.registry import build_mixer
 from dograph.sketch.coverage import unwrapped
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.optim import build_optimizer
-from dograph.train.step import TrainStep
+from dograph.train.step import TrainStep, build_optimizer
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 SETTINGS = (

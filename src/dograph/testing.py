@@ -4,7 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -74,11 +74,7 @@ def _next_step(mixer: Mixer, lab: "TinyLab", step: int) -> tuple[Tensor, Mixture
 def _require_weights(mixer: Mixer, signals: Signals) -> None:
     size = signals.num_samples
     weight_B = copy.deepcopy(mixer).weigh(signals)
-    assert weight_B.shape == (size,), f"weights have shape {tuple(weight_B.shape)}, not ({size},)"
-    assert bool((weight_B >= 0).all()), f"weights must be >= 0, got {weight_B.tolist()}"
-    total = float(weight_B.sum())
-    assert abs(total - 1) < 1e-5, f"weights must sum to 1, got {total}"
-    assert not weight_B.requires_grad, "no gradient may flow through the weights"
+    _require_simplex(weight_B, (size,))
     assert torch.equal(weight_B, copy.deepcopy(mixer).weigh(signals)), "weights must repeat"
     order_B = torch.randperm(size, generator=torch.Generator().manual_seed(0))
     moved_B = copy.deepcopy(mixer).weigh(permuted(signals, order_B))
@@ -87,14 +83,21 @@ def _require_weights(mixer: Mixer, signals: Signals) -> None:
     )
 
 
+def _require_simplex(weight: Tensor, shape: tuple[int, ...]) -> None:
+    assert weight.shape == shape, f"weights have shape {tuple(weight.shape)}, not {shape}"
+    assert bool((weight >= 0).all()), f"weights must be >= 0, got {weight.tolist()}"
+    total = float(weight.sum())
+    assert abs(total - 1) < 1e-5, f"weights must sum to 1, got {total}"
+    assert not weight.requires_grad, "no gradient may flow through the weights"
+
+
 def _require_capabilities(mixer: Mixer, lab: "TinyLab") -> None:
     """Refuse lagged weights and domains that a run could not use."""
     signals = random_signals(mixer, SIZE, len(lab.tokens), step=STEPS)
     if mixer.refuses_lagged() is None:
         weight_b = mixer.weigh_lagged(signals, 2 * SIZE)
-        usable = weight_b.shape == (SIZE,) and bool(
-            (weight_b >= 0).all() & weight_b.isfinite().all()
-        )
+        sound = (weight_b >= 0).all() & weight_b.isfinite().all()
+        usable = weight_b.shape == (SIZE,) and bool(sound)
         assert usable, f"lagged weights must be {SIZE} finite numbers >= 0, got {weight_b.tolist()}"
     if mixer.has_domains and signals.sketch_BK is not None:
         located = mixer.locate(signals.sketch_BK, STEPS)
@@ -143,28 +146,27 @@ class TinyLab:
         self._presets: list[Any] = [None]
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
-        return [self._trained(proxy) for proxy in proxies]
-
-    def _trained(self, proxy: Proxy) -> ProxyResult:
-        options = dict(proxy.mixer)
-        mixer = build_mixer(options.pop("name"), options)
-        drawn = mixer.plan(self)
-        for step in range(STEPS if mixer.needs else 0):
-            _next_step(mixer, self, step)
-        preset = proxy.settings.get("model", {}).get("preset")
-        if preset not in self._presets:
-            self._presets.append(preset)
-        parameters, tokens = 100_000 * 4 ** self._presets.index(preset), 1_000_000
-        curve = []
-        for step in range(1, self.proxy_steps + 1):
-            seen = tokens * step / self.proxy_steps
-            common = 2 + (seen / 1e5) ** -0.5 + (parameters / 1e5) ** -0.3
-            drawn_S = ((name, drawn.weights.get(name, 0.0)) for name in self.tokens)
-            curve.append((step, {name: common + math.exp(-weight) for name, weight in drawn_S}))
-        stored = _stored(mixer.state_dict())
-        state = {n: v.tolist() if isinstance(v, Tensor) else v for n, v in stored.items()}
-        model = f"{proxy.label}/model"
-        return ProxyResult(curve[-1][1], curve, state, model, parameters, tokens)
+        results, tokens = [], 1_000_000
+        for proxy in proxies:
+            options = dict(proxy.mixer)
+            mixer = build_mixer(options.pop("name"), options)
+            drawn = mixer.plan(self)
+            for step in range(STEPS if mixer.needs else 0):
+                _next_step(mixer, self, step)
+            preset = proxy.settings.get("model", {}).get("preset")
+            if preset not in self._presets:
+                self._presets.append(preset)
+            parameters, curve = 100_000 * 4 ** self._presets.index(preset), []
+            for step in range(1, self.proxy_steps + 1):
+                seen = tokens * step / self.proxy_steps
+                common = 2 + (seen / 1e5) ** -0.5 + (parameters / 1e5) ** -0.3
+                weight_of = {name: drawn.weights.get(name, 0.0) for name in self.tokens}
+                curve.append((step, {name: common + math.exp(-w) for name, w in weight_of.items()}))
+            stored = _stored(mixer.state_dict())
+            state = {n: v.tolist() if isinstance(v, Tensor) else v for n, v in stored.items()}
+            known = (state, f"{proxy.label}/model", parameters, tokens)
+            results.append(ProxyResult(curve[-1][1], curve, *known))
+        return results
 
 
 def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: float = 1e-4) -> None:
@@ -190,11 +192,8 @@ def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: fl
             "empty domains must not change the weights of the others: "
             f"{weight_M.tolist()} became {gappy_M[::2].tolist()}"
         )
-        twin_BK = torch.cat((sketch_BK, sketch_BK))
-        twin_M = _weights(
-            objective,
-            partition(twin_BK, torch.cat((label_B, label_B + num_domains)), 2 * num_domains),
-        )
+        twin_BK, twin_B = sketch_BK.repeat(2, 1), torch.cat((label_B, label_B + num_domains))
+        twin_M = _weights(objective, partition(twin_BK, twin_B, 2 * num_domains))
         assert torch.allclose(twin_M[:num_domains], twin_M[num_domains:], atol=tolerance), (
             f"domains with the same samples must get the same weight, got {twin_M.tolist()}"
         )
@@ -215,17 +214,11 @@ def random_domains(seed: int, num_domains: int) -> tuple[Tensor, Tensor]:
 def _weights(objective: Objective, domains: Domains) -> Tensor:
     """An objective's weights, if they are on the simplex and its residual is a number."""
     weight_M = objective(domains)
-    assert weight_M.shape == domains.share_M.shape, (
-        f"weights have shape {tuple(weight_M.shape)}, not {tuple(domains.share_M.shape)}"
-    )
     assert bool(torch.isfinite(weight_M).all()), f"weights must be finite, got {weight_M.tolist()}"
-    assert bool((weight_M >= 0).all()), f"weights must be >= 0, got {weight_M.tolist()}"
-    total = float(weight_M.sum())
-    assert abs(total - 1) < 1e-5, f"weights must sum to 1, got {total}"
+    _require_simplex(weight_M, tuple(domains.share_M.shape))
     assert bool((weight_M[~domains.present_M] == 0).all()), (
         f"empty domains must get weight 0, got {weight_M.tolist()}"
     )
-    assert not weight_M.requires_grad, "no gradient may flow through the weights"
     residual = objective.residual(domains, weight_M)
     assert residual.shape == (), f"the residual must be a scalar, got shape {residual.shape}"
     assert bool(torch.isfinite(residual) & (residual >= 0)), (
@@ -236,10 +229,9 @@ def _weights(objective: Objective, domains: Domains) -> Tensor:
 
 def permuted(signals: Signals, order_B: Tensor) -> Signals:
     """The same samples in another order."""
-    losses = ("loss_B", "reference_loss_B", "excess_loss_B")
-    fields = (*losses, "source_B", "stratum_B", "sketch_BK", "block_norm_B")
-    moved = {name: getattr(signals, name) for name in fields}
-    return replace(signals, **{k: v[order_B] for k, v in moved.items() if v is not None})
+    known = ((field.name, getattr(signals, field.name)) for field in fields(signals))
+    moved: dict[str, Any] = {name: v[order_B] for name, v in known if isinstance(v, Tensor)}
+    return replace(signals, **moved)
 
 
 def random_signals(mixer: Mixer, size: int, num_sources: int, *, step: int = 0) -> Signals:

@@ -75,3 +75,32 @@ def test_links_in_the_readme_lead_somewhere():
 def test_the_tables_of_costs_are_those_of_the_figures():
     """`python -m benchmarks.cost_tables --write` after new figures."""
     assert filled(PAGE.read_text()) == PAGE.read_text()
+
+
+def test_the_reference_of_commands_is_that_of_the_command_line():
+    """`python docs/commands.py` after a change of commands."""
+    import runpy
+
+    page = runpy.run_path(str(ROOT / "docs" / "commands.py"))["page"]
+    assert (ROOT / "docs" / "commands.md").read_text() == page()
+
+
+def pages_of_the_site(entry: Any) -> Iterator[str]:
+    for part in entry.values() if isinstance(entry, dict) else entry:
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from pages_of_the_site(part)
+
+
+def test_every_page_opens_with_what_it_is_for():
+    import yaml
+
+    for name in pages_of_the_site(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]):
+        title, _, lead, *_ = (ROOT / "docs" / name).read_text().splitlines()
+        assert title.startswith("# "), name
+        assert lead.startswith("This page "), name
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

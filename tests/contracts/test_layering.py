@@ -40,7 +40,6 @@ LAYERS = [
     "bench",
     "reproduce",
     "report",
-    "doctor",
     "cli",
     "__main__",
 ]

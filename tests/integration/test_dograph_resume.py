@@ -35,9 +35,9 @@ SETTINGS = (
 )
 LAST = "checkpoints/step-00000024"
 RUNS = {
-    "stream, both, bfloat16": (
+    "stream, sampling, bfloat16": (
         "mixer.scope=stream",
-        "mixer.realise=both",
+        "mixer.realise=sampling",
         "mixer.remix_every=4",
         "train.dtype=bfloat16",
     ),
@@ -60,10 +60,10 @@ SLOW_RUNS = {
         "sketch.accumulation=lagged",
         "model.dropout=0.2",
     ),
-    "epoch, both": (
+    "epoch, sampling": (
         "mixer.scope=epoch",
         "mixer.every=3",
-        "mixer.realise=both",
+        "mixer.realise=sampling",
         "mixer.remix_every=4",
     ),
     "epoch, checkpointing": (
@@ -200,7 +200,7 @@ def test_projection_centroids_and_averages_are_restored(corpus, tmp_path, scope)
     projections = []
     for trainer in (whole, other):
         record = trainer.advance(trainer.open_loader())
-        rules = trainer.step.collector.sketcher.rules
+        rules = trainer.step.sketcher.rules
         projections.append([tensor for rule in rules for tensor in rule.projection])
         assert record.signals.projection == 12
     assert all(torch.equal(a, b) for a, b in zip(*projections, strict=True))

@@ -9,8 +9,7 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.eval.explain import explain_step
-from dograph.eval.graphs import numbering, read_graph
+from dograph.eval.recorded import explain_step, numbering, read_graph
 from dograph.integrations.hf import attach
 from dograph.mixers.base import Mixer
 from dograph.report.domains import Texts, domains_of
@@ -65,7 +64,7 @@ def test_a_run_keeps_its_domains(tmp_path, lagged):
     page = domains_of(run, config, columns, Corpus(corpus), 10, Texts())
     assert page.has_identity
     assert [drawn.step for drawn in page.graphs] == [4, 8]
-    assert set(page.weight) == {str(j) for j in range(NUM)}
+    assert {line.name for line in page.lines[0].series} == {f"domain {j}" for j in range(NUM)}
     assert [shown.step for shown in page.probes] == [0, 8]
 
 

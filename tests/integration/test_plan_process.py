@@ -169,7 +169,7 @@ def test_ray_gives_the_same_mixture_bit_for_bit(corpus, whole, tmp_path):
 @pytest.mark.timeout(600)
 def test_ray_tells_of_failures_and_of_folders_that_nodes_do_not_share(corpus, tmp_path):
     pytest.importorskip("ray")
-    from dograph.plan import ray_pool
+    from dograph.plan import pool as ray_pool
     from dograph.plan.pool import JobError
 
     wrong = job_of(corpus, tmp_path / "wrong", label="the wrong one", weights={"delta": 1.0})

@@ -11,7 +11,7 @@ import typer
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from dograph import doctor
+from dograph.cli import doctor
 from dograph.cli.doctor import doctor as command
 
 CORE = ["torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic"]
@@ -127,7 +127,7 @@ def test_the_table_shows_install_commands_in_full(monkeypatch):
 
 
 def test_the_command_imports_nothing_heavy_until_it_runs():
-    code = "import sys, dograph.cli.doctor, dograph.doctor; sys.exit('torch' in sys.modules)"
+    code = "import sys, dograph.cli.doctor; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -145,10 +145,15 @@ def hide(monkeypatch, package):
 
 @pytest.mark.parametrize(("version", "status"), [(None, "warn"), ("3.9.0", "ok")])
 def test_on_a_gpu_triton_is_looked_for(monkeypatch, version, status):
-    monkeypatch.setattr(doctor, "_version", lambda _: version)
-    gpu = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
-    (found,) = doctor._kernels(gpu)
-    assert (found.name, found.status) == ("Triton", status)
-    assert bool(found.remedy) == (version is None)
-    cpu = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    assert not list(doctor._kernels(cpu))
+    import torch
+
+    real = doctor._version
+    monkeypatch.setattr(
+        doctor, "_version", lambda name: version if name == "triton" else real(name)
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for is_there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        found = [finding for finding in doctor.examine() if finding.name == "Triton"]
+        assert [finding.status for finding in found] == [status] * is_there
+        assert [bool(finding.remedy) for finding in found] == [version is None] * is_there

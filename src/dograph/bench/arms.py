@@ -1,38 +1,43 @@
-"""The steps that are measured, plain and DoGraph's in every mode, and how they are timed."""
+"""The steps that are measured: the trainer's own, plain and in every mode, and one by hand.
 
-import gc
-import statistics
-import time
+The loop by hand is what one would write for the same shapes; `plain` is judged by it. Modules of
+our own, nn.Linear, causal scaled_dot_product_attention, a compiled cross entropy over the whole
+(padded) vocabulary, autocast, clip_grad_norm_, fused AdamW. No losses per sample, no weights, no
+check for non-finite numbers, no metrics.
+
+Shapes: B samples, T tokens, D width, H heads, N = B T, V vocabulary.
+"""
+
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dograph.bench.options import Batches, BenchOptions
 from dograph.mixers.registry import build_mixer
-from dograph.models.build import build_model
+from dograph.models.build import PAD_TO, build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
+from dograph.models.presets import PRESETS, Shape
 from dograph.train.distributed import World
-from dograph.train.optim import build_optimizer
-from dograph.train.step import Lap, Mark, Stopwatch, TrainStep, milliseconds
+from dograph.train.step import Lap, Stopwatch, TrainStep, build_optimizer
 
 _GRAPHS = 64  # of one region: all arms share its code
-IN_A_ROW = 4  # steps
-UNTIMED = 2  # turns before those that are timed
-PROFILED = 2  # steps
-TOP = 10  # kernels
 
 
 @dataclass(slots=True)
 class Arm:
-    """Something that makes a step, and says where its time went."""
+    """Something that makes a step and says where its time went, and its steps in turns so far."""
 
     name: str
     advance: Callable[[int], list[Lap]]
-    model: torch.nn.Module
+    model: nn.Module
     done: int = 0
+    ms: list[float] = field(default_factory=list)
+    laps: list[list[Lap]] = field(default_factory=list)
 
     def step(self) -> list[Lap]:
         """One more step."""
@@ -69,127 +74,167 @@ def open_arm(
     return Arm(mode or "plain", lambda done: step(batches(done), done).laps, model)
 
 
-def release(device: torch.device) -> None:
-    """Give back what arms that are gone held."""
-    gc.unfreeze()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+def open_hand(options: BenchOptions, batches: Batches, device: torch.device) -> Arm:
+    """The loop by hand, from the same weights as the other arms."""
+    config = options.config(None)
+    rows = -(-options.vocab_size // PAD_TO) * PAD_TO
+    with device:
+        model = HandModel(PRESETS[options.model], rows, options.seq_len)
+    copy_weights(model, open_model(options, device).model)
+    if options.compile and options.hand_compile == "whole":
+        model.compile(dynamic=False)
+    elif options.compile:  # one graph for all blocks and one for the ending
+        for part in (*model.blocks, model.ending):
+            part.forward = torch.compile(part.forward, dynamic=False)
+    parameters, watch = list(model.parameters()), Stopwatch(device)
+    optimizer = build_optimizer(model, config.optim)
+
+    def advance(done: int) -> list[Lap]:
+        watch.start()
+        token_BT = batches(done).token_BT.to(device, non_blocking=True)
+        parts = token_BT.split(options.micro_batch or options.batch)
+        for part in parts:
+            with options.autocast(device):
+                loss = model(part)
+            watch.lap("forward")
+            (loss / len(parts)).backward()
+            watch.lap("backward")
+        nn.utils.clip_grad_norm_(parameters, config.optim.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.lap("update")
+        return watch.laps
+
+    return Arm("hand", advance, model)
 
 
-def held_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that are in use."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+class Gpt2Block(nn.Module):
+    """LayerNorm, attention, LayerNorm, feed-forward with tanh GELU."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width = shape.width
+        self.heads = shape.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up = nn.Linear(width, shape.feed_forward)
+        self.down = nn.Linear(shape.feed_forward, width)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm1(hidden_BTD)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden_BTD = hidden_BTD + self.out(mixed.transpose(1, 2).flatten(2))
+        inner = F.gelu(self.up(self.norm2(hidden_BTD)), approximate="tanh")
+        result: Tensor = hidden_BTD + self.down(inner)
+        return result
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Milliseconds of two arms that took turns, pair by pair, and the laps of their parts."""
+class LlamaBlock(nn.Module):
+    """RMSNorm, grouped-query attention with rotary positions, RMSNorm, gated feed-forward."""
 
-    ms: list[float]
-    plain_ms: list[float]
-    laps: list[list[Lap]]
-    plain_laps: list[list[Lap]]
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width, inner = shape.width, shape.feed_forward
+        self.head_width = width // shape.heads
+        narrow = shape.kv_heads * self.head_width
+        self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+        linear = partial(nn.Linear, bias=False)
+        self.query, self.key = linear(width, width), linear(width, narrow)
+        self.value, self.out = linear(width, narrow), linear(width, width)
+        self.gate, self.up = linear(width, inner), linear(width, inner)
+        self.down = linear(inner, width)
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Steps one after another with nothing between them: what a run would see."""
-
-    ms: float
-    peak_bytes: int | None  # of this arm alone; None on a CPU
-    state_bytes: int | None  # what it holds between steps
-
-
-def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> Turns:
-    """`steps` pairs of steps, each with its own marks; who comes first changes.
-
-    Nothing waits for the device between steps. A step that launches slower than it runs hides
-    behind the other's: that is what `in_a_row` is for.
-    """
-    marks: dict[str, list[tuple[Mark, Mark]]] = {arm.name: [], plain.name: []}
-    laps: dict[str, list[list[Lap]]] = {arm.name: [], plain.name: []}
-    for one in (plain, arm) * UNTIMED:  # memory given back since is asked for again
-        one.step()
-    watch.wait()
-    for turn in range(steps):
-        for one in (arm, plain) if turn % 2 else (plain, arm):
-            start = watch.mark()
-            parts = one.step()
-            marks[one.name].append((start, watch.mark()))
-            laps[one.name].append(parts)
-    watch.wait()
-    ms, plain_ms = (
-        [milliseconds([("step", *pair)])["time/step_ms"] for pair in marks[one.name]]
-        for one in (arm, plain)
-    )
-    return Turns(ms, plain_ms, laps[arm.name], laps[plain.name])
-
-
-def in_a_row(arm: Arm, watch: Stopwatch, held_before: int, steps: int = IN_A_ROW) -> Row:
-    """Some steps without a pause, and the most memory they needed.
-
-    `held_before` is what others held when the arm was built. They hold it still, so the peak less
-    that is what the arm would need by itself.
-    """
-    watch.wait()
-    if watch.on_gpu:
-        torch.cuda.reset_peak_memory_stats(watch.device)
-    state, start = held_bytes(watch.device), time.perf_counter()
-    for _ in range(steps):
-        arm.step()
-    watch.wait()
-    ms = 1e3 * (time.perf_counter() - start) / steps
-    if not watch.on_gpu:
-        return Row(ms, None, None)
-    peak = torch.cuda.max_memory_allocated(watch.device)
-    return Row(ms, peak - held_before, state - held_before)
-
-
-def warm_up(arm: Arm, steps: int, watch: Stopwatch) -> float:
-    """Seconds of the first steps, compilation included; then `gc.freeze()`, as a run does it.
-
-    Else collections of garbage would be timed too.
-    """
-    watch.wait()
-    start = time.perf_counter()
-    for _ in range(steps):
-        arm.step()
-    watch.wait()
-    spent = time.perf_counter() - start
-    gc.collect()
-    gc.freeze()
-    return spent
-
-
-def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
-    """Median milliseconds of every part of a step, by its name."""
-    steps = [milliseconds(one) for one in laps]
-    names = dict.fromkeys(name for step in steps for name in step)
-    return {
-        name.removeprefix("time/").removesuffix("_ms"): statistics.median(
-            step.get(name, 0.0) for step in steps
+    def forward(self, hidden_BTD: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
+        normed = self.norm1(hidden_BTD)
+        query, key, value = (
+            layer(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
-        for name in names
-    }
+
+        def turned(value_BHTd: Tensor) -> Tensor:
+            """Rotary positions, in the precision of the queries and keys."""
+            first, second = value_BHTd.chunk(2, dim=-1)
+            half_turn, kind = torch.cat((-second, first), dim=-1), value_BHTd.dtype
+            return value_BHTd * cos_Td.to(kind) + half_turn * sin_Td.to(kind)
+
+        mixed = F.scaled_dot_product_attention(
+            turned(query), turned(key), value, is_causal=True, enable_gqa=True
+        )
+        hidden_BTD = hidden_BTD + self.out(mixed.transpose(1, 2).flatten(2))
+        normed = self.norm2(hidden_BTD)
+        result: Tensor = hidden_BTD + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return result
 
 
-def top_kernels(arm: Arm, watch: Stopwatch) -> dict[str, Any]:
-    """The kernels (on a CPU: operations) that take the most time, in milliseconds a step."""
-    watch.wait()
-    kind = "CUDA" if watch.on_gpu else "CPU"
-    with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
-        for _ in range(PROFILED):
-            arm.step()
-        watch.wait()
-    found = []
-    for event in profiler.key_averages():
-        if event.device_type.name == kind and not event.is_user_annotation:
-            micro = event.self_device_time_total if watch.on_gpu else event.self_cpu_time_total
-            found.append((float(micro) / 1e3 / PROFILED, event.count / PROFILED, event.key))
-    ranked = sorted(found, key=lambda entry: entry[0], reverse=True)
-    return {
-        "device_ms": sum(ms for ms, *_ in found),
-        "launched": sum(calls for _, calls, _ in found),
-        "top": [{"name": key, "ms": ms, "calls": calls} for ms, calls, key in ranked[:TOP]],
-    }
+class Ending(nn.Module):
+    """The last norm, the output layer and the mean cross entropy."""
+
+    def __init__(self, norm: nn.Module, width: int, vocab_size: int) -> None:
+        super().__init__()
+        self.norm, self.head = norm, nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, hidden_BTD: Tensor, target_BT: Tensor) -> Tensor:
+        logits_NV = self.head(self.norm(hidden_BTD)).float().flatten(0, 1)
+        return F.cross_entropy(logits_NV, target_BT.flatten(), ignore_index=-100)
+
+
+class HandModel(nn.Module):
+    """A decoder of a named shape: tokens in, the mean loss out."""
+
+    def __init__(self, shape: Shape, vocab_size: int, seq_len: int) -> None:
+        super().__init__()
+        self.shape, gpt2 = shape, shape.family == "gpt2"
+        width, block = shape.width, Gpt2Block if gpt2 else LlamaBlock
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(max(shape.positions, seq_len), width) if gpt2 else None
+        self.blocks = nn.ModuleList([block(shape) for _ in range(shape.layers)])
+        norm = nn.LayerNorm(width) if gpt2 else nn.RMSNorm(width, eps=1e-6)
+        self.ending = Ending(norm, width, vocab_size)
+        if shape.tied:
+            self.ending.head.weight = self.tokens.weight
+        half = width // shape.heads // 2
+        turn_d = shape.rope_theta ** -(torch.arange(half) / half)
+        angle_Td = torch.outer(torch.arange(seq_len).float(), turn_d).repeat(1, 2)
+        self.register_buffer("cos_Td", angle_Td.cos(), persistent=False)
+        self.register_buffer("sin_Td", angle_Td.sin(), persistent=False)
+
+    def forward(self, token_BT: Tensor) -> Tensor:
+        hidden_BTD = self.tokens(token_BT)
+        extra: tuple[Any, ...] = (self.cos_Td, self.sin_Td)
+        if self.positions is not None:
+            place_T = torch.arange(token_BT.shape[1], device=token_BT.device)
+            hidden_BTD, extra = hidden_BTD + self.positions(place_T), ()
+        for block in self.blocks:
+            hidden_BTD = block(hidden_BTD, *extra)
+        target_BT = F.pad(token_BT[:, 1:], (0, 1), value=-100)
+        loss: Tensor = self.ending(hidden_BTD, target_BT)
+        return loss
+
+
+# Hugging Face's names of a block's layers, in the order of ours.
+_GPT2 = ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+_LLAMA = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+
+
+@torch.no_grad()
+def copy_weights(hand: HandModel, model: Any) -> None:
+    """Give `hand` the weights of a Hugging Face model of the same shape."""
+    gpt2, base = hand.shape.family == "gpt2", model.base_model
+    names = _GPT2 if gpt2 else _LLAMA
+    pairs: list[tuple[nn.Module, Any]] = [(hand.tokens, model.get_input_embeddings())]
+    if hand.positions is not None:
+        pairs.append((hand.positions, base.wpe))
+    pairs.append((hand.ending.norm, base.ln_f if gpt2 else base.norm))
+    pairs.append((hand.ending.head, model.get_output_embeddings()))
+    for block, theirs in zip(hand.blocks, base.h if gpt2 else base.layers, strict=True):
+        pairs += zip(block.children(), map(theirs.get_submodule, names), strict=True)
+    for own, theirs in pairs:
+        for name, parameter in own.named_parameters():
+            given = theirs.get_parameter(name)
+            on_rows = type(theirs).__name__ == "Conv1D" and name == "weight"
+            parameter.copy_(given.T if on_rows else given)

@@ -1,6 +1,6 @@
 """What is measured: checked, and by default what suits the device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -50,25 +50,22 @@ class BenchOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.model not in PRESETS:
-            raise ConfigError(f'--model "{self.model}": {did_you_mean(self.model, PRESETS)}')
+        named: list[tuple[str, str, Collection[str]]] = [
+            ("--model", self.model, PRESETS),
+            ("--recipe", self.recipe, RECIPES),
+            ("--dtype", self.dtype, get_args(Dtype)),
+            ("--hand-compile", self.hand_compile, get_args(HandCompile)),
+            ("--accumulation", self.accumulation or "lagged", get_args(Accumulation)),
+            *(("--modes names", mode, MODES) for mode in self.modes),
+        ]
+        for what, value, allowed in named:
+            if value not in allowed:
+                raise ConfigError(f'{what} "{value}": {did_you_mean(value, allowed)}')
         if self.peak_tflops is not None and not self.peak_tflops > 0:
             raise ConfigError(
                 f"--peak-tflops {self.peak_tflops:g}: give a number above 0, or leave it out to "
                 "have it known or measured"
             )
-        if self.recipe not in RECIPES:
-            raise ConfigError(f'--recipe "{self.recipe}": {did_you_mean(self.recipe, RECIPES)}')
-        for name, value, kind in (
-            ("dtype", self.dtype, Dtype),
-            ("hand-compile", self.hand_compile, HandCompile),
-            ("accumulation", self.accumulation or "lagged", Accumulation),
-        ):
-            if value not in get_args(kind):
-                raise ConfigError(f'--{name} "{value}": {did_you_mean(value, get_args(kind))}')
-        for mode in self.modes:
-            if mode not in MODES:
-                raise ConfigError(f'--modes names "{mode}": {did_you_mean(mode, MODES)}')
         layers = PRESETS[self.model].layers
         if "topdown" in self.modes and self.top_blocks > layers:
             raise ConfigError(
@@ -84,13 +81,9 @@ class BenchOptions:
             self.config(mode)
 
     @property
-    def micro_batches(self) -> int:
-        return -(-self.batch // (self.micro_batch or self.batch))
-
-    @property
     def accumulates(self) -> Accumulation | None:
         """How weights meet the gradients of several micro-batches; None where there is but one."""
-        if self.micro_batches == 1:
+        if (self.micro_batch or self.batch) >= self.batch:
             return None
         return self.accumulation or ("lagged" if self.recipe == "safe" else "two_sweeps")
 
@@ -102,6 +95,9 @@ class BenchOptions:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.batch * self.seq_len
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def config(self, mode: str | None) -> RunConfig:
         """The run whose step is measured: DoGraph in a mode, or None for a plain one."""
@@ -169,7 +165,7 @@ def open_batches(options: BenchOptions, device: torch.device) -> Batches:
     """The batch of every step, the same for all arms."""
     on_gpu = device.type == "cuda"
     if options.corpus is None:
-        made = [random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
+        made = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
         return lambda step: made[step % NUM_BATCHES]
     corpus = Corpus(options.corpus)
     if corpus.vocab_size > options.vocab_size:
@@ -189,17 +185,14 @@ def open_batches(options: BenchOptions, device: torch.device) -> Batches:
     return lambda step: drawn[step % len(drawn)]
 
 
-def random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
+def _random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
     """Tokens drawn as words are, p ~ 1 / (rank + 2.7): adding rows of an embedding meets itself."""
     draw = stream(options.seed, "bench tokens", number)
     share_V = 1 / (np.arange(options.vocab_size) + 2.7)
     shape = (options.batch, options.seq_len)
-    token_BT = torch.from_numpy(
-        draw.choice(options.vocab_size, size=shape, p=share_V / share_V.sum())
-    )
-    source_B = torch.zeros(options.batch, dtype=torch.int64)
+    drawn_BT = draw.choice(options.vocab_size, size=shape, p=share_V / share_V.sum())
+    token_BT, source_B = torch.from_numpy(drawn_BT), torch.zeros(options.batch, dtype=torch.int64)
     if pin:
         token_BT, source_B = token_BT.pin_memory(), source_B.pin_memory()
-    zero_B = np.zeros(options.batch, dtype=np.int64)
-    ids = SampleIds(zero_B, zero_B, zero_B, zero_B, zero_B)
+    ids = SampleIds(*[np.zeros(options.batch, dtype=np.int64)] * 5)
     return Batch(token_BT=token_BT, source_B=source_B, ids=ids)

@@ -12,7 +12,6 @@ Shapes: B samples, T tokens, K sketch, F numbers of a gradient.
 
 import math
 import os
-import statistics
 import time
 import warnings
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dograph.bench.arms import held_bytes, open_model, release
+from dograph.bench.arms import open_model
 from dograph.bench.options import Batches, BenchOptions
 from dograph.errors import ConfigError, require
 from dograph.mixers.registry import build_mixer
@@ -30,11 +29,7 @@ from dograph.models.loss import PerSampleLoss
 from dograph.rng import key64
 from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, joined
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.optim import build_optimizer
-from dograph.train.step import Stopwatch
-
-STEPS = 2
-SECONDS = 8.0  # after which no further step is begun
+from dograph.train.step import Stopwatch, build_optimizer
 
 
 class Rival:
@@ -58,15 +53,20 @@ class Rival:
 
     def step(self) -> float:
         """One more step; returns seconds that it left out and reckoned by proportion."""
+        token_BT = self.batches(self.done).token_BT[: self.num_samples]
+        left_out = self.backward(token_BT.to(self.device, non_blocking=True))
+        nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optim.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return left_out
+
+    def backward(self, token_BT: Tensor) -> float:
+        """Fill `.grad` with the gradient of sum_i weight_i loss_i; returns what `step` does."""
         raise NotImplementedError
 
-    def tokens(self) -> Tensor:
-        token_BT = self.batches(self.done).token_BT[: self.num_samples]
-        return token_BT.to(self.device, non_blocking=True)
-
     def autocast(self) -> torch.autocast:
-        half = self.options.dtype == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
+        return self.options.autocast(self.device)
 
     def weigh(self, results: list[MicroBatchResult]) -> Tensor:
         zero_B = torch.zeros(self.num_samples, dtype=torch.int64, device=self.device)
@@ -80,45 +80,6 @@ class Rival:
             projection=self.done if self.config.sketch.refresh == "step" else 0,
         )
         return self.mixer.weigh(signals)
-
-    def update(self) -> None:
-        """Clip and step; `.grad` holds the weighted gradient."""
-        nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optim.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.done += 1
-
-
-def measure_rival(
-    kind: type[Rival], options: BenchOptions, batches: Batches, device: torch.device
-) -> dict[str, Any]:
-    """Milliseconds of some steps of a rival, nothing else being on the device."""
-    watch, on_gpu = Stopwatch(device), device.type == "cuda"
-    release(device)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-    held = held_bytes(device)
-    rival = kind(options, batches, device)
-    spent: list[float] = []
-    begun = time.perf_counter()
-    for turn in range(STEPS + 1):
-        watch.wait()
-        start = time.perf_counter()
-        left_out = rival.step()
-        watch.wait()
-        spent.append(time.perf_counter() - start + left_out)
-        if turn > 0 and time.perf_counter() - begun > SECONDS:
-            break
-    note, samples = rival.note, f"{rival.num_samples} of {options.batch} samples"
-    if rival.num_samples < options.batch:
-        note += f"; {samples}, counted by the sample"
-    return {
-        "ms": 1e3 * statistics.median(spent[1:]),  # the first one warms up
-        "steps": len(spent) - 1,
-        "num_samples": rival.num_samples,
-        "peak_bytes": torch.cuda.max_memory_allocated(device) - held if on_gpu else None,
-        "note": note,
-    }
 
 
 class Loop(Rival):
@@ -136,13 +97,11 @@ class Loop(Rival):
         )
         return model
 
-    def step(self) -> float:
-        token_BT = self.tokens()
+    def backward(self, token_BT: Tensor) -> float:
         weight_B = self.weigh([self.sketched(token_1T) for token_1T in token_BT.split(1)])
         with self.autocast():
             loss_B = self.model(token_BT)
         (weight_B * loss_B).sum().backward()
-        self.update()
         return 0.0
 
     def sketched(self, token_1T: Tensor) -> MicroBatchResult:
@@ -168,10 +127,12 @@ class Opacus(Rival):
     def prepared(self, model: PerSampleLoss) -> nn.Module:
         """The same function of the same numbers, in layers that Opacus knows, with its hooks."""
         inner = model.model
-        for parent in list(inner.modules()):
-            for name, child in list(parent.named_children()):
-                if type(child).__name__ == "Conv1D":
-                    setattr(parent, name, _as_linear(child))
+        for name, layer in list(inner.named_modules()):
+            if type(layer).__name__ == "Conv1D":
+                inputs, outputs = layer.weight.shape
+                linear = nn.Linear(inputs, outputs, device=self.device)
+                linear.weight, linear.bias = nn.Parameter(layer.weight.T.contiguous()), layer.bias
+                inner.set_submodule(name, linear)
         head = inner.get_output_embeddings()
         if head.weight is inner.get_input_embeddings().weight:
             head.weight = nn.Parameter(head.weight.detach().clone())
@@ -188,16 +149,8 @@ class Opacus(Rival):
         hooked: nn.Module = hook(model, max_grad_norm=1.0, **options)
         return hooked
 
-    def step(self) -> float:
-        self.weighted_backward(self.tokens())
-        self.update()
-        return 0.0
-
-    def weighted_backward(self, token_BT: Tensor) -> Tensor:
-        """Fill `.grad` with the gradient of sum_i weight_i loss_i; returns the weights.
-
-        Inside autocast where that is on: the hooks multiply halves of either precision.
-        """
+    def backward(self, token_BT: Tensor) -> float:
+        """Inside autocast where that is on: the hooks multiply halves of either precision."""
         hooked = self.model
         with self.autocast(), warnings.catch_warnings():
             # Of embeddings, whose inputs are not differentiable; their hooks want only outputs.
@@ -206,19 +159,10 @@ class Opacus(Rival):
             loss_B = hooked(token_BT)
             loss_B.sum().backward(retain_graph=True)
             hooked.zero_grad(set_to_none=True)
-            weight_B: Tensor = hooked.get_clipping_coef().detach() / len(token_BT)
+            weight_B = hooked.get_clipping_coef().detach() / len(token_BT)
             hooked.disable_hooks()
             (weight_B * loss_B).sum().backward()
-        return weight_B
-
-
-def _as_linear(layer: Any) -> nn.Linear:
-    inputs, outputs = layer.weight.shape
-    linear = nn.Linear(inputs, outputs, device=layer.weight.device, dtype=layer.weight.dtype)
-    with torch.no_grad():
-        linear.weight.copy_(layer.weight.T)
-        linear.bias.copy_(layer.bias)
-    return linear
+        return 0.0
 
 
 class Vmap(Rival):
@@ -248,8 +192,8 @@ class Vmap(Rival):
         )
         return model
 
-    def step(self) -> float:
-        gradients, loss_B = self.per_sample_gradients(self.tokens())
+    def backward(self, token_BT: Tensor) -> float:
+        gradients, loss_B = self.per_sample_gradients(token_BT)
         sketch_BK, left_out, share = self.project(gradients)
         partly = f"; time of {1 - share:.0%} of the projection reckoned by proportion"
         self.note = self.plain_note + (partly if share < 1 else "")
@@ -257,7 +201,6 @@ class Vmap(Rival):
         weight_B = self.weigh([MicroBatchResult(loss_B, None, sketch_BK, norm_B)])
         for name, gradient in gradients.items():
             self.parameters[name].grad = torch.tensordot(weight_B, gradient, dims=1)
-        self.update()
         return left_out
 
     def per_sample_gradients(self, token_BT: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -3,43 +3,34 @@
 What is known is handed to `save` after every arm, so that a run that is cut loses little.
 """
 
+import gc
 import platform
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
 
-from dograph.bench.arms import (
-    Arm,
-    Row,
-    held_bytes,
-    in_a_row,
-    median_parts,
-    open_arm,
-    open_model,
-    release,
-    take_turns,
-    top_kernels,
-    warm_up,
-)
-from dograph.bench.hand import open_hand
-from dograph.bench.options import LEAST_WARMUP_STEPS, Batches, BenchOptions, open_batches
-from dograph.bench.rivals import Loop, Opacus, Rival, Vmap, measure_rival
+from dograph.bench.arms import Arm, open_arm, open_hand, open_model
+from dograph.bench.options import LEAST_WARMUP_STEPS, BenchOptions, open_batches
+from dograph.bench.rivals import Loop, Opacus, Rival, Vmap
 from dograph.config import SketchConfig
+from dograph.eval.recorded import number_table
 from dograph.models.presets import PRESETS
 from dograph.stats import median_estimate, median_record
 from dograph.train.distributed import describe_environment
 from dograph.train.forecast import Work, count_flops, extra_work
-from dograph.train.step import Lap, Stopwatch
+from dograph.train.step import Lap, Stopwatch, milliseconds
 
+Findings = dict[str, Any]
+RIVALS: dict[str, type[Rival]] = {"loop": Loop, "vmap": Vmap, "opacus": Opacus}
 # Dense bfloat16 TFLOP/s from the makers' data sheets; the longest name that fits counts.
 PEAKS = {
     "B200": 2250.0,
@@ -51,22 +42,15 @@ PEAKS = {
     **{"RTX A6000": 155.0, "RTX 4090": 165.0},
     **{"A10G": 70.0, "A10": 125.0},
 }
-MACHINE_SECONDS = 0.2  # of each measurement
+MACHINE_SECONDS = 0.2  # of each measurement of the machine
+IN_A_ROW = 4  # steps
+UNTIMED = 2  # turns before those that are timed
+RIVAL_STEPS, RIVAL_SECONDS = 2, 8.0  # after which no further step is begun
+PROFILED, TOP = 2, 10  # steps, kernels
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """How fast a device is: what it copies, what it multiplies, and what its maker promises."""
-
-    name: str
-    copy_bytes_per_second: float  # read and written
-    matmul_flops_per_second: float
-    peak_flops_per_second: float
-    peak_from: str
-
-
-def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None) -> Machine:
-    """Copy and multiply for under a second."""
+def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None) -> Findings:
+    """How fast a device copies and multiplies, in under a second, and what its maker promises."""
     on_gpu, watch = device.type == "cuda", Stopwatch(device)
 
     def per_second(work: Callable[[], object]) -> float:
@@ -83,7 +67,7 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
 
     source = torch.zeros(1 << (30 if on_gpu else 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copy = 2 * len(source) * per_second(lambda: target.copy_(source))
+    copy = 2 * len(source) * per_second(lambda: target.copy_(source))  # read and written
     side = 8192 if on_gpu else 512
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     # Zeros would draw less power than a model's numbers do, and run faster.
@@ -97,7 +81,13 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
         peak, origin = 1e12 * peak_tflops, "--peak-tflops"
     elif on_gpu and dtype == "bfloat16" and known is not None:
         peak, origin = 1e12 * PEAKS[known], "data sheet, dense bfloat16"
-    return Machine(name, copy, matmul, peak, origin)
+    return {
+        "name": name,
+        "copy_bytes_per_second": copy,
+        "matmul_flops_per_second": matmul,
+        "peak_flops_per_second": peak,
+        "peak_from": origin,
+    }
 
 
 def _processor() -> str:
@@ -135,34 +125,127 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-Findings = dict[str, Any]
-RIVALS: dict[str, type[Rival]] = {"loop": Loop, "vmap": Vmap, "opacus": Opacus}
+def release(device: torch.device) -> None:
+    """Give back what arms that are gone held."""
+    gc.unfreeze()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
-@dataclass(slots=True)
+def held_bytes(device: torch.device) -> int:
+    """Bytes of a GPU that are in use."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int) -> Findings:
+    """The first steps, compilation included, then some without a pause: what a run would see.
+
+    Between them `gc.freeze()`, as a run does it, else collections of garbage would be timed too.
+    `held_before` is what others held when the arm was built. They hold it still, so the peak less
+    that is what the arm would need by itself.
+    """
+
+    def seconds(steps: int) -> float:
+        watch.wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            arm.step()
+        watch.wait()
+        return time.perf_counter() - start
+
+    warm_seconds = seconds(warmup_steps)
+    gc.collect()
+    gc.freeze()
+    if watch.on_gpu:
+        torch.cuda.reset_peak_memory_stats(watch.device)
+    state, ms = held_bytes(watch.device), 1e3 * seconds(IN_A_ROW) / IN_A_ROW
+    peak = torch.cuda.max_memory_allocated(watch.device) if watch.on_gpu else 0
+    return {
+        "ms": spread([ms]),
+        "row_ms": ms,
+        "peak_bytes": peak - held_before if watch.on_gpu else None,
+        "state_bytes": state - held_before if watch.on_gpu else None,  # held between steps
+        "warmup_steps": warmup_steps,
+        "warmup_seconds": warm_seconds,
+        "compile_seconds": max(warm_seconds - warmup_steps * ms / 1e3, 0.0),
+    }
+
+
+def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
+    """`steps` pairs of steps, each with its own marks; who comes first changes.
+
+    Nothing waits for the device between steps. A step that launches slower than it runs hides
+    behind the other's: that is what steps in a row are for.
+    """
+    for one in (plain, arm) * UNTIMED:  # memory given back since is asked for again
+        one.step()
+    watch.wait()
+    timed: list[tuple[Arm, Lap, list[Lap]]] = []
+    for turn in range(steps):
+        for one in (arm, plain) if turn % 2 else (plain, arm):
+            start = watch.mark()
+            laps = one.step()
+            timed.append((one, ("step", start, watch.mark()), laps))
+    watch.wait()
+    for one, whole, laps in timed:
+        one.ms.append(milliseconds([whole])["time/step_ms"])
+        one.laps.append(laps)
+
+
+def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
+    """Median milliseconds of every part of a step, by its name."""
+    steps = [milliseconds(one) for one in laps]
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {
+        name.removeprefix("time/").removesuffix("_ms"): statistics.median(
+            step.get(name, 0.0) for step in steps
+        )
+        for name in names
+    }
+
+
+def top_kernels(arm: Arm, watch: Stopwatch) -> Findings:
+    """The kernels (on a CPU: operations) that take the most time, in milliseconds a step."""
+    watch.wait()
+    kind = "CUDA" if watch.on_gpu else "CPU"
+    with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
+        for _ in range(PROFILED):
+            arm.step()
+        watch.wait()
+    found = []
+    for event in profiler.key_averages():
+        if event.device_type.name == kind and not event.is_user_annotation:
+            micro = event.self_device_time_total if watch.on_gpu else event.self_cpu_time_total
+            found.append((float(micro) / 1e3 / PROFILED, event.count / PROFILED, event.key))
+    ranked = sorted(found, key=lambda entry: entry[0], reverse=True)
+    return {
+        "device_ms": sum(ms for ms, *_ in found),
+        "launched": sum(calls for _, calls, _ in found),
+        "top": [{"name": key, "ms": ms, "calls": calls} for ms, calls, key in ranked[:TOP]],
+    }
+
+
 class Session:
     """The plain arm and what has been found beside it so far."""
 
-    options: BenchOptions
-    device: torch.device
-    say: Callable[[str], None]
-    save: Callable[[Findings], None]
-    watch: Stopwatch = field(init=False)
-    machine: Machine = field(init=False)
-    batches: Batches = field(init=False)
-    plain: Arm = field(init=False)
-    plain_row: Row = field(init=False)
-    plain_ms: list[float] = field(default_factory=list)
-    plain_laps: list[list[Lap]] = field(default_factory=list)
-    findings: Findings = field(default_factory=dict)
+    def __init__(
+        self,
+        options: BenchOptions,
+        device: torch.device,
+        say: Callable[[str], None],
+        save: Callable[[Findings], None],
+    ) -> None:
+        self.options, self.device, self.say, self.save = options, device, say, save
+        self.watch, self.findings = Stopwatch(device), Findings()
 
     def run(self) -> Findings:
         """Measure everything that was asked for."""
-        options, self.watch = self.options, Stopwatch(self.device)
+        options = self.options
         self.machine = measure_machine(self.device, options.dtype, options.peak_tflops)
         self.say(
-            f"{self.machine.name}: copies {self.machine.copy_bytes_per_second / 1e9:,.0f} GB/s, "
-            f"multiplies {self.machine.matmul_flops_per_second / 1e12:,.2f} TFLOP/s"
+            f"{self.machine['name']}: copies {self.machine['copy_bytes_per_second'] / 1e9:,.0f} "
+            f"GB/s, multiplies {self.machine['matmul_flops_per_second'] / 1e12:,.2f} TFLOP/s"
         )
         self.batches = open_batches(options, self.device)
         model = open_model(options, torch.device("meta"))
@@ -170,42 +253,35 @@ class Session:
         self.findings = {
             "complete": False,
             "environment": describe_environment(),
-            "device": asdict(self.machine),
+            "device": self.machine,
             "options": options.to_json(),
             "parameters": sum(p.numel() for p in model.parameters()),
             "flops_per_step": flops.step,
             "arms": {},
         }
-        self._measure("plain", self._plain)
-        for mode in options.modes:
-            self._attempt(mode, partial(self._mode, mode))
-        if options.hand:
-            self._attempt("hand", self._hand)
+        for name in ("plain", *options.modes, *(["hand"] if options.hand else [])):
+            self._measure(name, partial(self._arm, name))
         ms = self._plain_median()
         if options.rivals:
             del self.plain
+            release(self.device)
             for name, kind in RIVALS.items():
-                self._attempt(name, partial(self._rival, kind, ms))
+                self._measure(name, partial(self._rival, kind, ms))
         self.findings["complete"] = True
         self.save(self.findings)
         return self.findings
 
-    def _attempt(self, name: str, measure: Callable[[], Findings]) -> None:
-        """An arm that fails leaves its reason, and the others are measured all the same."""
-
-        def tried() -> Findings:
-            try:
-                return measure()
-            except Exception as error:  # torch has one class for most of what can go wrong
-                lines = str(error).strip().splitlines() or [""]
-                return {"error": f"{type(error).__name__}: {lines[0]}"}
-
-        self._measure(name, tried)
-
     def _measure(self, name: str, measure: Callable[[], Findings]) -> None:
+        """An arm that fails leaves its reason, and the others are measured all the same."""
         start = time.perf_counter()
         self.say(f"{name}: building and warming up")
-        found = measure()
+        try:
+            found = measure()
+        except Exception as error:  # torch has one class for most of what can go wrong
+            if name == "plain":  # without it there is nothing to compare with
+                raise
+            lines = str(error).strip().splitlines() or [""]
+            found = {"error": f"{type(error).__name__}: {lines[0]}"}
         release(self.device)
         seconds = time.perf_counter() - start
         self.findings["arms"][name] = found | {"seconds_spent": seconds}
@@ -213,103 +289,105 @@ class Session:
         self.say(f"{name}: {told} ({seconds:.1f} s)")
         self.save(self.findings)
 
-    def _plain(self) -> Findings:
-        held = held_bytes(self.device)
-        self.plain = open_arm(self.options, None, self.batches, self.device)
-        self.plain_row, found = self._alone(self.plain, held, LEAST_WARMUP_STEPS)
-        return found | self._profiled(self.plain)
-
-    def _mode(self, mode: str) -> Findings:
-        """A mode beside plain, and what it costs at least, in milliseconds and as a ratio."""
+    def _arm(self, name: str) -> Findings:
+        """An arm by itself, then, unless it is the plain one, in turns with that."""
         options, held = self.options, held_bytes(self.device)
-        arm = open_arm(options, mode, self.batches, self.device)
-        found = self._beside_plain(arm, held, options.warmup_steps)
-        sketch = SketchConfig(mode=mode, dim=options.dim, top_blocks=options.top_blocks)
+        is_mode = name in options.modes
+        if name == "hand":
+            arm = open_hand(options, self.batches, self.device)
+        else:
+            arm = open_arm(options, name if is_mode else None, self.batches, self.device)
+        warmup_steps = options.warmup_steps if is_mode else LEAST_WARMUP_STEPS
+        found = steps_alone(arm, warmup_steps, self.watch, held)
+        if name == "plain":
+            self.plain = arm
+            return found | self._speed(found["row_ms"]) | self._profiled(arm)
+        warm = f"{name}: warm after {found['warmup_seconds']:.1f} s"
+        self.say(f"{warm}; {options.steps} turns with plain")
+        take_turns(arm, self.plain, options.steps, self.watch)
+        median = self._plain_median()
+        plain_ms, found["ms"] = self.plain.ms[-options.steps :], spread(arm.ms)
+        ratio = median_estimate([a / b for a, b in zip(arm.ms, plain_ms, strict=True)])
+        found |= {
+            **self._speed(found["ms"]["median"]),
+            "plain_ms": spread(plain_ms),
+            "ratio": median_record(ratio),
+            "row_ratio": found["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
+            "parts_ms": median_parts(arm.laps),
+            **self._memory_ratio(found["peak_bytes"]),
+            **self._profiled(arm),
+        }
+        if is_mode:
+            least = self._floor(arm.model, name)
+            return found | {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
+        how = f"compiled by {options.hand_compile}" if options.compile else "eager"
+        return found | {"note": f"{how}; plain runs at {ratio.value:.1%} of its speed"}
+
+    def _floor(self, model: torch.nn.Module, mode: str) -> dict[str, float]:
+        options = self.options
         work = extra_work(
-            arm.model,
+            model,
             PRESETS[options.model],
-            sketch,
+            SketchConfig(mode=mode, dim=options.dim, top_blocks=options.top_blocks),
             options.batch,
             options.seq_len,
             half=options.dtype == "bfloat16",
             two_sweeps=options.accumulates == "two_sweeps",
         )
-        rates = self.machine.copy_bytes_per_second, self.machine.matmul_flops_per_second
-        parts, plain = floor_ms(work, *rates), self._plain_median()
-        return found | {"floor_ms": parts, "floor_ratio": (plain + parts["total"]) / plain}
+        rates = ("copy_bytes_per_second", "matmul_flops_per_second")
+        return floor_ms(work, *(self.machine[name] for name in rates))
 
-    def _hand(self) -> Findings:
-        held = held_bytes(self.device)
-        arm = open_hand(self.options, self.batches, self.device)
-        found = self._beside_plain(arm, held, LEAST_WARMUP_STEPS)
-        how = f"compiled by {self.options.hand_compile}" if self.options.compile else "eager"
-        note = f"{how}; plain runs at {found['ratio']['median']:.1%} of its speed"
-        return found | {"note": note}
-
-    def _alone(self, arm: Arm, held: int, warmup_steps: int) -> tuple[Row, Findings]:
-        """What steps in a row say."""
-        warm_seconds = warm_up(arm, warmup_steps, self.watch)
-        row = in_a_row(arm, self.watch, held)
-        return row, {
-            "ms": spread([row.ms]),
-            "row_ms": row.ms,
-            "peak_bytes": row.peak_bytes,
-            "state_bytes": row.state_bytes,
-            "warmup_steps": warmup_steps,
-            "warmup_seconds": warm_seconds,
-            "compile_seconds": max(warm_seconds - warmup_steps * row.ms / 1e3, 0.0),
-            **self._speed(row.ms),
+    def _rival(self, kind: type[Rival], plain_ms: float) -> Findings:
+        """A few steps alone on the device; the ratio is of medians, counted by the sample."""
+        options, held = self.options, held_bytes(self.device)
+        if self.watch.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        rival = kind(options, self.batches, self.device)
+        spent: list[float] = []
+        begun = time.perf_counter()
+        for turn in range(RIVAL_STEPS + 1):
+            self.watch.wait()
+            start = time.perf_counter()
+            left_out = rival.step()
+            self.watch.wait()
+            spent.append(1e3 * (time.perf_counter() - start + left_out))
+            if turn > 0 and time.perf_counter() - begun > RIVAL_SECONDS:
+                break
+        ms, share = statistics.median(spent[1:]), rival.num_samples / options.batch
+        peak = torch.cuda.max_memory_allocated(self.device) - held if self.watch.on_gpu else None
+        samples = f"; {rival.num_samples} of {options.batch} samples, counted by the sample"
+        return {
+            "ms": spread([ms]) | {"steps": len(spent) - 1},  # the first one warms up
+            "num_samples": rival.num_samples,
+            "peak_bytes": peak,
+            "note": rival.note + (samples if share < 1 else ""),
+            "ratio": {"median": ms / share / plain_ms},
+            **self._memory_ratio(peak),
+            **self._speed(ms, share),
         }
 
-    def _beside_plain(self, arm: Arm, held: int, warmup_steps: int) -> Findings:
-        row, found = self._alone(arm, held, warmup_steps)
-        warm = f"{arm.name}: warm after {found['warmup_seconds']:.1f} s"
-        self.say(f"{warm}; {self.options.steps} turns with plain")
-        turns = take_turns(arm, self.plain, self.options.steps, self.watch)
-        self.plain_ms += turns.plain_ms
-        self.plain_laps += turns.plain_laps
-        ratios = [a / b for a, b in zip(turns.ms, turns.plain_ms, strict=True)]
-        found |= {
-            "ms": spread(turns.ms),
-            "plain_ms": spread(turns.plain_ms),
-            "ratio": median_record(median_estimate(ratios)),
-            "row_ratio": row.ms / self.plain_row.ms,
-            "parts_ms": median_parts(turns.laps),
-        }
-        if row.peak_bytes is not None and self.plain_row.peak_bytes is not None:
-            found["memory_ratio"] = row.peak_bytes / self.plain_row.peak_bytes
-        self._plain_median()
-        return found | self._speed(found["ms"]["median"]) | self._profiled(arm)
+    def _memory_ratio(self, peak: int | None) -> Findings:
+        plain = self.findings["arms"]["plain"]["peak_bytes"]
+        return {"memory_ratio": peak / plain} if peak is not None and plain else {}
 
     def _speed(self, ms: float, share: float = 1.0) -> Findings:
         """Tokens a second and MFU of a step that holds this share of the batch."""
         flops = share * self.findings["flops_per_step"]
         return {
             "tokens_per_second": 1e3 * share * self.options.tokens / ms,
-            "mfu": 1e3 * flops / ms / self.machine.peak_flops_per_second,
+            "mfu": 1e3 * flops / ms / self.machine["peak_flops_per_second"],
         }
 
     def _plain_median(self) -> float:
         """Plain steps of all turns so far, brought up to date in the findings."""
         plain = self.findings["arms"]["plain"]
-        if self.plain_ms:
-            plain |= {"ms": spread(self.plain_ms), "parts_ms": median_parts(self.plain_laps)}
+        if self.plain.ms:
+            plain |= {"ms": spread(self.plain.ms), "parts_ms": median_parts(self.plain.laps)}
             plain |= self._speed(plain["ms"]["median"])
         return float(plain["ms"]["median"])
 
     def _profiled(self, arm: Arm) -> Findings:
         return {"kernels": top_kernels(arm, self.watch)} if self.options.profile else {}
-
-    def _rival(self, kind: type[Rival], plain_ms: float) -> Findings:
-        """A few steps alone on the device; the ratio is of medians, counted by the sample."""
-        found = measure_rival(kind, self.options, self.batches, self.device)
-        share = found["num_samples"] / self.options.batch
-        ratio = found["ms"] / share / plain_ms
-        steps = found.pop("steps")
-        found |= {"ms": spread([found["ms"]]) | {"steps": steps}, "ratio": {"median": ratio}}
-        if found["peak_bytes"] is not None and self.plain_row.peak_bytes:
-            found["memory_ratio"] = found["peak_bytes"] / self.plain_row.peak_bytes
-        return found | self._speed(found["ms"]["median"], share)
 
 
 COLUMNS = ("ms", "over plain", "extra ms", "floor ms", "memory", "tokens/s", "MFU")
@@ -319,44 +397,40 @@ SLOW_LAUNCH = 1.05  # in a row over in turns
 def arm_table(findings: Findings) -> Table:
     """What was found, for a terminal: one row an arm."""
     options, device = findings["options"], findings["device"]
-    table = Table(
-        title=f"{options['model']}, {options['batch']} x {options['seq_len']} tokens, "
+    title = (
+        f"{options['model']}, {options['batch']} x {options['seq_len']} tokens, "
         f"{options['dtype']}, {'compiled' if options['compile'] else 'eager'}, recipe "
-        f"{options['recipe']}, on {device['name']}",
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
+        f"{options['recipe']}, on {device['name']}"
     )
-    table.add_column("arm", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = number_table(title, "arm", *COLUMNS, left=("arm",))
     table.add_column("where it goes")
     for name, arm in findings["arms"].items():
         if "error" in arm:
             table.add_row(name, *[""] * len(COLUMNS), escape(arm["error"]))
             continue
+        ms, ratio = arm["ms"]["median"], arm.get("ratio", {})
+        over = f"{ratio['median']:.3g}" if ratio else ""
+        if "low" in ratio:
+            over = f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+        floor = ""
+        if "floor_ms" in arm:
+            floor = f"{arm['floor_ms']['total']:.2f} ({arm['floor_ratio']:.3f})"
+        memory = "" if arm["peak_bytes"] is None else f"{arm['peak_bytes'] / 2**30:.1f} GiB"
+        if memory and "memory_ratio" in arm:
+            memory += f" ({arm['memory_ratio']:.2f})"
         parts = ", ".join(f"{part} {ms:.2f}" for part, ms in arm.get("parts_ms", {}).items())
-        words = [text for text in (parts, arm.get("note", "")) if text]
-        table.add_row(name, *_figures(name, arm), escape("; ".join(words)))
+        table.add_row(
+            name,
+            f"{ms:.2f}",
+            "1" if name == "plain" else over,
+            f"{ms - arm['plain_ms']['median']:+.2f}" if "plain_ms" in arm else "",
+            floor,
+            memory,
+            f"{arm['tokens_per_second']:,.0f}",
+            f"{arm['mfu']:.1%}",
+            escape("; ".join(text for text in (parts, arm.get("note", "")) if text)),
+        )
     return table
-
-
-def _figures(name: str, arm: Findings) -> list[str]:
-    ms, ratio = arm["ms"]["median"], arm.get("ratio", {})
-    over = f"{ratio['median']:.3g}" if ratio else ""
-    if "low" in ratio:
-        over = f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
-    memory = "" if arm["peak_bytes"] is None else f"{arm['peak_bytes'] / 2**30:.1f} GiB"
-    if memory and "memory_ratio" in arm:
-        memory += f" ({arm['memory_ratio']:.2f})"
-    return [
-        f"{ms:.2f}",
-        "1" if name == "plain" else over,
-        f"{ms - arm['plain_ms']['median']:+.2f}" if "plain_ms" in arm else "",
-        f"{arm['floor_ms']['total']:.2f} ({arm['floor_ratio']:.3f})" if "floor_ms" in arm else "",
-        memory,
-        f"{arm['tokens_per_second']:,.0f}",
-        f"{arm['mfu']:.1%}",
-    ]
 
 
 def footnotes(findings: Findings) -> list[str]:

@@ -1,80 +1,45 @@
 """dograph bench: what each mode of the sketch costs beside a plain step."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
-from dograph.cli.console import ensured, open_console, require_writable, say
+from dograph.cli.console import ensured, open_console, option, require_writable, say
 from dograph.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-
-    from dograph.bench.options import BenchOptions
-
-
-def _option(*names: str, help: str, at_least: int | None = None) -> Any:
-    return typer.Option(*names, help=help, min=at_least)
-
-
-Model = Annotated[str | None, _option(help="a preset's shape; gpt2-small, on a CPU demo")]
-Batch = Annotated[int | None, _option(help="samples of a step; 48, CPU 8", at_least=2)]
-SeqLen = Annotated[int | None, _option(help="tokens of a sample; 512, CPU 128", at_least=2)]
-VocabSize = Annotated[int | None, _option(help="tokens there are; 50257, CPU 4096", at_least=2)]
-MicroBatch = Annotated[int | None, _option(help="samples computed at once; all", at_least=1)]
-Accumulation = Annotated[
-    str | None, _option(help="of micro-batches: lagged (recipe safe), two_sweeps or keep")
-]
-Dtype = Annotated[str | None, _option(help="bfloat16 or float32; on a CPU float32")]
-Compile = Annotated[
-    bool | None, _option("--compile/--no-compile", help="torch.compile; on a CPU not")
-]
-Modes = Annotated[str, _option(help="of the sketch, by commas; none: only plain")]
-TopBlocks = Annotated[
-    int | None, _option(help="blocks that topdown sketches; 4, or all there are", at_least=1)
-]
-Recipe = Annotated[str, _option(help="of DoGraph: recommended, safe, paper or inverse-norm")]
-Dim = Annotated[int | None, _option(help="numbers in a sketch; that of sketch.dim", at_least=1)]
-Steps = Annotated[int, _option(help="turns with plain; fewer: a wider interval", at_least=10)]
-Corpus = Annotated[str | None, _option(help="a prepared corpus, in place of random tokens")]
-Hand = Annotated[bool, _option("--hand/--no-hand", help="also a plain loop written by hand")]
-HandCompile = Annotated[str, _option(help="that loop's graphs: blocks, or whole (a minute)")]
-Rivals = Annotated[
-    bool, _option("--rivals/--no-rivals", help="also what one would do otherwise, a few steps")
-]
-Profile = Annotated[bool, _option("--profile", help="the ten longest kernels, into the file")]
-PeakTflops = Annotated[
-    float | None, _option(help="what MFU is of; known for common GPUs, else measured")
-]
-Seed = Annotated[int, _option(help="of weights, tokens and projections", at_least=0)]
-Device = Annotated[str, _option(help="auto, cpu, cuda, ...")]
-Out = Annotated[Path, _option(help="file for the figures")]
 
 
 def bench(
-    model: Model = None,
-    batch: Batch = None,
-    seq_len: SeqLen = None,
-    vocab_size: VocabSize = None,
-    micro_batch: MicroBatch = None,
-    accumulation: Accumulation = None,
-    dtype: Dtype = None,
-    compile: Compile = None,
-    modes: Modes = "full,topdown,head,exact,twopass",
-    top_blocks: TopBlocks = None,
-    recipe: Recipe = "paper",
-    dim: Dim = None,
-    steps: Steps = 30,
-    corpus: Corpus = None,
-    hand: Hand = True,
-    hand_compile: HandCompile = "blocks",
-    rivals: Rivals = True,
-    profile: Profile = False,
-    peak_tflops: PeakTflops = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    out: Out = Path("bench.json"),
+    model: str | None = option(None, "a preset's shape; gpt2-small, on a CPU demo"),
+    batch: int | None = option(None, "samples of a step; 48, CPU 8", min=2),
+    seq_len: int | None = option(None, "tokens of a sample; 512, CPU 128", min=2),
+    vocab_size: int | None = option(None, "tokens there are; 50257, CPU 4096", min=2),
+    micro_batch: int | None = option(None, "samples computed at once; all", min=1),
+    accumulation: str | None = option(
+        None, "of micro-batches: lagged (recipe safe), two_sweeps or keep"
+    ),
+    dtype: str | None = option(None, "bfloat16 or float32; on a CPU float32"),
+    compile: bool | None = option(None, "torch.compile; on a CPU not", "--compile/--no-compile"),
+    modes: str = option(
+        "full,topdown,head,exact,twopass", "of the sketch, by commas; none: only plain"
+    ),
+    top_blocks: int | None = option(
+        None, "blocks that topdown sketches; 4, or all there are", min=1
+    ),
+    recipe: str = option("paper", "of DoGraph: recommended, safe, paper or inverse-norm"),
+    dim: int | None = option(None, "numbers in a sketch; that of sketch.dim", min=1),
+    steps: int = option(30, "turns with plain; fewer: a wider interval", min=10),
+    corpus: str | None = option(None, "a prepared corpus, in place of random tokens"),
+    hand: bool = option(True, "also a plain loop written by hand"),
+    hand_compile: str = option("blocks", "that loop's graphs: blocks, or whole (a minute)"),
+    rivals: bool = option(True, "also what one would do otherwise, a few steps"),
+    profile: bool = option(False, "the ten longest kernels, into the file", "--profile"),
+    peak_tflops: float | None = option(
+        None, "what MFU is of; known for common GPUs, else measured"
+    ),
+    seed: int = option(0, "of weights, tokens and projections", min=0),
+    device: str = option("auto", "auto, cpu, cuda, ..."),
+    out: Path = option(Path("bench.json"), "file for the figures"),
 ) -> None:
     """Measure what each mode of the sketch costs beside a plain step, and where the time goes.
 
@@ -90,14 +55,20 @@ def bench(
 
     What the columns mean: docs/cost.md.
     """  # noqa: D301
-    given = {name: value for name, value in locals().items() if name not in ("modes", "out")}
-    del given["device"]
+    given = {name: value for name, value in locals().items() if name not in ("device", "out")}
+    _measure(given, device, out)
+
+
+def _measure(given: dict[str, Any], device: str, out: Path) -> None:
+    """Measure what `given` asks for; `out` has all that is known, arm by arm."""
     from dograph.bench.options import resolve_options
+    from dograph.bench.session import Session, arm_table, footnotes
+    from dograph.files import write_json
     from dograph.train.distributed import pick_device
 
-    place = pick_device(device)
-    if corpus is not None:
-        given["corpus"] = str(ensured(corpus))
+    place, modes = pick_device(device), given.pop("modes")
+    if given["corpus"] is not None:
+        given["corpus"] = str(ensured(given["corpus"]))
     names = [] if modes == "none" else [mode.strip() for mode in modes.split(",")]
     options = resolve_options(place, names, **given)
     if not out.parent.is_dir():
@@ -105,13 +76,6 @@ def bench(
     require_writable(out)
     if out.exists():
         say(f"{out} is there and will be replaced")
-    _measure(options, place, out)
-
-
-def _measure(options: "BenchOptions", place: "torch.device", out: Path) -> None:
-    from dograph.bench.session import Session, arm_table, footnotes
-    from dograph.files import write_json
-
     known: dict[str, Any] = {}
 
     def save(found: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
-"""What the commands share: tables, progress of a preparation, settings, where runs are made."""
+"""What the commands share: options, tables, progress, settings, where runs are made."""
 
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -15,7 +16,6 @@ from dograph.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from dograph.config import RunConfig
     from dograph.data.pipeline import PreparationProgress as Preparing
@@ -23,15 +23,37 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 200  # of what goes into a pipe or a file, in characters
 LINE_SECONDS = 10.0  # between lines of a preparation
+Record = TypeVar("Record")
 
-Workers = Annotated[
-    int | None,
-    typer.Option(help="runs at once (default: one a GPU, else one a core)", show_default=False),
-]
-On = Annotated[str, typer.Option(metavar="local|ray", help="this machine's processes, or Ray")]
-RayAddress = Annotated[
-    str | None, typer.Option(help="a running Ray cluster; without it one is started here")
-]
+
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """An option as a parameter's default; `...` where it must be given."""
+    return typer.Option(default, *names, help=help, **more)
+
+
+def argument(default: Any, help: str, metavar: str | None = None) -> Any:
+    """An argument as a parameter's default; `...` where it must be given."""
+    return typer.Argument(default, help=help, metavar=metavar)
+
+
+CONFIG = "[CONFIG] [NAME=VALUE]..."
+WORKERS = option(None, "runs at once (default: one a GPU, else one a core)")
+ON = option("local", "this machine's processes, or Ray", metavar="local|ray")
+RAY_ADDRESS = option(None, "a running Ray cluster; without it one is started here")
+# Of commands that train many runs, and may plan for some of them.
+PROXY = option(None, "a setting of the plans' proxies; repeat", metavar="NAME=VALUE")
+LAB = option(Path("runs/lab"), "where the plans' proxies are kept")
+DRY_RUN = option(False, "tell what it would cost, and stop", "--dry-run")
+AS_JSON = option(False, "print one JSON object", "--json")
+RUN = argument(..., "a run directory")
+
+
+def options_as(kind: type[Record], given: dict[str, Any], **own: Any) -> Record:
+    """A dataclass from a command's options of the same names; one not given has its default."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    known = {name: given[name] for name in names if given.get(name) is not None}
+    known = {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
+    return kind(**known | own)
 
 
 def open_console(width: int = PIPE_WIDTH) -> "Console":
@@ -44,7 +66,12 @@ def open_console(width: int = PIPE_WIDTH) -> "Console":
     return Console(width=None if sys.stdout.isatty() else width)
 
 
-def open_table(*columns: str, left: tuple[str, ...] = (), **style: Any) -> "Table":
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Iterable[str]],
+    left: Sequence[str] = ("source",),
+    **style: Any,
+) -> None:
     """A table whose columns are numbers, flush right and never wrapped, but for those in `left`."""
     from rich.table import Table
 
@@ -52,12 +79,20 @@ def open_table(*columns: str, left: tuple[str, ...] = (), **style: Any) -> "Tabl
     for column in columns:
         is_number = column not in left
         table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
-    return table
+    for row in rows:
+        table.add_row(*row)
+    open_console().print(table)
 
 
 def say(text: str) -> None:
     """A line to standard error, at once."""
     print(text, file=sys.stderr, flush=True)
+
+
+def warn(texts: Iterable[str], kind: str = "warning") -> None:
+    """What a reader should know, a line each to standard error."""
+    for text in texts:
+        say(f"{kind}: {text}")
 
 
 def require_writable(out: Path) -> None:
@@ -133,7 +168,7 @@ def open_pool(device: str, on: str, workers: int | None, address: str | None) ->
     if on not in ("local", "ray"):
         raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
     if on == "ray":
-        from dograph.plan.ray_pool import RayPool
+        from dograph.plan.pool import RayPool
 
         return RayPool(address, workers=workers)
     if address is not None:
@@ -143,14 +178,41 @@ def open_pool(device: str, on: str, workers: int | None, address: str | None) ->
     return LocalPool(default_workers(device) if workers is None else workers)
 
 
+@contextmanager
+def stoppable(kept: str) -> Iterator[None]:
+    """Around many runs: stopped by a signal, say where the finished ones are, and exit by it."""
+    from dograph.plan.jobs import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        say(f"{stopped}; {kept}")
+        sys.exit(128 + stopped.number)
+
+
+def print_page(folder: Path) -> None:
+    """Write the page of a run or a comparison that has ended, and name it."""
+    from dograph.report.render import page_at_end
+
+    if (page := page_at_end(folder)) is not None:
+        print(f"page: {page}")
+
+
 def split_settings(settings: list[str]) -> tuple[str | None, list[str]]:
     """[CONFIG] [NAME=VALUE]... as the name and the overrides."""
     name = settings[0] if settings and "=" not in settings[0] else None
     return name, settings[1:] if name else settings
 
 
+def split_names(names: str | None) -> tuple[str, ...]:
+    """Names with commas between."""
+    return tuple(name.strip() for name in names.split(",")) if names else ()
+
+
 def parse_pairs(
-    given: list[str] | None, option: str, cut: Callable[[str, str], tuple[str, ...]] = str.partition
+    given: Sequence[str] | None,
+    option: str,
+    cut: Callable[[str, str], tuple[str, ...]] = str.partition,
 ) -> dict[str, str]:
     """NAME=VALUE of an option that may be repeated; `cut` at the first equals sign or the last."""
     pairs: dict[str, str] = {}

@@ -1,12 +1,11 @@
 """dograph data: corpora, from text to memory-mapped tokens."""
 
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from dograph.cli.console import open_console, open_table, preparing, say
+from dograph.cli.console import argument, option, options_as, preparing, print_table, warn
 
 if TYPE_CHECKING:
     from dograph.data.corpus import Manifest
@@ -16,7 +15,7 @@ app = typer.Typer(
 )
 
 # A backslash joins lines into one paragraph; before a bracket it keeps rich from reading it.
-_HELP = """\
+HELP = """\
 Turn text into a corpus: memory-mapped tokens per source, and a manifest.
 
 \b
@@ -41,96 +40,51 @@ NAME= before the input, or --source-field. A stopped preparation goes on when th
 repeated.
 """
 
-_Inputs = Annotated[
-    list[str],
-    typer.Argument(metavar="[NAME=]INPUT...", help="what to read; NAME names its source"),
-]
-_Out = Annotated[Path, typer.Option(help="folder for the corpus")]
-_Tokenizer = Annotated[
-    str,
-    typer.Option(help="a tokenizer.json, a Hugging Face name, or bpe: trained on the input"),
-]
-_VocabSize = Annotated[
-    int | None,
-    typer.Option(help="of bpe (4096 if not given), or of tokens made elsewhere"),
-]
-_Eot = Annotated[
-    str | None, typer.Option(help="token that ends a document, where it cannot be told")
-]
-_EotId = Annotated[
-    int | None, typer.Option(help="its id in tokens made elsewhere, without --tokenizer")
-]
-_Recipe = Annotated[
-    str | None, typer.Option(help="slimpajama-6b or pile: their labels and the paper's shares")
-]
-_TextField = Annotated[str, typer.Option(help="dotted path of the text in a record")]
-_SourceField = Annotated[
-    str | None, typer.Option(help="dotted path of the source's name, such as meta.set_name")
-]
-_Validation = Annotated[
-    list[str] | None, typer.Option(metavar="INPUT", help="validation text; may be repeated")
-]
-_ValidationFraction = Annotated[
-    float | None,
-    typer.Option(help="of the documents, held out by hash; 0.01 (embedded corpora: 0.05)"),
-]
-_Strata = Annotated[int, typer.Option(help="groups of like documents to divide each source into")]
-_Keep = Annotated[
-    float,
-    typer.Option(
-        metavar="FRACTION",
-        help="of the training documents, by a hash of the text: a slice of a big corpus; "
-        "validation text that is given stays whole",
-    ),
-]
-_Seed = Annotated[int, typer.Option(help="of --keep, the split, the strata and planted corpora")]
-_Noise = Annotated[bool, typer.Option("--noise", help="add a source of noise to unigram or bigram")]
-_BadRecords = Annotated[
-    Literal["refuse", "repair"],
-    typer.Option(help="stop at a bad record, or mend or skip it and count it"),
-]
-_Workers = Annotated[
-    int | None, typer.Option(help="processes that encode; as many as cores if not given")
-]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace another corpus in --out")]
-_Restart = Annotated[
-    bool, typer.Option("--restart", help="forget an unfinished preparation in --out")
-]
 
-
-@app.callback()
-def data() -> None:
-    """Prepare corpora and look into them."""
-
-
-@app.command(help=_HELP)
+@app.command(help=HELP)
 def prepare(
-    inputs: _Inputs,
-    out: _Out,
-    tokenizer: _Tokenizer = "bpe",
-    vocab_size: _VocabSize = None,
-    eot: _Eot = None,
-    eot_id: _EotId = None,
-    recipe: _Recipe = None,
-    text_field: _TextField = "text",
-    source_field: _SourceField = None,
-    validation: _Validation = None,
-    validation_fraction: _ValidationFraction = None,
-    strata: _Strata = 1,
-    keep: _Keep = 1.0,
-    seed: _Seed = 0,
-    noise: _Noise = False,
-    bad_records: _BadRecords = "refuse",
-    workers: _Workers = None,
-    overwrite: _Overwrite = False,
-    restart: _Restart = False,
+    inputs: list[str] = argument(..., "what to read; NAME names its source", "[NAME=]INPUT..."),
+    out: Path = option(..., "folder for the corpus"),
+    tokenizer: str = option(
+        "bpe", "a tokenizer.json, a Hugging Face name, or bpe: trained on the input"
+    ),
+    vocab_size: int | None = option(
+        None, "of bpe (4096 if not given), or of tokens made elsewhere"
+    ),
+    eot: str | None = option(None, "token that ends a document, where it cannot be told"),
+    eot_id: int | None = option(None, "its id in tokens made elsewhere, without --tokenizer"),
+    recipe: str | None = option(None, "slimpajama-6b or pile: their labels and the paper's shares"),
+    text_field: str = option("text", "dotted path of the text in a record"),
+    source_field: str | None = option(
+        None, "dotted path of the source's name, such as meta.set_name"
+    ),
+    validation: list[str] | None = option(
+        None, "validation text; may be repeated", metavar="INPUT"
+    ),
+    validation_fraction: float | None = option(
+        None, "of the documents, held out by hash; 0.01 (embedded corpora: 0.05)"
+    ),
+    strata: int = option(1, "groups of like documents to divide each source into"),
+    keep: float = option(
+        1.0,
+        "of the training documents, by a hash of the text: a slice of a big corpus; "
+        "validation text that is given stays whole",
+        metavar="FRACTION",
+    ),
+    seed: int = option(0, "of --keep, the split, the strata and planted corpora"),
+    noise: bool = option(False, "add a source of noise to unigram or bigram", "--noise"),
+    bad_records: Literal["refuse", "repair"] = option(
+        "refuse", "stop at a bad record, or mend or skip it and count it"
+    ),
+    workers: int | None = option(None, "processes that encode; as many as cores if not given"),
+    overwrite: bool = option(False, "replace another corpus in --out", "--overwrite"),
+    restart: bool = option(False, "forget an unfinished preparation in --out", "--restart"),
 ) -> None:
     """Turn text into a corpus: memory-mapped tokens per source, and a manifest."""
     from dograph.data import pipeline
     from dograph.data.options import PrepareOptions
 
-    given = locals() | {"inputs": tuple(inputs), "validation": tuple(validation or ())}
-    options = PrepareOptions(**{field.name: given[field.name] for field in fields(PrepareOptions)})
+    options = options_as(PrepareOptions, locals())
     try:
         with preparing() as report:
             manifest, already = pipeline.prepare(options, report)
@@ -152,14 +106,14 @@ def print_composition(manifest: "Manifest") -> None:
     compared = by_bytes and manifest.recipe is not None
     titles = ["source", "documents", "tokens", *(["MB"] if by_bytes else []), "share"]
     titles += [*(["paper"] if compared else []), "held out"]
-    table = open_table(*titles, left=("source",), box=None, pad_edge=False, collapse_padding=True)
+    lines = []
     for row in rows:
         cells = [row.source, f"{row.documents:,}", f"{row.tokens:,}"]
         cells += [f"{(row.bytes or 0) / 1e6:,.2f}"] if by_bytes else []
         for share in (row.share, *([row.paper_share] if compared else [])):
             cells.append("" if share is None else f"{100 * share:.1f} %")
-        table.add_row(*cells, f"{row.validation_tokens:,}")
-    open_console().print(table, highlight=False)
+        lines.append([*cells, f"{row.validation_tokens:,}"])
+    print_table(titles, lines, box=None, pad_edge=False, collapse_padding=True)
     paper = "; paper: the same in the paper's data table" if compared else ""
     print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
     if absent := absent_sources(manifest):
@@ -185,7 +139,5 @@ def print_composition(manifest: "Manifest") -> None:
         counts = ", ".join(f"{kind}: {n:,}" for kind, n in sorted(manifest.repairs.items()))
         print(f"records mended or left out: {counts} (listed in {REPAIRS}, exclusions apart)")
     if (lost := options.get("unkept_sources")) is not None:
-        say(
-            f"warning: --keep {options['keep']} left nothing to train on of these "
-            f"sources: {lost}; a larger fraction or another --seed may keep some"
-        )
+        kept = f"--keep {options['keep']} left nothing to train on of these sources: {lost}"
+        warn([f"{kept}; a larger fraction or another --seed may keep some"])

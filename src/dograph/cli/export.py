@@ -1,51 +1,33 @@
 """dograph export: a mixture as the configuration text of another trainer."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from dograph.cli.console import parse_pairs, say
+from dograph.cli.console import argument, option, parse_pairs, say, warn
 from dograph.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from dograph.mixtures.file import MixtureFile
 
 
-Named = Annotated[
-    str | None,
-    typer.Argument(
-        help="a mixture file, a preset's name, or a run (its last mixture)", show_default=False
-    ),
-]
-Trainer = Annotated[
-    str,
-    typer.Option(
-        help="hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
-    ),
-]
-Places = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=PATH", help="where a source lies; hf:NAME for a dataset of the hub"),
-]
-
-
 def export(
-    mixture: Named = None,
-    to: Trainer = "yaml",
-    place: Places = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=TOKENS", help="tokens of a source (axolotl needs them)"),
-    ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="a prepared corpus: its names for a preset's sources, and its sizes"),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="a file to write to; without: stdout")] = None,
-    show_presets: Annotated[
-        bool, typer.Option("--list", help="show the published mixtures and stop")
-    ] = False,
+    mixture: str | None = argument(
+        None, "a mixture file, a preset's name, or a run (its last mixture)"
+    ),
+    to: str = option(
+        "yaml", "hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
+    ),
+    place: list[str] | None = option(
+        None, "where a source lies; hf:NAME for a dataset of the hub", metavar="NAME=PATH"
+    ),
+    size: list[str] | None = option(
+        None, "tokens of a source (axolotl needs them)", metavar="NAME=TOKENS"
+    ),
+    corpus: Path | None = option(
+        None, "a prepared corpus: its names for a preset's sources, and its sizes"
+    ),
+    out: Path | None = option(None, "a file to write to; without: stdout"),
+    show_presets: bool = option(False, "show the published mixtures and stop", "--list"),
 ) -> None:
     """Write a mixture as the configuration text of another trainer.
 
@@ -62,7 +44,7 @@ def export(
     from dograph.mixtures.export import FORMATS, export_mixture
 
     if show_presets:
-        print_presets()
+        _print_presets()
         return
     if to == "list":
         print("\n".join(FORMATS))
@@ -73,7 +55,7 @@ def export(
         raise ConfigError(
             f"--out {out} is the mixture itself, whose provenance would be lost; name another file"
         )
-    file, sizes = find_mixture(mixture, corpus)
+    file, sizes = _find_mixture(mixture, corpus)
     sizes |= {name: _tokens(name, given) for name, given in parse_pairs(size, "--size").items()}
     text = export_mixture(to, file.weights, parse_pairs(place, "--place"), sizes)
     if out is None:
@@ -86,16 +68,13 @@ def export(
     say(f"{out} is written")
 
 
-def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[str, int]]:
+def _find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[str, int]]:
     """What `name` stands for, under the names of `corpus` where one is given, and its sizes."""
+    from dograph.data.corpus import Corpus
     from dograph.mixtures.file import MixtureFile, read_mixture_file
     from dograph.mixtures.published import PRESETS
 
-    sizes: dict[str, int] = {}
-    if corpus is not None:
-        from dograph.data.corpus import Corpus
-
-        sizes = Corpus(corpus).tokens_by_source()
+    sizes = Corpus(corpus).tokens_by_source() if corpus is not None else {}
     path = Path(name)
     if path.is_dir():
         return MixtureFile(weights=_last_weights(path)), sizes
@@ -108,12 +87,11 @@ def find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[st
     if not sizes:
         return PRESETS[name].file, sizes
     fitted, notes = PRESETS[name].fit(list(sizes))
-    for note in notes:
-        say(f"warning: {note}")
+    warn(notes)
     return MixtureFile(weights=dict(fitted.weights)), sizes
 
 
-def print_presets() -> None:
+def _print_presets() -> None:
     from dograph.mixtures.published import PRESETS
 
     for preset in PRESETS.values():

@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -78,9 +78,9 @@ app = typer.Typer(
 )
 app.command("train", cls=SettingsCommand)(train.train)
 app.command("mix")(mix.mix)
-app.command("plan", cls=SettingsCommand)(plan.plan)
+app.command("plan", cls=SettingsCommand, help=plan.HELP)(plan.plan)
 app.command("compare", cls=SettingsCommand)(compare.compare)
-app.command("reproduce", cls=SettingsCommand)(reproduce.reproduce)
+app.command("reproduce", cls=SettingsCommand, help=reproduce.HELP)(reproduce.reproduce)
 app.command("export")(export.export)
 app.command("eval")(benchmarks.evaluate)
 app.command("report")(report.report)
@@ -100,15 +100,13 @@ def main() -> None:
     """Run the command line; what a user can mend is told in plain words, without a traceback."""
     try:
         app()
+        return
     except DographError as error:
-        _fail(str(error))
+        message = str(error)
     except OSError as error:
         if error.errno not in DISK or error.filename is None:
             raise
-        _fail(f"{error.filename}: {error.strerror}; make room there, or name another place")
-
-
-def _fail(message: str) -> NoReturn:
+        message = f"{error.filename}: {error.strerror}; make room there, or name another place"
     rank = int(os.environ.get("RANK", "0"))
     print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr)
     sys.exit(2)

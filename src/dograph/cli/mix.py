@@ -3,15 +3,13 @@
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from dograph.cli.console import say
+from dograph.cli.console import argument, option, say, warn
 from dograph.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from dograph.train.edits import Offer, Requests
+    from dograph.train.edits import Requests
     from dograph.train.run_dir import RunDirectory
 
 POLL_SECONDS = 0.05
@@ -21,16 +19,11 @@ GRACE_SECONDS = 30.0  # for an answer, once the run has taken the request
 
 
 def mix(
-    run: Annotated[Path, typer.Argument(help="a run under way", show_default=False)],
-    mixture: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="a mixture file, or the name of a preset", show_default=False
-        ),
-    ],
-    timeout: Annotated[
-        float, typer.Option(min=0, help="seconds to wait for the run; then the request is undone")
-    ] = 600.0,
+    run: Path = argument(..., "a run under way"),
+    mixture: str = argument(..., "a mixture file, or the name of a preset", "FILE"),
+    timeout: float = option(
+        600.0, "seconds to wait for the run; then the request is undone", min=0
+    ),
 ) -> None:
     """Change the mixture of a run while it trains.
 
@@ -47,10 +40,10 @@ def mix(
     """  # noqa: D301
     from dograph.data.corpus import Corpus
     from dograph.train.assembly import facts_of
-    from dograph.train.edits import Requests, read_offer
+    from dograph.train.edits import Requests, is_open, read_offer
     from dograph.train.run_dir import RunDirectory
 
-    directory = RunDirectory.open(run)
+    directory, requests = RunDirectory.open(run), Requests(run)
     config = directory.config()
     corpus = Corpus(config.data.corpus)
     offer = read_offer(mixture, facts_of(config, corpus))
@@ -65,37 +58,19 @@ def mix(
             "comparison or a proxy of a plan must stay what it was asked to be, and a run that is "
             "still starting takes one when it trains. Then ask again"
         )
-    for note in offer.notes:
-        say(f"warning: {note}")
-    requests = Requests(run)
-    identity = _place(requests, offer)
-    answer = _Wait(directory, requests, identity, mixture, config.log.every).answer(timeout)
-    for warning in answer.get("warnings", []):
-        say(f"warning: {warning}")
-    print(answer["line"])
-
-
-def _place(requests: "Requests", offer: "Offer") -> str:
-    """Leave the request; returns what its answer will be known by."""
-    from dograph.train.edits import is_open
-
+    warn(offer.notes)
     waiting = requests.read()
     if waiting is not None and is_open(waiting):
         raise RunError(
             f"{requests.file} holds another request, of {waiting.get('given')}, which the run has "
             "not taken yet. Wait for it; if whoever asked is gone, remove the file"
         )
-    identity = secrets.token_hex(8)
-    requests.place(
-        {
-            "identity": identity,
-            "given": offer.given,
-            "weights": dict(offer.mixture.weights),
-            "provenance": offer.provenance,
-            "notes": offer.notes,
-        }
-    )
-    return identity
+    identity = secrets.token_hex(8)  # what the answer will be known by
+    request = {"identity": identity, "given": offer.given, "weights": dict(offer.mixture.weights)}
+    requests.place(request | {"provenance": offer.provenance, "notes": offer.notes})
+    answer = _Wait(directory, requests, identity, mixture).answer(timeout, config.log.every)
+    warn(answer.get("warnings", []))
+    print(answer["line"])
 
 
 def _not_running(run: "RunDirectory", mixture: str) -> str:
@@ -115,13 +90,14 @@ class _Wait:
     """A request that was placed, until it is answered, taken back or lost with its run."""
 
     def __init__(
-        self, run: "RunDirectory", requests: "Requests", identity: str, mixture: str, every: int
+        self, run: "RunDirectory", requests: "Requests", identity: str, mixture: str
     ) -> None:
-        self.run, self.requests, self.identity = run, requests, identity
-        self.mixture, self.every = mixture, every
+        self.run, self.requests, self.identity, self.mixture = run, requests, identity, mixture
 
-    def answer(self, timeout: float) -> dict[str, Any]:
+    def answer(self, timeout: float, every: int) -> dict[str, Any]:
+        """Wait for the run to write its metrics; then take the request back, if it still can be."""
         start, told = time.monotonic(), QUIET_SECONDS
+        why = f"no answer in {timeout:g} s"
         try:
             while (waited := time.monotonic() - start) < timeout:
                 if (answer := self._look()) is not None:
@@ -129,14 +105,23 @@ class _Wait:
                 if waited >= told:
                     say(
                         f"waiting for {self.run.path} to write its metrics, every "
-                        f"log.every={self.every} steps ({waited:.0f} s so far; Ctrl-C takes the "
+                        f"log.every={every} steps ({waited:.0f} s so far; Ctrl-C takes the "
                         "request back)"
                     )
                     told += SAY_SECONDS
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
-            return self._taken_back("stopped by Ctrl-C")
-        return self._taken_back(f"no answer in {timeout:g} s")
+            why = "stopped by Ctrl-C"
+        if self.requests.withdraw(self.identity):
+            raise RunError(
+                f"{why}; the request is taken back and {self.run.path} goes on as before"
+            )
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline:
+            if (answer := self._look() or self._recorded()) is not None:
+                return answer
+            time.sleep(POLL_SECONDS)
+        raise RunError(f"{why}, though the request was taken; {self.run.edits_file} will tell")
 
     def _look(self) -> dict[str, Any] | None:
         """The answer, or None while there is none; raises where there will be none."""
@@ -150,8 +135,7 @@ class _Wait:
         if use != "free":
             return None
         self.requests.withdraw(self.identity)
-        made = self._recorded()
-        if made is None:
+        if (made := self._recorded()) is None:
             raise RunError(f"nothing changed: {_not_running(self.run, self.mixture)}")
         return made
 
@@ -161,16 +145,3 @@ class _Wait:
 
         own = [e for e in read_edits(self.run.edits_file) if e.identity == self.identity]
         return {"line": own[-1].line} if own else None
-
-    def _taken_back(self, why: str) -> dict[str, Any]:
-        if self.requests.withdraw(self.identity):
-            raise RunError(
-                f"{why}; the request is taken back and {self.run.path} goes on as before"
-            )
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline:
-            answer = self._look() or self._recorded()
-            if answer is not None:
-                return answer
-            time.sleep(POLL_SECONDS)
-        raise RunError(f"{why}, though the request was taken; {self.run.edits_file} will tell")

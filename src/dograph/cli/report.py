@@ -1,25 +1,17 @@
 """dograph report, figures and watch: one page from one or many runs."""
 
-import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from dograph.cli.console import argument, option, say
 
-Runs = Annotated[
-    list[Path],
-    typer.Argument(help="run directories, or folders of dograph compare", show_default=False),
-]
-Benches = Annotated[
-    list[Path] | None,
-    typer.Option("--bench", help="a bench.json of dograph bench, for the floor; repeat"),
-]
+RUNS = argument(..., "run directories, or folders of dograph compare")
+BENCH = option(None, "a bench.json of dograph bench, for the floor; repeat")
 
 
 def report(
-    runs: Runs,
-    out: Annotated[Path, typer.Option(help="the file to write")] = Path("page.html"),
-    bench: Benches = None,
+    runs: list[Path] = RUNS,
+    out: Path = option(Path("page.html"), "the file to write"),
+    bench: list[Path] | None = BENCH,
 ) -> None:
     """Write one HTML file that shows runs: it opens from disk, without network or server.
 
@@ -40,9 +32,9 @@ def report(
 
 
 def figures(
-    runs: Runs,
-    out: Annotated[Path, typer.Option(help="the folder to write")] = Path("figures"),
-    bench: Benches = None,
+    runs: list[Path] = RUNS,
+    out: Path = option(Path("figures"), "the folder to write"),
+    bench: list[Path] | None = BENCH,
 ) -> None:
     """Write the page's figures as PDF, SVG and PNG at the sizes of a paper's columns.
 
@@ -59,9 +51,9 @@ def figures(
 
 
 def watch(
-    runs: Runs,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8787,
-    bench: Benches = None,
+    runs: list[Path] = RUNS,
+    port: int = option(8787, "0: any that is free", min=0, max=65535),
+    bench: list[Path] | None = BENCH,
 ) -> None:
     """Show runs live in a browser, while they go on. Ctrl-C ends it; the runs do not notice.
 
@@ -74,8 +66,7 @@ def watch(
     ssh -L 8787:127.0.0.1:8787 HOST, then open the address here.
     """  # noqa: D301
     names = ", ".join(map(str, runs))
-    print(f"{names}: loading", file=sys.stderr)  # torch takes seconds
-
+    say(f"{names}: loading")  # torch takes seconds
     from dograph.report.server import Live, Server
 
     with Server(Live(runs, bench or []), port) as server:

@@ -1,22 +1,25 @@
 """dograph explain, graph, losses and data show: what a run has recorded, on screen."""
 
 import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from dograph.cli.console import PIPE_WIDTH, open_console, open_table
+from dograph.cli.console import (
+    AS_JSON,
+    PIPE_WIDTH,
+    RUN,
+    argument,
+    open_console,
+    option,
+    print_table,
+)
 
 PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown beside domains, and by itself
+STEP = option(..., "a step, counted from 1 as in metrics.jsonl")
+PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 
 
-def explain(
-    run: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
-    step: Annotated[int, typer.Option(help="a step, counted from 1 as in metrics.jsonl")],
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
-) -> None:
+def explain(run: Path = RUN, step: int = STEP, as_json: bool = AS_JSON) -> None:
     """Show which samples one training step saw, their domains and weights, and why.
 
     A weight of 1 is an equal weight. Nothing is trained or replayed.
@@ -27,57 +30,50 @@ def explain(
     """  # noqa: D301
     from rich.markup import escape
 
-    from dograph.eval.explain import explain_step, samples_of_step
+    from dograph.eval.recorded import explain_step, samples_of_step
 
     samples = samples_of_step(run, step)
     found = explain_step(run, step)
+    known = {"domain": found.domain_B, "weight": found.weight_B}
     for i, sample in enumerate(samples):
-        sample["domain"] = None if found.domain_B is None else found.domain_B[i]
-        sample["weight"] = None if found.weight_B is None else found.weight_B[i]
+        for name, values in known.items():
+            sample[name] = None if values is None else values[i]
     if as_json:
         whole = {"step": step, "why": found.reasons, "domains": found.domains, "samples": samples}
-        json.dump(whole, sys.stdout, ensure_ascii=False)
-        print()
+        print(json.dumps(whole, ensure_ascii=False))
         return
-    console = open_console()
-    console.print(f"{run}, step {step}", highlight=False, markup=False)
-    for reason in found.reasons:
-        console.print(f"  {reason}", highlight=False, markup=False)
+    for line in (f"{run}, step {step}", *(f"  {reason}" for reason in found.reasons)):
+        open_console().print(line, highlight=False, markup=False)
     if found.domains:
         norms = ("gradient norm", "mean norm")
-        names = ("domain", "samples", "share", "weight", "weight/share", *norms)
-        table = open_table(*names, title="domains", box=None, pad_edge=False)
+        rows = []
         for domain in found.domains:
             ratio = domain["weight"] / domain["share"] if domain["share"] else 0.0
-            shares = (domain["share"], domain["weight"], ratio)
-            table.add_row(
-                str(domain["domain"]),
-                f"{domain['samples']:.0f}",
-                *(f"{share:.3f}" for share in shares),
-                *(f"{domain[name.replace(' ', '_')]:.4g}" for name in norms),
-            )
-        console.print(table)
-    known = {"domain": found.domain_B, "weight": found.weight_B}
+            shares = [f"{share:.3f}" for share in (domain["share"], domain["weight"], ratio)]
+            sizes = [f"{domain[name.replace(' ', '_')]:.4g}" for name in norms]
+            rows.append([str(domain["domain"]), f"{domain['samples']:.0f}", *shares, *sizes])
+        columns = ("domain", "samples", "share", "weight", "weight/share", *norms)
+        print_table(columns, rows, title="domains", **PLAIN)
     numbers = ["sample", *(name for name, values in known.items() if values is not None)]
-    columns = (*numbers, "document", "offset", "source", "text")
-    style: dict[str, Any] = {"title": "samples", "box": None, "pad_edge": False}
-    table = open_table(*columns, left=("source", "text"), **style)
+    numbers += ["document", "offset"]
+    rows = []
     for sample in samples:
-        cells = [sample[name] for name in (*numbers, "document", "offset")]
+        cells = [sample[name] for name in numbers]
         shown = [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells]
-        text = " ".join(str(sample["text"] or "").split())[:PREVIEW]
-        table.add_row(*shown, escape(str(sample["source"])), escape(text))
-    console.print(table)
+        rows.append([*shown, escape(str(sample["source"])), escape(_preview(sample, PREVIEW))])
+    words = ("source", "text")
+    print_table([*numbers, *words], rows, words, title="samples", **PLAIN)
+
+
+def _preview(sample: dict[str, Any], length: int) -> str:
+    """The beginning of its text, on one line."""
+    return " ".join(str(sample["text"] or "").split())[:length]
 
 
 def graph(
-    run: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
-    step: Annotated[
-        int | None, typer.Option(help="after how many steps; the newest if not given")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="a .json, .graphml or .dot file; shown if not given")
-    ] = None,
+    run: Path = RUN,
+    step: int | None = option(None, "after how many steps; the newest if not given"),
+    out: Path | None = option(None, "a .json, .graphml or .dot file; shown if not given"),
 ) -> None:
     """Show or export the domain graph of a run: domains, their make-up, how far they agree.
 
@@ -87,25 +83,23 @@ def graph(
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """  # noqa: D301
     from dograph.domains.graph import write_graph
-    from dograph.eval import graphs
+    from dograph.eval import recorded
 
-    found = graphs.read_graph(run, step)
+    found = recorded.read_graph(run, step)
     if out is None:
-        console = open_console()
-        console.print(graphs.node_table(found, f"domains after step {found.step}"))
-        console.print(graphs.edge_table(found))
-        if (agreement := graphs.agreement_table(run)) is not None:
-            console.print(agreement)
+        shown = open_console()
+        shown.print(recorded.node_table(found, f"domains after step {found.step}"))
+        shown.print(recorded.edge_table(found))
+        if (agreement := recorded.agreement_table(run)) is not None:
+            shown.print(agreement)
     else:
         write_graph(found, out)
         print(f"{out}: {len(found.nodes)} domains after step {found.step}")
-    if (told := graphs.numbering(run)) is not None:
+    if (told := recorded.numbering(run)) is not None:
         print(f"note: {told}")
 
 
-def losses(
-    runs: Annotated[list[Path], typer.Argument(help="run directories", show_default=False)],
-) -> None:
+def losses(runs: list[Path] = argument(..., "run directories")) -> None:
     """Show the last validation loss of each source, for one run or several side by side.
 
     \b
@@ -116,16 +110,16 @@ def losses(
 
 
 def print_losses(runs: list[Path]) -> None:
-    from dograph.eval.graphs import losses_table
+    from dograph.eval.recorded import losses_table
 
     width = max(PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
     open_console(width).print(losses_table(runs))
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
-    step: Annotated[int, typer.Option(help="a step, counted from 1 as in metrics.jsonl")],
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a sample")] = False,
+    run: Path = RUN,
+    step: int = STEP,
+    as_json: bool = option(False, "one JSON object a sample", "--json"),
 ) -> None:
     """Show which documents one training step saw: text, source, input file and line.
 
@@ -135,22 +129,17 @@ def show(
     dograph data show runs/mine --step 100           a table of the samples
     dograph data show runs/mine --step 100 --json    whole texts, an object a line
     """  # noqa: D301
-    from rich.table import Table
+    from dograph.eval.recorded import samples_of_step
 
-    from dograph.eval.explain import samples_of_step
-
-    rows = samples_of_step(run, step)
+    samples, rows = samples_of_step(run, step), []
     if as_json:
-        for row in rows:
-            json.dump(row, sys.stdout, ensure_ascii=False)
-            print()
+        for sample in samples:
+            print(json.dumps(sample, ensure_ascii=False))
         return
-    columns = ("sample", "source", "epoch", "document", "offset", "input", "text")
-    table = Table(title=f"{run}, step {step}: {len(rows)} samples")
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("sample", "epoch") else "left")
-    for row in rows:
-        row["input"] = f"{row['input']}:{row['line']}"
-        row["text"] = " ".join(str(row["text"] or "").split())[:SHOW_PREVIEW]
-        table.add_row(*(str(row[column]).replace("[", "\\[") for column in columns))
-    open_console().print(table)
+    for sample in samples:
+        place, text = f"{sample['input']}:{sample['line']}", _preview(sample, SHOW_PREVIEW)
+        told = [sample[name] for name in ("sample", "source", "epoch", "document", "offset")]
+        rows.append([str(cell).replace("[", "\\[") for cell in (*told, place, text)])
+    words = ("source", "document", "offset", "input", "text")
+    columns = ("sample", "source", "epoch", *words[1:])
+    print_table(columns, rows, words, title=f"{run}, step {step}: {len(rows)} samples")

@@ -4,55 +4,34 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from dograph.cli.console import ensured, open_console, open_table, say, split_settings, with_corpus
+from dograph.cli import console
+from dograph.cli.console import argument, ensured, option, print_table, say, warn
 from dograph.errors import ConfigError
 from dograph.progress import duration
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
-    from dograph.train.distributed import World
 
 # What may change when a run goes on: where it runs, and what is written when.
 RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG] [NAME=VALUE]...",
-        help="a YAML file or a preset, then overrides such as train.steps=200",
-        show_default=False,
-    ),
-]
-Resumed = Annotated[Path | None, typer.Option(help="go on with this run, exactly where it stopped")]
-AnotherMixture = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="with --resume: draw by this mixture file or preset from there on",
-        show_default=False,
-    ),
-]
-
-PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="print the resolved settings and stop")
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="forecast parameters, memory, tokens, repeats and time, and stop"
-    ),
-]
 
 
 def train(
-    settings: Settings = None,
-    resume: Resumed = None,
-    mixture: AnotherMixture = None,
-    print_config: PrintConfig = False,
-    dry_run: DryRun = False,
+    settings: list[str] | None = argument(
+        None,
+        "a YAML file or a preset, then overrides such as train.steps=200",
+        console.CONFIG,
+    ),
+    resume: Path | None = option(None, "go on with this run, exactly where it stopped"),
+    mixture: str | None = option(
+        None, "with --resume: draw by this mixture file or preset from there on", metavar="FILE"
+    ),
+    print_config: bool = option(False, "print the resolved settings and stop", "--print-config"),
+    dry_run: bool = option(
+        False, "forecast parameters, memory, tokens, repeats and time, and stop", "--dry-run"
+    ),
 ) -> None:
     """Train a language model on a prepared corpus.
 
@@ -82,8 +61,10 @@ def train(
         raise ConfigError(
             "--mixture changes the run; --print-config and --dry-run only look. Leave one out"
         )
-    settings = settings or []
-    config = _resumed(resume, settings) if resume else resolve_config(*split_settings(settings))
+    if resume is not None:
+        config = _resumed(resume, settings or [])
+    else:
+        config = resolve_config(*console.split_settings(settings or []))
     if print_config:
         print(config.dump(), end="")
         return
@@ -93,13 +74,8 @@ def train(
         begins = "goes on" if resume else f"{config.train.steps} steps"
         say(f"{begun}: {begins} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     if dry_run:
-        print_forecast(config)
-        return
-    from dograph.train.distributed import open_world
-
-    with open_world(config.train.device) as world:
-        asked = _run(config, world, resume=resume is not None, mixture=mixture)
-    if asked:
+        _print_forecast(config)
+    elif asked := _run(config, resume=resume is not None, mixture=mixture):
         sys.exit(128 + asked)
 
 
@@ -120,55 +96,52 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     return parse_config(merge(values, changes, {"run": str(run)}), str(run), changes)
 
 
-def _run(config: "RunConfig", world: "World", *, resume: bool, mixture: str | None) -> int:
+def _run(config: "RunConfig", *, resume: bool, mixture: str | None) -> int:
+    """Train, and show what came of it; returns the signal that asked to stop, or 0."""
     from dograph.cli.show import print_losses
-    from dograph.report.render import page_at_end
     from dograph.train.assembly import mixture_warnings
+    from dograph.train.distributed import open_world
     from dograph.train.forecast import repeat_warnings
     from dograph.train.trainer import resume_run, start_run
 
-    if world.is_main:
-        ensured(config.data.corpus)
-    world.barrier()
-    config = with_corpus(config)
-    trainer = resume_run(config, world, mixture) if resume else start_run(config, world)
-    run = trainer.run
-    trainer.edits.listen()
-    if world.is_main:
-        edits = [edit for step, edit in trainer.edits.due.items() if step >= trainer.done]
-        for edit in edits:
-            say(edit.line)
-        warnings = [f"{edit.given}: {note}" for edit in edits for note in edit.notes]
-        warnings += mixture_warnings(config, trainer.corpus)
-        warnings += repeat_warnings(config, trainer.state.sampler, trainer.state.mixer)
-        for warning in warnings:
-            say(f"warning: {warning}")
-    if trainer.done >= config.train.steps:
-        say(f"{run.path} is complete: {trainer.done} steps")
-    try:
-        asked = trainer.train()
-    finally:
-        run.unlock()
-    if asked and world.is_main:
-        say(
-            f"stopped by {signal.Signals(asked).name} after step {trainer.done}; nothing is lost. "
-            f"Go on: dograph train --resume {run.path}"
-        )
-    elif world.is_main:
-        if trainer.corpus.validation:
-            print_losses([run.path])
-        else:
-            print("the corpus has no validation text, so there are no losses to show")
-        print(f"run: {run.path}")
-        if (page := page_at_end(run.path)) is not None:
-            print(f"page: {page}")
-    return asked
+    with open_world(config.train.device) as world:
+        if world.is_main:
+            ensured(config.data.corpus)
+        world.barrier()
+        config = console.with_corpus(config)
+        trainer = resume_run(config, world, mixture) if resume else start_run(config, world)
+        run = trainer.run
+        trainer.edits.listen()
+        if world.is_main:
+            edits = [edit for step, edit in trainer.edits.due.items() if step >= trainer.done]
+            for edit in edits:
+                say(edit.line)
+            warn(f"{edit.given}: {note}" for edit in edits for note in edit.notes)
+            warn(mixture_warnings(config, trainer.corpus))
+            warn(repeat_warnings(config, trainer.state.sampler, trainer.state.mixer))
+        if trainer.done >= config.train.steps:
+            say(f"{run.path} is complete: {trainer.done} steps")
+        try:
+            asked = trainer.train()
+        finally:
+            run.unlock()
+        if asked and world.is_main:
+            say(
+                f"stopped by {signal.Signals(asked).name} after step {trainer.done}; nothing is "
+                f"lost. Go on: dograph train --resume {run.path}"
+            )
+        elif world.is_main:
+            if trainer.corpus.validation:
+                print_losses([run.path])
+            else:
+                print("the corpus has no validation text, so there are no losses to show")
+            print(f"run: {run.path}")
+            console.print_page(run.path)
+        return asked
 
 
-def print_forecast(config: "RunConfig") -> None:
+def _print_forecast(config: "RunConfig") -> None:
     """What a run would cost and draw, as tables."""
-    from rich.table import Table
-
     from dograph.data.corpus import Corpus
     from dograph.mixers.registry import mixer_class
     from dograph.train.forecast import EFFICIENCY, forecast
@@ -176,27 +149,24 @@ def print_forecast(config: "RunConfig") -> None:
     def size(count: int) -> str:
         return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
-    costs, console = forecast(config, Corpus(ensured(config.data.corpus))), open_console()
-    mixer = config.mixer
+    costs, mixer = forecast(config, Corpus(ensured(config.data.corpus))), config.mixer
     print(f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}")
-    table = Table(title="forecast", show_header=False)
-    table.add_row("parameters", f"{costs.parameters:,}")
     shared = ", shared by all ranks" if config.train.shard else ""
-    table.add_row("memory, weights and optimizer", size(costs.state_bytes) + shared)
-    table.add_row("memory, activations (estimate)", size(costs.activation_bytes))
-    table.add_row("training tokens", f"{costs.tokens:,}")
-    table.add_row("training FLOPs", f"{costs.flops:.2e}")
     speed = f"{EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} TFLOP/s measured"
-    table.add_row("time on this machine (estimate)", f"{duration(costs.seconds)} at {speed}")
-    console.print(table)
-
+    facts = {
+        "parameters": f"{costs.parameters:,}",
+        "memory, weights and optimizer": size(costs.state_bytes) + shared,
+        "memory, activations (estimate)": size(costs.activation_bytes),
+        "training tokens": f"{costs.tokens:,}",
+        "training FLOPs": f"{costs.flops:.2e}",
+        "time on this machine (estimate)": f"{duration(costs.seconds)} at {speed}",
+    }
+    print_table(("", ""), facts.items(), ("",), title="forecast", show_header=False)
     most = config.data.warn_epochs
     notes = {name: f"more than {most:g}" for name, epochs in costs.epochs.items() if epochs > most}
-    columns = ("source", "weight", "times read through", *([""] if notes else []))
-    sources = open_table(
-        *columns, left=("source", ""), title=f"what {config.mixer.name} would draw"
-    )
+    rows = []
     for source, weight in costs.weights.items():
         note = [notes.get(source, "")] if notes else []
-        sources.add_row(source, f"{weight:.4f}", f"{costs.epochs[source]:.2f}", *note)
-    console.print(sources)
+        rows.append([source, f"{weight:.4f}", f"{costs.epochs[source]:.2f}", *note])
+    columns = ("source", "weight", "times read through", *([""] if notes else []))
+    print_table(columns, rows, ("source", ""), title=f"what {mixer.name} would draw")

@@ -1,7 +1,18 @@
-"""What is asked of a comparison, and that a folder holds one comparison alone."""
+"""What is asked of a comparison, and that a folder holds one comparison alone.
+
+Methods to compare are mixers with their options, each under a label of its own:
+
+dograph                          a mixer by name
+dograph[recipe=paper]            with options, read as YAML
+paper=dograph[recipe=paper]      under a label
+my_module:MyMixer[strength=2]    anybody's mixer
+all                              the seven of `ALL`
+methods.yaml                     a file: label: {mixer: {...}, sketch: {...}}
+"""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,21 +25,11 @@ from dograph.files import write_json
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer, require_mixer
 
-# Methods to compare are mixers with their options, each under a label of its own:
-#
-# dograph                          a mixer by name
-# dograph[recipe=paper]            with options, read as YAML
-# paper=dograph[recipe=paper]      under a label
-# my_module:MyMixer[strength=2]    anybody's mixer
-# all                              the seven of `ALL`
-# methods.yaml                     a file: label: {mixer: {...}, sketch: {...}}
-
 Budget = Literal["tokens", "compute"]
 ASK = "ask.json"
 MOST_SETTINGS = 8  # told of what only one side has
 ALL = ("uniform", "dynamic-loss", "doremi", "doge", "regmix", "mixing-law", "dograph")
 OWN = ("mixer", "sketch")  # settings that a method may have of its own; pairing needs the rest
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,54 +40,59 @@ class ComparedMethod:
     mixer: Mapping[str, Any]  # name and options, as in a configuration
     sketch: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.label):
+            raise ConfigError(
+                f'"{self.label}" names a folder, so it may have letters, digits, dots, dashes and '
+                "underscores alone"
+            )
+
     def config(self, base: RunConfig) -> RunConfig:
         """The run's configuration with this method in it."""
         values = merge(base.model_dump(mode="json"), {"sketch": dict(self.sketch)})
         return parse_config(values | {"mixer": dict(self.mixer)}, f"method {self.label}")
 
+    def built(self) -> Mixer:
+        options = {name: value for name, value in self.mixer.items() if name != "name"}
+        return build_mixer(self.mixer["name"], options)
+
     @property
     def is_planned(self) -> bool:
         """Whether its mixture is made by proxies, before any run."""
-        return self._built().needs_proxies
+        return self.built().needs_proxies
 
     @property
     def is_sketched(self) -> bool:
         """Whether its cells sketch gradients, and so can be probed; what is planned draws alone."""
-        mixer = self._built()
+        mixer = self.built()
         return "sketch" in mixer.needs and not mixer.needs_proxies
-
-    def _built(self) -> Mixer:
-        options = {name: value for name, value in self.mixer.items() if name != "name"}
-        return build_mixer(self.mixer["name"], options)
 
 
 def parse_methods(text: str, base: RunConfig, baseline: str) -> list[ComparedMethod]:
     """The methods that `text` names; the baseline comes first, added where it is not named."""
     found: list[ComparedMethod] = []
     for part in _split(text):
-        if part == "all":
-            found += [_named(name, base) for name in ALL]
-        elif Path(part).suffix not in (".yaml", ".yml"):
-            found.append(_named(part, base))
-        else:
+        if Path(part).suffix in (".yaml", ".yml"):
             for label, content in read_yaml(Path(part)).items():
                 found.append(_from_file(part, str(label), content, base))
+        else:
+            found += [_named(name, base) for name in (ALL if part == "all" else (part,))]
     if not found:
         raise ConfigError("--mixers names no mixer; give all, or names such as uniform,dograph")
     first = next((method for method in found if method.label == baseline), None)
     first = first or _named(baseline, base)
     found = [first, *(method for method in found if method is not first)]
-    labels = [method.label for method in found]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+    times = Counter(method.label for method in found)
+    if twice := sorted(label for label in times if times[label] > 1):
         raise ConfigError(
             f'--mixers names "{twice[0]}" twice; tell them apart by labels, as in '
             f"one={twice[0]},two={twice[0]}[option=value]"
         )
     for method in found:
         require_mixer(method.mixer["name"])
-    for method in found:
+    for method in found:  # refuses wrong names and options now
         method.config(base)
-        method.is_planned  # noqa: B018  refuses wrong names and options now
+        method.built()
     return found
 
 
@@ -117,7 +123,7 @@ def _named(text: str, base: RunConfig) -> ComparedMethod:
         options = base.mixer.options
     derived = name if inside is None else f"{name}-{inside}"
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", derived).strip("-.")
-    return ComparedMethod(_checked(label or slug), {"name": name, **options})
+    return ComparedMethod(label or slug, {"name": name, **options})
 
 
 def _from_file(file: str, label: str, content: Any, base: RunConfig) -> ComparedMethod:
@@ -129,7 +135,7 @@ def _from_file(file: str, label: str, content: Any, base: RunConfig) -> Compared
             f"{file}: {label} must be a mixer's name or hold `mixer: {{name: ...}}` and "
             f"perhaps `sketch`, got {content!r}. Other settings are the same for all methods"
         )
-    return ComparedMethod(_checked(label), dict(mixer), dict(content.get("sketch") or {}))
+    return ComparedMethod(label, dict(mixer), dict(content.get("sketch") or {}))
 
 
 def _split(text: str) -> list[str]:
@@ -144,15 +150,6 @@ def _split(text: str) -> list[str]:
     if depth:
         raise ConfigError(f'"{text}" has a bracket that is not closed')
     return [part.strip() for part in parts if part.strip()]
-
-
-def _checked(label: str) -> str:
-    if not _LABEL.fullmatch(label):
-        raise ConfigError(
-            f'"{label}" names a folder, so it may have letters, digits, dots, dashes and '
-            "underscores alone"
-        )
-    return label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,23 +187,20 @@ class Ask:
         plain: dict[str, Any] = json.loads(json.dumps(asked))
         return plain
 
-    def take_folder(self, corpus: Corpus) -> None:
+    def take_folder(self, corpus: Corpus) -> "Ask":
         """Begin in an empty folder, or go on in one that holds this comparison.
 
         Seeds may be added, and methods where they do not share a budget.
         """
         asked, there = self.record(corpus), self._there()
-        if there is not None:
-            grown = dict(there)
-            if set(there["seeds"]) <= set(asked["seeds"]):
-                grown["seeds"] = asked["seeds"]
-            if asked["budget"] == "tokens":
-                new = {k: v for k, v in asked["methods"].items() if k not in there["methods"]}
-                grown["methods"] = there["methods"] | new
-                if there["proxy"] is None:
-                    grown["proxy"] = asked["proxy"]
-            self._refuse_unlike(grown, asked)
-        self._write(asked)
+        grown = dict(asked if there is None else there)
+        if set(grown["seeds"]) <= set(asked["seeds"]):
+            grown["seeds"] = asked["seeds"]
+        if asked["budget"] == "tokens":
+            grown["methods"] = asked["methods"] | grown["methods"]
+            grown["proxy"] = grown["proxy"] or asked["proxy"]
+        self._write(asked, grown, asked)
+        return self
 
     def join_folder(self, corpus: Corpus) -> "Ask":
         """As take_folder, where the folder may hold more than is asked: both together.
@@ -217,7 +211,7 @@ class Ask:
         assert self.budget == "tokens", "methods that share a budget decide each other's steps"
         asked, there = self.record(corpus), self._there()
         if there is None:
-            self._write(asked)
+            self._write(asked, asked, asked)
             return self
         # Each with what only the other has: where they differ now, they contradict each other.
         labels = _both(list(there["methods"]), list(asked["methods"]))
@@ -228,15 +222,14 @@ class Ask:
             methods = {label: specs[label] for label in labels}
             sides.append(own | same | {"methods": methods, "proxy": proxy})
         joined, as_asked = sides
-        self._refuse_unlike(joined, as_asked)
-        self._write(joined)
+        self._write(joined, joined, as_asked)
         mine = {method.label: method for method in self.methods}
-        all_methods = [
+        both = [
             mine.get(label) or ComparedMethod(label, spec["mixer"], spec["sketch"])
             for label, spec in joined["methods"].items()
         ]
-        all_methods.sort(key=lambda method: method.label != joined["baseline"])
-        return replace(self, methods=tuple(all_methods), seeds=tuple(joined["seeds"]))
+        both.sort(key=lambda method: method.label != joined["baseline"])
+        return replace(self, methods=tuple(both), seeds=tuple(joined["seeds"]))
 
     def _there(self) -> dict[str, Any] | None:
         """What the folder was asked; None where it is empty or not there."""
@@ -248,18 +241,17 @@ class Ask:
             raise RunError(f"{self.out} is not empty and holds no comparison; name another --out")
         return None
 
-    def _refuse_unlike(self, there: dict[str, Any], asked: dict[str, Any]) -> None:
+    def _write(self, record: dict[str, Any], there: Any, asked: Any) -> None:
+        """Write what the folder holds from now on, unless what is there contradicts the ask."""
         if different := list(_differences(there, asked)):
             raise RunError(
                 f"{self.out} holds another comparison:\n  "
                 + "\n  ".join(different[:12])
                 + f"\nGive what it was made with, or name another folder: --out {self.out}-2"
             )
-
-    def _write(self, asked: dict[str, Any]) -> None:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_json(self.out / ASK, asked)
+            write_json(self.out / ASK, record)
         except OSError as error:
             raise RunError(
                 f"--out={self.out} cannot be written: {error.strerror}; name another folder"
@@ -278,23 +270,22 @@ def _differences(there: Any, asked: Any, name: str = "") -> Iterator[str]:
             inner = f"{name}.{key}" if name else str(key)
             yield from _differences(there.get(key), asked.get(key), inner)
     elif there != asked:
-        yield f"{name.removeprefix('settings.')}: {_typed(there)} there, {_typed(asked)} asked"
+        told = []
+        for side in (there, asked):
+            settings = list(_settings(side))
+            more = len(settings) - MOST_SETTINGS
+            left = f" and {more} more" if more > 0 else ""
+            told.append(" ".join(settings[:MOST_SETTINGS]) + left)
+        yield f"{name.removeprefix('settings.')}: {told[0]} there, {told[1]} asked"
 
 
-def _typed(value: Any) -> str:
-    """As a user would type it: `mixer.name=regmix mixer.num_proxies=9`, `0.002`, `true`."""
-    if value is None:
-        return "none"
-    if isinstance(value, Mapping) and (settings := list(_settings(value))):
-        more = len(settings) - MOST_SETTINGS
-        return " ".join(settings[:MOST_SETTINGS]) + (f" and {more} more" if more > 0 else "")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _settings(values: Mapping[str, Any], under: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{under}{key}.")
-        else:
-            typed = "null" if value is None else _typed(value)
-            yield f"{under}{key}={typed}"
+def _settings(value: Any, name: str = "") -> Iterator[str]:
+    """As a user would type it: `mixer.name=regmix`, `mixer.num_proxies=9`; `0.002`, `true`."""
+    if isinstance(value, Mapping) and (value or name):
+        for key, own in value.items():
+            yield from _settings(own, f"{name}.{key}" if name else str(key))
+    else:
+        typed = "null" if name else "none"
+        if value is not None:
+            typed = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield f"{name}={typed}" if name else typed

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BeforeValidator, TypeAdapter
 
 from dograph.compare.arms import Ask
-from dograph.compare.cells import Cell, Planned, Plans
+from dograph.compare.cells import Cell, Planned
 from dograph.data.corpus import Corpus
 from dograph.files import plain
 from dograph.plan.jobs import Result
@@ -283,19 +283,18 @@ def _resampled(baseline: BySeed, method: BySeed, sources: Sequence[str]) -> np.n
 def find(
     ask: Ask,
     corpus: Corpus,
-    plans: Plans,
     cells: Sequence[Cell],
     results: Mapping[str, Result],
     failures: Mapping[str, str],
 ) -> Findings:
     """Everything: per cell, per method, per source; differences, intervals, costs, versions."""
     tokens, baseline = corpus.tokens_by_source(), ask.methods[0].label
-    rows = [
-        _cell_findings(cell, results.get(cell.label), failures.get(cell.label), plans, tokens)
+    rows = {
+        cell.label: _cell_findings(cell, results.get(cell.label), failures.get(cell.label), tokens)
         for cell in cells
-    ]
+    }
     runs: dict[str, dict[int, RunLosses]] = {method.label: {} for method in ask.methods}
-    for row in rows:
+    for row in rows.values():
         if row.error is None:
             kept: list[Any] = read_metrics(RunDirectory(Path(row.run)).validation_file)
             blocks = {
@@ -306,11 +305,11 @@ def find(
     others = [method.label for method in ask.methods if method.label != baseline]
     differences = contrasts(runs, baseline, others, tokens)
     methods = []
-    for method in ask.methods:
-        own = [row for row in rows if row.method == method.label]
-        planned = [plan for key, plan in plans.made.items() if key[0] == method.label]
-        told = _method_findings(method.label, dict(method.mixer), own, planned)
-        methods.append(replace(told, differences=differences.get(method.label)))
+    for label, mixer in ((method.label, dict(method.mixer)) for method in ask.methods):
+        mine = [cell for cell in cells if cell.method == label]
+        plans = {cell.plan.seed: cell.plan for cell in mine if cell.plan is not None}
+        told = _method_findings(label, mixer, [rows[cell.label] for cell in mine], plans)
+        methods.append(replace(told, differences=differences.get(label)))
     findings = Findings(
         format=FORMAT,
         version=VERSION,
@@ -324,7 +323,7 @@ def find(
         corpus=CorpusFacts(str(corpus.directory), corpus.digest, tokens),
         environment=describe_environment(),
         methods=methods,
-        cells=rows,
+        cells=list(rows.values()),
         failures=dict(failures),
         notes=[],
     )
@@ -332,7 +331,7 @@ def find(
 
 
 def _cell_findings(
-    cell: Cell, result: Result | None, error: str | None, plans: Plans, tokens: Mapping[str, int]
+    cell: Cell, result: Result | None, error: str | None, tokens: Mapping[str, int]
 ) -> CellFindings:
     row = CellFindings(
         label=cell.label,
@@ -347,10 +346,9 @@ def _cell_findings(
     )
     if result is None:
         return row
-    loss_S = np.array([result.losses[source] for source in result.losses])
+    loss_S = np.array(list(result.losses.values()))
     share_S = np.array([float(tokens[source]) for source in result.losses])
-    plan = plans.made.get(plans.key(cell.method, cell.seed))
-    planning = plan.seconds if plan is not None else 0.0
+    planning = 0.0 if cell.plan is None else cell.plan.seconds
     return replace(
         row,
         seconds=RunCost(result.seconds, planning, result.seconds + planning),
@@ -363,7 +361,10 @@ def _cell_findings(
 
 
 def _method_findings(
-    label: str, mixer: dict[str, Any], cells: Sequence[CellFindings], plans: list[Planned]
+    label: str,
+    mixer: dict[str, Any],
+    cells: Sequence[CellFindings],
+    plans: Mapping[int | None, Planned],
 ) -> MethodFindings:
     done = [cell for cell in cells if cell.error is None]
     row = MethodFindings(
@@ -371,8 +372,8 @@ def _method_findings(
         mixer=mixer,
         cells=[cell.label for cell in cells],
         failed=[cell.label for cell in cells if cell.error is not None],
-        plans=plans,
-        one_plan_for_all_seeds=len(plans) == 1 and plans[0].seed is None,
+        plans=list(plans.values()),
+        one_plan_for_all_seeds=None in plans,
         steps=sorted({cell.steps for cell in cells}),
         tokens=sorted({cell.tokens for cell in cells}),
         flops=_mean_cost([cell.flops for cell in cells]),

@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.arms import Ask, ComparedMethod
-from dograph.compare.cells import Cell, Plans, Say, lay_out, make_plans
+from dograph.compare.arms import Ask
+from dograph.compare.cells import Cell, Say, lay_out, make_plans
 from dograph.compare.findings import (
     REPORT,
     CellFindings,
@@ -50,50 +50,38 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     compare.json has every finished cell, so that a look at some rows takes none away.
     """
     corpus = open_corpus(ask)
-    whole = ask
-    if shares_folder:
-        joined = ask.join_folder(corpus)
-        whole = replace(joined, methods=tuple(_known(joined.methods, say)))
-    else:
-        ask.take_folder(corpus)
+    whole = ask.join_folder(corpus) if shares_folder else ask.take_folder(corpus)
     plans = make_plans(ask, pool, say)
     cells = lay_out(ask, corpus, plans)
     results, failures = train_cells(cells, corpus, pool)
-    findings = everything = find(ask, corpus, plans, cells, results, failures)
-    if (whole.methods, whole.seeds) != (ask.methods, ask.seeds):
-        there = [m for m in whole.methods if (whole.out / "plans" / f"{m.label}.json").is_file()]
+    findings = everything = find(ask, corpus, cells, results, failures)
+    known = []
+    for method in whole.methods:
+        try:
+            method.built()  # a mixer of the user's own may have moved
+            known.append(method)
+        except ConfigError as error:
+            say(f"{method.label} stays in cells/, but is not in {REPORT} this time: {error}")
+    if (tuple(known), whole.seeds) != (ask.methods, ask.seeds):
         # Plans on disk are read, none is made; what they say was said when they were made.
-        before = make_plans(replace(whole, methods=tuple(there)), pool, lambda text: None)
-        both = Plans(before.made | plans.made, plans.failed)
-        shown = []
-        asked = {cell.label for cell in cells}
-        for cell in lay_out(whole, corpus, both):
+        there = [m for m in known if (ask.out / "plans" / f"{m.label}.json").is_file()]
+        plans = make_plans(replace(whole, methods=tuple(there)), pool, lambda text: None) | plans
+        asked, shown = {cell.label for cell in cells}, []
+        for cell in lay_out(replace(whole, methods=tuple(known)), corpus, plans):
             result = None if cell.label in asked else _kept(cell, corpus)
             if result is not None:
                 results[cell.label] = result
             if cell.label in asked or result is not None:
                 shown.append(cell)
         labels = {cell.method for cell in shown}
-        methods = tuple(method for method in whole.methods if method.label in labels)
-        wide = replace(whole, methods=methods)
-        everything = find(wide, corpus, both, shown, results, failures)
+        methods = tuple(method for method in known if method.label in labels)
+        everything = find(replace(whole, methods=methods), corpus, shown, results, failures)
         if everything.proxy is None and (ask.out / REPORT).is_file():
             # What the proxies of the folder's plans were; what is asked for now may have none.
             proxy = json.loads((ask.out / REPORT).read_text(encoding="utf-8"))["proxy"]
             everything = replace(everything, proxy=proxy)
     write_findings(ask.out, everything)
     return findings
-
-
-def _known(methods: Sequence[ComparedMethod], say: Say) -> Iterator[ComparedMethod]:
-    """Those whose mixers can be built; a mixer of the user's own may have moved since."""
-    for method in methods:
-        try:
-            method.is_planned  # noqa: B018  builds it
-        except ConfigError as error:
-            say(f"{method.label} stays in cells/, but is not in {REPORT} this time: {error}")
-        else:
-            yield method
 
 
 def open_corpus(ask: Ask) -> Corpus:
@@ -120,41 +108,37 @@ def open_corpus(ask: Ask) -> Corpus:
 
 
 def train_cells(
-    cells: Sequence[Cell], corpus: Corpus, pool: Pool
+    cells: Sequence[Cell],
+    corpus: Corpus,
+    pool: Pool,
+    on_done: Callable[[Cell, Result], None] = lambda cell, result: None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Make every cell that is not there: results and failures, by label.
 
-    Cells that fail are left out, and the rest go on.
+    Cells that fail are left out, and the rest go on. `on_done` is told of each that is made now.
     """
-    results: dict[str, Result] = {}
     failures = {cell.label: cell.problem for cell in cells if cell.problem}
-    todo = []
-    for cell in cells:
-        if cell.problem:
-            continue
-        result = _kept(cell, corpus)
-        if result is None:
-            todo.append(cell)
-        else:
-            results[cell.label] = result
+    todo = {cell.label: cell for cell in cells if not cell.problem}
+    kept = {label: _kept(cell, corpus) for label, cell in todo.items()}
+    results = {label: result for label, result in kept.items() if result is not None}
+    todo = {label: cell for label, cell in todo.items() if label not in results}
     if not todo:
         return results, failures
     done = len(results)
     with JobProgress("cells", total=done + len(todo), cached=done) as progress:
 
-        def on_done(job: Job, result: Result) -> None:
+        def on_result(job: Job, result: Result) -> None:
             results[job.label] = result
             progress.on_done(job, result)
+            on_done(todo[job.label], result)
 
-        while todo:
+        while left := todo.keys() - results.keys() - failures.keys():
+            jobs = [Job(label, cell.config) for label, cell in todo.items() if label in left]
             try:
-                jobs = [cell.job for cell in todo]
-                pool.run(jobs, on_done, progress.on_start, progress.on_death)
+                pool.run(jobs, on_result, progress.on_start, progress.on_death)
             except JobError as error:
                 failures[error.job.label] = str(error)
                 progress.on_failure(str(error))
-            ended = results.keys() | failures.keys()
-            todo = [cell for cell in todo if cell.label not in ended]
     return results, failures
 
 
@@ -187,18 +171,17 @@ def forecast_lines(
     if refused:  # all of them at once
         told = "\n".join(f"{label}: {error}" for label, error in refused.items())
         raise ConfigError(f"{told}\nOr {without(list(refused))}")
-    cells = lay_out(ask, corpus, Plans({}, {}))
+    cells = lay_out(ask, corpus, {})
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))
     yield f"{len(cells)} cells: {methods} methods x {seeds} seeds ({listed})"
-    for method in ask.methods:
-        own = next(cell for cell in cells if cell.method == method.label)
-        steps = own.config.train.steps
-        more = " or more" if ask.budget == "compute" else ""
-        yield f"  {method.label}: {steps:,} steps{more}, {own.flops:.3g} FLOPs a run"
-        if method.label in plans:
-            number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
-            yield f"    {number}: {plans[method.label]}"
+    more = " or more" if ask.budget == "compute" else ""
+    number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
+    for cell in cells[:methods]:
+        steps = cell.config.train.steps
+        yield f"  {cell.method}: {steps:,} steps{more}, {cell.flops:.3g} FLOPs a run"
+        if cell.method in plans:
+            yield f"    {number}: {plans[cell.method]}"
     if plans:
         yield "  plans by their first proxies; later ones may depend on what those show"
     flops = sum(cell.flops for cell in cells)
@@ -217,7 +200,7 @@ def write_findings(out: Path, findings: Findings) -> None:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns are those of all rows, in the order they come up."""
+    """Columns are those of all rows, in the order they come up; None is empty."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -231,7 +214,7 @@ def _cell_row(cell: CellFindings) -> dict[str, Any]:
     row |= {f"loss_{name}": value for name, value in cell.summaries.items()}
     row |= {f"loss/{name}": value for name, value in cell.losses.items()}
     row |= {f"epochs/{name}": value for name, value in cell.epochs.items()}
-    return row | _costs(cell) | {"command": cell.command, "error": cell.error or ""}
+    return row | _costs(cell) | {"command": cell.command, "error": cell.error}
 
 
 def _method_row(method: MethodFindings) -> dict[str, Any]:
@@ -244,7 +227,7 @@ def _method_row(method: MethodFindings) -> dict[str, Any]:
     }
     differences = method.differences
     for name in METRICS:
-        row[f"loss_{name}"] = method.losses[name].mean if method.losses else ""
+        row[f"loss_{name}"] = method.losses[name].mean if method.losses else None
         if differences is not None:
             row |= _difference_columns(name, differences[name])
     row |= {f"loss/{name}": spread.mean for name, spread in method.sources.items()}
@@ -258,17 +241,14 @@ def _method_row(method: MethodFindings) -> dict[str, Any]:
 def _difference_columns(name: str, contrast: Contrast) -> dict[str, Any]:
     row: dict[str, Any] = {"": contrast.mean}
     for kind in ("interval", "simultaneous", "over_items"):
-        for end in ("low", "high"):
-            row[f"_{kind}_{end}"] = getattr(getattr(contrast, kind), end, "")
-    for p in ("p", "p_holm"):
-        value = getattr(contrast, p)
-        row[f"_{p}"] = "" if value is None else value
-    row["_claim"] = contrast.claim
+        ends = getattr(contrast, kind)
+        row |= {f"_{kind}_{end}": getattr(ends, end, None) for end in ("low", "high")}
+    row |= {f"_{part}": getattr(contrast, part) for part in ("p", "p_holm", "claim")}
     return {f"difference_{name}{column}": value for column, value in row.items()}
 
 
 def _costs(row: CellFindings | MethodFindings) -> dict[str, Any]:
-    costs = {f"flops_{part}": value for part, value in asdict(row.flops).items()}
-    if row.seconds is not None:
-        costs |= {f"seconds_{part}": value for part, value in asdict(row.seconds).items()}
-    return costs | {"peak_bytes": "" if row.peak_bytes is None else row.peak_bytes}
+    costs: dict[str, Any] = {}
+    for name, cost in (("flops", row.flops), ("seconds", row.seconds)):
+        costs |= {f"{name}_{part}": value for part, value in asdict(cost).items()} if cost else {}
+    return costs | {"peak_bytes": row.peak_bytes}

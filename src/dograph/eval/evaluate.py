@@ -5,6 +5,7 @@ hub. A run also has a corpus, so its sources' validation losses are part of the 
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,67 +18,19 @@ from rich.table import Table
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.eval.graphs import loss_cells, number_table
-from dograph.eval.harness import Report, check_with, evaluate_tasks
-from dograph.eval.scores import ItemMean, PromptEncoder, Scorer, TaskScore, average
+from dograph.eval.recorded import loss_cells, number_table
+from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_folder, read_hub
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
-from dograph.train.distributed import describe_environment, pick_device
-from dograph.train.metrics import SUMMARIES, Row, validation_row
+from dograph.train.distributed import World, describe_environment, pick_device
+from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
-from dograph.train.validation import validate, validation_blocks
 
 Precision = Literal["float32", "bfloat16"]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Evaluation = dict[str, Any]  # the content of eval.json
 POSITIONS = 2048  # where a model does not say how many it has, as in the harness
-
-
-def open_scorer(
-    name: str,
-    *,
-    device: torch.device,
-    dtype: Precision,
-    batch_size: int,
-    max_length: int | None = None,
-    trained_length: int | None = None,
-    end_of_text: int | None = None,
-) -> Scorer:
-    """A folder saved by save_pretrained, or a name of the hub, ready to score.
-
-    It is shown `max_length` tokens at once; where that is not given, as many as it was trained
-    on, for positions beyond are as good as noise; where that is not known, all its positions.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # it would tear our own progress line
-    if Path(name).is_dir() and not list(Path(name).glob("tokenizer*")):
-        raise ConfigError(
-            f"{name} has no tokenizer, so it cannot be asked anything; put its tokenizer.json "
-            "there. A run has one where its corpus was prepared from text or with --tokenizer"
-        )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of {name} could not be loaded: {error}") from error
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype])
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{name} could not be loaded: {error}. Give a run, a folder saved by save_pretrained, "
-            "or a Hugging Face name"
-        ) from error
-    positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
-    if max_length is not None and not 2 <= max_length <= positions:
-        raise ConfigError(f"--max-length {max_length}, but {name} has {positions} positions")
-    return Scorer(
-        model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
-        encoder=PromptEncoder.of(tokenizer, end_of_text),
-        max_length=max_length or min(trained_length or positions, positions),
-        batch_size=batch_size,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,32 +48,6 @@ class Subject:
             return None
         is_last = (self.run.path / "model").resolve() == Path(self.model).resolve()
         return self.run.path / ("eval.json" if is_last else f"eval-step-{self.step}.json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """What to evaluate, and how."""
-
-    benchmarks: Path | None = None  # None: the hub
-    tasks: tuple[str, ...] = ()  # none: all nine
-    limit: str | None = None
-    using: str = "builtin"
-    batch_size: int = 32
-    device: str = "auto"
-    dtype: Precision = "float32"
-    max_length: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """What was found."""
-
-    scores: list[TaskScore]
-    average: ItemMean
-    chance: float  # of the average
-    sources: Row  # as in metrics.jsonl; empty where the model has no corpus
-    notes: list[str]
-    record: dict[str, Any]  # all of it with provenance, for eval.json
 
 
 def find_subject(name: str) -> Subject:
@@ -145,105 +72,142 @@ def find_subject(name: str) -> Subject:
     return Subject(str(folder), run, step)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """What to evaluate, and how."""
+
+    benchmarks: Path | None = None  # None: the hub
+    tasks: tuple[str, ...] = ()  # none: all nine
+    limit: str | None = None
+    using: str = "builtin"
+    batch_size: int = 32
+    device: str = "auto"
+    dtype: Precision = "float32"
+    max_length: int | None = None
+
+
+def open_scorer(
+    subject: Subject, request: EvalRequest, corpus: Corpus | None, trained_length: int | None
+) -> Scorer:
+    """A folder saved by save_pretrained, or a name of the hub, ready to score.
+
+    It is shown `max_length` tokens at once; where that is not given, as many as it was trained
+    on, for positions beyond are as good as noise; where that is not known, all its positions.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would tear our own progress line
+    name, length, device = subject.model, request.max_length, pick_device(request.device)
+    if Path(name).is_dir() and not list(Path(name).glob("tokenizer*")):
+        raise ConfigError(
+            f"{name} has no tokenizer, so it cannot be asked anything; put its tokenizer.json "
+            "there. A run has one where its corpus was prepared from text or with --tokenizer"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer of {name} could not be loaded: {error}") from error
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, request.dtype))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{name} could not be loaded: {error}. Give a run, a folder saved by save_pretrained, "
+            "or a Hugging Face name"
+        ) from error
+    positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
+    if length is not None and not 2 <= length <= positions:
+        raise ConfigError(f"--max-length {length}, but {name} has {positions} positions")
+    end_of_text = corpus.manifest.tokenizer.eot_id if corpus else None
+    return Scorer(
+        model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
+        encoder=PromptEncoder.of(tokenizer, end_of_text),
+        max_length=length or min(trained_length or positions, positions),
+        batch_size=request.batch_size,
+    )
+
+
+def read_documents(request: EvalRequest, report: Report) -> list[Documents]:
+    """The documents of every task asked for, each at most as many as its limit."""
+    tasks, folder = pick_tasks(request.tasks), request.benchmarks
+    limits = parse_limits(request.limit, tasks)
+    found = []
+    for task in tasks:
+        report(f"reading {task.name}", 0, 0)
+        documents = read_hub(task) if folder is None else read_folder(folder, task)
+        found.append(documents.limited(limits[task.name]))
+    return found
+
+
 def evaluate(
     subject: Subject, request: EvalRequest, corpus: Corpus | None, report: Report
 ) -> Evaluation:
     """Score the tasks, then the sources of the corpus, where there is one."""
     started = time.monotonic()
-    using, documents = check_with(request.using), read_documents(request, report)
+    check_with(request.using)
+    documents = read_documents(request, report)
     config = None if subject.run is None else subject.run.config()
-    device = pick_device(request.device)
     report("loading the model", 0, 0)
-    scorer = open_scorer(
-        subject.model,
-        device=device,
-        dtype=request.dtype,
-        batch_size=request.batch_size,
-        max_length=request.max_length,
-        trained_length=config.data.seq_len if config else None,
-        end_of_text=corpus.manifest.tokenizer.eot_id if corpus else None,
-    )
-    scores = evaluate_tasks(scorer, documents, using, report)
+    scorer = open_scorer(subject, request, corpus, config.data.seq_len if config else None)
+    scores = evaluate_tasks(scorer, documents, request.using, report)
     sources: Row = {}
     if config is not None and corpus is not None:
         report("validation loss per source", 0, 0)
-        sources = source_losses(scorer.model, corpus, config, device, request.batch_size)
+        sources = source_losses(scorer, corpus, config)
     notes = [note for found in documents for note in found.notes]
     if cut := ", ".join(f"{score.task} {score.truncated}" for score in scores if score.truncated):
         shown = scorer.max_length
         notes.append(f"texts that did not fit into {shown} tokens and lost their beginning: {cut}")
     tasks = {}
     for score, found in zip(scores, documents, strict=True):
-        own = {name: value for name, value in asdict(score).items() if name != "task"}
-        tasks[score.task] = own | {
+        tasks[score.task] = asdict(score) | {
             "primary": found.task.primary,
             "split": found.split,
             "available": found.available,
             "files": found.files,
         }
-    overall, chance = average(scores), sum(score.chance for score in scores) / len(scores)
+        del tasks[score.task]["task"]
+    chance = sum(score.chance for score in scores) / len(scores)
+    counts = {"chance": chance, "tasks": len(scores), "of": len(TASKS)}
     provenance = _provenance(subject, request, scorer, corpus)
-    record = {
+    return {
         "format": "dograph-eval",
         "version": 1,
         "tasks": tasks,
-        "average": {**asdict(overall), "chance": chance, "tasks": len(scores), "of": len(TASKS)},
+        "average": asdict(average(scores)) | counts,
         "sources": sources,
         "notes": notes,
         "provenance": provenance | {"seconds": round(time.monotonic() - started, 1)},
     }
-    return Evaluation(
-        scores=scores, average=overall, chance=chance, sources=sources, notes=notes, record=record
-    )
 
 
-def read_documents(request: EvalRequest, report: Report) -> list[Documents]:
-    """The documents of every task asked for, each at most as many as its limit."""
-    tasks = pick_tasks(list(request.tasks))
-    limits = parse_limits(request.limit, tasks)
-    found = []
-    for task in tasks:
-        report(f"reading {task.name}", 0, 0)
-        folder = request.benchmarks
-        documents = read_hub(task) if folder is None else read_folder(folder, task)
-        found.append(documents.limited(limits[task.name]))
-    return found
-
-
-def source_losses(
-    model: PerSampleLoss, corpus: Corpus, config: RunConfig, device: torch.device, batch_size: int
-) -> Row:
+def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
     """Loss, perplexity and bits per byte of every source, on the blocks of the run's validations.
 
     Named as in metrics.jsonl, with the mean over sources, the natural-weighted one and the worst.
     """
+    model = scorer.model
     if model.vocab_size < corpus.vocab_size:
         raise ConfigError(
             f"the model knows {model.vocab_size} tokens, {corpus.directory} has "
             f"{corpus.vocab_size}; is it the corpus that the run was trained on?"
         )
-    blocks_of = {
-        source: validation_blocks(corpus, source, config.data.seq_len, config.eval.max_blocks)
-        for source in corpus.sources
-    }
-    nats = validate(
+    device = model.model.device
+    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_blocks)
+    nats, _ = validate(
         lambda token_BT: model(token_BT.to(device)),
         blocks_of,
-        micro_batch_size=batch_size,
-        rank=0,
-        world_size=1,
-        total=lambda sums: sums,
+        scorer.batch_size,
+        World(rank=0, size=1, device=device),
     )
-    tokens, sizes = corpus.tokens_by_source("train"), corpus.bytes_per_token("validation")
-    row = validation_row(0, nats, tokens, sizes)
+    row = validation_row(0, nats, corpus)
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 
 
 def _provenance(
     subject: Subject, request: EvalRequest, scorer: Scorer, corpus: Corpus | None
 ) -> dict[str, Any]:
-    folder = Path(subject.model)
-    weights = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    weights = sorted(Path(subject.model).glob("*.safetensors"))
     libraries = ["lm_eval", "datasets"] if request.using == "lm-eval" else []
     libraries += ["datasets"] if request.benchmarks is None and not libraries else []
     return {
@@ -270,38 +234,37 @@ def task_table(found: Evaluation) -> Table:
     """Accuracies in per cent with standard errors, and what guessing would score."""
     columns = ("task", "n", "acc", "acc_norm", "chance", "bits/B", "ppl")
     table = number_table("downstream tasks", *columns, left=("task",))
-    for number, score in enumerate(found.scores, start=1):
-        available = found.record["tasks"][score.task]["available"]
+
+    def cell(mean: Mapping[str, Any] | None, shape: str = ".1f", scale: float = 100) -> str:
+        if mean is None:
+            return ""
+        error = "" if mean["se"] is None else f" ± {scale * mean['se']:{shape}}"
+        return f"{scale * mean['value']:{shape}}{error}"
+
+    for name, task in found["tasks"].items():
+        items, available = task["items"], task["available"]
         table.add_row(
-            score.task,
-            str(score.items) if score.items == available else f"{score.items} of {available}",
-            _with_error(score.acc, ".1f", 100),
-            _with_error(score.acc_norm, ".1f", 100),
-            f"{100 * score.chance:.1f}",
-            _with_error(score.bits_per_byte, ".3f"),
-            _with_error(score.perplexity, ".4g"),
-            end_section=number == len(found.scores),
+            name,
+            str(items) if items == available else f"{items} of {available}",
+            cell(task["acc"]),
+            cell(task["acc_norm"]),
+            f"{100 * task['chance']:.1f}",
+            cell(task["bits_per_byte"], ".3f", 1),
+            cell(task["perplexity"], ".4g", 1),
+            end_section=name == list(found["tasks"])[-1],
         )
-    tasks = "1 task" if len(found.scores) == 1 else f"{len(found.scores)} tasks"
-    overall = _with_error(found.average, ".1f", 100)
-    table.add_row("average", tasks, "", overall, f"{100 * found.chance:.1f}")
+    average, num = found["average"], len(found["tasks"])
+    tasks = "1 task" if num == 1 else f"{num} tasks"
+    table.add_row("average", tasks, "", cell(average), f"{100 * average['chance']:.1f}")
     return table
-
-
-def _with_error(mean: ItemMean | None, shape: str, scale: float = 1) -> str:
-    if mean is None:
-        return ""
-    error = "" if mean.se is None else f" ± {scale * mean.se:{shape}}"
-    return f"{scale * mean.value:{shape}}{error}"
 
 
 def source_table(found: Evaluation) -> Table:
     """Validation loss of each source of the run's corpus, and their summaries."""
-    columns = ("source", "nats", "ppl", "bits/B")
+    columns, sources = ("source", "nats", "ppl", "bits/B"), found["sources"]
     table = number_table("validation loss per source", *columns, left=("source",))
-    names = [x.removesuffix("/loss_nats") for x in found.sources if x.endswith("/loss_nats")]
-    sources = [name for name in names if name not in SUMMARIES]
-    for name in [*sources, *SUMMARIES]:
-        cells = loss_cells(found.sources, name)
-        table.add_row(escape(name), *cells, end_section=name == sources[-1])
+    names = [x.removesuffix("/loss_nats") for x in sources if x.endswith("/loss_nats")]
+    names = [name for name in names if name not in SUMMARIES]
+    for name in [*names, *SUMMARIES]:
+        table.add_row(escape(name), *loss_cells(sources, name), end_section=name == names[-1])
     return table

@@ -23,8 +23,8 @@ Shapes: N rows, S sources.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -53,11 +53,8 @@ class Separation:
 
     def __sub__(self, other: "Separation") -> "Separation":
         """The change between two probes of the same rows, whose errors go together."""
-        return Separation(
-            self.value - other.value,
-            self.without_N - other.without_N,
-            self.pair_NN - other.pair_NN,
-        )
+        value, without_N = self.value - other.value, self.without_N - other.without_N
+        return Separation(value, without_N, self.pair_NN - other.pair_NN)
 
     def standard_error(self, source_N: Tensor) -> float:
         """Over other rows of the same sources, as many; see the module's first lines."""
@@ -177,14 +174,14 @@ class Probe:
         row_N = kept_S[self.source_N]
         kept = Probe(
             step=self.step,
-            sources=[s for s, keep in zip(self.sources, kept_S.tolist(), strict=True) if keep],
-            rows=[row for row, keep in zip(self.rows, row_N.tolist(), strict=True) if keep],
+            sources=list(compress(self.sources, kept_S)),
+            rows=list(compress(self.rows, row_N)),
             sketch_NK=self.sketch_NK[row_N],
             source_N=(kept_S.cumsum(dim=0) - 1)[self.source_N[row_N]],
             label_N=self.label_N[row_N],
             loss_N=self.loss_N[row_N],
         )
-        return kept, [source for source in self.sources if source not in kept.sources]
+        return kept, list(compress(self.sources, ~kept_S))
 
 
 def probed_steps(run: Path) -> list[int]:
@@ -259,65 +256,13 @@ class ProbePCA:
     at: dict[int, Principal]  # by step
 
 
-def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
-    """The first `num` principal components of the directions of sketches.
+def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) -> Principal:
+    """Directions of sketches on the first `num` principal axes, their own or those of `like_NK`.
 
     With X the centred directions and X X' = U L U', coordinates are U sqrt(L). The sign of an
     axis is such that its coordinate of largest absolute value (the first of equals) is positive.
+    Where the rows have no more directions, an axis is zero.
     """
-    _check_num(sketch_NK, num)
-    direction_NK = F.normalize(sketch_NK.double())
-    return _on(direction_NK, *_axes(direction_NK, num))
-
-
-def probe_pca(
-    run: Path, steps: Sequence[int] | None = None, basis: Basis = "last", num: int = 2
-) -> ProbePCA:
-    """Principal coordinates of a run's probes; all of them where `steps` is None.
-
-    basis="own": axes and origin of each step are its own, so only shapes can be compared.
-    basis="last": axes and origin are those of the last of these steps, for all; steps can be
-    compared, and a drift of the whole cloud is seen. Early probes then need not lie along these
-    axes: `explained_C` is the share of their own variance that does.
-    """
-    if basis not in get_args(Basis):
-        raise ConfigError(f'basis="{basis}" is not known; {did_you_mean(basis, get_args(Basis))}')
-    chosen = probed_steps(run) if steps is None else sorted(set(steps))
-    if not chosen:
-        raise ConfigError(f"no step was given; {run} has probes of {probed_steps(run)}")
-    probes = {step: read_probe(run, step) for step in chosen}
-    last = probes[chosen[-1]]
-    _check_num(last.sketch_NK, num)
-    direction_of = {step: F.normalize(probe.sketch_NK.double()) for step, probe in probes.items()}
-    common = _axes(direction_of[chosen[-1]], num)
-    at = {
-        step: _on(direction_NK, *(common if basis == "last" else _axes(direction_NK, num)))
-        for step, direction_NK in direction_of.items()
-    }
-    return ProbePCA(basis, last.sources, last.source_N, at)
-
-
-def _axes(direction_NK: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Origin (K,) and orthonormal axes (K, C); zero where the rows have no more directions."""
-    origin_K = direction_NK.mean(dim=0)
-    centred_NK = direction_NK - origin_K
-    value_N, vector_NN = torch.linalg.eigh(centred_NK @ centred_NK.T)
-    value_C, vector_NC = value_N.flip(0)[:num], vector_NN.flip(1)[:, :num]
-    largest_1C = vector_NC.abs().argmax(dim=0, keepdim=True)
-    vector_NC = vector_NC * vector_NC.gather(0, largest_1C).sign()
-    flat_C = value_C <= ROUNDING * len(direction_NK)  # directions have length 1
-    axis_KC = centred_NK.T @ vector_NC / value_C.masked_fill(flat_C, 1).sqrt()
-    return origin_K, axis_KC.masked_fill(flat_C, 0)
-
-
-def _on(direction_NK: Tensor, origin_K: Tensor, axis_KC: Tensor) -> Principal:
-    coordinate_NC = (direction_NK - origin_K) @ axis_KC
-    total = direction_NK.var(dim=0, correction=0).sum()
-    along_C = coordinate_NC.var(dim=0, correction=0)
-    return Principal(coordinate_NC, torch.where(total > ROUNDING, along_C / total, 0.0))
-
-
-def _check_num(sketch_NK: Tensor, num: int) -> None:
     if sketch_NK.ndim != 2 or not bool(sketch_NK.isfinite().all()):
         raise ConfigError(
             f"sketches must be finite and (rows, K), got {tuple(sketch_NK.shape)} with "
@@ -328,3 +273,35 @@ def _check_num(sketch_NK: Tensor, num: int) -> None:
         raise ConfigError(
             f"num={num}: sketches of shape {tuple(sketch_NK.shape)} have 1 to {most} components"
         )
+    like_NK = F.normalize((sketch_NK if like_NK is None else like_NK).double())
+    origin_K = like_NK.mean(dim=0)
+    centred_NK = like_NK - origin_K
+    value_N, vector_NN = torch.linalg.eigh(centred_NK @ centred_NK.T)
+    value_C, vector_NC = value_N.flip(0)[:num], vector_NN.flip(1)[:, :num]
+    largest_1C = vector_NC.abs().argmax(dim=0, keepdim=True)
+    vector_NC = vector_NC * vector_NC.gather(0, largest_1C).sign()
+    flat_C = value_C <= ROUNDING * len(like_NK)  # directions have length 1
+    axis_KC = centred_NK.T @ vector_NC / value_C.masked_fill(flat_C, 1).sqrt()
+
+    direction_NK = F.normalize(sketch_NK.double())
+    coordinate_NC = (direction_NK - origin_K) @ axis_KC.masked_fill(flat_C, 0)
+    total = direction_NK.var(dim=0, correction=0).sum()
+    along_C = coordinate_NC.var(dim=0, correction=0)
+    return Principal(coordinate_NC, torch.where(total > ROUNDING, along_C / total, 0.0))
+
+
+def probe_pca(run: Path, basis: Basis = "last") -> ProbePCA:
+    """Principal coordinates of all probes of a run.
+
+    basis="own": axes and origin of each step are its own, so only shapes can be compared.
+    basis="last": axes and origin are those of the last step, for all; steps can be compared, and a
+    drift of the whole cloud is seen. Early probes then need not lie along these axes:
+    `explained_C` is the share of their own variance that does.
+    """
+    if basis not in get_args(Basis):
+        raise ConfigError(f'basis="{basis}" is not known; {did_you_mean(basis, get_args(Basis))}')
+    probes = [read_probe(run, step) for step in probed_steps(run)]
+    last = probes[-1]
+    like_NK = last.sketch_NK if basis == "last" else None
+    at = {probe.step: principal(probe.sketch_NK, like_NK=like_NK) for probe in probes}
+    return ProbePCA(basis, last.sources, last.source_N, at)

@@ -21,9 +21,12 @@ from torch import Tensor
 
 from dograph.data.corpus import Block, Corpus, Split, blocks_by_source, even_blocks
 from dograph.domains.graph import DomainGraph, build_graph, write_graph
+from dograph.domains.kmeans import KMeans, domain_means
 from dograph.domains.partition import agreement, partition
-from dograph.domains.scopes import KMeans, closeness, domain_means
+from dograph.domains.scopes import closeness
 from dograph.errors import ConfigError, CorpusError
+from dograph.eval.evaluate import find_subject
+from dograph.eval.scores import Report
 from dograph.files import write_json
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
@@ -33,7 +36,6 @@ from dograph.sketch.rules import EmbeddingRule, NormRule, Rule
 from dograph.sketch.sketcher import Sketcher, sketch_rows
 from dograph.theory.mmd import pairwise_mmd
 from dograph.train.distributed import pick_device
-from dograph.train.run_dir import run_of_model
 
 SEQ_LEN = 256  # where none is asked for, no run tells, and the model has as many positions
 
@@ -54,8 +56,6 @@ class InspectRequest:
 
 def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss, int, list[str]]:
     """The model, how many tokens a row has, and what a reader should know of both."""
-    device, notes = pick_device(request.device), []
-    folder = Path(request.model)
     if request.model in PRESETS:
         seq_len = request.seq_len or min(SEQ_LEN, PRESETS[request.model].positions)
         model = build_model(
@@ -65,27 +65,15 @@ def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss
             dropout=0.0,
             seed=request.seed,
         )
-        notes.append(f"{request.model} is a preset: untrained, its weights are random")
-        return model.to(device), seq_len, notes
-    if (folder / "config.yaml").is_file():  # a run stands for the model it made
-        folder = folder / "model"
-        if not folder.is_dir():
-            raise ConfigError(
-                f"{request.model} is a run that is not complete; name one of its checkpoints: "
-                f"{request.model}/checkpoints/step-.../model"
-            )
-    is_path = request.model.startswith(("/", ".")) or len(folder.parts) > 2
-    if is_path and not folder.is_dir():  # a name of the hub has one slash at most
-        raise ConfigError(
-            f"there is no folder {request.model}; give one saved by save_pretrained, a run, a "
-            f"Hugging Face name, or a preset: {', '.join(PRESETS)}"
-        )
+        note = f"{request.model} is a preset: untrained, its weights are random"
+        return model.to(pick_device(request.device)), seq_len, [note]
+    subject, notes = find_subject(request.model), []
     model = load_model(
-        str(folder), vocab_size=corpus.vocab_size, seed=request.seed, pretrained=True
+        subject.model, vocab_size=corpus.vocab_size, seed=request.seed, pretrained=True
     )
     positions = getattr(model.model.config, "max_position_embeddings", SEQ_LEN)
-    made = run_of_model(folder)  # positions beyond its rows were never trained
-    usual = SEQ_LEN if made is None else made[0].config().data.seq_len
+    # Positions beyond a run's rows were never trained.
+    usual = SEQ_LEN if subject.run is None else subject.run.config().data.seq_len
     seq_len = request.seq_len or min(usual, positions)
     if seq_len > positions:
         raise ConfigError(
@@ -97,7 +85,7 @@ def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss
             " unless they number tokens alike, the model reads nonsense; prepare the corpus with "
             "the model's tokenizer"
         )
-    return model.to(device), seq_len, notes
+    return model.to(pick_device(request.device)), seq_len, notes
 
 
 def choose_rows(
@@ -132,11 +120,9 @@ def choose_rows(
             "rows are of training text, which the model may have seen: too little is held out for "
             f"rows of {seq_len} tokens"
         )
-    notes += [
-        f"{source} is left out: {count} rows of {seq_len} tokens ({split} text)"
-        for source, count in have.items()
-        if source not in usable
-    ]
+    for source in (source for source in have if source not in usable):
+        rows = f"{have[source]} rows of {seq_len} tokens ({split} text)"
+        notes.append(f"{source} is left out: {rows}")
     return split, blocks, notes
 
 
@@ -175,8 +161,6 @@ def part_names(model: PerSampleLoss) -> Callable[[Rule], str]:
 
 EXAMPLES, PREVIEW = 3, 80  # samples shown for each domain, characters of each
 TOKENS_AT_ONCE = 4096
-
-Report = Callable[[str, int, int], None]  # stage, done, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,31 +225,19 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     report(f"loading {request.model}", 0, 0)
     model, seq_len, notes = open_subject(request, corpus)
     split, blocks, left_out = choose_rows(corpus, seq_len, request)
-    sources = [s for s in corpus.sources if any(corpus.sources[b.source] == s for b in blocks)]
-    source_N = torch.tensor([sources.index(corpus.sources[b.source]) for b in blocks])
+    named = [corpus.sources[block.source] for block in blocks]
+    sources = [source for source in corpus.sources if source in named]
+    source_N = torch.tensor([sources.index(source) for source in named])
     loss_N, part_of = part_sketches(model, blocks, request, report)
     sketch_NK = torch.stack(list(part_of.values())).sum(dim=0)
     report("comparing sources", 0, 0)
-
-    def compared(sketch_NK: Tensor, num_permutations: int) -> list[Pair]:
-        """Pairs of sources, those farthest apart first."""
-        found = pairwise_mmd(
-            sketch_NK,
-            source_N,
-            len(sources),
-            num_permutations=num_permutations,
-            seed=request.seed,
-            estimator="unbiased",
-        )
-        pairs = []
-        for g, h in combinations(range(len(sources)), 2):
-            both = (float(found.mmd_squared_GG[g, h]), float(found.separation_GG[g, h]))
-            mmd_squared, separation = (value if isfinite(value) else None for value in both)
-            p_value = float(found.p_value_GG[g, h])
-            pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
-        return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
-
-    pairs = compared(sketch_NK, max(999, 10 * len(sources) ** 2))
+    pairs = _compared(sketch_NK, source_N, sources, max(999, 10 * len(sources) ** 2), request.seed)
+    parts = []
+    for name, part_NK in part_of.items():
+        own = _compared(part_NK, source_N, sources, 1, request.seed)
+        known = [pair.separation for pair in own if pair.separation is not None]
+        farthest = (own[0].first, own[0].second) if own else ("", "")
+        parts.append(ModelPart(name, sum(known) / len(known) if known else None, farthest))
     label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
@@ -279,13 +251,34 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         rows=dict(zip(sources, count_G.tolist(), strict=True)),
         loss_nats=dict(zip(sources, mean_G.tolist(), strict=True)),
         pairs=pairs,
-        parts=[_part(name, compared(part_NK, 1)) for name, part_NK in part_of.items()],
+        parts=parts,
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
         examples=_examples(corpus, blocks, label_N, direction_NK, request.domains),
         notes=[*notes, *left_out],
     )
+
+
+def _compared(
+    sketch_NK: Tensor, source_N: Tensor, sources: list[str], num_permutations: int, seed: int
+) -> list[Pair]:
+    """Pairs of sources, those farthest apart first."""
+    found = pairwise_mmd(
+        sketch_NK,
+        source_N,
+        len(sources),
+        num_permutations=num_permutations,
+        seed=seed,
+        estimator="unbiased",
+    )
+    pairs = []
+    for g, h in combinations(range(len(sources)), 2):
+        both = (float(found.mmd_squared_GG[g, h]), float(found.separation_GG[g, h]))
+        mmd_squared, separation = (value if isfinite(value) else None for value in both)
+        p_value = float(found.p_value_GG[g, h])
+        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
+    return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 
 
 def part_sketches(
@@ -317,12 +310,6 @@ def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, T
     direction_NK = F.normalize(unit_NK - unit_NK.mean(dim=0))
     cluster = KMeans(num_domains, normalise=True, restarts=16, min_size=1, seed=seed)
     return cluster(direction_NK, 0), direction_NK
-
-
-def _part(name: str, pairs: list[Pair]) -> ModelPart:
-    known = [pair.separation for pair in pairs if pair.separation is not None]
-    farthest = (pairs[0].first, pairs[0].second) if pairs else ("", "")
-    return ModelPart(name, sum(known) / len(known) if known else None, farthest)
 
 
 def _examples(

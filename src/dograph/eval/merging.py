@@ -9,7 +9,7 @@ t interval over runs, of the differences taken run by run.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import agreement, agreement_of_counts
-from dograph.domains.scopes import KMeans
 from dograph.errors import ConfigError, RunError
 from dograph.eval.gradients import (
     LEAST_ROWS,
@@ -34,7 +34,7 @@ from dograph.eval.gradients import (
 from dograph.eval.inspect import perceived
 from dograph.files import plain
 from dograph.rng import stream
-from dograph.stats import ANY, SHARE, Estimate, Interval, Range, mean_estimate, t_interval
+from dograph.stats import ANY, SHARE, Estimate, Interval, mean_estimate, t_interval
 
 # One probe in numbers: how far apart its sources are, and whether its domains are its sources.
 #
@@ -51,6 +51,8 @@ from dograph.stats import ANY, SHARE, Estimate, Interval, Range, mean_estimate, 
 
 RELABELLINGS = 200  # for agreement by chance
 SPLITS, RESTARTS = 4, 4  # into halves, and of K-means in each: most of what this costs
+# Estimates, and where their intervals end; a separation, being unbiased, may well be below 0.
+ENDS = {"separation": ANY, "separation_directions": ANY, "nmi": SHARE, "purity": SHARE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,10 @@ class ProbeFigures:
 
     def record(self) -> dict[str, Any]:
         """JSON-ready: of an estimate, the value and the interval."""
-        values: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Estimate):
-                values[name] = {"value": value.value, "interval": value.interval}
-        found: dict[str, Any] = plain(values)
+        found: dict[str, Any] = plain(self)
+        for name in ENDS:
+            estimate: Estimate = getattr(self, name)
+            found[name] = plain({"value": estimate.value, "interval": estimate.interval})
         return found
 
 
@@ -104,17 +105,18 @@ def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
     sign_1N = vector_NN.gather(0, largest_1N).sign()
     unit_NK = vector_NN * sign_1N * value_N.clamp_min(0).sqrt()
     label_N, _ = perceived(unit_NK, num_domains, seed)
-    nmi, purity = agreement(label_N, source_N, num_domains, len(probe.sources))
-    error_2 = agreement_error(unit_NK, source_N, num_domains, seed)
-    chance_2 = agreement_by_chance(label_N, source_N, seed)
+    agreed = [float(x) for x in agreement(label_N, source_N, num_domains, len(probe.sources))]
+    errors = agreement_error(unit_NK, source_N, num_domains, seed).tolist()
+    nmi, purity = (_estimate(*both, SPLITS) for both in zip(agreed, errors, strict=True))
+    nmi_by_chance, purity_by_chance = agreement_by_chance(label_N, source_N, seed).tolist()
     figures = ProbeFigures(
         step=probe.step,
         separation=over_rows(whole, source_N),
         separation_directions=over_rows(directions, source_N),
-        nmi=_estimate(float(nmi), float(error_2[0]), SPLITS).within(SHARE),
-        nmi_by_chance=float(chance_2[0]),
-        purity=_estimate(float(purity), float(error_2[1]), SPLITS).within(SHARE),
-        purity_by_chance=float(chance_2[1]),
+        nmi=nmi.within(SHARE),
+        nmi_by_chance=nmi_by_chance,
+        purity=purity.within(SHARE),
+        purity_by_chance=purity_by_chance,
         rows=len(sketch_NK),
     )
     return Perception(source_N, whole, directions, figures)
@@ -124,6 +126,11 @@ def over_rows(found: Separation, source_N: Tensor) -> Estimate:
     """A separation, or a change of one, with its interval over other rows."""
     freedom = int(torch.bincount(source_N).min()) - 1
     return _estimate(found.value, found.standard_error(source_N), freedom)
+
+
+def _estimate(value: float, error: float, freedom: int) -> Estimate:
+    is_finite = math.isfinite(value) and math.isfinite(error)
+    return Estimate(value, t_interval(value, error, freedom) if is_finite else None)
 
 
 def agreement_by_chance(label_N: Tensor, source_N: Tensor, seed: int) -> Tensor:
@@ -154,12 +161,6 @@ def agreement_error(unit_NK: Tensor, source_N: Tensor, num_domains: int, seed: i
         order_N = order_N[source_N[order_N].argsort(stable=True)]  # by source, inside at random
         squares.append((figures(order_N[::2]) - figures(order_N[1::2])).square() / 4)
     return torch.stack(squares).mean(dim=0).sqrt()
-
-
-def _estimate(value: float, error: float, freedom: int) -> Estimate:
-    if not (math.isfinite(value) and math.isfinite(error)):
-        return Estimate(value)
-    return Estimate(value, t_interval(value, error, freedom))
 
 
 Verdict = Literal["sources merge", "sources separate", "no clear change"]
@@ -235,7 +236,7 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
                 "with different seeds"
             )
     by_run = [[probe.figures for probe in probes] for probes in found]
-    means = [_mean_figures(same_step) for same_step in zip(*by_run, strict=True)]
+    source_N = found[0][0].source_N
     return Merging(
         runs=list(runs),
         steps=steps,
@@ -244,10 +245,10 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
         left_out=first[str(runs[0])][1],
         num_domains=num_domains,
         seed=seed,
-        figures=by_run[0] if len(runs) == 1 else means,
+        figures=[_mean_figures(same_step) for same_step in zip(*by_run, strict=True)],
         by_run=by_run,
-        merged=_change(found, directions=False),
-        merged_directions=_change(found, directions=True),
+        merged=_change([[probe.whole for probe in own] for own in found], source_N),
+        merged_directions=_change([[probe.directions for probe in own] for own in found], source_N),
     )
 
 
@@ -273,45 +274,31 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
 
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
-    """Means over runs with t intervals, which end where NMI and purity do.
-
-    A separation has no such end: being unbiased, it may well be below 0.
-    """
-
-    def mean(estimates: Sequence[Estimate], ends: Range = ANY) -> Estimate:
-        return mean_estimate([estimate.value for estimate in estimates]).within(ends)
-
-    num = len(same_step)
-    return ProbeFigures(
-        step=same_step[0].step,
-        separation=mean([probe.separation for probe in same_step]),
-        separation_directions=mean([probe.separation_directions for probe in same_step]),
-        nmi=mean([probe.nmi for probe in same_step], SHARE),
-        nmi_by_chance=sum(probe.nmi_by_chance for probe in same_step) / num,
-        purity=mean([probe.purity for probe in same_step], SHARE),
-        purity_by_chance=sum(probe.purity_by_chance for probe in same_step) / num,
-        rows=min(probe.rows for probe in same_step),
-    )
+    """Means over runs with t intervals; of a single run its own figures, with those over rows."""
+    first, num = same_step[0], len(same_step)
+    if num == 1:
+        return first
+    means: dict[str, Any] = {
+        name: mean_estimate([getattr(figures, name).value for figures in same_step]).within(ends)
+        for name, ends in ENDS.items()
+    }
+    for name in ("nmi_by_chance", "purity_by_chance"):
+        means[name] = sum(getattr(figures, name) for figures in same_step) / num
+    rows = min(figures.rows for figures in same_step)
+    return ProbeFigures(step=first.step, rows=rows, **means)
 
 
-def _change(found: Sequence[Sequence[Perception]], *, directions: bool) -> Change:
-    pairs = [
-        (probes[0].directions, probes[-1].directions)
-        if directions
-        else (probes[0].whole, probes[-1].whole)
-        for probes in found
-    ]
-    differences = [last.value - first.value for first, last in pairs]
-    if len(found[0]) == 1:
-        interval = None  # of a single probe there is no change
-    elif len(pairs) == 1:
-        interval = over_rows(pairs[0][1] - pairs[0][0], found[0][0].source_N).interval
+def _change(found: Sequence[Sequence[Separation]], source_N: Tensor) -> Change:
+    """The last separation less the first, run by run; over the rows `source_N` of a single run."""
+    num, differences = len(found), [own[-1].value - own[0].value for own in found]
+    if num > 1:
+        change = mean_estimate(differences)
     else:
-        interval = mean_estimate(differences).interval
-    num = len(pairs)
+        change = over_rows(found[0][-1] - found[0][0], source_N)
+    interval = change.interval if len(found[0]) > 1 else None  # one probe has no change
     return Change(
-        first=sum(first.value for first, _ in pairs) / num,
-        last=sum(last.value for _, last in pairs) / num,
+        first=sum(own[0].value for own in found) / num,
+        last=sum(own[-1].value for own in found) / num,
         difference=sum(differences) / num,
         interval=interval,
         verdict=verdict(interval),

@@ -1,14 +1,21 @@
-"""From likelihoods to accuracies, with the harness' formulas and its standard errors.
+"""From texts to likelihoods to accuracies: the built-in scorer, and lm-evaluation-harness.
 
 acc: the gold answer has the highest log-likelihood; acc_norm: the highest per character of the
 choice, the space before it not counted. Ties go to the first. A cloze task (LAMBADA) is right
 where every token of the answer was the likeliest. The standard error of a mean over n items is
-the sample's standard deviation (n - 1) over sqrt(n).
+the sample's standard deviation (n - 1) over sqrt(n). Both scorers give the same numbers.
 """
 
+import json
+import logging
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.errors import ConfigError
-from dograph.eval.tasks import Item, Task
+from dograph.errors import ConfigError, require
+from dograph.eval.tasks import Documents, Item, Task
 from dograph.models.loss import PerSampleLoss
 
-# Where a context ends and its continuation begins, in tokens: the harness' rule.
-
-
 END_OF_TEXT = "<|endoftext|>"
+SCORERS = ("builtin", "lm-eval")
+Report = Callable[[str, int, int], None]  # stage, done, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +62,11 @@ class PromptEncoder:
         return ids
 
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both. White space that ends the context opens the continuation instead.
+        """Tokens of both, cut by the harness' rule.
 
-        The two are encoded together and cut where the context alone would end, so a tokenizer
-        that merges across the seam gives the merged token to neither or to the continuation.
+        White space that ends the context opens the continuation instead. The two are encoded
+        together and cut where the context alone would end, so a tokenizer that merges across the
+        seam gives the merged token to neither or to the continuation.
         """
         if not context:
             ids = self.encode(continuation, add_special_tokens=False)
@@ -70,9 +77,6 @@ class PromptEncoder:
         whole = self.encode(kept + continuation)
         # Where all of it merged into the context, the continuation is encoded by itself.
         return first, whole[len(first) :] or self.encode(continuation, add_special_tokens=False)
-
-
-# Log-likelihood of continuations, in batches of like length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +142,16 @@ class Scorer:
         """Right-padded: attention is causal, so what follows a text cannot change it."""
         device, width = self.model.model.device, max(len(text.ids) for text in texts) - 1
         token_BT = torch.zeros(len(texts), width, dtype=torch.long)
-        rows: list[int] = []
-        columns: list[int] = []
+        is_scored_BT = torch.zeros(len(texts), width, dtype=torch.bool)
         targets: list[int] = []
         for b, text in enumerate(texts):
             shown = len(text.ids) - 1
             token_BT[b, :shown] = torch.tensor(text.ids[:-1])
-            rows += [b] * text.scored
-            columns += range(shown - text.scored, shown)
+            is_scored_BT[b, shown - text.scored : shown] = True
             targets += text.ids[-text.scored :]
         target_N = torch.tensor(targets, device=device)
         # Logits of the scored tokens alone: those of every token are the largest tensor by far.
-        scored = (torch.tensor(rows, device=device), torch.tensor(columns, device=device))
+        scored = tuple(place_N.to(device) for place_N in is_scored_BT.nonzero(as_tuple=True))
         inputs = {"input_ids": token_BT.to(device), "use_cache": False}
         if self.model.has_plain_head:
             last_BTD = self.model.model.base_model(**inputs).last_hidden_state
@@ -161,11 +163,10 @@ class Scorer:
         nats_N = -F.cross_entropy(logits_NV, target_N, reduction="none").double()
         hit_N = logits_NV.argmax(dim=-1) == target_N
         sizes = [text.scored for text in texts]
+        parts = zip(texts, nats_N.cpu().split(sizes), hit_N.cpu().split(sizes), strict=True)
         return [
             Likelihood(float(nats_n.sum()), bool(hit_n.all()), text.truncated)
-            for nats_n, hit_n, text in zip(
-                nats_N.cpu().split(sizes), hit_N.cpu().split(sizes), texts, strict=True
-            )
+            for text, nats_n, hit_n in parts
         ]
 
 
@@ -205,18 +206,17 @@ class TaskScore:
 def score_task(task: Task, items: Sequence[Item], likelihoods: Iterable[Likelihood]) -> TaskScore:
     """One likelihood for each pair of each item, in their order."""
     rest = iter(likelihoods)
-    answers = [[next(rest) for _ in item.pairs] for item in items]
-    correct, normalised, truncated = [], [], 0
-    for item, answer in zip(items, answers, strict=True):
+    correct, normalised, gold_nats, truncated = [], [], [], 0
+    for item in items:
+        answer = [next(rest) for _ in item.pairs]
         nats = np.array([one.nats for one in answer])
-        if task.cloze:
-            correct.append(float(answer[0].greedy))
-        else:
-            correct.append(float(nats.argmax() == item.gold))
-            normalised.append(float((nats / np.array(item.lengths)).argmax() == item.gold))
+        gold_nats.append(answer[item.gold].nats)
         truncated += sum(one.truncated for one in answer)
-    gold = [answer[item.gold].nats for item, answer in zip(items, answers, strict=True)]
-    return summary(task, items, correct, normalised, gold, truncated)
+        is_right = answer[0].greedy if task.cloze else nats.argmax() == item.gold
+        correct.append(float(is_right))
+        if task.normalised:
+            normalised.append(float((nats / np.array(item.lengths)).argmax() == item.gold))
+    return summary(task, items, correct, normalised, gold_nats, truncated)
 
 
 def summary(
@@ -226,26 +226,26 @@ def summary(
     normalised: Sequence[float],
     gold_nats: Sequence[float],
     truncated: int,
+    mean: Callable[[Sequence[float]], ItemMean] = ItemMean.of,
 ) -> TaskScore:
-    """Means over items.
+    """Means over items; accuracies by `mean`.
 
     Bits per byte is the mean over items of -log2 p(gold answer) / its UTF-8 bytes, so that every
     question counts alike. Perplexity is exp(-mean log p(answer)) as in the harness; its standard
     error is perplexity times that of the mean (the harness draws bootstrap samples).
     """
-    bits = [
-        -nats / math.log(2) / item.gold_bytes for item, nats in zip(items, gold_nats, strict=True)
-    ]
+    pairs = zip(items, gold_nats, strict=True)
+    bits = [-nats / math.log(2) / item.gold_bytes for item, nats in pairs]
     perplexity = None
     if task.cloze:
-        mean = ItemMean.of(gold_nats)
-        value = math.exp(min(-mean.value, 700.0))
-        perplexity = ItemMean(value, None if mean.se is None else value * mean.se)
+        log_p = ItemMean.of(gold_nats)
+        value = math.exp(min(-log_p.value, 700.0))
+        perplexity = ItemMean(value, None if log_p.se is None else value * log_p.se)
     return TaskScore(
         task=task.name,
         items=len(items),
-        acc=ItemMean.of(correct),
-        acc_norm=ItemMean.of(normalised) if task.normalised else None,
+        acc=mean(correct),
+        acc_norm=mean(normalised) if task.normalised else None,
         bits_per_byte=ItemMean.of(bits),
         perplexity=perplexity,
         chance=0.0 if task.cloze else float(np.mean([1 / len(item.pairs) for item in items])),
@@ -264,3 +264,125 @@ def average(scores: Sequence[TaskScore]) -> ItemMean:
     known = [se for se in errors if se is not None]
     se = math.sqrt(sum(se**2 for se in known)) / len(scores) if len(known) == len(scores) else None
     return ItemMean(sum(score.primary.value for score in scores) / len(scores), se)
+
+
+def check_with(name: str) -> None:
+    """Refuse a scorer that there is not; one that is not installed is missed before any work."""
+    if name not in SCORERS:
+        raise ConfigError(f'there is no scorer "{name}"; allowed: {", ".join(SCORERS)}')
+    if name == "lm-eval":
+        require("lm_eval", "eval")
+
+
+def evaluate_tasks(
+    scorer: Scorer, documents: Sequence[Documents], using: str, report: Report
+) -> list[TaskScore]:
+    """One score a task, in the order given."""
+    if using == "lm-eval":
+        report("lm-eval", 0, 0)
+        truncated = count_truncated(scorer, documents)  # first, for it may refuse
+        return harness_scores(documents, harness_samples(scorer, documents), truncated)
+    scores = []
+    for found in documents:
+        items = found.items
+        pairs = [pair for item in items for pair in item.pairs]
+        likelihoods = scorer.score(pairs, partial(report, found.task.name))
+        scores.append(score_task(found.task, items, likelihoods))
+    return scores
+
+
+# The same questions through lm-evaluation-harness, in this process and without the network.
+#
+# The harness merges what it is given with a task it knows only inside a group: a lone dict with a
+# known name would be a new, incomplete task. So all tasks go in one inline group, every member a
+# dict, each with its documents in a JSON Lines file and a cache of its own in a temporary folder.
+
+
+def count_truncated(scorer: Scorer, documents: Sequence[Documents]) -> dict[str, int]:
+    """How many texts of each task the harness will cut; what it cannot take is refused here."""
+    truncated = {}
+    for found in documents:
+        texts = scorer.texts([pair for item in found.items for pair in item.pairs])
+        if any(text.answer_cut for text in texts):
+            raise ConfigError(
+                f"{found.task.name} has an answer of more than {scorer.max_length} tokens, and "
+                "lm-eval takes none; give a larger --max-length, leave the task out, or use "
+                "--with builtin"
+            )
+        truncated[found.task.name] = sum(text.truncated for text in texts)
+    return truncated
+
+
+def harness_samples(
+    scorer: Scorer, documents: Sequence[Documents]
+) -> dict[str, list[dict[str, Any]]]:
+    """What the harness logged of every document, by task, in the order of the documents."""
+    lm_eval = require("lm_eval", "eval")
+    models = require("lm_eval.models.huggingface", "eval")
+    model, split = scorer.model.model, "evaluation"
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    members: list[dict[str, Any]] = []
+    # The harness warns of each text that it cuts; we count them and say so once.
+    logger = logging.getLogger("lm_eval")
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="dograph-eval-") as folder:
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        for found in documents:
+            file = Path(folder) / f"{found.task.name}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in found.rows), encoding="utf-8")
+            cache = str(Path(folder) / "cache")
+            members.append(
+                {
+                    "task": found.task.name,
+                    "dataset_path": "json",
+                    "dataset_name": None,
+                    "dataset_kwargs": {"data_files": {split: str(file)}, "cache_dir": cache},
+                    "training_split": None,
+                    "validation_split": split,
+                    "test_split": None,
+                    "num_fewshot": 0,
+                }
+            )
+        wrapped = models.HFLM(
+            pretrained=model,
+            tokenizer=deepcopy(scorer.encoder.tokenizer),  # it is given a padding token
+            backend="causal",
+            batch_size=scorer.batch_size,
+            max_length=scorer.max_length,
+            prefix_token_id=scorer.encoder.prefix_id,
+            softmax_dtype="float32" if half else None,
+        )
+        seeds = ("random", "numpy_random", "torch_random", "fewshot_random")
+        result = lm_eval.simple_evaluate(
+            model=wrapped,
+            tasks=[{"group": "dograph", "task": members}],
+            bootstrap_iters=0,  # standard errors of means come from the samples, below
+            log_samples=True,
+            **{f"{name}_seed": None for name in seeds},
+        )
+    samples: dict[str, list[dict[str, Any]]] = result["samples"]
+    return {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in samples.items()}
+
+
+def harness_scores(
+    documents: Sequence[Documents],
+    samples: dict[str, list[dict[str, Any]]],
+    truncated: dict[str, int],
+) -> list[TaskScore]:
+    """Scores from what the harness logged: its accuracies, and its formula of standard errors."""
+    mean_stderr = require("lm_eval.api.metrics", "eval").mean_stderr
+
+    def theirs(values: Sequence[float]) -> ItemMean:
+        se = mean_stderr(values) if len(values) > 1 else None
+        return ItemMean(sum(values) / len(values), se)
+
+    scores = []
+    for found in documents:
+        task, items, rows = found.task, found.items, samples[found.task.name]
+        correct = [float(row["acc"]) for row in rows]
+        normalised = [float(row["acc_norm"]) for row in rows] if task.normalised else []
+        answers = [row["filtered_resps"] for row in rows]  # of each pair: nats, greedy
+        gold = [float(own[item.gold][0]) for own, item in zip(answers, items, strict=True)]
+        cut = truncated[task.name]
+        scores.append(summary(task, items, correct, normalised, gold, cut, theirs))
+    return scores

@@ -5,18 +5,17 @@ examples in the prompt. A text is `context + continuation`; the model scores the
 Between question and choice the harness puts one space, COPA's choices bring one of their own.
 """
 
+import inspect
 import json
 import lzma
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from dograph.errors import ConfigError, CorpusError, did_you_mean, require
 from dograph.files import sha256_of
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +32,19 @@ class Item:
         return max(1, len(self.pairs[self.gold][1].lstrip().encode()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """A benchmark: where it is found, what it needs, how a document becomes an item."""
 
     name: str  # lm-evaluation-harness' own, and the folder's
-    item: Callable[[Document], Item]
+    ask: Callable[..., Item]  # from the values of the columns
     columns: tuple[str, ...]
     hub: str
-    config: str | None = None
-    revision: str | None = None
+    config: str | None
     split: str  # the one that the harness scores
-    instead: str | None = None  # a split to score where a folder lacks that one
     size: int  # items in the whole split
+    revision: str | None = None
+    instead: str | None = None  # a split to score where a folder lacks that one
     normalised: bool = True  # whether the harness reports acc_norm
     cloze: bool = False  # no choices: right where every token is the likeliest
 
@@ -54,171 +53,130 @@ class Task:
         """What enters the paper's average: normalised accuracy where available."""
         return "acc_norm" if self.normalised else "acc"
 
+    def item(self, document: Mapping[str, Any]) -> Item:
+        return self.ask(**{name: document[name] for name in self.columns})
 
-def _choice(context: str, choices: list[str], gold: int) -> Item:
+
+TASKS: dict[str, Task] = {}  # in the order of the paper's tables
+
+
+def _task(
+    hub: str, config: str | None, split: str, size: int, **more: Any
+) -> Callable[[Callable[..., Item]], Callable[..., Item]]:
+    """Enter a function in TASKS under its name; its parameters are the columns that it needs."""
+
+    def enter(ask: Callable[..., Item]) -> Callable[..., Item]:
+        columns = tuple(inspect.signature(ask).parameters)
+        TASKS[ask.__name__] = Task(ask.__name__, ask, columns, hub, config, split, size, **more)
+        return ask
+
+    return enter
+
+
+def _choice(context: str, choices: Sequence[str], gold: int) -> Item:
     pairs = tuple((context, f" {choice}") for choice in choices)
     return Item(pairs, gold, tuple(len(choice) for choice in choices))
-
-
-def _hellaswag(doc: Document) -> Item:
-    context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
-    return _choice(_cleaned(context), [_cleaned(x) for x in doc["endings"]], int(doc["label"]))
-
-
-def _cleaned(text: str) -> str:
-    """WikiHow's titles become sentences, other marks in brackets go."""
-    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
-    return text.replace("  ", " ")
-
-
-def _piqa(doc: Document) -> Item:
-    return _choice(_asked(doc["goal"]), [doc["sol1"], doc["sol2"]], int(doc["label"]))
-
-
-def _openbookqa(doc: Document) -> Item:
-    gold = doc["choices"]["label"].index(doc["answerKey"].lstrip())
-    return _choice(doc["question_stem"], doc["choices"]["text"], gold)
-
-
-def _arc_easy(doc: Document) -> Item:
-    gold = doc["choices"]["label"].index(doc["answerKey"])
-    return _choice(_asked(doc["question"]), doc["choices"]["text"], gold)
-
-
-def _sciq(doc: Document) -> Item:
-    context = f"{doc['support'].lstrip()}\n{_asked(doc['question'])}"
-    return _choice(context, [*(doc[name] for name in _WRONG), doc["correct_answer"]], 3)
 
 
 def _asked(question: str) -> str:
     return f"Question: {question}\nAnswer:"
 
 
-def _copa(doc: Document) -> Item:
-    connector = {"cause": "because", "effect": "therefore"}[doc["question"]]
-    choices = [f" {x[0].lower()}{x[1:]}" for x in (doc["choice1"], doc["choice2"])]
-    return _choice(f"{doc['premise'].strip()[:-1]} {connector}", choices, int(doc["label"]))
+@_task("Rowan/hellaswag", None, "validation", 10_042)
+def hellaswag(activity_label: str, ctx_a: str, ctx_b: str, endings: list[str], label: str) -> Item:
+    def cleaned(text: str) -> str:
+        """WikiHow's titles become sentences, other marks in brackets go."""
+        text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+        return text.replace("  ", " ")
+
+    context = cleaned(f"{activity_label}: {ctx_a} {ctx_b.capitalize()}")
+    return _choice(context, [cleaned(ending) for ending in endings], int(label))
 
 
-def _logiqa(doc: Document) -> Item:
-    options = "".join(f"{letter}. {x}\n" for letter, x in zip("ABCD", doc["options"], strict=True))
-    context = f"Passage: {doc['context']}\nQuestion: {doc['question']}\nChoices:\n{options}Answer:"
-    return _choice(context, doc["options"], "abcd".index(doc["label"].strip()))
+@_task("baber/piqa", None, "validation", 1838)
+def piqa(goal: str, sol1: str, sol2: str, label: int) -> Item:
+    return _choice(_asked(goal), [sol1, sol2], int(label))
 
 
-def _winogrande(doc: Document) -> Item:
-    """Partial scoring: each option fills the blank, and what follows the blank is scored."""
-    blank = doc["sentence"].index("_")
-    before, after = doc["sentence"][:blank], doc["sentence"][blank + 1 :].strip()
-    contexts = [before + doc["option1"], before + doc["option2"]]
-    pairs = tuple((context, f" {after}") for context in contexts)
-    return Item(pairs, {"1": 0, "2": 1}[doc["answer"]], tuple(len(x) for x in contexts))
+@_task("allenai/openbookqa", "main", "test", 500)
+def openbookqa(question_stem: str, choices: dict[str, list[str]], answerKey: str) -> Item:
+    return _choice(question_stem, choices["text"], choices["label"].index(answerKey.lstrip()))
 
 
-def _lambada(doc: Document) -> Item:
-    context, _, word = doc["text"].rpartition(" ")
+@_task("EleutherAI/lambada_openai", "default", "test", 5153, normalised=False, cloze=True)
+def lambada_openai(text: str) -> Item:
+    context, _, word = text.rpartition(" ")
     return Item(((context, f" {word}"),), 0, (len(word),))
 
 
-_WRONG = ("distractor1", "distractor2", "distractor3")
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            name="hellaswag",
-            item=_hellaswag,
-            columns=("activity_label", "ctx_a", "ctx_b", "endings", "label"),
-            hub="Rowan/hellaswag",
-            split="validation",
-            size=10_042,
-        ),
-        Task(
-            name="piqa",
-            item=_piqa,
-            columns=("goal", "sol1", "sol2", "label"),
-            hub="baber/piqa",
-            split="validation",
-            size=1838,
-        ),
-        Task(
-            name="openbookqa",
-            item=_openbookqa,
-            columns=("question_stem", "choices", "answerKey"),
-            hub="allenai/openbookqa",
-            config="main",
-            split="test",
-            size=500,
-        ),
-        Task(
-            name="lambada_openai",
-            item=_lambada,
-            columns=("text",),
-            hub="EleutherAI/lambada_openai",
-            config="default",
-            split="test",
-            size=5153,
-            normalised=False,
-            cloze=True,
-        ),
-        Task(
-            name="sciq",
-            item=_sciq,
-            columns=("support", "question", *_WRONG, "correct_answer"),
-            hub="allenai/sciq",
-            split="test",
-            instead="validation",
-            size=1000,
-        ),
-        Task(
-            name="arc_easy",
-            item=_arc_easy,
-            columns=("question", "choices", "answerKey"),
-            hub="allenai/ai2_arc",
-            config="ARC-Easy",
-            split="test",
-            size=2376,
-        ),
-        Task(
-            name="copa",
-            item=_copa,
-            columns=("premise", "choice1", "choice2", "question", "label"),
-            hub="aps/super_glue",
-            config="copa",
-            split="validation",
-            size=100,
-            normalised=False,
-        ),
-        Task(
-            name="logiqa",
-            item=_logiqa,
-            columns=("label", "context", "question", "options"),
-            hub="EleutherAI/logiqa",
-            config="logiqa",
-            # The repository holds a script, which `datasets` no longer runs; the hub converts it.
-            revision="refs/convert/parquet",
-            split="test",
-            size=651,
-        ),
-        Task(
-            name="winogrande",
-            item=_winogrande,
-            columns=("sentence", "option1", "option2", "answer"),
-            hub="allenai/winogrande",
-            config="winogrande_xl",
-            split="validation",
-            size=1267,
-            normalised=False,
-        ),
-    )
-}
+@_task("allenai/sciq", None, "test", 1000, instead="validation")
+def sciq(
+    support: str,
+    question: str,
+    distractor1: str,
+    distractor2: str,
+    distractor3: str,
+    correct_answer: str,
+) -> Item:
+    choices = [distractor1, distractor2, distractor3, correct_answer]
+    return _choice(f"{support.lstrip()}\n{_asked(question)}", choices, 3)
 
 
-def pick_tasks(names: list[str] | None) -> list[Task]:
+@_task("allenai/ai2_arc", "ARC-Easy", "test", 2376)
+def arc_easy(question: str, choices: dict[str, list[str]], answerKey: str) -> Item:
+    return _choice(_asked(question), choices["text"], choices["label"].index(answerKey))
+
+
+@_task("aps/super_glue", "copa", "validation", 100, normalised=False)
+def copa(premise: str, choice1: str, choice2: str, question: str, label: int) -> Item:
+    connector = {"cause": "because", "effect": "therefore"}[question]
+    choices = [f" {choice[0].lower()}{choice[1:]}" for choice in (choice1, choice2)]
+    return _choice(f"{premise.strip()[:-1]} {connector}", choices, int(label))
+
+
+# The repository holds a script, which `datasets` no longer runs; the hub converts it.
+@_task("EleutherAI/logiqa", "logiqa", "test", 651, revision="refs/convert/parquet")
+def logiqa(label: str, context: str, question: str, options: list[str]) -> Item:
+    lettered = "".join(f"{letter}. {x}\n" for letter, x in zip("ABCD", options, strict=True))
+    asked = f"Passage: {context}\nQuestion: {question}\nChoices:\n{lettered}Answer:"
+    return _choice(asked, options, "abcd".index(label.strip()))
+
+
+@_task("allenai/winogrande", "winogrande_xl", "validation", 1267, normalised=False)
+def winogrande(sentence: str, option1: str, option2: str, answer: str) -> Item:
+    """Partial scoring: each option fills the blank, and what follows the blank is scored."""
+    blank = sentence.index("_")
+    contexts = [sentence[:blank] + option for option in (option1, option2)]
+    pairs = tuple((context, f" {sentence[blank + 1 :].strip()}") for context in contexts)
+    return Item(pairs, {"1": 0, "2": 1}[answer], tuple(len(context) for context in contexts))
+
+
+def pick_tasks(names: Sequence[str] | None) -> list[Task]:
     """Tasks by name, in the order of the paper's tables; all nine without names."""
     for name in names or []:
         if name not in TASKS:
             raise ConfigError(f'there is no task "{name}"; {did_you_mean(name, TASKS)}')
     return [task for task in TASKS.values() if not names or task.name in names]
+
+
+def parse_limits(text: str | None, tasks: Sequence[Task]) -> dict[str, int | None]:
+    """`200`, `hellaswag=500,copa=50`, or both: `200,hellaswag=500`; None: every item."""
+    limits: dict[str, int | None] = dict.fromkeys((task.name for task in tasks), None)
+    own: dict[str, int | None] = {}
+    for part in text.split(",") if text else []:
+        name, _, number = part.strip().rpartition("=")
+        if not number.removeprefix("-").isdecimal() or (name and name not in limits):
+            raise ConfigError(
+                f'--limit "{part}" is neither a number of items nor task=number; '
+                f"the tasks of this call: {', '.join(limits)}"
+            )
+        if int(number) < 1:
+            raise ConfigError(f'--limit "{part}" must be at least 1; leave it out for every item')
+        if name:
+            own[name] = int(number)
+        else:
+            limits = dict.fromkeys(limits, int(number))
+    return limits | own
 
 
 # Documents of a task: from a folder of JSON Lines, or from the Hugging Face hub.
@@ -256,8 +214,7 @@ class Documents:
 def read_folder(folder: Path, task: Task) -> Documents:
     """`folder/<task>/<split>.jsonl`, or .jsonl.xz, then `<split>-*` in the order of their names."""
     place = folder / task.name
-    split, files = task.split, _files(place, task.split)
-    notes = []
+    split, files, notes = task.split, _files(place, task.split), []
     if not files and task.instead is not None:
         split, files = task.instead, _files(place, task.instead)
         notes.append(f"{task.name}: the {split} split, for want of {task.split}")
@@ -269,11 +226,24 @@ def read_folder(folder: Path, task: Task) -> Documents:
         )
     rows, described = [], []
     for file in files:
-        own = [_checked(row, task, f"{file}:{line}") for line, row in _lines(file)]
-        rows += own
+        opened: Callable[..., IO[str]] = lzma.open if file.suffix == ".xz" else open
+        try:
+            with opened(file, "rt", encoding="utf-8") as stream:
+                lines = {n: json.loads(x) for n, x in enumerate(stream, start=1) if x.strip()}
+        except (ValueError, lzma.LZMAError, EOFError) as error:
+            raise CorpusError(f"{file} is damaged: {error}; fetch it again") from error
+        rows += [_checked(row, task, f"{file}:{line}") for line, row in lines.items()]
         name = file.relative_to(folder).as_posix()
-        described.append({"file": name, "sha256": sha256_of(file), "items": len(own)})
-    return _complete(Documents(task, split, rows, len(rows), described, notes))
+        described.append({"file": name, "sha256": sha256_of(file), "items": len(lines)})
+    return _complete(task, split, rows, described, notes)
+
+
+def _files(place: Path, split: str) -> list[Path]:
+    first = [place / f"{split}{ending}" for ending in ENDINGS]
+    found = [file for file in first if file.is_file()]
+    if len(found) > 1:
+        raise CorpusError(f"{found[0]} and {found[1]} may hold the same items; keep one of them")
+    return found + sorted(x for ending in ENDINGS for x in place.glob(f"{split}-*{ending}"))
 
 
 def read_hub(task: Task) -> Documents:
@@ -294,47 +264,7 @@ def read_hub(task: Task) -> Documents:
     where = f"hf:{task.hub}@{task.split}"
     checked = [_checked(row, task, f"{where}, row {k}") for k, row in enumerate(rows)]
     described = [{"hub": name, "fingerprint": dataset._fingerprint, "items": len(rows)}]
-    return _complete(Documents(task, task.split, checked, len(checked), described))
-
-
-def parse_limits(text: str | None, tasks: list[Task]) -> dict[str, int | None]:
-    """`200`, `hellaswag=500,copa=50`, or both: `200,hellaswag=500`; None: every item."""
-    limits: dict[str, int | None] = dict.fromkeys((task.name for task in tasks), None)
-    own: dict[str, int | None] = {}
-    for part in (text or "").split(",") if text else []:
-        name, _, number = part.strip().rpartition("=")
-        if not number.removeprefix("-").isdecimal() or (name and name not in limits):
-            raise ConfigError(
-                f'--limit "{part}" is neither a number of items nor task=number; '
-                f"the tasks of this call: {', '.join(limits)}"
-            )
-        if int(number) < 1:
-            raise ConfigError(f'--limit "{part}" must be at least 1; leave it out for every item')
-        if name:
-            own[name] = int(number)
-        else:
-            limits = dict.fromkeys(limits, int(number))
-    return limits | own
-
-
-def _files(place: Path, split: str) -> list[Path]:
-    first = [place / f"{split}{ending}" for ending in ENDINGS]
-    found = [file for file in first if file.is_file()]
-    if len(found) > 1:
-        raise CorpusError(f"{found[0]} and {found[1]} may hold the same items; keep one of them")
-    rest = [x for ending in ENDINGS for x in place.glob(f"{split}-*{ending}")]
-    return found + sorted(rest)
-
-
-def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    opened: Callable[..., IO[str]] = lzma.open if file.suffix == ".xz" else open
-    with opened(file, "rt", encoding="utf-8") as stream:
-        try:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, json.loads(line)
-        except (ValueError, lzma.LZMAError, EOFError) as error:
-            raise CorpusError(f"{file} is damaged: {error}; fetch it again") from error
+    return _complete(task, task.split, checked, described, [])
 
 
 def _checked(row: Any, task: Task, where: str) -> dict[str, Any]:
@@ -344,21 +274,25 @@ def _checked(row: Any, task: Task, where: str) -> dict[str, Any]:
         raise CorpusError(
             f"{where}: {task.name} needs {', '.join(task.columns)}; {', '.join(missing)} missing"
         )
-    kept = {name: row[name] for name in task.columns}
     try:
-        item = task.item(kept)
+        item = task.item(row)
         if not 0 <= item.gold < len(item.pairs):
             raise ValueError(f"the gold answer is number {item.gold} of {len(item.pairs)}")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise CorpusError(f"{where} is no item of {task.name}: {error!r}") from error
-    return kept
+    return {name: row[name] for name in task.columns}
 
 
-def _complete(found: Documents) -> Documents:
+def _complete(
+    task: Task,
+    split: str,
+    rows: list[dict[str, Any]],
+    files: list[dict[str, Any]],
+    notes: list[str],
+) -> Documents:
     """The documents, with a note where they are not as many as the task has."""
-    if not found.rows:
-        raise CorpusError(f"{found.task.name}: its {found.split} split is empty; fetch it again")
-    if (num := len(found.rows)) != found.task.size:
-        told = f"{found.task.name}: the data have {num} items, the task {found.task.size}"
-        return replace(found, notes=[*found.notes, told])
-    return found
+    if not rows:
+        raise CorpusError(f"{task.name}: its {split} split is empty; fetch it again")
+    if len(rows) != task.size:
+        notes = [*notes, f"{task.name}: the data have {len(rows)} items, the task {task.size}"]
+    return Documents(task, split, rows, len(rows), files, notes)

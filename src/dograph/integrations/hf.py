@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,7 @@ from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
+from dograph.train.checkpoint import split_state
 from dograph.types import Signals
 
 if TYPE_CHECKING:
@@ -80,7 +82,8 @@ def attach(
     _require_mixer(mixer, sources, trainer.args)
     _require_mode(mode, trainer.model, exclude)
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
-    weighing = Weighing(trainer, mixer, mode, projection, sources, exclude)
+    sketches = mode if "sketch" in mixer.needs else None
+    weighing = Weighing(trainer, mixer, sketches, projection, sources, exclude)
     trainer.training_step, trainer.train = weighing.training_step, weighing.train
     trainer.get_batch_samples = weighing.get_batch_samples
     trainer.loss_is_scaled_for_ga = True  # older versions know it by compute_loss_func being set
@@ -113,9 +116,7 @@ def _events(weighing: "Weighing") -> Any:
 
 def store_mixer(mixer: Mixer, folder: Path, step: int) -> None:
     """Add the mixer's state after `step` steps to a checkpoint; the JSON comes last."""
-    state = mixer.state_dict()
-    tensors = {name: v.contiguous() for name, v in state.items() if isinstance(v, torch.Tensor)}
-    values = {name: value for name, value in state.items() if name not in tensors}
+    tensors, values = split_state(mixer.state_dict())
     if not folder.is_dir():
         raise RunError(
             f"the checkpoint of step {step} is not in {folder}, so the mixer's state has no place; "
@@ -145,52 +146,23 @@ def restore_mixer(mixer: Mixer, folder: Path) -> None:
     mixer.load_state_dict({**stored["mixer"], **tensors})
 
 
-class SketchingHead:
-    """Stands in for an output layer: hidden states in, the loss and sketch of each sample out.
-
-    Inside the model's forward its weight is seen by DDP, and the loss is part of a compiled graph.
-    """
-
-    def __init__(self, layer: nn.Linear, projection: Projection) -> None:
-        self.layer, self.projection = layer, projection
-        self.epoch = -1
-
-    def open(self, target_bT: Tensor, step: int) -> None:
-        self.target_bT = target_bT
-        if self.epoch != (epoch := self.projection.epoch(step)):
-            self.sides = head_projection(self.layer.weight, self.projection, step=epoch)
-            self.epoch = epoch
-
-    def forward(self, hidden_bTD: Tensor) -> Tensor:
-        kind = hidden_bTD.device.type
-        if torch.is_autocast_enabled(kind):
-            hidden_bTD = hidden_bTD.to(torch.get_autocast_dtype(kind))
-        loss_b, sketch_bK = sketched_cross_entropy(
-            hidden_bTD, self.layer.weight, self.target_bT, self.sides
-        )
-        return torch.cat([loss_b[:, None], sketch_bK], dim=1)
-
-
+@dataclass
 class Weighing:
     """An attached mixer: what the Trainer calls in place of its own methods, and beside them."""
 
-    def __init__(
-        self,
-        trainer: "Trainer",
-        mixer: Mixer,
-        mode: Mode,
-        projection: Projection,
-        sources: str | None,
-        exclude: tuple[str, ...],
-    ) -> None:
-        self.trainer, self.mixer, self.sources = trainer, mixer, sources
-        self.mode = mode if "sketch" in mixer.needs else None
-        self.projection, self.exclude = projection, exclude
-        self.stock_train: Callable[..., Any] = trainer.train
-        self.stock_step: Callable[..., Tensor] = trainer.training_step
-        self.stock_batches: Callable[..., Any] = trainer.get_batch_samples
-        self.resumed = False  # a mixer that was restored has its warm-up from its first start
-        self.unweighted: Tensor | None = None
+    trainer: "Trainer"
+    mixer: Mixer
+    mode: Mode | None  # of the sketch, where the mixer needs one
+    projection: Projection
+    sources: str | None
+    exclude: tuple[str, ...]
+    resumed: bool = False  # a mixer that was restored has its warm-up from its first start
+    unweighted: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.stock_train: Callable[..., Any] = self.trainer.train
+        self.stock_step: Callable[..., Tensor] = self.trainer.training_step
+        self.stock_batches: Callable[..., Any] = self.trainer.get_batch_samples
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -208,7 +180,7 @@ class Weighing:
     def begin(self, args: Any, state: Any) -> None:
         """The model is where it will be trained, and the number of steps is known."""
         if self.mode == "head":
-            self.head = SketchingHead(self.trainer.model.get_output_embeddings(), self.projection)
+            self.head, self.epoch = self.trainer.model.get_output_embeddings(), -1
         if self.mode == "twopass":
             self.sketcher = Sketcher(
                 self.trainer.model,
@@ -252,14 +224,28 @@ class Weighing:
                 with self.trainer.accelerator.autocast():  # slots take the layers' precision
                     stack.enter_context(self.sketcher.record(token_bT, step))
             if self.mode == "head":
-                self.head.open(self.target_bT, step)
-                stack.enter_context(replaced_forward(self.head.layer, self.head.forward))
+                if self.epoch != (epoch := self.projection.epoch(step)):
+                    self.sides = head_projection(self.head.weight, self.projection, step=epoch)
+                    self.epoch = epoch
+                stack.enter_context(replaced_forward(self.head, self.sketching_head))
             self.trainer.compute_loss_func = self.loss
             try:
                 # Without a number of items: with one, the Trainer multiplies by the processes.
                 return self.stock_step(model, given, None)
             finally:
                 self.trainer.compute_loss_func = None
+
+    def sketching_head(self, hidden_bTD: Tensor) -> Tensor:
+        """In place of the output layer: hidden states in, the loss and sketch of each sample out.
+
+        Inside the model's forward its weight is seen by DDP, and the loss is in a compiled graph.
+        """
+        kind = hidden_bTD.device.type
+        if torch.is_autocast_enabled(kind):
+            hidden_bTD = hidden_bTD.to(torch.get_autocast_dtype(kind))
+        given = (hidden_bTD, self.head.weight, self.target_bT, self.sides)
+        loss_b, sketch_bK = sketched_cross_entropy(*given)
+        return torch.cat([loss_b[:, None], sketch_bK], dim=1)
 
     def loss(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None) -> Tensor:
         """sum_i c_i loss_i over this micro-batch, times the processes, over which DDP averages."""
@@ -319,11 +305,8 @@ class Weighing:
         }
         if (count_M := values.get("domains/samples")) is not None:
             values["domains/number"] = (torch.as_tensor(count_M) > 0).sum()
-        return {
-            name: float(value)
-            for name, value in values.items()
-            if not (isinstance(value, Tensor) and value.dim())
-        }
+        scalars = {k: v for k, v in values.items() if not isinstance(v, Tensor) or v.dim() == 0}
+        return {name: float(value) for name, value in scalars.items()}
 
 
 def _input(inputs: Mapping[str, Any], name: str) -> Tensor:

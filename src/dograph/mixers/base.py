@@ -4,8 +4,9 @@ A method answers at most three questions: what to draw from (`plan`, before trai
 each sample counts (`weigh`, each step), and whether to draw differently (`remix`, now and then).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dograph.config import Refresh, RunConfig
@@ -19,8 +20,9 @@ if TYPE_CHECKING:  # torch takes seconds to import; to refuse a misspelt name do
     from dograph.domains.graph import DomainGraph
 
 # Metrics of a step by name; tensors stay on the device until they are written. What costs much to
-# say may be said then: any mapping will do.
+# say may be said then: any mapping will do, and `LateReport` is one that waits.
 Report = Mapping[str, "float | Tensor"]
+Metrics = dict[str, "float | Tensor"]
 
 # What `weigh` may ask for. The step computes only what the mixer needs.
 SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})
@@ -82,8 +84,8 @@ class Lab(Protocol):
 class Mixer:
     """Natural mixing: draw by tokens, count every sample alike.
 
-    Everything that training, pages and commands want to know of a mixer, they ask it here; a
-    subclass overrides what differs, and nobody asks for its name.
+    All that training, pages and commands want to know of a mixer is asked here; a subclass
+    overrides what differs.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -91,6 +93,7 @@ class Mixer:
     has_domains: ClassVar[bool] = False  # it groups samples; `graph` and `locate` tell of it
     reads_mixtures: ClassVar[bool] = False  # its options may name mixture files (`inlined`)
     reference: str | None = None  # the model that `reference_loss` is of
+    _report: Report = MappingProxyType({})
 
     def plan(self, lab: Lab) -> Mixture:
         """What to draw from at first."""
@@ -121,13 +124,12 @@ class Mixer:
 
     @property
     def requires_sources(self) -> bool:
-        """Whether it cannot weigh without sources; others with this need only report by them."""
+        """Whether it cannot weigh without sources, beyond reporting by them."""
         return "source" in self.needs
 
     def refuses_edits(self) -> str | None:
         """Why nobody else may change what is drawn on the way (after "NAME ..."), or None."""
-        own = self.changes_sampling
-        return "decides itself what is drawn (it has a `remix`)" if own else None
+        return "decides itself what is drawn (it has a `remix`)" if self.changes_sampling else None
 
     def refuses_lagged(self) -> str | None:
         """Why it has no weights for a micro-batch alone (after "NAME ..."), or None.
@@ -141,8 +143,8 @@ class Mixer:
     def weigh_lagged(self, signals: Signals, num_samples: int) -> "Tensor":
         """Weights of one micro-batch by what was known before the step: (b,), of B = `num_samples`.
 
-        Those of all micro-batches sum to 1 in the mean. Where gradients are accumulated without a
-        second look (accumulation lagged), this takes the place of `weigh`, and `observe` follows.
+        Those of all micro-batches sum to 1 in the mean. With accumulation lagged this takes the
+        place of `weigh`, and `observe` follows.
         """
         return self.weigh(replace(signals, num_samples=num_samples))[: signals.num_samples]
 
@@ -171,8 +173,8 @@ class Mixer:
     def locate(self, sketch_BK: "Tensor", step: int) -> "tuple[Tensor, Tensor] | None":
         """Where samples fall that were not in the batch: label_B, and closeness_BM to each domain.
 
-        It changes nothing. Greater is nearer, -inf for domains without samples; None while no
-        domains are known. Where domains last, sketches are under the projection of the run's own.
+        Greater is nearer, -inf for domains without samples; None while no domains are known.
+        Nothing changes. Where domains last, sketches are under the projection of the run's own.
         """
         return None
 
@@ -209,7 +211,54 @@ class Mixer:
 
         A vector has one entry a domain; `samples/domain` has one a sample, its domain.
         """
-        return {}
+        return self._report
+
+
+class LateReport(Mapping[str, "float | Tensor"]):
+    """Metrics that are worked out when they are read: they are written every few steps only.
+
+    A step keeps what they are made of, some small tensors on the device, and no metric decides
+    anything. Reading one waits for the device and works all of them out, on the CPU.
+    """
+
+    def __init__(
+        self, held: "dict[str, Tensor]", work_out: "Callable[[dict[str, Tensor]], Metrics]"
+    ) -> None:
+        self.held = held  # on the device; empty once the metrics are there
+        self.work_out, self.metrics = work_out, Metrics()
+
+    def _read(self) -> Metrics:
+        read_together([self])
+        return self.metrics
+
+    def __getitem__(self, name: str) -> "float | Tensor":
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
+def read_together(reports: Iterable[Report]) -> None:
+    """Bring over what several reports are made of, in a few transfers; this waits for the device.
+
+    Tensors of one kind come as one, and those that several reports hold come once.
+    """
+    import torch
+
+    late = [report for report in reports if isinstance(report, LateReport) and report.held]
+    kinds: dict[Any, dict[int, Tensor]] = {}
+    for tensor in (tensor for report in late for tensor in report.held.values()):
+        kind = (tensor.dtype, tensor.shape, tensor.device)
+        kinds.setdefault(kind, {})[id(tensor)] = tensor
+    host: dict[int, Tensor] = {}
+    for held in kinds.values():
+        host |= zip(held, torch.stack(list(held.values())).cpu(), strict=True)
+    for report in late:
+        report.metrics = report.work_out({n: host[id(t)] for n, t in report.held.items()})
+        report.held = {}
 
 
 def require_sources(option: str, given: Iterable[str], known: Collection[str]) -> None:

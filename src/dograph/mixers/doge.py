@@ -13,13 +13,7 @@ from dograph.config import Fraction, Options, Refresh
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
-from dograph.mixers.source_weights import (
-    LearntWeights,
-    SourceMixer,
-    as_values,
-    sensitivity,
-    share_out_sources,
-)
+from dograph.mixers.source_weights import LearntWeights, SourceMixer, as_values, sensitivity
 from dograph.types import Mixture, Signals
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
@@ -74,6 +68,7 @@ class DoGEProxy(SourceMixer):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
+    kept: ClassVar[dict[str, str]] = {"projection": "projection", "gradients": "gradient_SK"}
 
     def __init__(self, **options: Any) -> None:
         self.options = DoGEProxyOptions(**options)
@@ -108,10 +103,10 @@ class DoGEProxy(SourceMixer):
         return "never"
 
     def weigh(self, signals: Signals) -> Tensor:
-        sketch_BK = self._require("sketch_BK", signals.sketch_BK)
+        sketch_BK = self._require(signals, "sketch_BK")
         if signals.lr is None:
             raise ConfigError("DoGEProxy's steps go with the learning rate; fill Signals.lr")
-        own_BS = self._ready(signals)
+        own_BS, lr = self._ready(signals), signals.lr
         count_S, finite = own_BS.sum(dim=0), all_finite(sketch_BK)
         mean_SK = (own_BS.mT @ sketch_BK.double()) / count_S.clamp_min(1)[:, None]
         scale_S: Tensor = (self.options.clip / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
@@ -126,11 +121,10 @@ class DoGEProxy(SourceMixer):
         fresh_S = finite & (count_S > 0)
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
         if self._masks is None or self._masks[0].device != own_BS.device:
-            names = self.learnt.names
-            train, targets = self._taught(names), self.targets or names
+            train, targets = self._taught(self.names), self.targets or self.names
             self._masks = (
-                own_BS.new_tensor([float(name in train) for name in names]),
-                own_BS.new_tensor([float(name in targets) for name in names]),
+                own_BS.new_tensor([float(name in train) for name in self.names]),
+                own_BS.new_tensor([float(name in targets) for name in self.names]),
             )
         train_S, target_S = self._masks
         product_SS = self.gradient_SK @ self.gradient_SK.mT
@@ -138,25 +132,12 @@ class DoGEProxy(SourceMixer):
             product_SS = product_SS - product_SS.diag().diag()
         self.alignment_S = product_SS @ target_S
         norm = (train_S * self.gradient_SK.norm(dim=1)).sum() / train_S.sum()
-        lr = signals.lr
         score_S = (lr * self.alignment_S / (norm + TINY)).clamp(0, MOST * lr)
-        weight_S = torch.softmax(self.learnt.weight_S.log() + score_S / self.options.mu, dim=0)
+        weight_S = torch.softmax(self.weight_S.log() + score_S / self.options.mu, dim=0)
         equal_S, c = train_S / train_S.sum(), self.options.smoothing
-        weight_S = (1 - c) * weight_S + c * equal_S
-        self.learnt.update(weight_S, finite)
-        each_S = self.learnt.weight_S * scale_S / count_S.clamp_min(1)
-        self._report = self.learnt.report() | self.learnt.by_name("alignment", self.alignment_S)
-        return share_out_sources(each_S, own_BS, finite, sketch_BK)
-
-    def state_dict(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"projection": self.projection}
-        if self.gradient_SK is not None:
-            own["gradients"] = self.gradient_SK
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.gradient_SK, self.projection = state.get("gradients"), state["projection"]
+        self.update((1 - c) * weight_S + c * equal_S, finite)
+        each_S = self.weight_S * scale_S / count_S.clamp_min(1)
+        return self.share_out(each_S, own_BS, finite, sketch_BK, alignment=self.alignment_S)
 
 
 REMEDY = "raise mixer.mu (to 0.05 or 0.1, say)"
@@ -184,9 +165,7 @@ class DoGE(Planner):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = DoGEOptions(**options)
-        self.mus = as_values("mu", self.options.mu)
-        for value in self.mus:  # refuses now what its proxy would refuse later
-            DoGEProxyOptions(mu=value)
+        self.mus = as_values("mu", self.options.mu, DoGEProxyOptions)
 
     def plan(self, lab: Lab) -> Mixture:
         targets = self.options.targets or []
@@ -194,17 +173,13 @@ class DoGE(Planner):
         trained = [name for name in lab.tokens if name not in targets]
         shared = set(DoGEUpdate.model_fields)
         given = self.options.model_dump(include=shared, exclude_none=True)
+        mixers = [{"name": "doge-proxy", "mu": mu, **given} for mu in self.mus]
         proxies = [
-            Proxy(
-                f"proxy, mu {mu:g}",
-                {"name": "doge-proxy", "mu": mu, **given},
-                self.options.seed,
-                SETTINGS,
-            )
-            for mu in self.mus
+            Proxy(f"proxy, mu {mixer['mu']:g}", mixer, self.options.seed, SETTINGS)
+            for mixer in mixers
         ]
         outcomes = [LearntWeights.of(result.state, trained) for result in lab.train(proxies)]
         self.findings = outcomes[0].findings() | {"advice": outcomes[0].advice(REMEDY)}
         if len(self.mus) > 1:
             self.findings["sensitivity"] = {"mu": sensitivity(self.mus, outcomes)}
-        return outcomes[0].mixture
+        return Mixture.normalised(outcomes[0].average)

@@ -16,23 +16,24 @@ from torch import Tensor
 
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
+from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import build_objective
-from dograph.domains.partition import Budget, all_finite, floor_weights, sample_weights, share_out
-from dograph.domains.scopes import (
-    FIT_BATCHES,
-    EpochScope,
-    KMeans,
-    Scope,
-    StreamScope,
+from dograph.domains.partition import (
+    Budget,
+    agreement_of,
+    all_finite,
+    sample_weights,
+    share_out,
 )
+from dograph.domains.scopes import FIT_BATCHES, EpochScope, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.base import Lab, Mixer, Report, with_options
-from dograph.mixers.dograph_report import step_report
-from dograph.mixers.fixed import check_sampling, sampling_mixture
+from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, with_options
+from dograph.mixers.fixed import Sampling, sampling_mixture
 from dograph.mixers.remixing import Remixing
 from dograph.types import Domains, Mixture, Signals
 
 DEFAULT_RECIPE = "recommended"
+RETIRED = {"weight_floor": 0}  # gone options, at the values that older runs may still name
 RECENT = 10  # batches over which domains and sources are compared; one alone may agree by chance
 # Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks
 # first. The paper also draws a new projection every step: sketch.refresh=step.
@@ -68,14 +69,13 @@ class DoGraphOptions(Options):
     normalise: bool = True  # spherical K-means; stream always is
     restarts: int = Field(16, ge=1)
     min_size: int = Field(1, ge=1)
-    weight_floor: float = Field(0.0, ge=0)  # least weight of a domain, at most 1 / num_domains
     cap: float | None = Field(None, ge=1)  # most that a sample may count, in equal weights
     effective_floor: float | None = Field(0.9, ge=1e-6, le=1)  # least effective share 1/(n sum c^2)
     keep_shares: bool = False  # weigh inside sources: each keeps the share that was drawn
     within: Literal["mean", "unit"] = "mean"
     norm_from: Literal["blocks", "all"] = "blocks"
-    sampling: Any = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
-    realise: Literal["loss", "sampling", "both"] = "loss"
+    sampling: Sampling = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
+    realise: Literal["loss", "sampling"] = "loss"
     remix_every: int = Field(50, ge=1)
     remix_floor: float = Field(0.25, ge=0, le=1)  # of a stratum's share at first
     max_epochs: float = Field(4.0, ge=0)  # how often remixing may have a stratum read through
@@ -91,16 +91,11 @@ class DoGraphOptions(Options):
             raise ConfigError(
                 f'mixer.recipe="{recipe}" is not known; {did_you_mean(recipe, RECIPES)}'
             )
-        return RECIPES[recipe] | given
+        gone = {option for option, value in RETIRED.items() if given.get(option) == value}
+        return RECIPES[recipe] | {name: value for name, value in given.items() if name not in gone}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        check_sampling(self.sampling)
-        if self.weight_floor > 1 / self.num_domains:
-            raise ConfigError(
-                f"mixer.weight_floor={self.weight_floor}: give a finite number of at least 0 and "
-                f"at most {1 / self.num_domains:g}, which is 1 / mixer.num_domains"
-            )
         if self.keep_shares and self.cap is not None:
             raise ConfigError(
                 f"mixer.cap={self.cap:g} with mixer.keep_shares=true: what a cap cuts off goes to "
@@ -143,7 +138,6 @@ class DoGraph(Mixer):
         self.recent: list[tuple[Tensor, Tensor]] = []  # label_B and source_B of the last batches
         self.domains: Domains | None = None
         self.weight_M: Tensor | None = None
-        self._report: Report = {}
 
     def plan(self, lab: Lab) -> Mixture:
         """As `sampling` says at first; `realise: sampling` moves it later."""
@@ -160,42 +154,42 @@ class DoGraph(Mixer):
 
     def weigh(self, signals: Signals) -> Tensor:
         """Algorithm 1: cluster the sketches, solve for the domains' weights, share them out."""
-        sketch_BK, finite = _finite(signals)  # R' g_i
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)  # D_1 .. D_m
+        sketch_BK, finite, domains = self._clustered(signals)  # R' g_i, and D_1 .. D_m of them
         if domains is not None:
-            self.weight_M = self._solved(domains)  # w = argmin L_opt on the simplex
+            known = self.remixing.at_first(domains)
+            self.weight_M = self.objective(known)  # w = argmin L_opt on the simplex
             weight_B, finite = self._shared(domains, self.weight_M, signals, finite)  # c_i
         if domains is None or signals.step < self.warmup_steps:
             weight_B = super().weigh(signals)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
         return weight_B
 
-    def _solved(self, domains: Domains) -> Tensor:
-        """w_M: what the objective asks for, with the floor on it."""
-        weight_M = self.objective(self.remixing.at_first(domains))
-        if self.options.weight_floor == 0:
-            return weight_M
-        return floor_weights(weight_M, self.options.weight_floor, domains.present_M)
+    def _clustered(self, signals: Signals) -> tuple[Tensor, Tensor, Domains | None]:
+        """Sketches with rows that are not finite set to 0, if there were none, and the domains."""
+        if signals.sketch_BK is None:
+            raise ConfigError("DoGraph weighs by sketches; make the signals with Sketcher.signals")
+        sketch_BK = signals.sketch_BK.detach()
+        broken_B = (sketch_BK * 0).sum(dim=1) != 0
+        sketch_BK, finite = sketch_BK.masked_fill(broken_B[:, None], 0), ~broken_B.any()
+        return sketch_BK, finite, self.scope.assign(sketch_BK, signals.step, signals.projection)
 
     def _shared(
         self, domains: Domains, weight_M: Tensor, signals: Signals, finite: Tensor
     ) -> tuple[Tensor, Tensor]:
         """c_B: domain weights to sample weights, inside the budget; and if all was finite."""
-        options, known = self.options, self.remixing.expected(domains)
+        options, source_B = self.options, signals.source_B
         plain = (options.realise, options.within, options.cap, options.keep_shares)
         if plain == ("loss", "mean", None, False):
-            return share_out(known, weight_M, finite, options.effective_floor)
-        if options.keep_shares and signals.source_B is None:
+            return share_out(domains, weight_M, finite, options.effective_floor)
+        if options.keep_shares and source_B is None:
             raise ConfigError(
                 "mixer.keep_shares=true needs the source of every sample: pass source_B to "
                 "Sketcher.backward or Sketcher.signals"
             )
-        if options.realise == "sampling":
-            weight_B = Mixer.weigh(self, signals)
-        else:
-            weight_B = sample_weights(known, weight_M)
-        source_B = signals.source_B if options.keep_shares else None
-        weight_B = self.budget.hold(weight_B, self._norms(signals), source_B)
+        sampled = options.realise == "sampling"
+        weight_B = super().weigh(signals) if sampled else sample_weights(domains, weight_M)
+        kept_B = source_B if options.keep_shares else None
+        weight_B = self.budget.hold(weight_B, self._norms(signals), kept_B)
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
@@ -215,29 +209,22 @@ class DoGraph(Mixer):
         """
         if (why := self.refuses_lagged()) is not None:
             raise ConfigError(f"DoGraph {why}; or use accumulation=two_sweeps")
-        sketch_BK, finite = _finite(signals)
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        sketch_BK, finite, domains = self._clustered(signals)
         equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
         if domains is None or signals.step < self.warmup_steps:
             return equal_b
-        weight_M, known = self._solved(domains), self.remixing.expected(domains)
-        times_M = torch.where(known.present_M, weight_M / known.share_M.clamp_min(1e-12), 0.0)
+        weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
+        times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
         if self.options.realise == "sampling":
             times_M = torch.ones_like(times_M)
-        weight_b = self.budget.hold_lagged(
-            times_M / num_samples,
-            known.share_M,
-            domains.label_B,
-            self._norms(signals),
-            size=num_samples,
-        )
+        each_M, label_b, norm_b = times_M / num_samples, domains.label_B, self._norms(signals)
+        weight_b = self.budget.hold_lagged(each_M, share_M, label_b, norm_b, size=num_samples)
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
-        sketch_BK, finite = _finite(signals)
-        domains = self.scope.assign(sketch_BK, signals.step, signals.projection)
+        sketch_BK, finite, domains = self._clustered(signals)
         if domains is not None:
-            self.weight_M = self._solved(domains)
+            self.weight_M = self.objective(self.remixing.at_first(domains))
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
     def _take_in(
@@ -248,21 +235,63 @@ class DoGraph(Mixer):
         weight_B: Tensor,
         finite: Tensor,
     ) -> None:
-        """Let the scope learn from the batch, count it, and note what to report."""
+        """Let the scope learn from the batch, count it, and keep what the report is made of."""
         self.domains = domains
         self.scope.observe(sketch_BK, signals.step)
+        wide_BK = sketch_BK.float()
+        held = {
+            "weight_B": weight_B,
+            "finite": finite,
+            "mean_norm": wide_BK.mean(dim=0).norm(),
+            "update_norm": (weight_B.to(wide_BK.dtype) @ wide_BK).norm(),
+        }
         if domains is None:  # none yet, or forgotten with an old projection
             self.weight_M = self.remixing.count_MS = None
         else:
+            assert self.weight_M is not None
             if signals.source_B is not None:
                 last = (domains.label_B, signals.source_B)
                 self.recent = [*self.recent[-(RECENT - 1) :], last]
-            if self.remixing.active and signals.stratum_B is not None:
-                self.remixing.add(domains.label_B, signals.stratum_B)
-        self._report = step_report(self, sketch_BK, weight_B, finite)
+            self.remixing.add(domains.label_B, signals.stratum_B)
+            held |= {name: getattr(domains, name) for name in Domains.__slots__}
+            held |= {"weight_M": self.weight_M, **self._recent_batches()}
+        self._report = LateReport(held, self._metrics)
 
-    def report(self) -> Report:
-        return self._report
+    def _recent_batches(self) -> dict[str, Tensor]:
+        """Labels and sources of the last batches, by name."""
+        named: dict[str, Tensor] = {}
+        for i, (label_B, source_B) in enumerate(self.recent):
+            named |= {f"label/{i}": label_B, f"source/{i}": source_B}
+        return named
+
+    def _metrics(self, held: dict[str, Tensor]) -> Metrics:
+        """The report of a step; metrics of domains are left out while none are known."""
+        report: Metrics = {
+            "weights/max_times_equal": len(held["weight_B"]) * held["weight_B"].max(),
+            "weights/gradient_norm_ratio": held["update_norm"] / held["mean_norm"].clamp_min(1e-30),
+            "weights/fallback": 1.0 - held["finite"].float(),
+        }
+        if "weight_M" not in held:
+            return report
+        weight_M = held["weight_M"]
+        domains = Domains(**{name: held[name] for name in Domains.__slots__})
+        order_M, index_M = self.listing(weight_M), torch.arange(len(weight_M))
+        count_M = (domains.label_B[:, None] == index_M).sum(dim=0)
+        report |= {
+            "samples/domain": order_M.argsort()[domains.label_B],
+            "domains/samples": count_M[order_M],
+            "domains/share": domains.share_M[order_M],
+            "domains/weight": weight_M[order_M],
+            "domains/gradient_norm": domains.square_M.clamp_min(0).sqrt()[order_M],
+            "domains/mean_norm": domains.gram_MM.diagonal().clamp_min(0).sqrt()[order_M],
+            "weights/entropy_nats": -(weight_M * weight_M.clamp_min(1e-30).log()).sum(),
+            "weights/solver_residual": self.objective.residual(domains, weight_M),
+        }
+        if batches := _batches(held):
+            nmi_2, purity_2 = agreement_of(batches, len(weight_M), self.num_sources)
+            report["domains/nmi"], report["domains/batch_nmi"] = nmi_2
+            report["domains/purity"] = purity_2[0]
+        return report
 
     def remix(self, signals: Signals) -> Mixture | None:
         if signals.step < self.warmup_steps:
@@ -270,12 +299,9 @@ class DoGraph(Mixer):
         return self.remixing.mixture(signals.step, self.weight_M)
 
     def state_dict(self) -> dict[str, Any]:
-        recent: dict[str, Any] = {"num_sources": self.num_sources}
-        for i, (label_B, source_B) in enumerate(self.recent):
-            recent |= {f"label/{i}": label_B, f"source/{i}": source_B}
         parts = {
             "scope": self.scope.state_dict(),
-            "recent": recent,
+            "recent": {"num_sources": self.num_sources, **self._recent_batches()},
             "remixing": self.remixing.state_dict(),
         }
         state = {f"{part}:{n}": value for part, own in parts.items() for n, value in own.items()}
@@ -287,10 +313,7 @@ class DoGraph(Mixer):
             part, _, own = name.partition(":")
             parts.get(part, {})[own] = value
         self.warmup_steps = state["warmup_steps"]
-        recent = parts["recent"]
-        self.num_sources = recent.pop("num_sources")
-        held = range(len(recent) // 2)
-        self.recent = [(recent[f"label/{i}"], recent[f"source/{i}"]) for i in held]
+        self.num_sources, self.recent = parts["recent"]["num_sources"], _batches(parts["recent"])
         self.scope.load_state_dict(parts["scope"])
         self.remixing.load_state_dict(parts["remixing"])
 
@@ -312,7 +335,7 @@ class DoGraph(Mixer):
         if not self.changes_sampling:
             return None
         return (
-            f"with mixer.realise={self.options.realise} sets it from the model's domains, every "
+            "with mixer.realise=sampling sets it from the model's domains, every "
             f"mixer.remix_every={self.options.remix_every} steps"
         )
 
@@ -358,19 +381,11 @@ class DoGraph(Mixer):
         if self.domains is None or self.weight_M is None or not self.recent:
             return None
         batches = self.recent if self.domains_last else self.recent[-1:]
-        label_N, source_N = (
-            torch.cat([part_B.to(self.weight_M.device) for part_B in parts])
-            for parts in zip(*batches, strict=True)
-        )
-        return build_graph(
-            self.domains,
-            self.weight_M,
-            label_N,
-            source_N,
-            sources,
-            step=step,
-            order_M=self.listing(self.weight_M),
-        )
+        known, weight_M, device = self.domains, self.weight_M, self.weight_M.device
+        label_N = torch.cat([label_B.to(device) for label_B, _ in batches])
+        source_N = torch.cat([source_B.to(device) for _, source_B in batches])
+        order_M = self.listing(weight_M)
+        return build_graph(known, weight_M, label_N, source_N, sources, step=step, order_M=order_M)
 
     def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
         return self.scope.locate(sketch_BK, step)
@@ -398,21 +413,17 @@ class DoGraph(Mixer):
         if options.realise == "sampling":
             steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
         if options.within == "unit":
-            steps.append("divided by its own gradient norm (within: unit)")
+            steps += ["divided by its own gradient norm (within: unit)"]
         if options.keep_shares:
-            steps.append(
-                "scaled so that each source keeps the share it was drawn with (keep_shares)"
-            )
+            steps += ["scaled so that each source keeps the share it was drawn with (keep_shares)"]
         if options.cap is not None:
-            steps.append(f"at most {options.cap:g} equal weights (cap)")
-        if options.effective_floor is not None:
+            steps += [f"at most {options.cap:g} equal weights (cap)"]
+        if (floor := options.effective_floor) is not None:
             # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
             pieces = (config.train.micro_batch_size or size) < size
             lagged = pieces and config.sketch.accumulation == "lagged"
-            steps.append(
-                f"drawn towards 1 until {options.effective_floor:.0%} of the samples are effective"
-                f"{', in the mean over batches' if lagged else ''}"
-            )
+            often = ", in the mean over batches" if lagged else ""
+            steps += [f"drawn towards 1 until {floor:.0%} of the samples are effective{often}"]
         effective = row["weights/effective_samples"]
         return [*told, ", ".join(steps), f"effective samples: {effective:.1f} of {size}"]
 
@@ -424,22 +435,19 @@ class DoGraph(Mixer):
     @classmethod
     def describe(cls, name: str, options: Mapping[str, Any]) -> str:
         """What its recipe and options come to: domains, objective, scope."""
-        found = DoGraphOptions(**options)
+        found, given = DoGraphOptions(**options), dict(options)
+        given.pop("recipe", None)
         objective = found.objective
         if isinstance(objective, Mapping):
-            rest = {option: value for option, value in objective.items() if option != "name"}
-            objective = with_options(str(objective["name"]), rest)
-        given = {option: value for option, value in options.items() if option != "recipe"}
+            rest = dict(objective)
+            objective = with_options(str(rest.pop("name")), rest)
         return (
             f"{name}, recipe {with_options(found.recipe, given)}: {found.num_domains} domains, "
             f"objective {objective}, scope {found.scope}"
         )
 
 
-def _finite(signals: Signals) -> tuple[Tensor, Tensor]:
-    """Sketches with rows that are not finite set to 0, and whether there were none of those."""
-    if signals.sketch_BK is None:
-        raise ConfigError("DoGraph weighs by sketches; make the signals with Sketcher.signals")
-    sketch_BK = signals.sketch_BK.detach()
-    broken_B = (sketch_BK * 0).sum(dim=1) != 0
-    return sketch_BK.masked_fill(broken_B[:, None], 0), ~broken_B.any()
+def _batches(held: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """What `DoGraph._recent_batches` gave, among other tensors."""
+    known = [i for i in range(RECENT) if f"label/{i}" in held]
+    return [(held[f"label/{i}"], held[f"source/{i}"]) for i in known]

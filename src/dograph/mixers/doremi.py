@@ -18,7 +18,6 @@ from dograph.mixers.source_weights import (
     as_values,
     means_by_source,
     sensitivity,
-    share_out_sources,
 )
 from dograph.types import Mixture, Signals
 
@@ -58,25 +57,26 @@ class DoReMiProxy(SourceMixer):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "reference_loss", "source"})
+    counts_first: ClassVar[bool] = True
+    kept: ClassVar[dict[str, str]] = {"excess": "excess_S"}
 
     def __init__(self, **options: Any) -> None:
         self.options = DoReMiProxyOptions(**options)
         self.reference, self.sampling = self.options.reference, self.options.sampling
-        super().__init__(self.options.sources, counts_first=True)
+        super().__init__(self.options.sources)
         self.excess_S: Tensor | None = None  # s_d, as last seen
 
     def weigh(self, signals: Signals) -> Tensor:
-        loss_B = self._require("loss_B", signals.loss_B)
+        loss_B = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
         count_S = own_BS.sum(dim=0)
         if self.options.excess == "token":
-            excess_B = self._require("excess_loss_B", signals.excess_loss_B)
-            finite = all_finite(loss_B, excess_B)
-            mean_S = means_by_source(excess_B, own_BS)
+            beside_B = self._require(signals, "excess_loss_B")
+            mean_S = means_by_source(beside_B, own_BS)
         else:
-            reference_B = self._require("reference_loss_B", signals.reference_loss_B)
-            finite = all_finite(loss_B, reference_B)
-            mean_S = means_by_source(loss_B - reference_B, own_BS).clamp_min(0)
+            beside_B = self._require(signals, "reference_loss_B")
+            mean_S = means_by_source(loss_B - beside_B, own_BS).clamp_min(0)
+        finite = all_finite(loss_B, beside_B)
         if self.excess_S is None:
             if signals.vocab_size is None:
                 raise ConfigError(
@@ -86,20 +86,17 @@ class DoReMiProxy(SourceMixer):
             self.excess_S = torch.full_like(mean_S, math.log(signals.vocab_size))
         old_S = self.excess_S.to(mean_S.device)
         self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, old_S)
-        log_S = self.learnt.weight_S.log() + self.options.eta * excess_S
+        log_S = self.weight_S.log() + self.options.eta * excess_S
         weight_S, c = torch.softmax(log_S, dim=0), self.options.smoothing
-        weight_S = (1 - c) * weight_S + c / len(weight_S)
-        self.learnt.update(weight_S, finite)
-        if self.options.normaliser == "global":
-            drawn_S = torch.full_like(count_S, 1 / len(count_S))
-            if self.sampling == "natural":
-                token_S = self.learnt.known_token_S("mixer.sampling=natural")
-                drawn_S = token_S / token_S.sum()
-            each_S = self.learnt.weight_S / drawn_S
+        self.update((1 - c) * weight_S + c / len(weight_S), finite)
+        if self.options.normaliser == "per_domain":
+            each_S = self.weight_S / count_S.clamp_min(1)
+        elif self.sampling == "natural":
+            token_S = self.known_token_S("mixer.sampling=natural")
+            each_S = self.weight_S / (token_S / token_S.sum())
         else:
-            each_S = self.learnt.weight_S / count_S.clamp_min(1)
-        self._report = self.learnt.report() | self.learnt.by_name("excess_nats", excess_S)
-        return share_out_sources(each_S, own_BS, finite, loss_B)
+            each_S = self.weight_S / torch.full_like(count_S, 1 / len(count_S))
+        return self.share_out(each_S, own_BS, finite, loss_B, excess_nats=excess_S)
 
     def refuses_edits(self) -> str | None:
         if self.options.normaliser != "global":
@@ -107,14 +104,6 @@ class DoReMiProxy(SourceMixer):
         return (
             f"with mixer.normaliser=global divides by the shares of mixer.sampling={self.sampling}"
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {} if self.excess_S is None else {"excess": self.excess_S}
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.excess_S = state.get("excess")
 
 
 REMEDY = (
@@ -155,46 +144,43 @@ class DoReMi(Planner):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = DoReMiOptions(**options)
-        self.etas = as_values("eta", self.options.eta)
+        self.etas = as_values("eta", self.options.eta, DoReMiProxyOptions)
         given = self.options.reference_weights
         self.reference_weights = None if given is None else Mixture.normalised(given).weights
-        for value in self.etas:  # refuses now what its proxy would refuse later
-            DoReMiProxyOptions(eta=value)
 
     def plan(self, lab: Lab) -> Mixture:
         rounds: list[dict[str, Any]] = []
         drawn = self.reference_weights  # None: naturally
-        if drawn is not None and set(drawn) - set(lab.tokens):
+        if drawn is not None and (unknown := sorted(set(drawn) - set(lab.tokens))):
             raise ConfigError(
-                f"mixer.reference_weights names {sorted(set(drawn) - set(lab.tokens))}, which the "
-                f"corpus does not have; it has {list(lab.tokens)}"
+                f"mixer.reference_weights names {unknown}, which the corpus does not have; it has "
+                f"{list(lab.tokens)}"
             )
         weights = lab.tokens if drawn is None else drawn
-        total, outcome = sum(weights.values()), None
+        total = sum(weights.values())
         reference = {name: weights.get(name, 0) / total for name in lab.tokens}
         self.findings = {"rounds": rounds, "converged": False, "data": DATA}
         for number in range(1, self.options.rounds + 1):
             outcomes = self._round(lab, number, drawn)
-            outcome = outcomes[0]
-            change = max(abs(outcome.average[name] - reference[name]) for name in reference)
-            rounds.append({"reference": reference, "max_change": change, **outcome.findings()})
-            if number == 1 and len(self.etas) > 1:
+            average = outcomes[0].average
+            change = max(abs(average[name] - reference[name]) for name in reference)
+            found = {"reference": reference, "max_change": change, **outcomes[0].findings()}
+            rounds.append(found)
+            if len(outcomes) > 1:
                 self.findings["sensitivity"] = {"eta": sensitivity(self.etas, outcomes)}
-            reference = drawn = outcome.average
+            reference = drawn = average
             if change < self.options.tolerance:
                 self.findings["converged"] = True
                 break
-        assert outcome is not None
-        advice = outcome.advice(REMEDY)
+        advice = outcomes[0].advice(REMEDY)
         if self.options.rounds > 1 and not self.findings["converged"]:
             advice.append(
-                f"after {len(rounds)} rounds a weight still changed by "
-                f"{rounds[-1]['max_change']:.4f}, more than "
+                f"after {len(rounds)} rounds a weight still changed by {change:.4f}, more than "
                 f"mixer.tolerance={self.options.tolerance:g}: raise mixer.rounds, or take it that "
                 "rounds do not settle on this corpus"
             )
         self.findings["advice"] = advice
-        return outcome.mixture
+        return Mixture.normalised(average)
 
     def _round(
         self, lab: Lab, number: int, reference: Mapping[str, float] | None
@@ -207,9 +193,8 @@ class DoReMi(Planner):
         [trained] = lab.train([Proxy(f"round {number}: reference", mixer, seed)])
         options = {"name": "doremi-proxy", "reference": trained.model}
         options |= self.options.model_dump(include=set(DoReMiUpdate.model_fields))
-        etas = self.etas if number == 1 else self.etas[:1]
         proxies = [
             Proxy(f"round {number}: proxy, eta {eta:g}", {**options, "eta": eta}, seed + 1)
-            for eta in etas
+            for eta in (self.etas if number == 1 else self.etas[:1])
         ]
         return [LearntWeights.of(result.state) for result in lab.train(proxies)]

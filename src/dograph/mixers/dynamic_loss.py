@@ -3,21 +3,28 @@
 Shapes: B samples of the world batch.
 """
 
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from dograph.config import Options
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Mixer, Report
-from dograph.mixers.fixed import check_sampling, sampling_mixture
+from dograph.mixers.base import Lab, Mixer
+from dograph.mixers.fixed import Sampling, sampling_mixture
 from dograph.types import Mixture, Signals
 
 WARMUP = 0.05  # of the run's steps: the authors' 1000 of 20,000
 SMALLEST_RANGE = 1e-6  # of the losses of a batch, as in the authors' code
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {  # f(h), by strategy
+    "linupper": lambda h_B: (h_B + 1).clamp_max(1),
+    "quadratic": lambda h_B: 1 - h_B.square(),
+    "extremes": lambda h_B: h_B.abs(),
+    "upper": lambda h_B: (h_B + 1) / 2,
+}
 
 
 class DynamicLossOptions(Options):
@@ -29,12 +36,7 @@ class DynamicLossOptions(Options):
     r: float = Field(0.4, gt=0)
     warmup_steps: int | None = Field(None, ge=0)  # None: a share of the run
     clip_quantile: float | None = Field(None, gt=0, le=0.5)
-    sampling: Any = "uniform"  # or natural, a mixture file, or weights
-
-    @model_validator(mode="after")
-    def _can_draw(self) -> Self:
-        check_sampling(self.sampling)
-        return self
+    sampling: Sampling = "uniform"  # or natural, a mixture file, or weights
 
 
 class DynamicLoss(Mixer):
@@ -43,9 +45,8 @@ class DynamicLoss(Mixer):
         h_i = (2 l_i - (hi + lo)) / max(hi - lo, 1e-6)     in [-1, 1]
         w   = softmax(f(h) / r)
 
-    linupper min(h + 1, 1); quadratic 1 - h^2; extremes |h|; upper (h + 1) / 2. Least and greatest
-    are of the world batch: every rank and every micro-batch. No gradient flows through w. Until
-    `warmup_steps` all samples count alike.
+    f is that of the strategy (`SCORES`). Least and greatest are of the world batch: every rank and
+    every micro-batch. No gradient flows through w. Until `warmup_steps` all samples count alike.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -54,7 +55,6 @@ class DynamicLoss(Mixer):
     def __init__(self, strategy: str = "linupper", **options: Any) -> None:
         self.options = DynamicLossOptions(**{"strategy": strategy, **options})
         self.warmup_steps = self.options.warmup_steps or 0
-        self._report: Report = {}
 
     def warm_up(self, steps: int) -> None:
         """A share of the run, unless it was asked for in steps."""
@@ -80,9 +80,6 @@ class DynamicLoss(Mixer):
         self._report = {"weights/max_times_equal": signals.num_samples * weight_B.max()}
         return weight_B
 
-    def report(self) -> Report:
-        return self._report
-
     def state_dict(self) -> dict[str, Any]:
         return {"warmup_steps": self.warmup_steps}
 
@@ -100,22 +97,11 @@ def loss_weights(
     """
     if clip_quantile is not None:
         ascending_B = loss_B.sort().values
-        loss_B = torch.clamp(
-            loss_B,
-            _quantile(ascending_B, clip_quantile),
-            _quantile(ascending_B, 1 - clip_quantile),
-        )
+        low, high = (_quantile(ascending_B, q) for q in (clip_quantile, 1 - clip_quantile))
+        loss_B = torch.clamp(loss_B, low, high)
     lo, hi = loss_B.min(), loss_B.max()
     h_B = (2 * loss_B - (hi + lo)) / (hi - lo).clamp_min(SMALLEST_RANGE)
-    if strategy == "linupper":
-        score_B = (h_B + 1).clamp_max(1)
-    elif strategy == "quadratic":
-        score_B = 1 - h_B.square()
-    elif strategy == "extremes":
-        score_B = h_B.abs()
-    else:
-        score_B = (h_B + 1) / 2
-    return torch.softmax(score_B / r, dim=0)
+    return torch.softmax(SCORES[strategy](h_B) / r, dim=0)
 
 
 def _quantile(ascending_B: Tensor, q: float) -> Tensor:

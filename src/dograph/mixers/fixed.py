@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
@@ -15,6 +15,7 @@ from dograph.mixtures.published import Preset, find_preset
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")
+SAMPLINGS = ("uniform", "natural")
 
 
 class Uniform(Mixer):
@@ -138,15 +139,16 @@ def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
         found.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
-    whole = {key: options[key] for key in STAGE_KEYS if key in options}
-    stages = options.get("stages")
-    stages = stages if isinstance(stages, Mapping) else {}
-    for where, given in (
-        ("mixer.file", options.get("file")),
-        ("mixer.sampling", _drawn(options.get("sampling"))),
-        ("mixer", whole),
-        *((f"mixer.stages.{step}", part) for step, part in stages.items()),
-    ):
+    sampling, stages = options.get("sampling"), options.get("stages")
+    named = isinstance(sampling, str) and not _is_file(sampling)  # the mixer looks at names
+    places: dict[str, Any] = {
+        "mixer.file": options.get("file"),
+        "mixer.sampling": None if named else sampling,
+        "mixer": {key: options[key] for key in STAGE_KEYS if key in options},
+    }
+    if isinstance(stages, Mapping):
+        places |= {f"mixer.stages.{step}": part for step, part in stages.items()}
+    for where, given in places.items():
         if isinstance(given, str):
             file = read_mixture_file(Path(given))
             found.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
@@ -161,34 +163,28 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
 
     A preset stays a name: what it stands for is part of this package and never changes.
     """
+
+    def read_in(path: str, *, bare: bool = True) -> dict[str, Any]:
+        """`weights`, and `provenance` where the file has it; else, if `bare`, the weights alone."""
+        file = read_mixture_file(Path(path))
+        content: dict[str, Any] = {"weights": dict(file.weights)}
+        if file.provenance is not None:
+            return content | {"provenance": file.provenance.record()}
+        return content["weights"] if bare else content
+
     settled = dict(options)
     rivals = {"weights", "preset", "provenance"} & set(options)  # the mixer will refuse the two
     if isinstance(file := settled.get("file"), str) and not rivals:
         del settled["file"]
-        settled |= _read_in(file)
+        settled |= read_in(file, bare=False)
     if isinstance(stages := options.get("stages"), Mapping):
         settled["stages"] = {
-            step: _read_in(given, bare=True) if isinstance(given, str) else given
+            step: read_in(given) if isinstance(given, str) else given
             for step, given in stages.items()
         }
-    if isinstance(sampling := _drawn(options.get("sampling")), str):
-        settled["sampling"] = _read_in(sampling, bare=True)
+    if isinstance(sampling := options.get("sampling"), str) and _is_file(sampling):
+        settled["sampling"] = read_in(sampling)
     return settled
-
-
-def _drawn(sampling: Any) -> Any:
-    """The mixture or its file; None for a name, right or wrong, which the mixer looks at."""
-    named = isinstance(sampling, str) and Path(sampling).suffix not in (".yaml", ".yml")
-    return None if named else sampling
-
-
-def _read_in(path: str, *, bare: bool = False) -> dict[str, Any]:
-    """`weights`, and `provenance` where the file has it; else, if `bare`, the weights alone."""
-    file = read_mixture_file(Path(path))
-    weights: dict[str, Any] = dict(file.weights)
-    if file.provenance:
-        return {"weights": weights, "provenance": file.provenance.record()}
-    return weights if bare else {"weights": weights}
 
 
 def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
@@ -204,18 +200,20 @@ def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
     return as_mixture(given, where), None
 
 
-SAMPLINGS = ("uniform", "natural")
+def _is_file(given: Any) -> bool:
+    return isinstance(given, str) and Path(given).suffix in (".yaml", ".yml")
 
 
-def check_sampling(sampling: Any) -> None:
-    """Refuse what is no way to draw: not a name, a mixture file or weights by source."""
-    if isinstance(sampling, Mapping) or sampling in SAMPLINGS:
-        return
-    if not isinstance(sampling, str) or Path(sampling).suffix not in (".yaml", ".yml"):
+def _can_draw(sampling: Any) -> Any:
+    if not (isinstance(sampling, Mapping) or sampling in SAMPLINGS or _is_file(sampling)):
         raise ConfigError(
             f"mixer.sampling={sampling!r}; {did_you_mean(str(sampling), SAMPLINGS)}; or give a "
             "mixture file (.yaml), or weights by source"
         )
+    return sampling
+
+
+Sampling = Annotated[Any, AfterValidator(_can_draw)]  # an option: what `sampling_mixture` takes
 
 
 def sampling_mixture(sampling: Any, tokens: Mapping[str, float]) -> Mixture:

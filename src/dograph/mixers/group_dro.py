@@ -11,11 +11,7 @@ from torch import Tensor
 
 from dograph.config import Options
 from dograph.domains.partition import all_finite
-from dograph.mixers.source_weights import (
-    SourceMixer,
-    means_by_source,
-    share_out_sources,
-)
+from dograph.mixers.source_weights import SourceMixer, means_by_source
 from dograph.types import Signals
 
 
@@ -50,6 +46,7 @@ class GroupDRO(SourceMixer):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "source"})
+    kept: ClassVar[dict[str, str]] = {"recent": "recent_S", "seen": "seen_S"}
 
     def __init__(self, **options: Any) -> None:
         self.options = GroupDROOptions(**options)
@@ -59,60 +56,50 @@ class GroupDRO(SourceMixer):
         self.seen_S: Tensor | None = None  # 1.0 where that has begun
 
     def weigh(self, signals: Signals) -> Tensor:
-        loss_B = self._require("loss_B", signals.loss_B)
+        loss_B = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
         loss_S, count_S = means_by_source(loss_B, own_BS), own_BS.sum(dim=0)
         finite = all_finite(loss_B)
-        new = self._online if self.options.mode == "online" else self._greedy
-        self.learnt.update(new(loss_S, count_S, finite), finite)
-        each_S = self.learnt.weight_S / count_S.clamp_min(1)
-        self._report = self.learnt.report() | self.learnt.by_name("loss_nats", loss_S)
-        return share_out_sources(each_S, own_BS, finite, loss_B)
+        size_term: Tensor | float = 0.0  # small sources are fitted sooner than they are learnt
+        if self.options.adjustment:
+            size_term = self.options.adjustment / self.known_token_S("mixer.adjustment").sqrt()
+        if self.options.mode == "online":
+            weight_S = self._online(loss_S + size_term, count_S > 0)
+        else:
+            weight_S = self._worst(loss_S, size_term, finite & (count_S > 0))
+        self.update(weight_S, finite)
+        each_S = self.weight_S / count_S.clamp_min(1)
+        return self.share_out(each_S, own_BS, finite, loss_B, loss_nats=loss_S)
 
-    def _online(self, loss_S: Tensor, count_S: Tensor, _: Tensor) -> Tensor:
+    def _online(self, score_S: Tensor, drawn_S: Tensor) -> Tensor:
         """One step of exponentiated gradient ascent on q."""
         skips, eta = self.options.absent == "skip", self.options.eta
-        drawn_S = count_S > 0 if skips else torch.ones_like(count_S).bool()
-        score_S = torch.where(drawn_S, loss_S + self._size_term(), 0.0)
+        if skips:
+            score_S = torch.where(drawn_S, score_S, 0.0)
         if self.options.normalise:
             score_S = score_S / score_S.sum().clamp_min(1e-12)
         if not skips:
-            return torch.softmax(self.learnt.weight_S.log() + eta * score_S, dim=0)
+            return torch.softmax(self.weight_S.log() + eta * score_S, dim=0)
         # Sources that were drawn share what they had between them: the others keep theirs.
-        raised_S = self.learnt.weight_S * (eta * (score_S - score_S.max())).exp()
-        held = torch.where(drawn_S, self.learnt.weight_S, 0.0).sum()
+        raised_S = self.weight_S * (eta * (score_S - score_S.max())).exp()
+        held = torch.where(drawn_S, self.weight_S, 0.0).sum()
         new = torch.where(drawn_S, raised_S, 0.0)
-        return torch.where(drawn_S, new * held / new.sum(), self.learnt.weight_S)
+        return torch.where(drawn_S, new * held / new.sum(), self.weight_S)
 
-    def _greedy(self, loss_S: Tensor, count_S: Tensor, finite: Tensor) -> Tensor:
+    def _worst(self, loss_S: Tensor, size_term: Tensor | float, drawn_S: Tensor) -> Tensor:
         """Fill up the share alpha from the worst source down; ties go to the lowest index."""
         if self.recent_S is None or self.seen_S is None:
             self.recent_S, self.seen_S = torch.zeros_like(loss_S), torch.zeros_like(loss_S)
         recent_S, seen_S = self.recent_S.to(loss_S.device), self.seen_S.to(loss_S.device)
-        drawn_S = finite & (count_S > 0)
         rate_S = torch.where(seen_S > 0, self.options.gamma, 1.0)
         moved_S = recent_S + rate_S * (loss_S - recent_S)
         self.recent_S = torch.where(drawn_S, moved_S, recent_S)
         self.seen_S = torch.where(drawn_S, 1.0, seen_S)
-        score_S = self.recent_S + self._size_term()
-        share_S = self.learnt.share_S
+        score_S = self.recent_S + size_term
+        token_S = torch.ones_like(score_S) if self.token_S is None else self.token_S
+        share_S, alpha = token_S / token_S.sum(), self.options.alpha
         index_S = torch.arange(len(score_S), device=score_S.device)
         tied_SS = (score_S[:, None] == score_S) & (index_S[:, None] > index_S)
         worse_SS = ((score_S[:, None] < score_S) | tied_SS).double()  # column before row
-        alpha = self.options.alpha
         room_S = (alpha - worse_SS @ share_S).clamp_min(0)
         return torch.minimum(share_S, room_S) / alpha
-
-    def _size_term(self) -> Tensor | float:
-        """C / sqrt(n_g): small sources are fitted sooner than they are learnt."""
-        if not self.options.adjustment:
-            return 0.0
-        return self.options.adjustment / self.learnt.known_token_S("mixer.adjustment").sqrt()
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"recent": self.recent_S, "seen": self.seen_S}
-        return super().state_dict() | {name: v for name, v in own.items() if v is not None}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.recent_S, self.seen_S = state.get("recent"), state.get("seen")

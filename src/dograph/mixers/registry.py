@@ -16,8 +16,8 @@ from dograph.mixers.base import SIGNALS, Mixer, Planner
 PLANNERS = {  # their plans come from proxies: subclasses of Planner
     "doremi": "dograph.mixers.doremi:DoReMi",
     "doge": "dograph.mixers.doge:DoGE",
-    "regmix": "dograph.mixers.regmix:RegMix",
-    "mixing-law": "dograph.mixers.mixing_law:MixingLaw",
+    "regmix": "dograph.mixers.sweep:RegMix",
+    "mixing-law": "dograph.mixers.sweep:MixingLaw",
 }
 MIXERS = {
     "dograph": "dograph.mixers.dograph:DoGraph",
@@ -59,14 +59,11 @@ def mixer_class(name: str) -> type[Mixer]:
     """The class that a name stands for."""
     require_mixer(name)
     module_name, _, class_name = MIXERS.get(name, name).partition(":")
-    if name in MIXERS:
-        own: type[Mixer] = getattr(importlib.import_module(module_name), class_name)
-        return own
     here = str(Path.cwd())
-    if here not in sys.path:  # a console script does not look in the current directory
+    if name not in MIXERS and here not in sys.path:  # where a console script does not look
         sys.path.insert(0, here)
     try:
-        kind = getattr(importlib.import_module(module_name), class_name)
+        kind: Any = getattr(importlib.import_module(module_name), class_name)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f'mixer.name="{name}": no module "{error.name}" in {here} or the environment'
@@ -96,9 +93,8 @@ def build_planner(name: str, options: Mapping[str, Any]) -> Planner:
 def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
     """The mixer `name` with `options` as its arguments."""
     kind = mixer_class(name)
-    parameters = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
-    known = set(parameters)
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # it checks them itself
+    known = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())  # it checks them itself
     for option in () if open_ended else options:
         if option not in known:
             allowed = did_you_mean(option, known) if known else "it takes no options"

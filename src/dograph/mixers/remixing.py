@@ -41,40 +41,42 @@ class Remixing:
 
     @property
     def active(self) -> bool:
-        return self.options.realise != "loss" and bool(self.tokens)
+        return self.options.realise == "sampling" and bool(self.tokens)
 
     def open(self, lab: Lab, first: Mixture) -> None:
-        self.tokens, self.budget = dict(lab.strata), lab.budget
-        source_of = {
-            name: name if name in lab.tokens else name.rpartition("/")[0] for name in lab.strata
-        }
-        self.first = {
-            name: first.weights.get(source_of[name], 0.0)
-            * tokens
-            / max(lab.tokens[source_of[name]], 1)
-            for name, tokens in lab.strata.items()
-        }
+        self.tokens, self.first, self.budget = dict(lab.strata), {}, lab.budget
+        for name, tokens in lab.strata.items():
+            source = name if name in lab.tokens else name.rpartition("/")[0]
+            share = first.weights.get(source, 0.0) * tokens / max(lab.tokens[source], 1)
+            self.first[name] = share
 
     def at_first(self, domains: Domains) -> Domains:
         """The domains with the shares that the first mixture would give them.
 
         Refuses to weigh for nothing where the emphasis was to come from what is drawn.
         """
-        if self.options.realise != "loss" and not self.tokens:
+        if self.options.realise == "loss":
+            return domains
+        if not self.tokens:
             raise ConfigError(
-                f"mixer.realise={self.options.realise} moves a mixture over strata, and none was "
-                "planned: call mixer.plan(lab) before the first step and draw by what "
-                "mixer.remix(signals) returns, or set mixer.realise=loss"
+                "mixer.realise=sampling moves a mixture over strata, and none was planned: call "
+                "mixer.plan(lab) before the first step and draw by what mixer.remix(signals) "
+                "returns, or set mixer.realise=loss"
             )
-        if not self.active or self.count_MS is None:
+        if self.count_MS is None:
             return domains
         first_S = torch.tensor(list(self.first.values())).to(self.count_MS)
         seen_S = self.count_MS.sum(dim=0)
         times_S = torch.where(seen_S > 0, first_S / seen_S.clamp_min(1e-12), 0.0)
-        return _with_shares(domains, self.count_MS @ times_S)
+        count_M = (self.count_MS @ times_S).to(domains.share_M)
+        counted_M = domains.present_M & (count_M > 0)  # a new domain may have none yet
+        share_M = torch.where(counted_M, count_M / count_M.sum().clamp_min(1e-12), domains.share_M)
+        return replace(domains, share_M=share_M)
 
-    def add(self, label_B: Tensor, stratum_B: Tensor) -> None:
-        """Count a batch."""
+    def add(self, label_B: Tensor, stratum_B: Tensor | None) -> None:
+        """Count a batch, where weights are realised by sampling."""
+        if not self.active or stratum_B is None:
+            return
         shape = (self.options.num_domains, len(self.tokens))
         domain_M, stratum_S = (torch.arange(n, device=label_B.device) for n in shape)
         member_MB = (label_B == domain_M[:, None]).float()
@@ -82,18 +84,11 @@ class Remixing:
         before = added_MS * 0 if self.count_MS is None else self.count_MS.to(label_B.device)
         self.count_MS = self.decay * before + added_MS
 
-    def expected(self, domains: Domains) -> Domains:
-        """The domains with the shares that the present mixture should give them.
-
-        After a remix the counts are moved to the new mixture, so an emphasis that sampling
-        already gives is not given again by the loss.
-        """
-        if self.options.realise != "both" or self.count_MS is None:
-            return domains
-        return _with_shares(domains, self.count_MS.sum(dim=1))
-
     def mixture(self, step: int, weight_M: Tensor | None) -> Mixture | None:
-        """What to draw from after `step`, at most every `remix_every` steps."""
+        """What to draw from after `step`, at most every `remix_every` steps.
+
+        Counts are moved to what the new mixture should give.
+        """
         due = (step + 1) % self.options.remix_every == 0
         if not (due and self.active) or weight_M is None or self.count_MS is None:
             return None
@@ -119,14 +114,6 @@ class Remixing:
         self.tokens, self.first = dict(state["tokens"]), dict(state["first"])
         self.budget = state["budget"]
         self.count_MS = state.get("count_MS")
-
-
-def _with_shares(domains: Domains, count_M: Tensor) -> Domains:
-    """The domains with shares by these counts."""
-    count_M = count_M.to(domains.share_M)
-    counted_M = domains.present_M & (count_M > 0)  # a new domain may have none yet
-    share_M = torch.where(counted_M, count_M / count_M.sum().clamp_min(1e-12), domains.share_M)
-    return replace(domains, share_M=share_M)
 
 
 def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np.ndarray:

@@ -1,62 +1,104 @@
-"""One weight a source, learnt step by step; with its average over the steps and its path.
+"""One weight a source, learnt step by step: its average, its path, and what a plan makes of them.
 
-Shapes: B samples, S sources, N points of the path.
+Shapes: B samples, S sources.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from dograph.config import Options
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Mixer, Report
+from dograph.mixers.base import Lab, Mixer
 from dograph.mixers.fixed import sampling_mixture
 from dograph.types import Mixture, Signals
 
 MOST_POINTS = 50  # of a path; it is thinned out as it grows
 RECENT = 0.1  # of the steps so far: `drift` is how far the average moved in them
+STILL_MOVING = 0.05  # L1 of the average's last tenth of the steps above which we say so
+FEW_SOURCES = 1.5  # effective number of sources below which weights are called nearly one-hot
+
+Sources = Mapping[str, float] | Sequence[str]
+Weights = dict[str, float]
 
 
-class SourceWeights:
-    """Weights of named sources, on the device, in float64: S numbers, averaged over many steps."""
+class SourceMixer(Mixer):
+    """What mixers with one learnt weight a source have in common.
 
-    def __init__(self, *, counts_first: bool = False) -> None:
-        """`counts_first`: the average begins with the weights before the first step."""
+    Weights and their average over the steps are S numbers on the device, in float64. The sources
+    come with the plan; in a loop of your own, where nobody plans, name them with `sources`, in the
+    order of their indices, or give {name: training tokens}.
+    """
+
+    counts_first: ClassVar[bool] = False  # the average begins with the weights before the steps
+    kept: ClassVar[Mapping[str, str]] = {}  # what else the state holds: name there, attribute here
+    sampling: str = "uniform"
+
+    def __init__(self, sources: Sources | None) -> None:
+        if sources is not None and (isinstance(sources, str) or not sources):
+            raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
         self.names: list[str] = []
         self.token_S: Tensor | None = None  # training tokens, where they are known
-        self.counts_first = counts_first
         self.count = 0  # weights in the average
         self.every = 1  # points of the path are this many counts apart
         self.path: list[tuple[Tensor, Tensor]] = []  # (weights, average) at every, 2 every, ...
         self.weight_S = self.average_S = torch.zeros(0, dtype=torch.float64)
+        if sources is not None:
+            self._open(sources)
 
-    def open(self, sources: Mapping[str, float] | Sequence[str], learnt: Sequence[str]) -> None:
-        """Start from equal weights for the sources in `learnt`, and none for the others."""
+    def plan(self, lab: Lab) -> Mixture:
+        """Alike from every source, or by tokens: see `sampling`."""
+        if self.names and set(self.names) != set(lab.tokens):
+            raise ConfigError(
+                f"mixer.sources names {self.names}, the corpus has {list(lab.tokens)}; leave it out"
+            )
+        self._open({name: float(n) for name, n in lab.tokens.items()})
+        return sampling_mixture(self.sampling, lab.tokens)
+
+    def _open(self, sources: Sources) -> None:
+        """Start from equal weights for the sources that train the model, none for the others."""
         self.names = list(sources)
         if isinstance(sources, Mapping):
             self.token_S = torch.tensor(list(sources.values()), dtype=torch.float64)
-        taken = [float(name in learnt) for name in self.names]
+        taught = self._taught(self.names)
+        taken = [float(name in taught) for name in self.names]
         self.weight_S = torch.tensor(taken, dtype=torch.float64) / sum(taken)
         self.average_S = torch.zeros_like(self.weight_S)
         self.count, self.every, self.path = 0, 1, []
         if self.counts_first:
             self._count_in()
 
-    def to(self, device: torch.device | None) -> None:
-        if device is not None and self.weight_S.device != device:
+    def _taught(self, names: list[str]) -> list[str]:
+        """Sources that the model is trained on."""
+        return names
+
+    def _require(self, signals: Signals, name: str) -> Tensor:
+        value: Tensor | None = getattr(signals, name)
+        if value is None:
+            kind = type(self).__name__
+            raise ConfigError(f"{kind} weighs by {name}, which these signals do not have")
+        return value.detach()
+
+    def _ready(self, signals: Signals) -> Tensor:
+        """Weights on the signals' device; returns which sample is of which source, (B, S)."""
+        source_B = self._require(signals, "source_B")
+        if not self.names:
+            raise ConfigError(
+                f"{type(self).__name__} has one weight a source and does not know the sources: "
+                "plan first, or name them with the option sources=[...]"
+            )
+        device = source_B.device
+        if self.weight_S.device != device:
             self.weight_S, self.average_S = self.weight_S.to(device), self.average_S.to(device)
             self.path = [(w.to(device), a.to(device)) for w, a in self.path]
             self.token_S = None if self.token_S is None else self.token_S.to(device)
-
-    @property
-    def share_S(self) -> Tensor:
-        """Of the corpus' tokens; equal ones where nobody said how many there are."""
-        token_S = torch.ones_like(self.weight_S) if self.token_S is None else self.token_S
-        return token_S / token_S.sum()
+        index_S = torch.arange(len(self.names), device=device)
+        return (source_B[:, None] == index_S).double()
 
     def known_token_S(self, option: str) -> Tensor:
         """The sources' sizes, for an option that cannot do without."""
@@ -82,8 +124,26 @@ class SourceWeights:
         if len(self.path) > MOST_POINTS:
             self.path, self.every = self.path[1::2], 2 * self.every
 
-    def report(self) -> dict[str, float | Tensor]:
-        """Entropy of the average, how many equal weights would have it, and the average's drift."""
+    def share_out(
+        self, each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Tensor, **told_S: Tensor
+    ) -> Tensor:
+        """c_B proportional to what one sample of its source gets, in the precision of `like_B`.
+
+        Samples count alike where nothing is left to share out, or where not all was finite. The
+        step's report has what was `told_S` of each source.
+        """
+        self._report = self.weights_report(**told_S)
+        weight_B = own_BS @ each_S
+        total = weight_B.sum()
+        usable = finite & (total > 0) & all_finite(weight_B)
+        weight_B = torch.where(usable, weight_B / total, 1 / len(weight_B))
+        return weight_B.to(torch.promote_types(like_B.dtype, torch.float32))
+
+    def weights_report(self, **told_S: Tensor) -> dict[str, float | Tensor]:
+        """Entropy of the average, how many equal weights would have it, and the average's drift.
+
+        Then `weights/SOURCE/quantity`: the weights, their average and whatever was told.
+        """
         entropy = -torch.xlogy(self.average_S, self.average_S).sum()
         report: dict[str, float | Tensor] = {
             "weights/entropy_nats": entropy,
@@ -91,19 +151,16 @@ class SourceWeights:
         }
         if (before := point_before(self.count, self.every)) is not None:
             report["weights/drift"] = (self.average_S - self.path[before][1]).abs().sum()
-        report |= self.by_name("now", self.weight_S)
-        return report | self.by_name("average", self.average_S)
-
-    def by_name(self, quantity: str, value_S: Tensor) -> dict[str, Tensor]:
-        """Metrics `weights/SOURCE/quantity`."""
-        values = value_S.unbind()
-        return {f"weights/{n}/{quantity}": v for n, v in zip(self.names, values, strict=True)}
+        quantities = {"now": self.weight_S, "average": self.average_S, **told_S}
+        for quantity, value_S in quantities.items():
+            for name, value in zip(self.names, value_S.unbind(), strict=True):
+                report[f"weights/{name}/{quantity}"] = value
+        return report
 
     def state_dict(self) -> dict[str, Any]:
         points = self.path or [(self.weight_S[:0], self.average_S[:0])]
-        sizes = {} if self.token_S is None else {"tokens": self.token_S}
-        return {
-            **sizes,
+        state = {
+            "tokens": self.token_S,
             "sources": self.names,
             "count": self.count,
             "counts_first": self.counts_first,
@@ -112,7 +169,9 @@ class SourceWeights:
             "average": self.average_S,
             "path_weights": torch.stack([weight_S for weight_S, _ in points]),
             "path_averages": torch.stack([average_S for _, average_S in points]),
+            **{name: getattr(self, attribute) for name, attribute in self.kept.items()},
         }
+        return {name: value for name, value in state.items() if value is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.names, self.token_S = list(state["sources"]), state.get("tokens")
@@ -120,6 +179,8 @@ class SourceWeights:
         self.weight_S, self.average_S = state["weights"], state["average"]
         pairs = zip(state["path_weights"], state["path_averages"], strict=True)
         self.path = [pair for pair in pairs if len(pair[0])]
+        for name, attribute in self.kept.items():
+            setattr(self, attribute, state.get(name))
 
 
 def point_before(count: int, every: int) -> int | None:
@@ -128,91 +189,9 @@ def point_before(count: int, every: int) -> int | None:
     return index if index >= 0 else None
 
 
-class SourceMixer(Mixer):
-    """What mixers with one learnt weight a source have in common.
-
-    The sources come with the plan; in a loop of your own, where nobody plans, name them with
-    `sources`, in the order of their indices, or give {name: training tokens}.
-    """
-
-    sampling: str = "uniform"
-
-    def __init__(
-        self, sources: Mapping[str, float] | Sequence[str] | None, *, counts_first: bool = False
-    ) -> None:
-        if sources is not None and (isinstance(sources, str) or not sources):
-            raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
-        self.learnt = SourceWeights(counts_first=counts_first)
-        self._report: Report = {}
-        if sources is not None:
-            self._open(sources)
-
-    def plan(self, lab: Lab) -> Mixture:
-        """Alike from every source, or by tokens: see `sampling`."""
-        if self.learnt.names and set(self.learnt.names) != set(lab.tokens):
-            raise ConfigError(
-                f"mixer.sources names {self.learnt.names}, the corpus has {list(lab.tokens)}; "
-                "leave it out"
-            )
-        self._open({name: float(n) for name, n in lab.tokens.items()})
-        return sampling_mixture(self.sampling, lab.tokens)
-
-    def _open(self, sources: Mapping[str, float] | Sequence[str]) -> None:
-        self.learnt.open(sources, self._taught(list(sources)))
-
-    def _taught(self, names: list[str]) -> list[str]:
-        """Sources that the model is trained on."""
-        return names
-
-    def _require(self, name: str, value: Tensor | None) -> Tensor:
-        if value is None:
-            kind = type(self).__name__
-            raise ConfigError(f"{kind} weighs by {name}, which these signals do not have")
-        return value.detach()
-
-    def _ready(self, signals: Signals) -> Tensor:
-        """Weights on the signals' device; returns which sample is of which source, (B, S)."""
-        source_B = self._require("source_B", signals.source_B)
-        if not self.learnt.names:
-            raise ConfigError(
-                f"{type(self).__name__} has one weight a source and does not know the sources: "
-                "plan first, or name them with the option sources=[...]"
-            )
-        self.learnt.to(source_B.device)
-        index_S = torch.arange(len(self.learnt.names), device=source_B.device)
-        return (source_B[:, None] == index_S).double()
-
-    def report(self) -> Report:
-        return self._report
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.learnt.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learnt.load_state_dict(state)
-
-
 def means_by_source(value_B: Tensor, own_BS: Tensor) -> Tensor:
     """Mean of each source's samples, 0 where it has none. A matmul: it repeats bit for bit."""
     return own_BS.mT @ value_B.double() / own_BS.sum(dim=0).clamp_min(1)
-
-
-def share_out_sources(each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Tensor) -> Tensor:
-    """c_B proportional to what one sample of its source gets, in the precision of `like_B`.
-
-    Samples count alike where nothing is left to share out, or where not all was finite.
-    """
-    weight_B = own_BS @ each_S
-    total = weight_B.sum()
-    usable = finite & (total > 0) & all_finite(weight_B)
-    weight_B = torch.where(usable, weight_B / total, 1 / len(weight_B))
-    return weight_B.to(torch.promote_types(like_B.dtype, torch.float32))
-
-
-Weights = dict[str, float]
-
-STILL_MOVING = 0.05  # L1 of the average's last tenth of the steps above which we say so
-FEW_SOURCES = 1.5  # effective number of sources below which weights are called nearly one-hot
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +206,7 @@ class LearntWeights:
     @classmethod
     def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "LearntWeights":
         """From a mixer's state with tensors as lists; of `sources` alone, where given."""
-        names, every, count = state["sources"], state["every"], state["count"]
+        names, every = state["sources"], state["every"]
         kept = names if sources is None else sources
         before = int(state["counts_first"])
 
@@ -236,7 +215,7 @@ class LearntWeights:
 
         averages = [named(average_S) for average_S in state["path_averages"] if average_S]
         path = zip(state["path_weights"], averages, strict=False)
-        average, index = named(state["average"]), point_before(count, every)
+        average, index = named(state["average"]), point_before(state["count"], every)
         return cls(
             average=average,
             last=named(state["weights"]),
@@ -246,10 +225,6 @@ class LearntWeights:
                 for n, (weight_S, mean) in enumerate(path)
             ],
         )
-
-    @property
-    def mixture(self) -> Mixture:
-        return Mixture.normalised(self.average)
 
     @property
     def entropy(self) -> float:
@@ -292,16 +267,18 @@ def distance(one: Weights, other: Weights) -> float:
 
 def sensitivity(values: Sequence[float], outcomes: Sequence[LearntWeights]) -> list[dict[str, Any]]:
     """How far the result is from that of the first value, for each value of an option."""
+    first = outcomes[0].average
     return [
-        {"value": value, "weights": outcome.average, "l1": distance(outcome.average, first.average)}
-        for first in outcomes[:1]
+        {"value": value, "weights": outcome.average, "l1": distance(outcome.average, first)}
         for value, outcome in zip(values, outcomes, strict=True)
     ]
 
 
-def as_values(option: str, given: Any) -> list[float]:
-    """One value of an option, or several to see how much hangs on it."""
+def as_values(option: str, given: Any, proxy: type[Options]) -> list[float]:
+    """One value of an option, or several to see how much hangs on it; such as its proxy takes."""
     values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if not values or len(set(values)) < len(values):
         raise ConfigError(f"mixer.{option} must be a number or a list of different ones: {given!r}")
+    for value in values:
+        proxy(**{option: value})
     return values

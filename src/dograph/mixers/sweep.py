@@ -1,26 +1,39 @@
-"""Proxies of many mixtures, for methods that learn from a table which mixture is best.
+"""RegMix and the data mixing law: proxies of many mixtures, and the mixture their table calls best.
 
-Shapes: N mixtures, S sources, V sources that have a validation loss.
+RegMix (Liu et al., ICLR 2025) trains many tiny proxies and takes the best of a simulation by a
+regression from mixture to loss. The authors train 512 proxies of a million parameters and regress
+with LightGBM; which regression ranks left-out proxies best is asked of the table at hand here.
+
+The data mixing law (Ye et al., ICLR 2025) is L_i(r) = c_i + k_i exp(t_i . r) for a mixture r, and
+its optimum is exact; a transfer law, which is c_i + (a_i . r)^-alpha_i, can take its place. Nested,
+the losses that the laws are fitted on are themselves predicted: by a step law from the proxies'
+curves to the run's tokens, and by a size law from several sizes of proxies to the run's model.
+
+Shapes: N mixtures, S sources, V sources that have a validation loss, X points of a curve.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dograph.config import Options
-from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Proxy, require_sources
-from dograph.mixtures.from_table import Method, Proposal, propose_from_table
-from dograph.mixtures.proposals import MEAN, Target, generate_mixtures
+from dograph.errors import ConfigError, did_you_mean
+from dograph.mixers.base import Lab, Planner, Proxy, ProxyResult, require_sources
+from dograph.mixtures.from_table import MEAN, Method, Target, propose_from_table
+from dograph.mixtures.power_laws import LossCurve, Place, nest
+from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures
+from dograph.mixtures.surrogates import SURROGATES
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
 NATURAL = "natural"  # as a target: every source by its training tokens
+CURVE_POINTS = 12  # of a proxy's learning curve, where a step law is fitted to it
+FEWEST_SIZES = 3  # a size law has three parameters
 
 
-class Sweep(Options):
+class SweepOptions(Options):
     """Which mixtures are tried, what is to be lowered, and what bounds the plan."""
 
     num_proxies: int = Field(ge=4)
@@ -28,40 +41,6 @@ class Sweep(Options):
     max_usage: float = Field(15.0, ge=1)
     max_epochs: float | None = Field(4.0, gt=0)
     seed: int = Field(0, ge=0)
-
-    def mixtures(self, lab: Lab) -> list[Mixture]:
-        """As RegMix draws them, around the sources' shares of the tokens.
-
-        What would end the plan after its proxies ends it here: bounds that leave no mixture, and
-        targets that no source is named like.
-        """
-        self.caps(lab)
-        named = self.target
-        if isinstance(named, str):
-            named = [] if named in (MEAN, NATURAL) else [named]
-        elif not isinstance(named, Mapping | Sequence) or not named:
-            raise ConfigError(
-                f'mixer.target={named!r} must be a source, "{MEAN}", "{NATURAL}", a list of '
-                "sources, or shares by source"
-            )
-        require_sources("target", named, lab.tokens)
-        return generate_mixtures(
-            lab.tokens, self.num_proxies, seed=self.seed, max_usage=self.max_usage
-        )
-
-    def proxies(
-        self, mixtures: Sequence[Mixture], name: str, settings: Mapping[str, Any]
-    ) -> list[Proxy]:
-        """One for each mixture; all start from the same weights."""
-        return [
-            Proxy(
-                f"{name} {n + 1}",
-                {"name": "static", "weights": {k: w for k, w in mixture.weights.items() if w > 0}},
-                self.seed,
-                settings,
-            )
-            for n, mixture in enumerate(mixtures)
-        ]
 
     def caps(self, lab: Lab) -> dict[str, float]:
         """The most that the plan may draw of each source.
@@ -84,34 +63,190 @@ class Sweep(Options):
             for name, cap in caps.items()
         }
 
-    def propose(
-        self, method: Method, lab: Lab, table: MixtureTable, surrogate: str | None, **own: Any
-    ) -> Proposal:
-        """The mixture that a method finds best by the proxies' table, inside the caps."""
-        target: Target = self.target
-        if self.target == NATURAL and NATURAL not in table.targets:
-            target = {name: float(lab.tokens[name]) for name in table.targets}
-        return propose_from_table(
-            method,
-            table,
-            target=target,
-            prior=lab.tokens,
-            caps=self.caps(lab),
-            surrogate=surrogate,
-            seed=self.seed,
-            **own,
+
+class SweepPlanner(Planner):
+    """Tries mixtures in proxies and draws what its method finds best by their table."""
+
+    needs_losses: ClassVar[bool] = True
+    options: SweepOptions
+
+    def _mixtures(self, lab: Lab) -> list[Mixture]:
+        """As RegMix draws them, around the sources' shares of the tokens.
+
+        What would end the plan after its proxies ends it here: bounds that leave no mixture, and
+        targets that no source is named like.
+        """
+        options, named = self.options, self.options.target
+        options.caps(lab)
+        if isinstance(named, str):
+            named = [] if named in (MEAN, NATURAL) else [named]
+        elif not isinstance(named, Mapping | Sequence) or not named:
+            raise ConfigError(
+                f'mixer.target={named!r} must be a source, "{MEAN}", "{NATURAL}", a list of '
+                "sources, or shares by source"
+            )
+        require_sources("target", named, lab.tokens)
+        return generate_mixtures(
+            lab.tokens, options.num_proxies, seed=options.seed, max_usage=options.max_usage
         )
 
+    def _proxies(
+        self, mixtures: Sequence[Mixture], name: str, settings: Mapping[str, Any]
+    ) -> list[Proxy]:
+        """One for each mixture, of the sources that it draws; all start from the same weights."""
+        drawn = [{k: w for k, w in mixture.weights.items() if w > 0} for mixture in mixtures]
+        return [
+            Proxy(
+                f"{name} {n}", {"name": "static", "weights": weights}, self.options.seed, settings
+            )
+            for n, weights in enumerate(drawn, start=1)
+        ]
 
-def table_of(
-    mixtures: Sequence[Mixture], losses: Sequence[Mapping[str, float]], sources: Sequence[str]
-) -> MixtureTable:
-    """Mixtures and the losses that proxies came to under them."""
-    targets = list(dict.fromkeys(name for own in losses for name in own))
-    return MixtureTable(
-        sources=list(sources),
-        targets=targets,
-        runs=[f"mixture {n + 1}" for n in range(len(mixtures))],
-        weight_NS=np.array([[m.weights.get(name, 0.0) for name in sources] for m in mixtures]),
-        loss_NV=np.array([[own.get(name, np.nan) for name in targets] for own in losses]),
-    )
+    def _best(
+        self,
+        method: Method,
+        lab: Lab,
+        mixtures: Sequence[Mixture],
+        losses: Sequence[Mapping[str, float]],
+        **how: Any,
+    ) -> Mixture:
+        """What the method proposes by the losses that proxies came to, inside the caps."""
+        targets = list(dict.fromkeys(name for own in losses for name in own))
+        self.table = MixtureTable(
+            sources=list(lab.tokens),
+            targets=targets,
+            runs=[f"mixture {n + 1}" for n in range(len(mixtures))],
+            weight_NS=np.array([[m.weights.get(s, 0.0) for s in lab.tokens] for m in mixtures]),
+            loss_NV=np.array([[own.get(name, np.nan) for name in targets] for own in losses]),
+        )
+        target: Target = self.options.target
+        if target == NATURAL and NATURAL not in targets:
+            target = {name: float(lab.tokens[name]) for name in targets}
+        proposal = propose_from_table(
+            method,
+            self.table,
+            target=target,
+            prior=lab.tokens,
+            caps=self.options.caps(lab),
+            seed=self.options.seed,
+            **how,
+        )
+        self.findings = proposal.findings
+        return proposal.mixture
+
+
+class RegMixOptions(SweepOptions):
+    """What is tried, and how many of the simulated mixtures the plan is the mean of."""
+
+    owner: ClassVar[str] = "regmix"
+
+    num_proxies: int = Field(64, ge=4)
+    surrogate: str | None = None  # None: by cross-validation
+    top: int = Field(TOP, ge=1)
+    draws: int = Field(DRAWS, ge=1)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.draws < self.top:
+            raise ConfigError(
+                f"mixer.draws={self.draws}: give a whole number of at least mixer.top={self.top}"
+            )
+        if self.surrogate is not None and self.surrogate not in SURROGATES:
+            near = did_you_mean(str(self.surrogate), SURROGATES)
+            raise ConfigError(f"mixer.surrogate={self.surrogate!r}; {near}")
+        return self
+
+
+class RegMix(SweepPlanner):
+    """Draw from the mean of the simulated mixtures whose predicted loss is lowest."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options: RegMixOptions = RegMixOptions(**options)
+
+    def plan(self, lab: Lab) -> Mixture:
+        mixtures = self._mixtures(lab)
+        results = lab.train(self._proxies(mixtures, "mixture", {}))
+        how = self.options.model_dump(include={"surrogate", "draws", "top"})
+        return self._best("regmix", lab, mixtures, [result.losses for result in results], **how)
+
+
+class MixingLawOptions(SweepOptions):
+    """What is tried, and the laws that are fitted to it."""
+
+    owner: ClassVar[str] = "mixing-law"
+
+    num_proxies: int = Field(32, ge=4)
+    law: Literal["exponential", "transfer"] = "exponential"
+    nest: Literal["no", "steps", "sizes"] = "no"
+    sizes: Sequence[str] = ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.nest == "sizes") != bool(self.sizes) or 0 < len(set(self.sizes)) < FEWEST_SIZES:
+            raise ConfigError(
+                f"mixer.nest={self.nest} with mixer.sizes={list(self.sizes)}: a size law needs "
+                f"nest=sizes and at least {FEWEST_SIZES} model presets in sizes; without one, "
+                "leave sizes out"
+            )
+        return self
+
+
+class MixingLaw(SweepPlanner):
+    """Draw from the mixture at which the fitted laws are lowest.
+
+    `law`: `exponential`, the authors', or `transfer`, a power of the tokens that count.
+    `nest: steps` predicts the losses at the run's number of tokens first; `nest: sizes` at its
+    model's size too, from the presets in `sizes`, every mixture at each.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options: MixingLawOptions = MixingLawOptions(**options)
+
+    def plan(self, lab: Lab) -> Mixture:
+        mixtures, nested = self._mixtures(lab), self.options.nest != "no"
+        often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}} if nested else {}
+        proxies = [] if self.options.sizes else self._proxies(mixtures, "mixture", often)
+        for size in self.options.sizes:
+            settings = often | {"model": {"preset": size}}
+            proxies += self._proxies(mixtures, f"{size}, mixture", settings)
+        results, number = lab.train(proxies), len(mixtures)  # all are asked for at once
+        losses: list[Mapping[str, float]] = [result.losses for result in results[:number]]
+        told: dict[str, Any] = {}
+        if nested:
+            losses, told = self._nested(lab, results)
+        mixture = self._best("mixing-law", lab, mixtures, losses, surrogate=self.options.law)
+        self.findings = self.findings | told
+        return mixture
+
+    def _nested(
+        self, lab: Lab, results: Sequence[ProxyResult]
+    ) -> tuple[list[Mapping[str, float]], dict[str, Any]]:
+        """Losses predicted at the run's tokens, and size where sizes were tried."""
+        curves: dict[Place, LossCurve] = {}
+        for n, result in enumerate(results):
+            run = f"mixture {n % self.options.num_proxies + 1}"
+            for source in result.losses:
+                curves[float(result.parameters), run, source] = late_curve(result, source)
+        size = float(lab.parameters if self.options.sizes else results[0].parameters)
+        nested = nest(curves, size=size, tokens=lab.budget)
+        losses = [dict(zip(nested.targets, row, strict=True)) for row in nested.loss_NV.tolist()]
+        told = {
+            "parameters": size,
+            "tokens": lab.budget,
+            **nested.errors,
+            "notes": list(nested.notes),
+        }
+        return list(losses), {"nested": told}
+
+
+def late_curve(result: ProxyResult, source: str) -> LossCurve:
+    """Loss over tokens of one source, the first third of the steps apart.
+
+    The authors fit steps 10k to 30k of 30k: no power law holds while the learning rate warms up.
+    """
+    steps = result.curve[-1][0]
+    points = [(n / steps, losses[source]) for n, losses in result.curve if 3 * n >= steps]
+    part_X, loss_X = np.array(points).T
+    return LossCurve(part_X * result.tokens, loss_X)

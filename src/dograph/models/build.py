@@ -2,7 +2,7 @@
 
 Padding makes the largest matmul of a step a friendly shape. Padded rows are zero, their logits
 are cut off before the softmax, so they receive no gradient and stay zero; saving trims them, so
-a checkpoint loads anywhere. `transformers` enters the models here and in files.py alone.
+a checkpoint loads anywhere.
 """
 
 from pathlib import Path
@@ -24,7 +24,14 @@ def build_model(
 ) -> PerSampleLoss:
     """A fresh model of a named shape; the same seed gives the same weights."""
     config = preset_config(preset, vocab_size=vocab_size, seq_len=seq_len, dropout=dropout)
-    return _padded(_from_config(config, seed, attn_implementation=_plain_causal_attention()))
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    # SDPA under a name that has no mask builder, so its own causal flag is used: the builder looks
+    # for packed sequences by reading positions back to the host in every step. Our samples are
+    # never packed that way; a model loaded by path keeps its own attention.
+    AttentionInterface.register("sdpa_plain_causal", sdpa_attention_forward)
+    return _padded(_from_config(config, seed, attn_implementation="sdpa_plain_causal"))
 
 
 def require_folder(name: str) -> None:
@@ -42,8 +49,13 @@ def require_folder(name: str) -> None:
         )
 
 
-def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> PerSampleLoss:
-    """Any causal LM by Hugging Face name or path: its weights, or only its shape."""
+def load_model(
+    name: str, *, vocab_size: int, seed: int, pretrained: bool, seq_len: int = 0
+) -> PerSampleLoss:
+    """Any causal LM by Hugging Face name or path: its weights, or only its shape.
+
+    Refused if it has fewer than `vocab_size` tokens or `seq_len` positions.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -51,21 +63,26 @@ def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> Pe
     require_folder(name)
     try:
         config = AutoConfig.from_pretrained(name)
-        if config.vocab_size < vocab_size:
-            raise ConfigError(
-                f"{name} has a vocabulary of {config.vocab_size}, smaller than the corpus' "
-                f"{vocab_size}; prepare the corpus with that model's tokenizer"
-            )
-        if not pretrained:
+        positions = getattr(config, "max_position_embeddings", seq_len)
+        fits = config.vocab_size >= vocab_size and positions >= seq_len
+        if fits and pretrained:
+            return _padded(AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32))
+        if fits:
             return _padded(_from_config(config, seed))
-        return _padded(AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32))
-    except ConfigError:
-        raise
     except (OSError, ValueError) as error:
         raise ConfigError(
             f'model.path="{name}" could not be loaded: {error}. Give a folder saved by '
             f"save_pretrained, a Hugging Face name, or a preset: {', '.join(PRESETS)}"
         ) from error
+    if positions < seq_len:
+        raise ConfigError(
+            f"{name} has {positions} positions, fewer than data.seq_len={seq_len}; set "
+            f"data.seq_len to {positions} or less"
+        )
+    raise ConfigError(
+        f"{name} has a vocabulary of {config.vocab_size}, smaller than the corpus' {vocab_size}; "
+        "prepare the corpus with that model's tokenizer"
+    )
 
 
 def preset_config(preset: str, *, vocab_size: int, seq_len: int, dropout: float) -> Any:
@@ -77,12 +94,8 @@ def preset_config(preset: str, *, vocab_size: int, seq_len: int, dropout: float)
         raise ConfigError(f"model.dropout={dropout}: LLaMA models have no dropout; set it to 0")
     from transformers import GPT2Config, LlamaConfig
 
-    common = {
-        "vocab_size": vocab_size,
-        "use_cache": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+    common: dict[str, Any] = {"vocab_size": vocab_size, "use_cache": False}
+    common |= {"bos_token_id": None, "eos_token_id": None}
     if shape.family == "gpt2":
         return GPT2Config(
             n_positions=max(shape.positions, seq_len),
@@ -117,36 +130,19 @@ def _from_config(config: Any, seed: int, **options: str) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
 
 
-def _plain_causal_attention() -> str:
-    """SDPA under a name that has no mask builder, so its own causal flag is used.
-
-    The builder looks for packed sequences by reading positions back to the host in every step.
-    Our samples are never packed that way; a model loaded by path keeps its own attention.
-    """
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    AttentionInterface.register("sdpa_plain_causal", sdpa_attention_forward)
-    return "sdpa_plain_causal"
-
-
 def _padded(model: Any) -> PerSampleLoss:
+    """The model with a padded number of embedding rows, tied or not: new are zero, surplus goes."""
     vocab_size = model.config.vocab_size
-    resize_vocab(model, -(-vocab_size // PAD_TO) * PAD_TO)
-    return PerSampleLoss(model, vocab_size)
-
-
-def resize_vocab(model: Any, rows: int) -> None:
-    """Set the number of embedding rows, tied or not: new ones are zero, surplus ones go."""
+    rows = -(-vocab_size // PAD_TO) * PAD_TO
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head.weight is embedding.weight
     for layer in (embedding, head):
-        kept = layer.weight.detach()[:rows]
-        grown = torch.cat([kept, kept.new_zeros(rows - len(kept), kept.shape[1])])
-        layer.weight = nn.Parameter(grown)
-        if getattr(layer, "bias", None) is not None:
-            kept = layer.bias.detach()[:rows]
-            layer.bias = nn.Parameter(torch.cat([kept, kept.new_zeros(rows - len(kept))]))
+        for name in ("weight", "bias"):
+            if (parameter := getattr(layer, name, None)) is not None:
+                kept = parameter.detach()[:rows]
+                added = kept.new_zeros(rows - len(kept), *kept.shape[1:])
+                setattr(layer, name, nn.Parameter(torch.cat([kept, added])))
     if tied:
         head.weight = embedding.weight
     embedding.num_embeddings = head.out_features = model.config.vocab_size = rows
+    return PerSampleLoss(model, vocab_size)

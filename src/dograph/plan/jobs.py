@@ -1,10 +1,12 @@
 """A job: one run made, or gone on with, in this process; what it came to stays beside it.
 
 On a CPU a job computes with one thread, so that its numbers depend neither on where it runs nor
-on what runs beside it.
+on what runs beside it. A run is known by its settings, apart from where it lies: equal keys mean
+equal numbers. Folders that settings name (a model, a reference) count by their weights and the
+corpus by its tokens, so that a lab may be moved with them, and a changed one is not mistaken for
+the old.
 """
 
-import contextlib
 import dataclasses
 import fcntl
 import gc
@@ -14,11 +16,10 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,103 +33,18 @@ from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
-from dograph.models.files import WEIGHTS
 from dograph.progress import Progress, duration
 from dograph.train.assembly import inner_parameters, settled
-from dograph.train.checkpoint import OPTIMIZER
-from dograph.train.distributed import World, pick_device
-from dograph.train.metrics import SUMMARIES, Row, read_metrics
+from dograph.train.checkpoint import OPTIMIZER, WEIGHTS
+from dograph.train.distributed import World, peak_bytes, pick_device, reset_peak
+from dograph.train.metrics import SUMMARIES, read_metrics
 from dograph.train.run_dir import RunDirectory
-from dograph.train.trainer import Trainer, peak_bytes, reset_peak, resume_run, start_run
+from dograph.train.trainer import Trainer, resume_run, start_run
 
 WAIT_SECONDS = 0.2
 FREE_SECONDS = 120.0  # how long a run that another process holds is waited for
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep a run to one job: another that wants the same waits, however long, and finds it made.
-
-    The claim lies beside the run, which may not be there yet; a process that dies lets it go. Then
-    the run itself must be free: somebody may train it by hand, or a worker whose parent was killed
-    is saving it.
-    """
-    with open(path.with_name(f".{path.name}.claim"), "a") as file:
-        waits = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if not waits:
-                    print(f"another process makes {path}; waiting for it")
-                waits = True
-                time.sleep(WAIT_SECONDS)
-        deadline = time.monotonic() + FREE_SECONDS
-        while RunDirectory(path).use() != "free":
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for "
-                    "it to end, then the same command goes on"
-                )
-            time.sleep(WAIT_SECONDS)
-        yield
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """What is printed meanwhile goes to a file: many jobs share one terminal."""
-    with (
-        open(path, "a", encoding="utf-8", buffering=1) as file,
-        contextlib.redirect_stdout(file),
-        contextlib.redirect_stderr(file),
-    ):
-        try:
-            yield
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
-            raise
-
-
-# What a run is, apart from where it lies: equal keys mean equal numbers.
-#
-# Folders that settings name (a model, a reference) count by their weights and the corpus by its
-# tokens, so that a lab may be moved with them, and a changed one is not mistaken for the old.
-
-
 KEY_FORMAT = 1  # raised when the same settings come to give other numbers
 KEY_LENGTH = 16
-
-
-def numbers_of(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide a run's numbers, the corpus apart."""
-    values = config.model_dump(mode="json", exclude={"run", "log", "checkpoint"})
-    for name in ("train.device", "train.shard", "data.corpus", "data.warn_epochs"):
-        part, _, own = name.partition(".")
-        del values[part][own]
-    for part, own in (("model", "path"), ("mixer", "reference")):
-        if isinstance(name := values[part].get(own), str):
-            # A model folder counts by its weights; a Hugging Face name by itself.
-            folder, inside = Path(name), f"model/{WEIGHTS}"
-            files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob(inside))
-            digests = ",".join(sha256_of(file) for file in files)
-            values[part][own] = f"sha256:{digests}" if files else name
-    return values
-
-
-def corpus_digest(corpus: Corpus) -> str:
-    """Training and validation text in one string."""
-    held_out = [f"{s.entry.stratum}:{s.entry.sha256}:{s.entry.dtype}" for s in corpus.validation]
-    return hashlib.sha256("\n".join([corpus.digest, *held_out]).encode()).hexdigest()
-
-
-def content_key(config: RunConfig, corpus: Corpus) -> str:
-    """The name under which a lab keeps a run."""
-    facts = {"format": KEY_FORMAT, "config": numbers_of(config), "corpus": corpus_digest(corpus)}
-    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_LENGTH]
-
-
 RESULT = "result.json"
 FORMAT = 1  # of result.json
 NAMED = 3  # running jobs that are shown by name
@@ -213,29 +129,90 @@ def log_of(config: RunConfig) -> Path:
     return run.with_name(f"{run.name}.log")
 
 
+def numbers_of(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide a run's numbers, the corpus apart."""
+    values = config.model_dump(mode="json", exclude={"run", "log", "checkpoint"})
+    for name in ("train.device", "train.shard", "data.corpus", "data.warn_epochs"):
+        part, _, own = name.partition(".")
+        del values[part][own]
+    for part, own in (("model", "path"), ("mixer", "reference")):
+        if isinstance(name := values[part].get(own), str):
+            # A model folder counts by its weights; a Hugging Face name by itself.
+            folder, inside = Path(name), f"model/{WEIGHTS}"
+            files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob(inside))
+            digests = ",".join(sha256_of(file) for file in files)
+            values[part][own] = f"sha256:{digests}" if files else name
+    return values
+
+
+def corpus_digest(corpus: Corpus) -> str:
+    """Training and validation text in one string."""
+    held_out = [f"{s.entry.stratum}:{s.entry.sha256}:{s.entry.dtype}" for s in corpus.validation]
+    return hashlib.sha256("\n".join([corpus.digest, *held_out]).encode()).hexdigest()
+
+
+def content_key(config: RunConfig, corpus: Corpus) -> str:
+    """The name under which a lab keeps a run."""
+    facts = {"format": KEY_FORMAT, "config": numbers_of(config), "corpus": corpus_digest(corpus)}
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_LENGTH]
+
+
 def run_job(job: Job) -> Result:
     """Make the run, or go on with it, and keep what it came to; at once where that is there.
 
     A run that a kill cut short goes on from its last checkpoint. One whose result is damaged is
-    made anew. One that another job makes is waited for.
+    made anew. One that another job makes is waited for. What is printed goes to a file: many jobs
+    share one terminal.
     """
     path = Path(job.config.run)
-    found = _kept(job.config)
-    if found is not None:
+    if (found := _kept(job.config)) is not None:
         return found
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _logged(log_of(job.config)), _alone(path):
-        found = _kept(job.config)  # the other process may have made it
-        if found is not None:
-            return found
-        if (path / RESULT).exists():
-            doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
-            os.rename(path, doomed)  # a kill while it is being removed leaves no half of a run
-            shutil.rmtree(doomed)
+    with (
+        open(log_of(job.config), "a", encoding="utf-8", buffering=1) as log,
+        redirect_stdout(log),
+        redirect_stderr(log),
+    ):
         try:
-            return _trained(job.config)
+            with _alone(path):
+                if (found := _kept(job.config)) is not None:  # the other process has made it
+                    return found
+                if (path / RESULT).exists():
+                    doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
+                    os.rename(path, doomed)  # a kill meanwhile leaves no half of a run
+                    shutil.rmtree(doomed)
+                return _trained(job.config)
+        except Exception:
+            traceback.print_exc()
+            raise
         finally:
             gc.collect()  # the model lies in cycles, and this process may go on to other jobs
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep a run to one job: another that wants the same waits, however long, and finds it made.
+
+    The claim lies beside the run, which may not be there yet; a process that dies lets it go. Then
+    the run itself must be free: somebody may train it by hand, or a worker whose parent was killed
+    is saving it.
+    """
+    with open(path.with_name(f".{path.name}.claim"), "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print(f"another process makes {path}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        deadline = time.monotonic() + FREE_SECONDS
+        while RunDirectory(path).use() != "free":
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for "
+                    "it to end, then the same command goes on"
+                )
+            time.sleep(WAIT_SECONDS)
+        yield
 
 
 def read_result(run: Path, corpus: Corpus) -> Result | None:
@@ -283,77 +260,60 @@ def _kept(config: RunConfig) -> Result | None:
 def _trained(config: RunConfig) -> Result:
     """Train the run to its end, with one thread on a CPU, and write what it came to."""
     device = pick_device(config.train.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    world, threads = World(rank=0, size=1, device=device), torch.get_num_threads()
-    reset_peak(device)
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
+    world = World(rank=0, size=1, device=device)
+    with ExitStack() as at_end:
+        at_end.callback(torch.set_num_threads, torch.get_num_threads())
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        elif device.type == "cpu":
+            torch.set_num_threads(1)
+        reset_peak(device)
         begun = RunDirectory(Path(config.run)).config_file.is_file()
         trainer = resume_run(config, world) if begun else start_run(config, world)
         run = trainer.run
-        try:
-            asked = trainer.train()
-            if asked:
-                raise Stopped(asked)
-            found = _summary(trainer)
-            inside = str(Path(found.model).relative_to(run.path))
-            own = {"model": inside, "version": FORMAT, "corpus": corpus_digest(trainer.corpus)}
-            write_json(run.path / RESULT, dataclasses.asdict(found) | own)
-            _drop_moments(run)
-        finally:
-            run.unlock()
-    finally:
-        torch.set_num_threads(threads)
-    return found
+        at_end.callback(run.unlock)
+        if asked := trainer.train():
+            raise Stopped(asked)
+        found = _summary(trainer)
+        inside = str(Path(found.model).relative_to(run.path))
+        own = {"model": inside, "version": FORMAT, "corpus": corpus_digest(trainer.corpus)}
+        write_json(run.path / RESULT, dataclasses.asdict(found) | own)
+        _drop_moments(run)
+        return found
 
 
 def _summary(trainer: Trainer) -> Result:
-    config, run = trainer.config, trainer.run
-    rows = read_metrics(run.metrics_file)
-    curve = []
-    for row in rows:
+    """What a run that has ended came to, from its metrics and its last state."""
+    run, state = trainer.run, trainer.state
+    curve, seconds, last = [], 0.0, 0.0
+    for row in read_metrics(run.metrics_file):
+        if "time/step_seconds" in row:  # a lap of the clock: over the steps since the one before
+            seconds += row["time/step_seconds"] * (row["step"] - last)
+            last = row["step"]
         if "valid/mean/loss_nats" in row:
             losses = {
                 name.removeprefix("valid/").removesuffix("/loss_nats"): loss
                 for name, loss in row.items()
                 if name.startswith("valid/") and name.endswith("/loss_nats")
             }
-            for name in SUMMARIES:
-                losses.pop(name, None)
-            curve.append((int(row["step"]), losses))
+            sources = {name: losses[name] for name in losses if name not in SUMMARIES}
+            curve.append((int(row["step"]), sources))
     return Result(
         losses=curve[-1][1] if curve else {},
         curve=curve,
-        state=_listed(trainer.state.mixer.state_dict()),
+        state={
+            name: value.detach().cpu().tolist() if isinstance(value, Tensor) else value
+            for name, value in state.mixer.state_dict().items()
+            if not isinstance(value, Tensor) or value.numel() <= STATE_NUMBERS
+        },
         model=str(run.checkpoint(trainer.done) / "model"),
-        parameters=inner_parameters(trainer.state.model.model),
-        tokens=trainer.done * config.tokens_per_step,
+        parameters=inner_parameters(state.model.model),
+        tokens=trainer.done * trainer.config.tokens_per_step,
         steps=trainer.done,
-        seconds=_training_seconds(rows),
+        seconds=seconds,
         peak_bytes=peak_bytes(trainer.world.device),
-        epochs=trainer.state.sampler.epochs(trainer.done),
+        epochs=state.sampler.epochs(trainer.done),
     )
-
-
-def _training_seconds(rows: Sequence[Row]) -> float:
-    """Every lap of the clock: its time per step, over the steps since the lap before."""
-    total, last = 0.0, 0.0
-    for row in rows:
-        if "time/step_seconds" in row:
-            total += row["time/step_seconds"] * (row["step"] - last)
-            last = row["step"]
-    return total
-
-
-def _listed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A mixer's state as JSON values."""
-    return {
-        name: value.detach().cpu().tolist() if isinstance(value, Tensor) else value
-        for name, value in state.items()
-        if not isinstance(value, Tensor) or value.numel() <= STATE_NUMBERS
-    }
 
 
 def _drop_moments(run: RunDirectory) -> None:

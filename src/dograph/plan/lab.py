@@ -20,14 +20,7 @@ from dograph.mixers.base import Planner, Proxy, ProxyResult
 from dograph.mixers.registry import build_planner
 from dograph.mixtures.file import Provenance
 from dograph.mixtures.tables import MixtureTable
-from dograph.plan.jobs import (
-    DamagedResultError,
-    Job,
-    JobProgress,
-    Result,
-    content_key,
-    read_result,
-)
+from dograph.plan.jobs import DamagedResultError, Job, JobProgress, Result, content_key, read_result
 from dograph.plan.pool import Pool
 from dograph.progress import duration
 from dograph.train.assembly import CorpusLab, open_sampler, settled
@@ -36,6 +29,10 @@ from dograph.types import Mixture
 
 INDEX = "proxies.jsonl"
 SMALL = "proxy-1m"  # the smallest proxy that the literature plans with
+# The part of the target that proxies are, where the user says nothing.
+STEPS_SHARE, LEAST_STEPS = 4, 20
+MOST_POINTS = 10  # validations of a proxy: as many points has its learning curve
+LIGHT = ("tiny", "demo", "llama-tiny")  # targets whose proxy is the smallest model there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +50,24 @@ class ProxyBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """A proxy that the plan rests on."""
+class PlanCost:
+    """What a plan rests on, proxies that were there before included."""
 
-    config: RunConfig
-    result: Result
     flops: float
-    cached: bool  # it was there before the plan began
+    seconds: float  # of the proxies' training, one after the other
+    proxies: int
+    cached: int  # of them, there before
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A mixture, how it was made, what was found on the way, and what it cost."""
+
+    mixture: Mixture
+    provenance: Provenance
+    findings: dict[str, Any]
+    cost: PlanCost
+    table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one
 
 
 class ProxyLab(CorpusLab):
@@ -85,7 +93,8 @@ class ProxyLab(CorpusLab):
         super().__init__(target, corpus)
         self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
         self.asked: ProxyBatch | None = None
-        self.used: dict[str, Used] = {}  # by key
+        self.used: dict[str, tuple[RunConfig, Result]] = {}  # what the plan rests on, by key
+        self.cached: set[str] = set()  # keys of those that were there before the plan began
         self._flops: dict[str, float] = {}
 
     @property
@@ -115,12 +124,12 @@ class ProxyLab(CorpusLab):
         results = dict(batch.kept) | dict(zip(todo, made, strict=True))
         for key, job in batch.jobs.items():
             if key not in self.used:
-                flops, cached = self.flops(job.config), key in batch.kept
-                self.used[key] = Used(job.config, results[key], flops, cached)
+                self.used[key] = job.config, results[key]
+                self.cached |= {key} & batch.kept.keys()
         # A plan must not depend on how long its proxies took, so it sees no more than this.
         names = [field.name for field in fields(ProxyResult)]
-        told = [{name: getattr(results[key], name) for name in names} for key in batch.keys]
-        return [ProxyResult(**values) for values in told]
+        seen = {key: {name: getattr(results[key], name) for name in names} for key in results}
+        return [ProxyResult(**seen[key]) for key in batch.keys]
 
     def survey(self, proxies: Sequence[Proxy]) -> ProxyBatch:
         """Resolve and check every proxy, and look which are there; nothing is started."""
@@ -128,19 +137,16 @@ class ProxyLab(CorpusLab):
         keys = []
         for proxy in proxies:
             config = self.resolve(proxy)
-            key = content_key(config, self.corpus)
-            keys.append(key)
+            keys.append(key := content_key(config, self.corpus))
             run = config.model_copy(update={"run": str(self.folder / key)})
             jobs.setdefault(key, Job(proxy.label, run))
         kept, damaged = {}, []
         for key in jobs:
             try:
-                found = read_result(self.folder / key, self.corpus)
+                if (found := read_result(self.folder / key, self.corpus)) is not None:
+                    kept[key] = found
             except DamagedResultError:
                 damaged.append(key)
-                continue
-            if found is not None:
-                kept[key] = found
         return ProxyBatch(jobs=jobs, keys=keys, kept=kept, damaged=damaged)
 
     def resolve(self, proxy: Proxy) -> RunConfig:
@@ -207,35 +213,6 @@ class ProxyLab(CorpusLab):
             file.write("".join(lines))
 
 
-# From a run to plan for to its mixture: build the planner, give it a lab, tell what came of it.
-
-# The part of the target that proxies are, where the user says nothing.
-STEPS_SHARE, LEAST_STEPS = 4, 20
-MOST_POINTS = 10  # validations of a proxy: as many points has its learning curve
-LIGHT = ("tiny", "demo", "llama-tiny")  # targets whose proxy is the smallest model there is
-
-
-@dataclass(frozen=True, slots=True)
-class PlanCost:
-    """What a plan rests on, proxies that were there before included."""
-
-    flops: float
-    seconds: float  # of the proxies' training, one after the other
-    proxies: int
-    cached: int  # of them, there before
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A mixture, how it was made, what was found on the way, and what it cost."""
-
-    mixture: Mixture
-    provenance: Provenance
-    findings: dict[str, Any]
-    cost: PlanCost
-    table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one
-
-
 def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:
     """What a proxy is: the target with a smaller model and fewer steps; `changes` come on top.
 
@@ -291,7 +268,8 @@ def make_plan(
     room = ProxyLab(target, proxy, corpus=corpus, folder=lab, pool=pool)
     mixture = planner.plan(room)
     open_sampler(target, corpus).weights_of(mixture)  # refuses what the run could not draw
-    used, tokenizer = list(room.used.values()), corpus.manifest.tokenizer
+    configs, results = zip(*room.used.values(), strict=True) if room.used else ((), ())
+    tokenizer = corpus.manifest.tokenizer
 
     def one_or_all(values: Iterable[int]) -> int | list[int]:
         """A number that all proxies share, or those that they have."""
@@ -300,11 +278,11 @@ def make_plan(
 
     facts: dict[str, Any] = {  # of one proxy, but for their number
         "model": proxy.model.preset or proxy.model.path,
-        "parameters": one_or_all(one.result.parameters for one in used),
-        "steps": one_or_all(one.config.train.steps for one in used),
+        "parameters": one_or_all(result.parameters for result in results),
+        "steps": one_or_all(config.train.steps for config in configs),
         "batch_size": proxy.train.batch_size,
-        "tokens": one_or_all(one.result.tokens for one in used),
-        "number": len(used),
+        "tokens": one_or_all(result.tokens for result in results),
+        "number": len(results),
     }
     provenance = Provenance(
         method=target.mixer.name,
@@ -314,17 +292,17 @@ def make_plan(
         tokenizer_name=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         seq_len=target.data.seq_len,
-        proxy=facts if used else None,
+        proxy=facts if results else None,
         target_tokens=target.tokens,
-        seeds=sorted({one.config.seed for one in used}),
+        seeds=sorted({config.seed for config in configs}),
         settings=target.mixer.options,
         command=command,
     )
     cost = PlanCost(
-        flops=math.fsum(one.flops for one in used),
-        seconds=math.fsum(one.result.seconds for one in used),
-        proxies=len(used),
-        cached=sum(one.cached for one in used),
+        flops=math.fsum(map(room.flops, configs)),
+        seconds=math.fsum(result.seconds for result in results),
+        proxies=len(results),
+        cached=len(room.cached),
     )
     return Plan(mixture, provenance, planner.findings, cost, planner.table)
 

@@ -1,24 +1,32 @@
-"""Pool: something that makes many jobs, beside each other where it can."""
+"""Pools: processes that make many jobs beside each other, of this machine or of a Ray cluster."""
 
+import logging
 import os
+import secrets
+import signal
+import socket
 import threading
+import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Protocol, Self
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 
 from dograph import processes
-from dograph.errors import ConfigError, DographError, RunError
+from dograph.errors import ConfigError, DographError, RunError, require
 from dograph.plan.jobs import Job, Result, Stopped, log_of, run_job
-from dograph.processes import Died, Workers
+from dograph.processes import GRACE_SECONDS, Died, Workers
 from dograph.train.trainer import Interrupts
 
 RETRIES = 3  # of a job whose process died
-POLL_SECONDS = 0.3
+POLL_SECONDS, RAY_POLL_SECONDS = 0.3, 0.5
+STORE_BYTES = 100_000_000  # of Ray: results are small and go by value, models stay on disk
 
 # Of every process that makes jobs. By default the allocator of Linux gives the pages of a large
 # tensor back when it is freed, to take new ones in the next step: a third of a small model's time.
@@ -40,35 +48,18 @@ class JobError(RunError):
         self.job = job
 
 
-class Pool(Protocol):
-    """Processes of this machine, or of a cluster."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def run(
-        self,
-        jobs: Sequence[Job],
-        on_done: Callable[[Job, Result], None] | None = None,
-        on_start: Callable[[Job], None] | None = None,
-        on_death: Callable[[Job, str], None] | None = None,
-    ) -> list[Result]:
-        """Make all jobs; the results have the order of the jobs.
-
-        A job whose process dies is tried again and goes on from its last checkpoint. One that
-        raises ends them all: the others stop at a checkpoint, and JobError says which it was.
-        Asked by a signal to stop, jobs stop at a checkpoint and Stopped is raised. `on_death` is
-        told of a process that died, and how, where the pool can see it.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception on its way to the parent; the object itself may not travel."""
 
     reason: str
     trace: str
+
+
+OnDone = Callable[[Job, Result], None]
+OnStart = Callable[[Job], None]
+OnDeath = Callable[[Job, str], None]
+Work = Generator[tuple[int, Result | Failure] | None, None, None]
 
 
 def job_failed(job: Job, reason: str, trace: str | None = None) -> JobError:
@@ -94,7 +85,70 @@ def default_workers(device: str) -> int:
     return on_gpus or os.cpu_count() or 1
 
 
-class LocalPool(Workers):
+def on_device(job: Job, device: str) -> Job:
+    """The job on a GPU of its own."""
+    train = job.config.train.model_copy(update={"device": device})
+    return Job(job.label, job.config.model_copy(update={"train": train}))
+
+
+def _ignore(*_: object) -> None:
+    """For callers that do not want to know."""
+
+
+class Pool(ABC):
+    """Makes jobs while it is entered."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:
+        """The next answer with the number of its job, or None when there is none for a moment."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask all jobs to save and leave; end those that take too long."""
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        on_done: OnDone = _ignore,
+        on_start: OnStart = _ignore,
+        on_death: OnDeath = _ignore,
+    ) -> list[Result]:
+        """Make all jobs; the results have the order of the jobs.
+
+        A job whose process dies is tried again and goes on from its last checkpoint. One that
+        raises ends them all: the others stop at a checkpoint, and JobError says which it was.
+        Asked by a signal to stop, jobs stop at a checkpoint and Stopped is raised. `on_death` is
+        told of a process that died, and how, where the pool can see it.
+        """
+        results: dict[int, Result] = {}
+        # Python lets the main thread alone have handlers; elsewhere whoever started it decides.
+        in_main = threading.current_thread() is threading.main_thread()
+        noted = Interrupts() if in_main else nullcontext(Interrupts())
+        try:
+            with noted as interrupts, closing(self.work(jobs, on_start, on_death)) as work:
+                while len(results) < len(jobs):
+                    if interrupts.asked:
+                        raise Stopped(interrupts.asked)
+                    if (answer := next(work)) is None:
+                        continue
+                    index, found = answer
+                    if isinstance(found, Failure):
+                        raise job_failed(jobs[index], found.reason, found.trace)
+                    results[index] = found
+                    on_done(jobs[index], found)
+        except Exception:
+            self.stop()
+            raise
+        return [results[index] for index in range(len(jobs))]
+
+
+class LocalPool(Workers, Pool):
     """Long-lived processes of this machine that make one job after another."""
 
     def __init__(self, workers: int) -> None:
@@ -102,56 +156,27 @@ class LocalPool(Workers):
             raise ConfigError(f"--workers={workers}: at least one process must do the work")
         super().__init__(workers, __name__, ENVIRONMENT)
 
-    def run(
-        self,
-        jobs: Sequence[Job],
-        on_done: Callable[[Job, Result], None] | None = None,
-        on_start: Callable[[Job], None] | None = None,
-        on_death: Callable[[Job, str], None] | None = None,
-    ) -> list[Result]:
-        """See Pool."""
-        todo = deque(range(len(jobs)))
-        results: dict[int, Result] = {}
+    def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:
+        """See Pool. On a machine with several GPUs, workers take turns on them."""
+        todo, gpus = deque(range(len(jobs))), torch.cuda.device_count()
         deaths: Counter[int] = Counter()
-        # Python lets the main thread alone have handlers; elsewhere whoever started it decides.
-        in_main = threading.current_thread() is threading.main_thread()
-        try:
-            with Interrupts() if in_main else nullcontext() as interrupts:
-                while len(results) < len(jobs):
-                    if interrupts is not None and interrupts.asked:
-                        raise Stopped(interrupts.asked)
-                    while todo and not (worker := self.least_busy()).jobs:
-                        index = todo.popleft()
-                        self.give(worker, index, _placed(jobs[index], worker.place))
-                        if on_start is not None:
-                            on_start(jobs[index])
-                    for index, answered in self.answers(POLL_SECONDS):
-                        if isinstance(answered, Died):
-                            deaths[index] += 1
-                            if deaths[index] > RETRIES:
-                                raise job_lost(jobs[index], answered.why)
-                            if on_death is not None:
-                                on_death(jobs[index], answered.why)
-                            todo.appendleft(index)  # the next to be done, by whoever is free
-                        elif isinstance(answered, Failure):
-                            raise job_failed(jobs[index], answered.reason, answered.trace)
-                        else:
-                            results[index] = answered
-                            if on_done is not None:
-                                on_done(jobs[index], answered)
-        except Exception:
-            self.stop()
-            raise
-        return [results[index] for index in range(len(jobs))]
-
-
-def _placed(job: Job, place: int) -> Job:
-    """On a machine with several GPUs, workers take turns on them."""
-    gpus = torch.cuda.device_count()
-    if not gpus or job.config.train.device not in ("auto", "cuda"):
-        return job
-    train = job.config.train.model_copy(update={"device": f"cuda:{place % gpus}"})
-    return Job(job.label, job.config.model_copy(update={"train": train}))
+        while True:
+            while todo and not (worker := self.least_busy()).jobs:
+                job = jobs[todo[0]]
+                on_gpu = gpus and job.config.train.device in ("auto", "cuda")
+                placed = on_device(job, f"cuda:{worker.place % gpus}") if on_gpu else job
+                self.give(worker, todo.popleft(), placed)
+                on_start(job)
+            for index, answered in self.answers(POLL_SECONDS):
+                if isinstance(answered, Died):
+                    deaths[index] += 1
+                    if deaths[index] > RETRIES:
+                        raise job_lost(jobs[index], answered.why)
+                    on_death(jobs[index], answered.why)
+                    todo.appendleft(index)  # the next to be done, by whoever is free
+                else:
+                    yield index, answered
+            yield None
 
 
 def answer(job: Job) -> Result | Failure:
@@ -169,3 +194,134 @@ def serve(descriptor: int) -> None:
     """What a worker process runs."""
     with suppress(Stopped, KeyboardInterrupt):  # asked to stop once, asked twice
         processes.serve(descriptor, answer)
+
+
+class RayPool(Pool):
+    """Every job is a task of one CPU, and of one GPU where the cluster has any.
+
+    `address` is a cluster's ("auto" for the one of this machine, "ray://host:10001", ...); without
+    one, $RAY_ADDRESS; without that, a cluster of `workers` processes is started here, and ended
+    with the pool. The folders of the jobs and the corpus must be on a file system that all nodes
+    share.
+    """
+
+    def __init__(self, address: str | None = None, *, workers: int | None = None) -> None:
+        self._ray: Any = require("ray", "ray")
+        self.address = address or os.environ.get("RAY_ADDRESS")
+        self.workers = workers
+        self._is_ours = False
+        self._waiting: dict[Any, int] = {}  # tasks, and the numbers of their jobs
+
+    def __enter__(self) -> Self:
+        if self._ray.is_initialized():
+            return self
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray will leave a task without a GPU the devices that it sees, and says so at length.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        own: dict[str, Any] = {
+            "address": "local",
+            "num_cpus": self.workers or os.cpu_count(),
+            "include_dashboard": False,
+            "object_store_memory": STORE_BYTES,
+        }
+        try:
+            self._ray.init(
+                **(own if self.address is None else {"address": self.address}),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"at {self.address}" if self.address else "on this machine"
+            raise RunError(
+                f"no Ray cluster {where}: {error}. Start one with `ray start --head`, or leave "
+                "--ray-address out to have one started for the while"
+            ) from error
+        self._is_ours = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            self._ray.shutdown()
+            self._is_ours = False
+
+    def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:
+        """See Pool. Ray makes a job again without telling, so `on_death` is never called.
+
+        A job opens its log first, on the file system that all share: then it has begun.
+        """
+        folders = {Path(job.config.run).resolve().parent for job in jobs}
+        marks = [folder / f".shared-{secrets.token_hex(8)}" for folder in folders]
+        sizes = {index: _log_size(job) for index, job in enumerate(jobs)}
+        try:
+            for mark in marks:  # what a task must see where the jobs' folders are to be
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                mark.touch()
+            self._waiting = {self._submit(job, marks): index for index, job in enumerate(jobs)}
+            while True:
+                ready, _ = self._ray.wait(list(self._waiting), timeout=RAY_POLL_SECONDS)
+                for index in [i for i in sizes if _log_size(jobs[i]) != sizes[i]]:
+                    on_start(jobs[index])
+                    del sizes[index]
+                for task in ready:
+                    index = self._waiting.pop(task)
+                    yield index, self._answer(jobs[index], task)
+                yield None
+        finally:
+            for mark in marks:
+                mark.unlink(missing_ok=True)
+
+    def _submit(self, job: Job, marks: Sequence[Path]) -> Any:
+        gpus = self._ray.cluster_resources().get("GPU", 0)
+        on_gpu = bool(gpus) and job.config.train.device != "cpu"
+        if on_gpu:  # Ray shows a task its own GPU alone
+            job = on_device(job, "cuda")
+        task = self._ray.remote(_task).options(
+            num_cpus=1,
+            num_gpus=1 if on_gpu else 0,
+            max_retries=RETRIES,
+            name=job.label,
+            runtime_env={"env_vars": ENVIRONMENT},
+        )
+        return task.remote(job, list(marks))
+
+    def _answer(self, job: Job, task: Any) -> Result | Failure:
+        try:
+            answered: Result | Failure = self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as error:
+            raise job_failed(job, str(error)) from error
+        except self._ray.exceptions.RayError as error:
+            raise job_lost(job, type(error).__name__) from error
+        return answered
+
+    def stop(self) -> None:
+        """Ask all to save and leave; those that take too long end with the cluster, or by force."""
+        tasks = list(self._waiting)
+        for task in tasks:
+            self._ray.cancel(task, force=False)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while tasks and time.monotonic() < deadline:
+            _, tasks = self._ray.wait(tasks, num_returns=len(tasks), timeout=RAY_POLL_SECONDS)
+        for task in tasks:
+            self._ray.cancel(task, force=True)
+
+
+def _log_size(job: Job) -> int:
+    log = log_of(job.config)
+    return log.stat().st_size if log.is_file() else -1
+
+
+def _task(job: Job, marks: list[Path]) -> Result | Failure:
+    """In a process of the cluster."""
+    unseen = [mark for mark in marks if not mark.is_file()]
+    if unseen:
+        return Failure(
+            f"{socket.gethostname()} does not see {unseen[0].parent}; the lab's folder (--lab) and "
+            "the corpus must be on a file system that all nodes of the Ray cluster share",
+            "",
+        )
+    try:
+        return answer(job)
+    except Stopped as stopped:
+        if stopped.number == signal.SIGINT:  # cancelled
+            raise KeyboardInterrupt from stopped
+        os._exit(1)  # for Ray a death: the job is made again

@@ -1,33 +1,30 @@
-"""Artefacts made of validation losses: by method, by objective, by number of domains, by size."""
+"""Artefacts made of validation losses: by method, objective, number of domains, size, balance."""
 
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
+from operator import itemgetter
 
 import torch
 
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import partition
+from dograph.eval.recorded import balance as balance_of
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.verdicts import (
     SUBJECTS,
+    Claim,
+    Figure,
+    FigureColumn,
     Reproduction,
+    Rows,
     Study,
     TextTable,
-    Values,
-    Verdict,
     Word,
-    judge,
-    judge_all,
-    judge_less,
-    less,
-    level,
     losses,
-    untested,
+    table_of,
 )
 from dograph.rng import stream
 from dograph.stats import Estimate, median_estimate, median_record
@@ -38,104 +35,83 @@ SAMPLES, WIDTH, NUM_DOMAINS = 48, 5120, 11  # of a solve that is timed: the pape
 UNTIMED, TIMED = 5, 60
 
 
+LOSS_COLUMNS = (FigureColumn("nats ± 95 %", "loss_nats", "±.4f"), FigureColumn("exp", "ppl", ".1f"))
+
+
 def validation_loss(study: Study) -> Reproduction:
     """tab:pretrain_results, read as nats."""
-    values, printed = losses(study.only), paper.VALIDATION_LOSS
-    natural, uniform = losses(study.only, "natural"), printed[BASELINE]
-    contrasts = {method.label: method.differences for method in study.only.methods}
-    rows, data = [], {}
-    for label in study.rows:
-        theirs = None if label not in printed else printed[label] - uniform
-        own = contrasts[label]
-        text = None if own is None else own.mean.over_items
-        rows.append(
-            [
-                label,
-                *_loss_cells(values, label),
-                "" if label == BASELINE else less(values, label, BASELINE).text("+.3f"),
-                "" if label == BASELINE or text is None else text.text("+.3f"),
-                number(printed.get(label), ".2f"),
-                f"{math.exp(printed[label]):.1f}" if label in printed else "",
-                "" if label == BASELINE else number(theirs, "+.2f"),
-            ]
-        )
-        data[label] = _record(values, label, BASELINE) | {
-            "natural": level(natural, label).record(),
-            "over_text": text and asdict(text),
+    loss, natural = losses(study.only), losses(study.only, "natural")
+    printed, uniform = paper.VALIDATION_LOSS, paper.VALIDATION_LOSS[BASELINE]
+    theirs = {label: value - uniform for label, value in printed.items()}
+    rows = _loss_rows(study, loss, BASELINE)
+    for method in study.only.methods:
+        label, own = method.label, method.differences
+        rows[label] |= {
+            "natural": natural.level(label),
+            "over_text": None if own is None else own.mean.over_items,
             "paper": printed.get(label),
-            "paper_difference": theirs,
+            "paper_difference": theirs.get(label),
         }
-    columns = ("method", "nats ± 95 %", "exp", "less uniform [95 %]", "text [95 %]")
+    columns = [
+        *LOSS_COLUMNS,
+        FigureColumn("less uniform [95 %]", "less_uniform", "[+.3f]"),
+        FigureColumn("text [95 %]", "over_text", "[+.3f]", BASELINE),
+        FigureColumn('paper "PPL"', "paper", ".2f"),
+        FigureColumn("exp", "paper", ".1f", of=math.exp),
+        FigureColumn("less uniform", "paper_difference", "+.2f", BASELINE),
+    ]
+    sheet = table_of("validation loss, every source alike", "method", rows, columns)
     verdicts = []
     for label, name in paper.NAMES.items():
         if label not in (BASELINE, paper.OURS):
-            side = "below" if printed[label] - uniform < 0 else "above"
-            says = f"{name} {side} Uniform"
-            verdicts.append(_judged(values, label, BASELINE, says, printed[label] - uniform))
+            side = "below" if theirs[label] < 0 else "above"
+            verdicts.append(_judged(loss, label, BASELINE, f"{name} {side} Uniform", theirs[label]))
     for label in SUBJECTS:
         for rival in (BASELINE, "dynamic-loss"):
-            says, change = (
-                f"DoGraph below {paper.NAMES[rival]}",
-                printed[paper.OURS] - printed[rival],
-            )
-            verdicts.append(_judged(values, label, rival, says, change))
-        says = "DoGraph lowest of the seven methods"
-        if not values.get(label):
-            verdicts.append(untested(says, f"no finished run of {label}", label))
-            continue
-        rivals = [name for name in paper.NAMES if name != paper.OURS and values.get(name)]
-        figures = {name: less(values, label, name, len(rivals)) for name in rivals}
-        verdicts.append(judge_all(says, figures, sign=-1, of=label))
-    columns_of_paper = ('paper "PPL"', "exp", "less uniform")
-    title = "validation loss, every source alike"
-    sheet = TextTable(title, (*columns, *columns_of_paper), rows)
-    return Reproduction([sheet], {"methods": data}, verdicts)
+            change = printed[paper.OURS] - printed[rival]
+            says = f"DoGraph below {paper.NAMES[rival]}"
+            verdicts.append(_judged(loss, label, rival, says, change))
+        verdicts.append(Claim("DoGraph lowest of the seven methods", -1, label).judge_best(loss))
+    return Reproduction([sheet], rows, verdicts)
 
 
 def objectives(study: Study) -> Reproduction:
     """tab:opt_objectives, read as nats, with solves timed on this machine."""
-    values, best = losses(study.only), "uncertainty"
+    loss, best = losses(study.only), "uncertainty"
     device = study.only.config["train"]["device"]
     times = solve_times(device)
     about = {"device": str(pick_device(device)), "samples": SAMPLES, "num_domains": NUM_DOMAINS}
-    rows, data = [], {}
-    for label in study.rows:
-        complexity, printed = paper.OBJECTIVES.get(label, ("", None))
-        theirs = None if printed is None else printed - paper.OBJECTIVES[best][1]
-        rows.append(
-            [
-                *_loss_row(values, label, best),
-                number(printed, ".2f"),
-                "" if label == best else number(theirs, "+.2f"),
-            ]
-        )
-        data[label] = _record(values, label, best) | {
-            "less_uniform": less(values, label, BASELINE).record(),
+    rows = _loss_rows(study, loss, best)
+    for label, row in rows.items():
+        complexity, printed = paper.OBJECTIVES.get(label, (None, None))
+        row |= {
+            "less_uniform": loss.less(label, BASELINE),
             "solve_ms": median_record(times[label]) | about if label in times else None,
             "paper": printed,
-            "paper_difference": theirs,
-            "paper_complexity": complexity or None,
+            "paper_difference": None if printed is None else printed - paper.OBJECTIVES[best][1],
+            "paper_complexity": complexity,
         }
-    columns = ("objective", "nats ± 95 %", "exp", f"less {best} [95 %]", "less uniform [95 %]")
-    solved = [[name, ms.text(".3f"), paper.OBJECTIVES[name][0]] for name, ms in times.items()]
+    columns = [
+        *LOSS_COLUMNS,
+        FigureColumn(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
+        FigureColumn("less uniform [95 %]", "less_uniform", "[+.3f]", BASELINE),
+        FigureColumn('paper "PPL"', "paper", ".2f"),
+        FigureColumn(f"less {best}", "paper_difference", "+.2f", best),
+    ]
     sheets = [
-        TextTable(
-            "objectives of DoGraph: validation loss",
-            (*columns, 'paper "PPL"', f"less {best}"),
-            rows,
-        ),
+        table_of("objectives of DoGraph: validation loss", "objective", rows, columns),
         TextTable(
             f"one solve at m = {NUM_DOMAINS}, milliseconds here and the paper's complexity",
             ("objective", "ms [95 %]", "complexity"),
-            solved,
+            [[name, ms.text(".3f"), paper.OBJECTIVES[name][0]] for name, ms in times.items()],
         ),
     ]
-    verdicts = []
-    for label, (_, printed) in paper.OBJECTIVES.items():
-        if label != best:
-            change = paper.OBJECTIVES[best][1] - printed
-            verdicts.append(_judged(values, best, label, f"{best} below {label}", change))
-    return Reproduction(sheets, {"methods": data}, [*verdicts, _cheapest(times)])
+    verdicts = [
+        _judged(loss, best, label, f"{best} below {label}", paper.OBJECTIVES[best][1] - printed)
+        for label, (_, printed) in paper.OBJECTIVES.items()
+        if label != best
+    ]
+    return Reproduction(sheets, rows, [*verdicts, _cheapest(times)])
 
 
 def solve_times(device: str) -> dict[str, Estimate]:
@@ -170,12 +146,11 @@ def example_domains() -> Domains:
     return partition(sketch_BK.float(), label_B, NUM_DOMAINS)
 
 
-def _cheapest(times: Mapping[str, Estimate]) -> Verdict:
+def _cheapest(times: Mapping[str, Estimate]) -> Claim:
     """Medians of solves: robust is the fastest where its interval lies below all others'."""
-    says, robust = "robust softmax has the lowest computational cost", times["robust"]
-    own, others = robust.interval, {n: t.interval for n, t in times.items() if n != "robust"}
-    assert own is not None
-    ends = {name: interval for name, interval in others.items() if interval is not None}
+    says = "robust softmax has the lowest computational cost"
+    ends = {name: solve.interval for name, solve in times.items() if solve.interval is not None}
+    own = ends.pop("robust")
     faster = [name for name in ends if ends[name].high < own.low]
     rival = min(faster or ends, key=lambda name: ends[name].low)
     word: Word = "unclear"
@@ -184,87 +159,106 @@ def _cheapest(times: Mapping[str, Estimate]) -> Verdict:
         word, told = "confirmed", "confirmed"
     elif faster:
         word, told = "opposite", "not confirmed, it is the other way round"
-    shown = f"{robust.text('.3f')} ms, {rival} {times[rival].text('.3f')} ms"
-    return Verdict("robust", says, None, None, word, f"paper: {says}; here {shown}: {told}")
+    shown = f"{times['robust'].text('.3f')} ms, {rival} {times[rival].text('.3f')} ms"
+    return Claim(says, -1, "robust", word=word, line=f"paper: {says}; here {shown}: {told}")
 
 
 def num_domains(study: Study) -> Reproduction:
     """fig:cluster_granularity, a picture: a U with its lowest point at 11."""
-    values, best = losses(study.only), f"m{paper.BEST_NUM_DOMAINS}"
-    columns = ("domains", "nats ± 95 %", "exp", f"less {best} [95 %]", "less uniform [95 %]")
-    verdicts = [
-        _judged(values, best, f"m{m}", f"m = {paper.BEST_NUM_DOMAINS} below m = {m}")
-        for m in paper.NUM_DOMAINS
-        if f"m{m}" != best
+    loss, best = losses(study.only), f"m{paper.BEST_NUM_DOMAINS}"
+    rows = _loss_rows(study, loss, best)
+    shown = {label: row | {"uniform": loss.less(label, BASELINE)} for label, row in rows.items()}
+    columns = [
+        *LOSS_COLUMNS,
+        FigureColumn(f"less {best} [95 %]", f"less_{best}", "[+.3f]"),
+        FigureColumn("less uniform [95 %]", "uniform", "[+.3f]", BASELINE),
     ]
-    rows = [_loss_row(values, label, best) for label in study.rows]
-    sheet = TextTable("validation loss by number of domains m", columns, rows)
-    data = {label: _record(values, label, best) for label in study.rows}
-    return Reproduction([sheet], {"methods": data}, verdicts)
+    sheet = table_of("validation loss by number of domains m", "domains", shown, columns)
+    verdicts = [
+        _judged(loss, best, f"m{m}", f"m = {paper.BEST_NUM_DOMAINS} below m = {m}")
+        for m in paper.NUM_DOMAINS
+        if m != paper.BEST_NUM_DOMAINS
+    ]
+    return Reproduction([sheet], rows, verdicts)
 
 
 def model_scale(study: Study) -> Reproduction:
     """fig:domain_bias, a picture: losses fall with size, and DoGraph's are the lowest."""
-    values = {size: losses(findings) for size, findings in study.findings.items()}
-    sizes, labels = list(values), study.rows
-    levels = [
-        [label, *(level(values[s], label).plus_minus(".4f") for s in sizes)] for label in labels
-    ]
-    changes = [
-        [label, *(less(values[s], label, BASELINE).text("+.3f") for s in sizes)]
-        for label in labels
-        if label != BASELINE
-    ]
+    by_size = {size: losses(findings) for size, findings in study.findings.items()}
+    rows: Rows = {label: {} for label in study.rows}
+    levels, changes, verdicts = [], [], []
+    for size, loss in by_size.items():
+        for label, figures in _loss_rows(study, loss, BASELINE).items():
+            rows[label][size] = figures
+        levels.append(FigureColumn(size, size, "±.4f", of=itemgetter("loss_nats")))
+        changes.append(FigureColumn(size, size, "[+.3f]", of=itemgetter("less_uniform")))
+    others = {label: row for label, row in rows.items() if label != BASELINE}
     sheets = [
-        TextTable("validation loss in nats ± 95 % by model size", ("method", *sizes), levels),
-        TextTable("the same less uniform [95 %]", ("method", *sizes), changes),
+        table_of("validation loss in nats ± 95 % by model size", "method", rows, levels),
+        table_of("the same less uniform [95 %]", "method", others, changes),
     ]
-    data = {
-        label: {size: _record(values[size], label, BASELINE) for size in sizes} for label in labels
-    }
-    verdicts = []
     for label in SUBJECTS:
-        for size in sizes:
+        for size, loss in by_size.items():
             for rival in (BASELINE, "regmix"):
                 says = f"DoGraph below {paper.NAMES[rival]} at {size}"
-                verdicts.append(_judged(values[size], label, rival, says))
-    for small, large in pairwise(sizes):
-        for label in labels:
+                verdicts.append(_judged(loss, label, rival, says))
+    for small, large in pairwise(by_size):
+        for label in rows:
             # Seed by seed: models of both sizes see the same text in one order.
-            both = {size: values[size].get(label, {}) for size in (large, small)}
-            says = f"the loss of {label} falls from {small} to {large}"
-            verdicts.append(judge(says, less(both, large, small), sign=-1, of=label))
-    return Reproduction(sheets, {"methods": data}, verdicts)
+            both = Figure({size: by_size[size].of(label) for size in (large, small)})
+            claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
+            verdicts.append(claim.judge(both.less(large, small)))
+    return Reproduction(sheets, rows, verdicts)
 
 
-def _judged(
-    values: Values, label: str, rival: str, says: str, change: float | None = None
-) -> Verdict:
-    """A loss below another's, or above where the paper's own change is."""
-    sign = 1 if change is not None and change > 0 else -1
-    return judge_less(values, label, rival, says, sign=sign, paper=change)
-
-
-def _loss_cells(values: Values, label: str) -> list[str]:
-    ours = level(values, label)
-    return [ours.plus_minus(".4f"), f"{math.exp(ours.value):.1f}" if ours.num else ""]
-
-
-def _loss_row(values: Values, label: str, best: str) -> list[str]:
-    """The loss, and how far above the best one and above uniform it is."""
-    others = ["" if label == o else less(values, label, o).text("+.3f") for o in (best, BASELINE)]
-    return [label, *_loss_cells(values, label), *others]
-
-
-def _record(values: Values, label: str, other: str) -> dict[str, Any]:
-    ours = level(values, label)
-    return {
-        "loss_nats": ours.record(),
-        "ppl": math.exp(ours.value) if ours.num else None,
-        f"less_{other}": None if label == other else less(values, label, other).record(),
-        "by_seed": {str(seed): value for seed, value in values.get(label, {}).items()},
+def balance(study: Study) -> Reproduction:
+    """How far apart the sources' losses are, the balance that the paper speaks of in words."""
+    figures = {
+        "spread": Figure.read(study.only, lambda cell: balance_of(cell.losses).spread),
+        "gap": Figure.read(study.only, lambda cell: balance_of(cell.losses).gap),
+        "worst": losses(study.only, "worst"),
     }
+    rows: Rows = {}
+    for label in study.rows:
+        rows[label] = {name: figure.level(label) for name, figure in figures.items()}
+        for name, figure in figures.items():
+            rows[label][f"{name}_less_uniform"] = figure.less(label, BASELINE)
+    columns = []
+    for name in figures:
+        columns.append(FigureColumn(f"{name} ± 95 %", name, "±.3f"))
+        columns.append(
+            FigureColumn("less uniform [95 %]", f"{name}_less_uniform", "[+.3f]", BASELINE)
+        )
+    title = "losses over sources in nats: deviation, worst less best, worst"
+    sheet = table_of(title, "method", rows, columns[:-1])
+    says = "DoGraph more balanced over sources than Uniform"
+    verdicts = [
+        _judged(figures[name], label, BASELINE, f"{says} ({name})")
+        for label in SUBJECTS
+        for name in ("spread", "gap")
+    ]
+    notes = [
+        "sources differ in how well any model can predict them: what counts is the difference "
+        "to uniform",
+        "the paper speaks of balance and prints no figure of it",
+    ]
+    return Reproduction([sheet], rows, verdicts, notes)
 
 
-def number(value: float | None, shape: str) -> str:
-    return "" if value is None else format(value, shape)
+def _judged(loss: Figure, label: str, rival: str, says: str, change: float | None = None) -> Claim:
+    """A loss below another's, or above where the paper's own change is."""
+    above = change is not None and change > 0
+    return Claim(says, 1 if above else -1, label, change).judge_less(loss, rival)
+
+
+def _loss_rows(study: Study, loss: Figure, other: str) -> Rows:
+    rows: Rows = {}
+    for label in study.rows:
+        ours = loss.level(label)
+        rows[label] = {
+            "loss_nats": ours,
+            "ppl": math.exp(ours.value) if ours.num else None,
+            f"less_{other}": None if label == other else loss.less(label, other),
+            "by_seed": {str(seed): value for seed, value in loss.of(label).items()},
+        }
+    return rows

@@ -18,15 +18,7 @@ from dograph.eval.gradients import probe_pca, read_probe
 from dograph.eval.inspect import perceived
 from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
-from dograph.reproduce.verdicts import (
-    Reproduction,
-    Study,
-    TextTable,
-    Verdict,
-    judge,
-    less,
-    untested,
-)
+from dograph.reproduce.verdicts import Claim, Figure, Reproduction, Study, TextTable
 from dograph.stats import ANY, SHARE_CHANGE
 
 NUM_DOMAINS = 11
@@ -38,7 +30,6 @@ _FIGURES = {
     "purity": "purity [95 %]",
 }
 _SHARES = ("nmi", "purity")  # between 0 and 1
-FIRST, LAST = "first", "last"
 
 
 def gradient_pca(study: Study) -> Reproduction:
@@ -52,13 +43,10 @@ def gradient_pca(study: Study) -> Reproduction:
     except (OSError, ValueError):
         written = {}
     write_json(file, written | coordinates)
-    sheets = [_over_training(label, many) for label, many in found.items()]
-    data = {
-        label: {**many.record(), "pca": coordinates[label]["explained"]}
-        for label, many in found.items()
-    }
-    verdicts = []
+    sheets, verdicts, data = [], [], {}
     for label, many in found.items():
+        sheets.append(_over_training(label, many, tuple(_FIGURES)))
+        data[label] = {**many.record(), "pca": coordinates[label]["explained"]}
         says = "sources are apart in gradient space at first and merge in training"
         verdicts += _changes(label, many, says, ("separation", "separation_directions"))
         says = "domains follow sources less as training goes on"
@@ -68,7 +56,7 @@ def gradient_pca(study: Study) -> Reproduction:
         "separation: unbiased MMD^2 between two sources over their spread, mean over pairs",
         f"coordinates of every probe row of the first seed: {file}",
     ]
-    return Reproduction(sheets, {"methods": data}, verdicts, notes)
+    return Reproduction(sheets, data, verdicts, notes)
 
 
 def clusters(study: Study) -> Reproduction:
@@ -76,27 +64,26 @@ def clusters(study: Study) -> Reproduction:
     found, left_out = _merged(study.only)
     sheets, verdicts, data = [], [], {}
     for label, many in found.items():
-        steps = (many.steps[0], many.steps[-1])
-        tables = {step: composition(Path(many.runs[0]), step) for step in dict.fromkeys(steps)}
-        sheets.append(_over_training(label, many, ("nmi", "purity")))
-        for step, table in tables.items():
+        sheets.append(_over_training(label, many, _SHARES))
+        tables = {}
+        for step in dict.fromkeys((many.steps[0], many.steps[-1])):
+            table = tables[str(step)] = composition(Path(many.runs[0]), step)
             rows = []
             for domain, counts in enumerate(table["rows"], start=1):
                 size = sum(counts)
                 shares = [f"{100 * count / size:.0f}" if count else "" for count in counts]
                 rows.append([str(domain), str(size), *shares])
-            columns = ("domain", "rows", *table["sources"])
             title = f"{label}, step {step}: sources of each domain in per cent"
-            sheets.append(TextTable(title, columns, rows))
-        data[label] = {**many.record(), "composition": {str(s): t for s, t in tables.items()}}
+            sheets.append(TextTable(title, ("domain", "rows", *table["sources"]), rows))
+        data[label] = {**many.record(), "composition": tables}
         says = f"the {NUM_DOMAINS} domains are made of more sources late than early"
-        verdicts += _changes(label, many, says, ("nmi", "purity"))
+        verdicts += _changes(label, many, says, _SHARES)
     notes = [
         *left_out,
         "domains: K-means of the directions of all probe rows; compositions are of the first seed",
         "by chance: the same domains against shuffled sources",
     ]
-    return Reproduction(sheets, {"methods": data}, verdicts, notes)
+    return Reproduction(sheets, data, verdicts, notes)
 
 
 def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[str, Any]:
@@ -106,8 +93,7 @@ def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[st
     count_MS = torch.zeros(num_domains, len(probe.sources), dtype=torch.long)
     one_N = torch.ones_like(label_N)
     count_MS.index_put_((label_N.cpu(), probe.source_N), one_N.cpu(), accumulate=True)
-    size_M = count_MS.sum(dim=1)
-    order_M = torch.argsort(size_M, descending=True, stable=True)
+    order_M = torch.argsort(count_MS.sum(dim=1), descending=True, stable=True)
     return {"sources": probe.sources, "rows": count_MS[order_M].tolist()}
 
 
@@ -127,7 +113,7 @@ def _merged(findings: Findings) -> tuple[dict[str, Merging], list[str]]:
     return found, list(dict.fromkeys(told))
 
 
-def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGURES)) -> TextTable:
+def _over_training(label: str, many: Merging, names: Sequence[str]) -> TextTable:
     rows = []
     for figures in many.figures:
         cells = [getattr(figures, name).text(".3f") for name in names]
@@ -135,25 +121,24 @@ def _over_training(label: str, many: Merging, names: Sequence[str] = tuple(_FIGU
         rows.append([str(figures.step), *cells, chance])
     columns = ("step", *(_FIGURES[name] for name in names), "by chance (NMI, purity)")
     runs = "1 seed" if len(many.runs) == 1 else f"{len(many.runs)} seeds"
-    over = f"intervals over {'rows' if many.over == 'rows' else 'seeds'}"
-    return TextTable(
-        f"{label}: {runs}, {many.figures[0].rows} held-out rows, {over}", columns, rows
-    )
+    over = "rows" if many.over == "rows" else "seeds"
+    title = f"{label}: {runs}, {many.figures[0].rows} held-out rows, intervals over {over}"
+    return TextTable(title, columns, rows)
 
 
-def _changes(label: str, many: Merging, says: str, names: Sequence[str]) -> list[Verdict]:
+def _changes(label: str, many: Merging, says: str, names: Sequence[str]) -> list[Claim]:
     """Last less first, run by run; runs go by their number."""
     if len(many.steps) < 2:
-        return [untested(says, f"{label} was probed once", label)]
+        return [Claim(says, -1, label).untested(f"{label} was probed once")]
     found = []
     for name in names:
         both = {
             when: {run: getattr(own[at], name).value for run, own in enumerate(many.by_run)}
-            for when, at in ((FIRST, 0), (LAST, -1))
+            for when, at in (("first", 0), ("last", -1))
         }
-        change = less(both, LAST, FIRST, ends=SHARE_CHANGE if name in _SHARES else ANY)
+        figure = Figure(both, ends_of_change=SHARE_CHANGE if name in _SHARES else ANY)
         told = f"{says} ({label}, {name.replace('_', ' of ')}, last less first)"
-        found.append(judge(told, change, sign=-1, of=label))
+        found.append(Claim(told, -1, label).judge(figure.less("last", "first")))
     return found
 
 

@@ -12,12 +12,13 @@ intervals end where their quantity does (`stats.Range`): no loss below 0, no acc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from dograph.compare.arms import Ask
 from dograph.compare.findings import CellFindings, Findings
+from dograph.files import plain
 from dograph.reproduce.artefacts import LEAD, Artefact, Scale
-from dograph.reproduce.paper import OURS
+from dograph.reproduce.paper import NAMES, OURS
 from dograph.stats import (
     ABOVE_ZERO,
     ANY,
@@ -29,6 +30,37 @@ from dograph.stats import (
     paired_difference,
 )
 
+DEFAULT = "dograph"  # our own recipe
+SUBJECTS = (OURS, DEFAULT)  # whom the paper's claims are asked of
+AVERAGE = "average"  # of the tasks
+
+
+@dataclass(frozen=True, slots=True)
+class CellScores:
+    """What the model of a run scored, by task and on average."""
+
+    accuracy: dict[str, float]  # per cent: acc_norm where there is one, else acc
+    error: dict[str, float | None]  # standard error over items, as a share
+    limited: dict[str, str]  # tasks of which not all items were asked: `copa 4 of 100`
+    notes: list[str]
+
+    @classmethod
+    def of_json(cls, record: Mapping[str, Any]) -> Self:
+        """From the content of an eval.json."""
+        tasks: Mapping[str, Any] = record["tasks"]
+        primary = {name: task[task["primary"]] for name, task in tasks.items()}
+        primary[AVERAGE] = record["average"]
+        return cls(
+            accuracy={name: 100 * float(score["value"]) for name, score in primary.items()},
+            error={name: score["se"] for name, score in primary.items()},
+            limited={
+                name: f"{name} {task['items']:,} of {task['available']:,}"
+                for name, task in tasks.items()
+                if "available" in task and task["items"] < task["available"]
+            },
+            notes=list(record["notes"]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Study:
@@ -38,7 +70,7 @@ class Study:
     scale: Scale
     asks: Mapping[str, Ask]
     findings: Mapping[str, Findings]
-    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
+    scores: Mapping[str, CellScores] = field(default_factory=dict)  # by cell, where tasks are asked
 
     @property
     def only(self) -> Findings:
@@ -49,8 +81,50 @@ class Study:
     def rows(self) -> list[str]:
         """Labels in the order of a table's rows: those that come first, then as asked."""
         labels = next(iter(self.findings.values())).labels
-        first = [label for label in LEAD if label in labels]
-        return [*first, *(label for label in labels if label not in first)]
+        return sorted(labels, key=lambda label: (*LEAD, label).index(label))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of every finished run, by method and seed, with the range of it and its change."""
+
+    values: Mapping[str, Mapping[int, float]]
+    ends: Range = ABOVE_ZERO
+    ends_of_change: Range = ANY
+
+    @classmethod
+    def read(cls, findings: Findings, of: Callable[[CellFindings], float], *ends: Range) -> Self:
+        found: dict[str, dict[int, float]] = {label: {} for label in findings.labels}
+        for cell in findings.finished:
+            found[cell.method][cell.seed] = of(cell)
+        return cls(found, *ends)
+
+    def __contains__(self, label: str) -> bool:
+        """Whether a run of the method was finished."""
+        return bool(self.of(label))
+
+    def of(self, label: str) -> Mapping[int, float]:
+        return self.values.get(label, {})
+
+    def level(self, label: str) -> Estimate:
+        return mean_estimate(list(self.of(label).values())).within(self.ends)
+
+    def less(self, label: str, other: str, family: int = 1) -> Estimate:
+        """A method less another, over the seeds that both have."""
+        found = paired_difference(self.of(label), self.of(other), family)
+        return found.within(self.ends_of_change)
+
+    def more_per_cent(self, label: str, other: str) -> Estimate:
+        """By how many per cent a method is above another, pair by pair."""
+        per_cent = paired_difference(
+            self.of(label), self.of(other), of=lambda a, b: 100 * (a / b - 1)
+        )
+        return per_cent.within((-100.0, math.inf))
+
+
+def losses(findings: Findings, name: str = "mean") -> Figure:
+    """Validation loss in nats: mean, natural, worst or gap."""
+    return Figure.read(findings, lambda cell: cell.summaries[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +136,40 @@ class TextTable:
     rows: Sequence[Sequence[str]]
 
 
-Values = Mapping[str, Mapping[int, float]]  # of each method, by seed
+@dataclass(frozen=True, slots=True)
+class FigureColumn:
+    """What a table shows of every row, and how: `±.3f` and `[+.3f]` show an interval too."""
+
+    head: str
+    key: str  # in the figures of a row
+    shape: str
+    but: str = ""  # the row that is left empty: a difference to itself
+    of: Callable[[Any], Any] = lambda value: value
+
+    def text(self, label: str, figures: Mapping[str, Any]) -> str:
+        if label == self.but or figures[self.key] is None:
+            return ""
+        value, shape = self.of(figures[self.key]), self.shape
+        if shape.startswith("["):
+            return str(value.text(shape[1:-1]))
+        if isinstance(value, Estimate):
+            is_level = shape.startswith("±")
+            return value.plus_minus(shape[1:]) if is_level else value.plain(shape)
+        return format(value, shape)
 
 
-def values_of(findings: Findings, read: Callable[[CellFindings], float]) -> Values:
-    """What `read` makes of every cell that was finished."""
-    found: dict[str, dict[int, float]] = {label: {} for label in findings.labels}
-    for cell in findings.finished:
-        found[cell.method][cell.seed] = read(cell)
-    return found
+Rows = dict[str, dict[str, Any]]  # figures by method: estimates, intervals, numbers
 
 
-def losses(findings: Findings, name: str = "mean") -> Values:
-    """Validation loss in nats: mean, natural, worst or gap."""
-    return values_of(findings, lambda cell: cell.summaries[name])
+def table_of(title: str, first: str, rows: Rows, columns: Sequence[FigureColumn]) -> TextTable:
+    heads = (first, *(column.head for column in columns))
+    cells = [[label, *(c.text(label, own) for c in columns)] for label, own in rows.items()]
+    return TextTable(title, heads, cells)
 
 
-def level(values: Values, label: str, ends: Range = ABOVE_ZERO) -> Estimate:
-    """Of one method."""
-    return mean_estimate(list(values.get(label, {}).values())).within(ends)
-
-
-def less(values: Values, label: str, other: str, family: int = 1, *, ends: Range = ANY) -> Estimate:
-    """A method less another, over the seeds that both have."""
-    return paired_difference(values.get(label, {}), values.get(other, {}), family).within(ends)
-
-
-def more_per_cent(values: Values, label: str, other: str) -> Estimate:
-    """By how many per cent a method is above another, pair by pair."""
-    own, theirs = values.get(label, {}), values.get(other, {})
-    found = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
-    return found.within((-100.0, math.inf))
-
-
+Change = Callable[[Figure, str, str], Estimate]  # of a method to another
 Word = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
 _AGAINST: tuple[Word, ...] = ("confirmed", "unclear", "no verdict", "opposite")  # ever more
-Sign = Literal[-1, 1]
-DEFAULT = "dograph"  # our own recipe
-SUBJECTS = (OURS, DEFAULT)  # whom the paper's claims are asked of
 _SAID: dict[Word, str] = {
     "confirmed": "confirmed",
     "sign only": "confirmed in sign, not in size",
@@ -109,123 +179,106 @@ _SAID: dict[Word, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A claim of the paper and what became of it."""
+class Claim:
+    """A difference that the paper claims of a method; once judged, with its verdict."""
 
-    of: str  # the method that it is asked of
     says: str
-    paper: float | None  # the size claimed, signed; None where it gives none
-    ours: Estimate | None
-    word: Word
-    line: str
+    sign: Literal[-1, 1]
+    of: str = OURS  # the method that it is asked of
+    paper: float | None = None  # the size claimed, signed; None where it gives none
+    shape: str = ".3f"
+    unit: str = ""
+    ours: Estimate | None = None
+    word: Word = "no verdict"
+    line: str = ""
+
+    def judge(self, ours: Estimate) -> Self:
+        """By one difference."""
+        word, interval = self._side(ours.interval), ours.interval
+        if word == "confirmed" and self.paper is not None and interval is not None:
+            word = word if interval.low <= self.paper <= interval.high else "sign only"
+        word = word if ours.num >= LEAST_SEEDS else "no verdict"
+        size = "" if self.paper is None else f" by {abs(self.paper):{self.shape}}{self.unit}"
+        return self._judged(word, ours, f"{size}; here {self._told(word, ours)}")
+
+    def judge_less(
+        self, figure: Figure, rival: str, change: Change = Figure.less, why: str | None = None
+    ) -> Self:
+        """By its method less another, or not tested: neither may lack a finished run."""
+        if missing := [name for name in (self.of, rival) if name not in figure]:
+            return self.untested(why or f"no finished run of {' and of '.join(missing)}")
+        return self.judge(change(figure, self.of, rival))
+
+    def judge_best(self, figure: Figure) -> Self:
+        """By its method less every rival in the paper's tables."""
+        if self.of not in figure:
+            return self.untested(f"no finished run of {self.of}")
+        rivals = [name for name in NAMES if name != OURS and name in figure]
+        return self.judge_all({name: figure.less(self.of, name, len(rivals)) for name in rivals})
+
+    def judge_all(self, rivals: Mapping[str, Estimate]) -> Self:
+        """By differences to every rival at once; the one that speaks most against it is shown.
+
+        Where a rival has too few seeds there is no verdict, and it is the one that is shown.
+        """
+        if not rivals:
+            return self.untested("no such runs were asked for")
+        words = {name: self._side(figure.simultaneous) for name, figure in rivals.items()}
+        few = [name for name, figure in rivals.items() if figure.num < LEAST_SEEDS]
+
+        def against(name: str) -> tuple[int, float]:
+            return _AGAINST.index(words[name]), -self.sign * rivals[name].value
+
+        name = max(few or rivals, key=against)
+        worst, word = rivals[name], "no verdict" if few else words[name]
+        shown = self._told(word, replace(worst, interval=worst.simultaneous))
+        return self._judged(word, worst, f"; here, against {name}, {shown}")
+
+    def untested(self, why: str) -> Self:
+        return replace(self, paper=None)._judged("no verdict", None, f": not tested, {why}")
+
+    def _judged(self, word: Word, ours: Estimate | None, end: str) -> Self:
+        """The paper claims it of its own recipe; ours is asked the same."""
+        who = "the same of the default recipe" if self.of == DEFAULT else "paper"
+        return replace(self, word=word, ours=ours, line=f"{who}: {self.says}{end}")
+
+    def _side(self, interval: Interval | None) -> Word:
+        if interval is None:
+            return "no verdict"
+        side = self.sign * interval.side
+        return "confirmed" if side > 0 else "opposite" if side < 0 else "unclear"
+
+    def _told(self, word: Word, figure: Estimate) -> str:
+        """`-0.040 [-0.060, -0.020]: confirmed`."""
+        text = figure.text(f"+{self.shape}", " ") + (self.unit if figure.num else "")
+        few = figure.num < LEAST_SEEDS
+        why = f"{figure.num} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
+        return f"{text}: {_SAID.get(word, f'no verdict, {why}')}"
 
     def record(self) -> dict[str, Any]:
-        return {
-            "of": self.of,
-            "says": self.says,
-            "paper": self.paper,
-            "ours": None if self.ours is None else self.ours.record(),
-            "verdict": self.word,
-            "line": self.line,
-        }
+        ours = None if self.ours is None else self.ours.record()
+        claimed = {"of": self.of, "says": self.says, "paper": self.paper}
+        return claimed | {"ours": ours, "verdict": self.word, "line": self.line}
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """What an artefact comes to: tables to print, the same as data, a verdict for each claim."""
+    """What an artefact comes to: tables to print, figures by method, a verdict for each claim."""
 
     sheets: Sequence[TextTable]
-    data: Mapping[str, Any]
-    verdicts: Sequence[Verdict]
+    methods: Rows
+    verdicts: Sequence[Claim]
     notes: Sequence[str] = ()
+    tasks: Sequence[str] | None = None  # that were asked
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        found = {"methods": _recorded(self.methods)}
+        return found if self.tasks is None else found | {"tasks": list(self.tasks)}
 
 
-def judge(
-    says: str,
-    ours: Estimate,
-    *,
-    sign: Sign,
-    paper: float | None = None,
-    shape: str = ".3f",
-    unit: str = "",
-    of: str = OURS,
-) -> Verdict:
-    """One difference: below zero is claimed by sign -1, above by 1."""
-    word = _side(ours.interval, sign)
-    if word == "confirmed" and paper is not None and ours.interval is not None:
-        word = word if ours.interval.low <= paper <= ours.interval.high else "sign only"
-    word = word if ours.num >= LEAST_SEEDS else "no verdict"
-    claimed = "" if paper is None else f" by {abs(paper):{shape}}{unit}"
-    line = f"{_asked(of)}: {says}{claimed}; here {_told(word, ours, shape, unit)}"
-    return Verdict(of, says, paper, ours, word, line)
-
-
-def judge_less(
-    values: Values,
-    label: str,
-    rival: str,
-    says: str,
-    *,
-    difference: Callable[[Values, str, str], Estimate] = less,
-    why: str | None = None,
-    **rest: Any,
-) -> Verdict:
-    """A method less another, or that it was not tested: neither may lack a finished run."""
-    if missing := [name for name in (label, rival) if not values.get(name)]:
-        why = why or f"no finished run of {' and of '.join(missing)}"
-        return untested(says, why, label)
-    return judge(says, difference(values, label, rival), of=label, **rest)
-
-
-def judge_all(
-    says: str,
-    rivals: Mapping[str, Estimate],
-    *,
-    sign: Sign,
-    shape: str = ".3f",
-    unit: str = "",
-    of: str = OURS,
-) -> Verdict:
-    """Differences to every rival at once; the one that speaks most against the claim is shown.
-
-    Where a rival has too few seeds there is no verdict, and it is the one that is shown.
-    """
-    if not rivals:
-        return untested(says, "no such runs were asked for", of)
-    words = {name: _side(figure.simultaneous, sign) for name, figure in rivals.items()}
-    few = [name for name, figure in rivals.items() if figure.num < LEAST_SEEDS]
-    name = max(
-        few or rivals, key=lambda one: (_AGAINST.index(words[one]), -sign * rivals[one].value)
-    )
-    worst, word = rivals[name], "no verdict" if few else words[name]
-    shown = _told(word, replace(worst, interval=worst.simultaneous), shape, unit)
-    return Verdict(
-        of, says, None, worst, word, f"{_asked(of)}: {says}; here, against {name}, {shown}"
-    )
-
-
-def untested(says: str, why: str, of: str = OURS) -> Verdict:
-    line = f"{_asked(of)}: {says}: not tested, {why}"
-    return Verdict(of, says, None, None, "no verdict", line)
-
-
-def _asked(of: str) -> str:
-    """The paper claims it of its own recipe; ours is asked the same."""
-    return "the same of the default recipe" if of == DEFAULT else "paper"
-
-
-def _side(interval: Interval | None, sign: Sign) -> Word:
-    if interval is None:
-        return "no verdict"
-    side = sign * interval.side
-    return "confirmed" if side > 0 else "opposite" if side < 0 else "unclear"
-
-
-def _told(word: Word, figure: Estimate, shape: str, unit: str) -> str:
-    """`-0.040 [-0.060, -0.020]: confirmed`."""
-    text = figure.text(f"+{shape}", " ") + (unit if figure.num else "")
-    if word != "no verdict":
-        return f"{text}: {_SAID[word]}"
-    few = figure.num < LEAST_SEEDS
-    why = f"{figure.num} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
-    return f"{text}: no verdict, {why}"
+def _recorded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _recorded(part) for key, part in value.items()}
+    return value.record() if isinstance(value, Estimate) else plain(value)

@@ -40,28 +40,12 @@ def settled(config: RunConfig) -> RunConfig:
 
 
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
-    if config.model.path is not None:
-        model = load_model(
-            config.model.path,
-            vocab_size=corpus.vocab_size,
-            seed=config.seed,
-            pretrained=config.model.pretrained,
-        )
-        positions = getattr(model.model.config, "max_position_embeddings", config.data.seq_len)
-        if positions < config.data.seq_len:
-            raise ConfigError(
-                f"data.seq_len={config.data.seq_len}, but {config.model.path} has {positions} "
-                f"positions; set data.seq_len to {positions} or less"
-            )
-        return model
-    assert config.model.preset is not None
-    return build_model(
-        config.model.preset,
-        vocab_size=corpus.vocab_size,
-        seq_len=config.data.seq_len,
-        dropout=config.model.dropout,
-        seed=config.seed,
-    )
+    own, known = config.model, {"vocab_size": corpus.vocab_size, "seed": config.seed}
+    known["seq_len"] = config.data.seq_len
+    if own.path is not None:
+        return load_model(own.path, pretrained=own.pretrained, **known)
+    assert own.preset is not None
+    return build_model(own.preset, dropout=own.dropout, **known)
 
 
 def open_shape(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
@@ -79,12 +63,8 @@ def inner_parameters(model: Any) -> int:
 
 
 def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
-    return Sampler(
-        corpus.train,
-        seq_len=config.data.seq_len,
-        batch_size=config.train.batch_size,
-        seed=config.seed,
-    )
+    size, seq_len = config.train.batch_size, config.data.seq_len
+    return Sampler(corpus.train, seq_len=seq_len, batch_size=size, seed=config.seed)
 
 
 class CorpusLab:

@@ -1,12 +1,15 @@
 """Checkpoints: complete or absent, never half; tensors in safetensors, the rest in JSON.
 
 Everything is written under a hidden name, forced to disk, and renamed into place at the end. A
-kill at any instant leaves the previous checkpoint as it was.
+kill at any instant leaves the previous checkpoint as it was. The model lies there in Hugging Face's
+format, the vocabulary at its true size, and every tensor whole: those that lie in shards on the
+ranks (FSDP2) are gathered for it, and cut again when they come back.
 """
 
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,23 +17,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dograph.data.sampler import Sampler, WeightLog
 from dograph.errors import RunError
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.base import Mixer
-from dograph.models.files import model_tensors, restore_model, save_model
 from dograph.models.loss import PerSampleLoss
-from dograph.train.optim import optimizer_tensors, restore_optimizer
 from dograph.train.run_dir import RunDirectory
 
-MODEL, OPTIMIZER, MIXER, WEIGHTS, STATE = (
-    "model",
-    "optimizer.safetensors",
-    "mixer.safetensors",
-    "weights.jsonl",
-    "state.json",
-)
+MODEL, WEIGHTS, OPTIMIZER = "model", "model.safetensors", "optimizer.safetensors"
+MIXER, WEIGHT_LOG, STATE = "mixer.safetensors", "weights.jsonl", "state.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, by parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def write_checkpoint(
     main: bool = True,
 ) -> None:
     """Store the run as it stands after `step` steps: every rank asks, the `main` one writes."""
-    weights = model_tensors(state.model, keep=main)  # gathered where they lie in shards
+    weights = model_tensors(state.model, keep=main)
     moments = optimizer_tensors(state.optimizer, state.model, keep=main)
     final, temporary = run.checkpoint(step), run.checkpoints / f".step-{step}.tmp"
     if not main or final.exists():
@@ -63,14 +62,12 @@ def write_checkpoint(
         temporary.mkdir()
         save_model(state.model, temporary / MODEL, tokenizer_file, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
-        mixer = state.mixer.state_dict()
-        tensors = {k: v.contiguous() for k, v in mixer.items() if isinstance(v, torch.Tensor)}
+        tensors, values = split_state(state.mixer.state_dict())
         save_file(tensors, temporary / MIXER)
-        write_text(temporary / WEIGHTS, state.sampler.log.cut(step).dump())
+        write_text(temporary / WEIGHT_LOG, state.sampler.log.cut(step).dump())
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         digests = {str(path.relative_to(temporary)): sha256_of(path) for path in files}
-        facts: dict[str, Any] = {"version": 1, "step": step, "corpus": state.corpus_digest}
-        facts["mixer"] = {k: v for k, v in mixer.items() if k not in tensors}
+        facts = {"version": 1, "step": step, "corpus": state.corpus_digest, "mixer": values}
         write_json(temporary / STATE, facts | {"sha256": digests})
         for path in (*files, temporary / MODEL, temporary):
             sync_file(path)
@@ -99,23 +96,140 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> None:
     restore_model(state.model, folder / MODEL)
     restore_optimizer(state.optimizer, state.model, load_file(folder / OPTIMIZER), step)
     state.mixer.load_state_dict({**stored["mixer"], **load_file(folder / MIXER)})
-    state.sampler.log = WeightLog.load(folder / WEIGHTS, state.sampler.names)
+    state.sampler.log = WeightLog.load(folder / WEIGHT_LOG, state.sampler.names)
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint whose files are what was written."""
+    remedy = f"Remove {folder} to resume from the checkpoint before it"
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{folder / STATE} is damaged or missing ({error}). Remove {folder} to resume from the "
-            "checkpoint before it"
-        ) from error
+        raise RunError(f"{folder / STATE} is damaged or missing ({error}). {remedy}") from error
     for name, digest in state["sha256"].items():
         path = folder / name
         if not path.is_file() or sha256_of(path) != digest:
-            raise RunError(
-                f"{path} is damaged or missing. Remove {folder} to resume from the checkpoint "
-                "before it"
-            )
+            raise RunError(f"{path} is damaged or missing. {remedy}")
     return state
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A mixer's state as tensors and JSON values."""
+    tensors = {name: v.contiguous() for name, v in state.items() if isinstance(v, Tensor)}
+    return tensors, {name: value for name, value in state.items() if name not in tensors}
+
+
+def save_model(
+    wrapped: PerSampleLoss,
+    directory: Path,
+    tokenizer_file: Path | None,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Write what `AutoModelForCausalLM.from_pretrained` (and AutoTokenizer) can read.
+
+    `weights` are those that `model_tensors` gave, where they lie in shards.
+    """
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would tear the run's own progress line
+    model, padded = wrapped.model, wrapped.model.config.vocab_size
+    weights = model_tensors(wrapped, keep=True) if weights is None else weights
+    model.config.vocab_size = wrapped.vocab_size
+    try:
+        model.save_pretrained(directory, state_dict=weights, max_shard_size="1TB")
+    finally:
+        model.config.vocab_size = padded
+    if tokenizer_file is not None:
+        try:
+            PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file)).save_pretrained(directory)
+        except Exception as error:  # the library has no narrower one, a full disk included
+            raise OSError(f"the tokenizer could not be saved: {error}") from error
+
+
+def restore_model(wrapped: PerSampleLoss, directory: Path) -> None:
+    """Read weights back into a model of the same shape, padding the vocabulary again."""
+    stored = load_file(directory / WEIGHTS)
+    for name, parameter in wrapped.model.named_parameters():
+        if name not in stored:
+            raise RunError(f"{directory / WEIGHTS} lacks the parameter {name}")
+        pad_rows_into(parameter.data, stored[name])
+    for name, buffer in wrapped.model.named_buffers():
+        if name in stored:
+            buffer.copy_(stored[name])
+
+
+def model_tensors(wrapped: PerSampleLoss, *, keep: bool) -> dict[str, Tensor]:
+    """The weights by name, whole, vocabulary padding cut off."""
+    return trim_vocab(wrapped, whole(wrapped.model.state_dict(keep_vars=True), keep=keep))
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: PerSampleLoss, *, keep: bool = True
+) -> dict[str, Tensor]:
+    """The optimizer's state by moment and parameter name, whole, vocabulary padding cut off."""
+    tensors: dict[str, Tensor] = {}
+    named = [(n, p) for n, p in model.model.named_parameters() if p in optimizer.state]
+    for moment in MOMENTS:
+        held = {name: optimizer.state[parameter][moment] for name, parameter in named}
+        trimmed = trim_vocab(model, whole(held, keep=keep))
+        tensors |= {f"{moment}.{name}": tensor for name, tensor in trimmed.items()}
+    return tensors
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: PerSampleLoss, tensors: dict[str, Tensor], step: int
+) -> None:
+    """Put back what `optimizer_tensors` gave after `step` updates."""
+    for name, parameter in model.model.named_parameters():
+        stored = {moment: tensors.get(f"{moment}.{name}") for moment in MOMENTS}
+        if not parameter.requires_grad or not any(t is not None for t in stored.values()):
+            continue  # it never had a gradient
+        state = optimizer.state[parameter]
+        state["step"] = torch.tensor(float(step), device=parameter.device)
+        for moment, tensor in stored.items():
+            if tensor is None:
+                raise RunError(f"the checkpoint lacks {moment} of {name}; it is of another model")
+            state[moment] = torch.zeros_like(parameter)
+            pad_rows_into(state[moment], tensor)
+
+
+def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """The tensors with every shard in its place; those that are not sharded are left as they are.
+
+    All ranks must ask. One tensor at a time is gathered, and goes to the host of the rank that is
+    to `keep` it; the others get none, so nobody's device holds more than one. Tied tensors stay so.
+    """
+    found: dict[str, Tensor] = {}
+    first: dict[int, str] = {}  # the first name of a tensor that may have two
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, DTensor):
+            found[name] = tensor.detach()
+        elif (same := first.setdefault(id(tensor), name)) == name:
+            full = tensor.full_tensor().detach()
+            if keep:
+                found[name] = full.cpu()
+        elif keep:
+            found[name] = found[same]
+    return found
+
+
+def trim_vocab(wrapped: PerSampleLoss, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Cut padded vocabulary rows off the tensors that have one for every token."""
+    model = wrapped.model
+    rows = {id(model.get_input_embeddings().weight)}
+    rows |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    names = {name for name, parameter in every if id(parameter) in rows}
+    return {n: t[: wrapped.vocab_size] if n in names else t for n, t in tensors.items()}
+
+
+def pad_rows_into(target: Tensor, stored: Tensor) -> None:
+    """Copy `stored` into the first rows of `target`; rows that were trimmed become zero."""
+    missing = target.shape[0] - stored.shape[0] if target.ndim else 0
+    if missing:
+        stored = torch.cat([stored, stored.new_zeros(missing, *stored.shape[1:])])
+    if isinstance(target, DTensor):  # every rank has it whole, and cuts its own: nothing is sent
+        mesh, places = target.device_mesh, target.placements
+        stored = distribute_tensor(stored.to(target.device), mesh, places, src_data_rank=None)
+    target.copy_(stored)

@@ -6,12 +6,14 @@ the world batch, slicing weights back, agreeing to stop.
 
 import os
 import platform
+import resource
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,17 +34,6 @@ from dograph.sketch.coverage import blocks_of
 # are averaged into the parts they belong to. What a step computes is what DDP computes. Two
 # things every rank must do alike, as each gathers for all: forwards and backwards, and reading
 # the state.
-
-
-def shard_model(model: PerSampleLoss, device: torch.device, world_size: int) -> None:
-    """Leave this rank its part of every parameter, on its device: block by block, then the rest.
-
-    Parameters are replaced: whatever refers to them, an optimizer for one, is to be made after it.
-    """
-    mesh = init_device_mesh(device.type, (world_size,))
-    for block in blocks_of(model.model)[1]:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
 
 
 def at_rest(model: nn.Module) -> None:
@@ -70,11 +61,17 @@ class World:
         return [part.stop - part.start for part in parts]
 
     def place(self, model: PerSampleLoss) -> None:
-        """Put the model, or this rank's part of it, on the device."""
-        if self.shards:
-            shard_model(model, self.device, self.size)
-        else:
+        """Put the model, or this rank's part of every parameter, on the device.
+
+        Parts replace the parameters: what refers to them, as an optimizer does, is made after it.
+        """
+        if not self.shards:
             model.to(self.device)
+            return
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        for block in blocks_of(model.model)[1]:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.size == 1 or self.shards:
@@ -103,12 +100,9 @@ class World:
         """The first rank's text, on every rank; as bytes, for objects would travel pickled."""
         if self.size == 1:
             return text
-        given = text.encode()
-        size = torch.tensor(len(given), device=self.device)
-        dist.broadcast(size, src=0)
-        letters = torch.zeros(int(size.item()), dtype=torch.uint8, device=self.device)
-        if self.is_main:
-            letters.copy_(torch.tensor(list(given), dtype=torch.uint8))
+        given = list(text.encode()) if self.is_main else []
+        letters = torch.zeros(self.agree(len(given)), dtype=torch.uint8, device=self.device)
+        letters[: len(given)] = torch.tensor(given, dtype=torch.uint8)
         dist.broadcast(letters, src=0)
         return bytes(letters.tolist()).decode()
 
@@ -126,52 +120,55 @@ class World:
 @contextmanager
 def open_world(device: str) -> Iterator[World]:
     """This process' world: torchrun's, if it started us, else a world of one."""
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    place = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
-    if size == 1:
-        yield World(rank=0, size=1, device=place)
-        return
-    # The others wait while the first rank writes a checkpoint, which may be large.
-    patience = timedelta(hours=2)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=patience)
+    rank, size, local = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    )
+    world = World(rank=rank if size > 1 else 0, size=size, device=pick_device(device, local))
+    on_gpu = world.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(world.device)
+    if size > 1:  # the others wait while the first rank writes a checkpoint, which may be large
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=2))
     try:
-        yield World(rank=rank, size=size, device=place)
+        yield world
     finally:
-        dist.destroy_process_group()
+        if size > 1:
+            dist.destroy_process_group()
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of train.device; a GPU without a number is that of the rank."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f'train.device="{name}": {str(error).splitlines()[0]}') from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
         raise ConfigError(
             f'train.device="{name}", but torch sees no GPU; set train.device=cpu, or see '
             "`dograph doctor`"
         )
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", local_rank)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    index = local_rank if device.index is None else device.index
+    if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"{device} was asked for, but torch sees {torch.cuda.device_count()} GPU(s); start "
+            f"cuda:{index} was asked for, but torch sees {torch.cuda.device_count()} GPU(s); start "
             "fewer processes or name another device"
         )
-    return device
+    return torch.device("cuda", index)
 
 
-# What a run ran on: versions, machine, devices.
+# What a run ran on: versions, machine, devices, memory.
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+_SELF = Path("/proc/self")
 
 
 def describe_environment() -> dict[str, object]:
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "dograph": __version__,
         "python": platform.python_version(),
@@ -179,7 +176,26 @@ def describe_environment() -> dict[str, object]:
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "command": sys.argv[1:],
     }
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count memory from now on. A worker makes many runs; each should answer for its own."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # not Linux, or not allowed: the mark of the whole process is left
+        (_SELF / "clear_refs").write_text("5")  # the high-water mark falls to what is held now
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory held: allocated on a GPU; resident on a CPU, program and libraries included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError):
+        lines = (_SELF / "status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -3,7 +3,8 @@
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,26 +62,19 @@ class Edit:
         return f"mixture after step {self.step}: {shares}{until}{instead}"
 
 
+EDITS = TypeAdapter(list[Edit])
+
+
 def read_edits(path: Path) -> list[Edit]:
     """All edits ever made of a run, in the order in which they were."""
-    if not path.is_file():
-        return []
     try:
-        return parse_edits(path.read_text(encoding="utf-8"))
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return EDITS.validate_python([json.loads(line) for line in lines])
     except (OSError, ValueError, ValidationError) as error:
         raise RunError(
             f"{path} is damaged ({str(error).splitlines()[0]}): what the run drew from cannot be "
             "told. Put it back as it was; lines are JSON objects that `dograph train` wrote"
         ) from error
-
-
-def parse_edits(text: str) -> list[Edit]:
-    rows = [json.loads(line) for line in text.splitlines()]
-    return TypeAdapter(list[Edit]).validate_python(rows)
-
-
-def dump_edits(edits: Iterable[Edit]) -> str:
-    return "".join(json.dumps(asdict(edit)) + "\n" for edit in edits)
 
 
 def edits_of(run: RunDirectory) -> list[Edit]:
@@ -98,6 +92,7 @@ def edits_of(run: RunDirectory) -> list[Edit]:
 
 
 NAME = "mixture-request.json"
+Message = dict[str, Any]
 
 
 class Requests:
@@ -108,19 +103,18 @@ class Requests:
         self._claimed = run / f".{NAME}.claimed.tmp"
         self._withdrawn = run / f".{NAME}.withdrawn.tmp"
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> Message | None:
         """What lies there, a request or an answer."""
-        return self._read(self.file)
+        return _read(self.file)
 
-    def place(self, request: dict[str, Any]) -> None:
-        """Ask."""
+    def place(self, request: Message) -> None:
         write_json(self.file, request)
 
     def withdraw(self, identity: str) -> bool:
         """Take a request back; False where the run, or another request, was there first."""
         if not is_open(self.read(), identity):
             return False
-        found = self._moved(self._withdrawn)
+        found = _moved(self.file, self._withdrawn)
         if is_open(found, identity):
             self._withdrawn.unlink()
             return True
@@ -128,11 +122,11 @@ class Requests:
             os.rename(self._withdrawn, self.file)
         return False
 
-    def claim(self) -> dict[str, Any] | None:
+    def claim(self) -> Message | None:
         """Take a request that waits, so that nobody takes it back any more."""
-        return self._moved(self._claimed) if is_open(self.read()) else None
+        return _moved(self.file, self._claimed) if is_open(self.read()) else None
 
-    def reply(self, answer: dict[str, Any]) -> None:
+    def reply(self, answer: Message) -> None:
         """Put the answer where the request was."""
         write_json(self.file, answer)
         self._claimed.unlink(missing_ok=True)
@@ -141,22 +135,23 @@ class Requests:
         for path in (self.file, self._claimed, self._withdrawn):
             path.unlink(missing_ok=True)
 
-    def _moved(self, to: Path) -> dict[str, Any] | None:
-        try:
-            os.rename(self.file, to)
-        except FileNotFoundError:
-            return None
-        return self._read(to)
 
-    def _read(self, path: Path) -> dict[str, Any] | None:
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
-            return None
-        return found if isinstance(found, dict) else None
+def _read(path: Path) -> Message | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def is_open(found: dict[str, Any] | None, identity: str | None = None) -> bool:
+def _moved(path: Path, to: Path) -> Message | None:
+    with suppress(FileNotFoundError):
+        os.rename(path, to)
+        return _read(to)
+    return None
+
+
+def is_open(found: Message | None, identity: str | None = None) -> bool:
     """Whether it is a request that waits, and not an answer; one of this identity, if given."""
     if found is None or "step" in found or "refused" in found:
         return False
@@ -211,8 +206,7 @@ class Edits:
 
     def open(self, done: int) -> None:
         """Read the edits of a run that goes on after `done` steps; make the one that is due."""
-        held = edits_of(self.run) if self.world.is_main else []
-        held = parse_edits(self.world.share(dump_edits(held)))
+        held = self._shared(edits_of(self.run) if self.world.is_main else [])
         self.due = {edit.step: edit for edit in held}
         self.apply(done)
 
@@ -240,10 +234,7 @@ class Edits:
             )
 
     def make(self, done: int, offer: Offer) -> None:
-        """Draw by an offered mixture after `done` steps, in a run that goes on.
-
-        Every rank calls it; on disk before it is in force.
-        """
+        """Draw by an offered mixture after `done` steps, in a run that goes on; every rank asks."""
         identity = secrets.token_hex(8)
         self._take(self._record(done, offer, "resume", identity) if self.world.is_main else None)
 
@@ -259,7 +250,17 @@ class Edits:
 
         Every rank comes here after the same step; the first one knows, and tells the others.
         """
-        return self._take(self._requested(done) if self.listening else None)
+        edit, asked = None, self.requests.claim() if self.listening else None
+        if asked is not None:
+            try:
+                given, mixture = asked["given"], Mixture(asked["weights"])
+                offer = Offer(given, mixture, asked["provenance"], asked["notes"])
+                self.check(mixture, done)
+                edit = self._record(done, offer, "mix", str(asked["identity"]))
+            except (DographError, KeyError, TypeError, AttributeError) as error:
+                why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
+                self.requests.reply({"identity": asked.get("identity"), "refused": why})
+        return self._take(edit)
 
     def answer(self, edit: Edit) -> list[str]:
         """Tell who asked that it is done; return what speaks against it, one line each."""
@@ -269,23 +270,8 @@ class Edits:
             self.requests.reply(told | {"warnings": warnings})
         return warnings
 
-    def _requested(self, done: int) -> Edit | None:
-        """The edit that a request asks for, written down; None where none waits, or is met."""
-        asked = self.requests.claim()
-        if asked is None:
-            return None
-        try:
-            given, mixture = asked["given"], Mixture(asked["weights"])
-            offer = Offer(given, mixture, asked["provenance"], asked["notes"])
-            self.check(mixture, done)
-            return self._record(done, offer, "mix", str(asked["identity"]))
-        except (DographError, KeyError, TypeError, AttributeError) as error:
-            why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
-            self.requests.reply({"identity": asked.get("identity"), "refused": why})
-            return None
-
     def _record(self, done: int, offer: Offer, how: str, identity: str) -> Edit:
-        """Add an edit to edits.jsonl, so that it is on disk."""
+        """Add an edit to edits.jsonl: it is on disk before it is in force."""
         stages = [step for step in self.mixer.schedule() if done < step < self.config.train.steps]
         edit = Edit(
             step=done,
@@ -304,7 +290,8 @@ class Edits:
         )
         file = self.run.edits_file
         try:
-            write_text(file, dump_edits([*read_edits(file), edit]))
+            edits = [asdict(one) for one in (*read_edits(file), edit)]
+            write_text(file, "".join(json.dumps(one) + "\n" for one in edits))
         except OSError as error:
             raise RunError(
                 f"{file} cannot be written ({error.strerror}), so the mixture stays as it was. "
@@ -314,10 +301,13 @@ class Edits:
 
     def _take(self, edit: Edit | None) -> Edit | None:
         """Put the first rank's edit in force on every rank; None where it has none."""
-        if not self.world.agree(int(edit is not None)):
-            return None
-        (edit,) = parse_edits(self.world.share(dump_edits([] if edit is None else [edit])))
-        self.due = {step: one for step, one in self.due.items() if step < edit.step}
-        self.due[edit.step] = edit
-        self.apply(edit.step)
-        return edit
+        for made in self._shared([] if edit is None else [edit]):
+            self.due = {step: one for step, one in self.due.items() if step < made.step}
+            self.due[made.step] = made
+            self.apply(made.step)
+            return made
+        return None
+
+    def _shared(self, edits: list[Edit]) -> list[Edit]:
+        """The first rank's, on every rank."""
+        return EDITS.validate_json(self.world.share(EDITS.dump_json(edits).decode()))

@@ -3,6 +3,11 @@
 Parameters, tokens and repeats are exact. Memory is weights, gradients and AdamW's moments
 (exact) plus activations (a count of what each layer keeps for the backward pass). Time is the
 run's matmul FLOPs at EFFICIENCY times the matmul speed measured on this machine just now.
+
+FLOPs are counted from the shapes of the layers alone: a product of (N, in) and (in, out) is
+2 N in out. A step is a forward and two products of the same size in the backward for each one in
+the forward: three forwards. Attention is counted in full, causal or not. What is no product of
+matrices (norms, softmax, AdamW) is left out: the usual convention of MFU.
 """
 
 import time
@@ -29,25 +34,14 @@ from dograph.models.presets import Shape
 from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
-from dograph.train.accumulation import strategy_of
 from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device
-
-# What a step computes, counted from the shapes of the layers alone.
-#
-# FLOPs: a product of (N, in) and (in, out) is 2 N in out. A step is a forward and two products of
-# the same size in the backward for each one in the forward: three forwards. Attention is counted in
-# full, causal or not. What is no product of matrices (norms, softmax, AdamW) is left out: the usual
-# convention of MFU.
-#
-# Sketches: of every layer that is sketched, the input a and the output's gradient b are read once
-# more and projected, and every sample's sketch is written; a weighted gradient scales the smaller
-# of a and b (read and written). Below a cut the residual's gradient is scaled once instead. Mode
-# exact writes every sample's gradient and reads it twice; twopass runs the backward to the
-# activations again.
-
+from dograph.train.step import Stopwatch, strategy_of
 
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
+EFFICIENCY = 0.6  # of the measured matmul speed; what is not a matmul takes the rest
+KEPT_PER_LAYER = 34  # bytes a layer keeps per token and unit of width in half precision
+PROBE_SECONDS = 0.5
 
 
 class AttentionShape(NamedTuple):
@@ -82,18 +76,11 @@ def count_flops(
     a token meets some of them, is counted too high.
     """
     rows = num_samples * num_tokens
-    weights = sum(
-        parameter.numel()
-        for module in model.modules()
-        if not isinstance(module, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-        if parameter.dim() >= 2
-    )
-    return Flops(
-        matrices=2.0 * rows * weights,
-        # Scores and their product with the values: two products a layer, of T x T a head.
-        attention=4.0 * rows * num_tokens * shape.width * shape.layers,
-    )
+    layers = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    own = [parameter for module in layers for parameter in module.parameters(recurse=False)]
+    weights = sum(parameter.numel() for parameter in own if parameter.dim() >= 2)
+    # Scores and their product with the values: two products a layer, of T x T a head.
+    return Flops(2.0 * rows * weights, 4.0 * rows * num_tokens * shape.width * shape.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +106,13 @@ def extra_work(
     """What `sketch.mode` does beyond a plain step on the same batch.
 
     `half`: in bfloat16, else float32. `two_sweeps`: a first sweep for the sketches, the second one
-    is a plain step. `at_once`: samples of a micro-batch, None: all.
+    is a plain step. `at_once`: samples of a micro-batch, None: all. Mode twopass runs the backward
+    to the activations again; below a cut the residual's gradient is scaled once.
     """
     mode, size, rows = sketch.mode, 2 if half else WIDE, num_samples * num_tokens
-    head = output_layer(model, None) if mode == "head" else None
-    rules = cover(model, tuple(sketch.exclude), only=head)
     flops = count_flops(model, shape, num_samples, num_tokens)
+    head = output_layer(model, None) if mode == "head" else None
+    rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.layers
     if mode in EXPLICIT:
         work = _gradients(rules, sketch, num_samples, size, weighted=not two_sweeps)
         if mode == "reference":
@@ -135,32 +123,20 @@ def extra_work(
             work.append(Work("forward again", 0, flops.forward))
             work.append(Work("backward again", 0, 2 * flops.forward))
         return work
-    cut = mode in CUTTING
-    seen, blocks = _above_cut(rules, model, sketch) if cut else (rules, shape.layers)
-    matrices = [rule for rule in seen if rule.matrix is not None]
-    work = [_projected(rule, sketch.dim, num_samples, num_tokens, size) for rule in matrices]
-    numbers = sum(sum(rule.vector_sizes().values()) for rule in seen)
-    # Their sums over tokens a plain step makes as well, though not sample by sample.
-    work.append(Work("vectors", 2.0 * WIDE * num_samples * numbers))
+    if mode in CUTTING:
+        rules, blocks = _above_cut(rules, model, sketch)
+    work, scaling = _projections(rules, sketch.dim, num_samples, rows, size)
     if two_sweeps:
         work.append(Work("forward again", 0, flops.forward))
     if two_sweeps or mode == "twopass":
         back = flops.matrices + 2 * flops.attention
-        if cut:  # the gradients with respect to the inputs of the layers above it
-            inner = [rule for rule in matrices if isinstance(rule, MatrixRule)]
+        if mode in CUTTING:  # the gradients with respect to the inputs of the layers above it
+            inner = [rule for rule in rules if isinstance(rule, MatrixRule)]
             products = sum(2.0 * rows * rule.num_inputs * rule.num_outputs for rule in inner)
             back = products + 2 * flops.attention * blocks / shape.layers
-        work.append(Work("backward to the activations", 0, back))
-        return work
-    for rule in matrices:  # the smaller of a and b, read and written
-        if isinstance(rule, EmbeddingRule):
-            work.append(Work("scaling", 2.0 * WIDE * rows * rule.module.embedding_dim))
-        elif isinstance(rule, MatrixRule):
-            smaller = min(rule.num_inputs, rule.num_outputs)
-            work.append(Work("scaling", 2.0 * size * rows * smaller))
-    if cut:
-        work.append(Work("residual scaled", 2.0 * WIDE * rows * shape.width))
-    return work
+        return [*work, Work("backward to the activations", 0, back)]
+    cut = [Work("residual scaled", 2.0 * WIDE * rows * shape.width)] if mode in CUTTING else []
+    return work + scaling + cut
 
 
 def _above_cut(rules: list[Rule], model: nn.Module, sketch: SketchConfig) -> tuple[list[Rule], int]:
@@ -180,19 +156,36 @@ def _above_cut(rules: list[Rule], model: nn.Module, sketch: SketchConfig) -> tup
     return above, len(blocks) - lowest
 
 
-def _projected(rule: Rule, dim: int, num_samples: int, num_tokens: int, size: int) -> Work:
-    """Read a and b, project both, sum over tokens, write the sketches."""
-    (q, p), rows = Projection(dim=dim).sides(wide=rule.wide), num_samples * num_tokens
-    written, summed = WIDE * num_samples * q * p, 2.0 * rows * q * p
-    if isinstance(rule, EmbeddingRule):
-        width = rule.module.embedding_dim
-        # A token's row of the projection takes the place of the product with a.
-        read = rows * (WIDE * width + size * q)
-        return Work("projection", read + written, 2.0 * rows * width * p + summed)
-    assert isinstance(rule, MatrixRule)
-    read = size * rows * (rule.num_inputs + rule.num_outputs)
-    on_rows, on_columns = rule.module.weight.shape
-    return Work("projection", read + written, 2.0 * rows * (on_rows * q + on_columns * p) + summed)
+def _projections(
+    rules: list[Rule], dim: int, num_samples: int, rows: int, size: int
+) -> tuple[list[Work], list[Work]]:
+    """Sketches made from the taps, and the weighted gradients.
+
+    Of every layer the input a and the output's gradient b are read once more and projected, and
+    every sample's sketch is written; its weight scales the smaller of a and b (read and written).
+    """
+    work, scaling = [], []
+    for rule in rules:
+        if rule.matrix is None:
+            continue
+        q, p = Projection(dim=dim).sides(wide=rule.wide)
+        if isinstance(rule, EmbeddingRule):
+            width = rule.module.embedding_dim
+            # A token's row of the projection takes the place of the product with a.
+            read, products = rows * (WIDE * width + size * q), 2.0 * rows * width * p
+            scaling.append(Work("scaling", 2.0 * WIDE * rows * width))
+        else:
+            assert isinstance(rule, MatrixRule)
+            inputs, outputs = rule.num_inputs, rule.num_outputs
+            on_rows, on_columns = rule.module.weight.shape
+            read = size * rows * (inputs + outputs)
+            products = 2.0 * rows * (on_rows * q + on_columns * p)
+            scaling.append(Work("scaling", 2.0 * size * rows * min(inputs, outputs)))
+        written, summed = WIDE * num_samples * q * p, 2.0 * rows * q * p
+        work.append(Work("projection", read + written, products + summed))
+    # Their sums over tokens a plain step makes as well, though not sample by sample.
+    numbers = sum(sum(rule.vector_sizes().values()) for rule in rules)
+    return [*work, Work("vectors", 2.0 * WIDE * num_samples * numbers)], scaling
 
 
 def _gradients(
@@ -209,17 +202,14 @@ def _gradients(
         on_rows, on_columns = rule.module.weight.shape
         q, p = Projection(dim=sketch.dim).sides(wide=rule.wide)
         numbers = float(num_samples * on_rows * on_columns)
-        width = WIDE if name in looked_up else size
+        moved = (WIDE if name in looked_up else size) * numbers
         sketched = 2 * numbers * q + 2.0 * num_samples * on_columns * q * p  # (Q'G) P
         if sketch.projection not in TWO_SIDED:
             sketched = 2 * numbers * sketch.dim if sketch.projection == "gaussian" else 0.0
-        work.append(Work("gradients written", width * numbers))
-        work.append(Work("gradients sketched", width * numbers, sketched))
-        if weighted:
-            work.append(Work("gradients weighted", width * numbers, 2 * numbers))
+        work += [Work("gradients written", moved), Work("gradients sketched", moved, sketched)]
+        work += [Work("gradients weighted", moved, 2 * numbers)] if weighted else []
     vectors = sum(sum(rule.vector_sizes().values()) for rule in rules)
-    work.append(Work("vectors", 2.0 * WIDE * num_samples * vectors))
-    return work
+    return [*work, Work("vectors", 2.0 * WIDE * num_samples * vectors)]
 
 
 def run_flops(config: RunConfig, corpus: Corpus) -> float:
@@ -241,32 +231,24 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     batch of sketches is some millionths of a step). One process is assumed: many share the same
     products out, but may keep a batch whole that one has to sweep twice.
     """
-    model = open_shape(config, corpus)
+    model, train = open_shape(config, corpus), config.train
     shape = AttentionShape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
-    samples, tokens, half = config.train.batch_size, config.data.seq_len, config.train.half
+    batch = (train.batch_size, config.data.seq_len)
     needs = build_mixer(config.mixer.name, config.mixer.options).needs
-    twice = strategy_of(config, needs) == "two_sweeps"
-    at_once = config.train.micro_batch_size
-
-    plain = count_flops(model, shape, samples, tokens)
+    plain, twice = count_flops(model, shape, *batch), strategy_of(config, needs) == "two_sweeps"
     total, backwards = plain.step, 1
     if "sketch" in needs:
-        given = (model, shape, config.sketch, samples, tokens)
-        work = extra_work(*given, half=half, two_sweeps=twice, at_once=at_once)
+        given, at_once = (model, shape, config.sketch, *batch), train.micro_batch_size
+        work = extra_work(*given, half=train.half, two_sweeps=twice, at_once=at_once)
         total += sum(piece.flops for piece in work)
         backwards += twice or config.sketch.mode == "twopass"
     elif twice:
         total += plain.forward
     if "reference_loss" in needs:
         total += plain.forward
-    if config.train.activation_checkpointing:
-        total += backwards * count_flops(blocks_of(model)[1], shape, samples, tokens).forward
+    if train.activation_checkpointing:
+        total += backwards * count_flops(blocks_of(model)[1], shape, *batch).forward
     return total
-
-
-EFFICIENCY = 0.6  # of the measured matmul speed; what is not a matmul takes the rest
-KEPT_PER_LAYER = 34  # bytes a layer keeps per token and unit of width in half precision
-PROBE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,18 +271,16 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     model = open_shape(config, corpus)
     parameters = sum(p.numel() for p in model.parameters())
     layers, width = model.model.config.num_hidden_layers, model.model.config.hidden_size
-    flops = run_flops(config, corpus)
-    speed = measure_matmul(config, width)
-    sampler = open_sampler(config, corpus)
+    flops, speed = run_flops(config, corpus), measure_matmul(config, width)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
+    sampler, sketches = open_sampler(config, corpus), "sketch" in mixer.needs
     require_compatible(config, mixer)
     sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
+    kept = activation_bytes(config, layers, width, model.vocab_size, sketches=sketches)
     return Forecast(
         parameters=parameters,
         state_bytes=16 * parameters,
-        activation_bytes=activation_bytes(
-            config, layers, width, model.vocab_size, sketches="sketch" in mixer.needs
-        ),
+        activation_bytes=kept,
         tokens=config.tokens,
         weights=sampler.by_source(sampler.log.entries[0].weight_S),
         epochs=planned_epochs(config, sampler, mixer),
@@ -318,52 +298,43 @@ def activation_bytes(
     Checkpointing saves none of it where weight gradients wait for the samples' weights: the layers'
     inputs are kept for them.
     """
-    samples = config.train.micro_batch_size or config.train.batch_size
-    tokens = samples * config.data.seq_len
-    scale = 1 if config.train.half else 2
+    train, scale = config.train, 1 if config.train.half else 2
+    tokens = (train.micro_batch_size or train.batch_size) * config.data.seq_len
     per_layer = tokens * width * scale * KEPT_PER_LAYER
-    kept = layers * tokens * width * 2 * scale + per_layer
+    kept = layers * per_layer
     waiting = sketches and config.sketch.mode in DETACHING
-    saving = config.train.activation_checkpointing and not waiting
-    whole = kept if saving else layers * per_layer
-    return whole + 3 * 4 * tokens * vocab_size  # logits, their log-softmax and its gradient
+    if train.activation_checkpointing and not waiting:
+        kept = layers * tokens * width * 2 * scale + per_layer
+    return kept + 3 * 4 * tokens * vocab_size  # logits, their log-softmax and its gradient
 
 
 def measure_matmul(config: RunConfig, width: int) -> float:
     """FLOP/s of this machine on a matmul like the model's own."""
     device = pick_device(config.train.device)
     dtype = torch.bfloat16 if config.train.half else torch.float32
-    rows = min(config.tokens_per_step, 8192)
-    a, b = (
-        torch.randn(shape, device=device, dtype=dtype)
-        for shape in [(rows, width), (width, 4 * width)]
-    )
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
+    rows, watch = min(config.tokens_per_step, 8192), Stopwatch(device)
+    a = torch.randn(rows, width, device=device, dtype=dtype)
+    b = torch.randn(width, 4 * width, device=device, dtype=dtype)
     a @ b
-    wait()
+    watch.wait()
     done, start = 0, time.perf_counter()
     while time.perf_counter() - start < PROBE_SECONDS:
         for _ in range(4):
             a @ b
         done += 4
-        wait()
+        watch.wait()
     return done * 2.0 * rows * width * 4 * width / (time.perf_counter() - start)
 
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:
     """How often each source will have been read through, as far as the mixer's plans are known."""
-    entry = sampler.log.entries[-1]
-    later = {step: m for step, m in mixer.schedule().items() if entry.step < step}
-    weights = [(entry.step, entry.weight_S)]
-    weights += [(step, sampler.weights_of(later[step])) for step in sorted(later)]
-    ends = [step for step, _ in weights[1:]] + [config.train.steps]
-    planned_S = entry.drawn_S.astype(float)
-    for (step, weight_S), end in zip(weights, ends, strict=True):
-        steps = max(min(end, config.train.steps) - step, 0)
+    entry, total = sampler.log.entries[-1], config.train.steps
+    later = sorted((step, mix) for step, mix in mixer.schedule().items() if entry.step < step)
+    weights = {entry.step: entry.weight_S}
+    weights |= {step: sampler.weights_of(mixture) for step, mixture in later}
+    ends, planned_S = [*list(weights)[1:], total], entry.drawn_S.astype(float)
+    for (step, weight_S), end in zip(weights.items(), ends, strict=True):
+        steps = max(min(end, total) - step, 0)
         planned_S = planned_S + steps * config.train.batch_size * weight_S
     return sampler.epochs_of(planned_S)
 

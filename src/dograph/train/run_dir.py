@@ -22,31 +22,25 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import RunError
 from dograph.files import sync_file, write_bytes, write_json, write_text
 
 CHECKPOINT = "step-{:08d}"
-TAKES_MIXTURES = "takes mixtures"
-Use = Literal["free", "busy", "takes mixtures"]
+TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
 
 
 class RunDirectory:
     """Paths of a run, and the lock that keeps it to one process at a time."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config_file = path / "config.yaml"
-        self.metrics_file = path / "metrics.jsonl"
-        self.weights_file = path / "weights.jsonl"
-        self.edits_file = path / "edits.jsonl"
-        self.samples_file = path / "samples.jsonl"
+        self.path, self.probes, self.checkpoints = path, path / "probes", path / "checkpoints"
+        self.config_file, self.weights_file = path / "config.yaml", path / "weights.jsonl"
+        self.metrics_file, self.edits_file = path / "metrics.jsonl", path / "edits.jsonl"
+        self.samples_file, self.graph_file = path / "samples.jsonl", path / "graph.jsonl"
         self.validation_file = path / "validation.jsonl"
-        self.graph_file = path / "graph.jsonl"
-        self.probes = path / "probes"
-        self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
 
     def create(self, config: RunConfig, environment: dict[str, object]) -> None:
@@ -59,10 +53,9 @@ class RunDirectory:
 
     def refuse_existing(self) -> None:
         """A new run must not write into what is there."""
-        stillborn = {".lock", "env.json", "checkpoints"}  # all that a kill at the start leaves
         if self.path.is_dir() and not self.checkpoint_steps():
             found = {path.name for path in self.path.iterdir() if path.suffix != ".tmp"}
-            if found <= stillborn:
+            if found <= {".lock", "env.json", "checkpoints"}:  # all that a kill at the start leaves
                 return
         if self.path.exists():
             raise RunError(
@@ -90,9 +83,8 @@ class RunDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(
-                f"{self.path} is in use by another process; wait for it to end"
-            ) from None
+            why = f"{self.path} is in use by another process; wait for it to end"
+            raise RunError(why) from None
         self._lock.truncate(0)
 
     def announce(self) -> None:
@@ -101,17 +93,16 @@ class RunDirectory:
         self._lock.write(TAKES_MIXTURES)
         self._lock.flush()
 
-    def use(self) -> Use:
+    def use(self) -> Literal["free", "busy", "takes mixtures"]:
         """Whether a live process holds the directory, and takes another mixture."""
-        lock = self.path / ".lock"
-        if not lock.is_file():
+        if not (lock := self.path / ".lock").is_file():
             return "free"
         with open(lock) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return "free"
             except OSError:
-                return "takes mixtures" if file.read() == TAKES_MIXTURES else "busy"
-        return "free"
+                return TAKES_MIXTURES if file.read() == TAKES_MIXTURES else "busy"
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -157,10 +148,6 @@ class RunDirectory:
         for path in self.probes.glob("step-*"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
                 path.unlink()
-
-    def write_validation(self, rows: list[dict[str, Any]]) -> None:
-        """Losses block by block, of the last validation."""
-        write_text(self.validation_file, "".join(json.dumps(row) + "\n" for row in rows))
 
     def link_model(self, step: int) -> None:
         """Point `model` at the model of a checkpoint."""

@@ -2,25 +2,27 @@
 
 Algorithm 1 of the paper, with the batch of a step for its data (`TrainStep.backward` is the body):
 
-    R, R' g_i                 per-sample gradients, projected     SignalCollector.collect
+    R, R' g_i                 per-sample gradients, projected     TrainStep.collect
     D_1 .. D_m, their means   the batch clustered into domains    Mixer.weigh: c_i = w_j / |D_j|
     w on the simplex          argmin of L_opt                     for sample i in domain j
     sum_i c_i g_i             the weighted gradient, in full      MicroBatchResult.backward
-    theta                     clipped, AdamW                      TrainStep.update
+    theta                     clipped, AdamW                      TrainStep.__call__
 
 Other mixers need less and weigh otherwise. Weights have one meaning: weight_B >= 0 sums to 1 over
 the *world batch* (every rank and micro-batch of the step), the loss is sum(weight * loss), and
 nothing is divided by the number of micro-batches or ranks again. Nothing here waits for the device.
-Where a step has several micro-batches, `train/accumulation.py` says what is done in which order.
+Where a step has several micro-batches, `strategy_of` says what is done in which order.
 
 Shapes: B samples of the world batch, b those of a micro-batch, T tokens, K sketch.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +30,9 @@ from torch.distributed.tensor import DTensor
 
 from dograph.config import OptimConfig, RunConfig, require_compatible
 from dograph.errors import ConfigError
-from dograph.mixers.base import SIGNALS, Mixer, Report
-from dograph.models.loss import PerSampleLoss, mean_over_predictions
+from dograph.mixers.base import Mixer, Report
+from dograph.models.build import load_model
+from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
 from dograph.sketch.coverage import unwrapped
 from dograph.sketch.gradients import (
@@ -40,14 +43,15 @@ from dograph.sketch.gradients import (
     joined,
 )
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.accumulation import strategy_of
 from dograph.train.distributed import World
-from dograph.train.reference import Reference, open_reference
 from dograph.types import Batch, Signals
 
 Mark = float | torch.cuda.Event
 Lap = tuple[str, Mark, Mark]
 Weighted = tuple[Tensor, Tensor, Signals]  # weight_B, loss_B, and what the mixer was given
+Strategy = Literal["keep", "ahead", "two_sweeps", "lagged"]
+OF_A_FORWARD = frozenset({"loss", "reference_loss", "sketch"})  # needs that only a forward answers
+REFERENCES = "a run directory, a model folder or a Hugging Face name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,6 @@ class MicroBatch:
     step: int
     number: int  # among those of the step on this rank
     last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepInput:
-    """What a step starts from."""
-
-    step: int
-    lr: float
-    batch: Batch
-    rows: WorldRows
-    micro_batches: list[MicroBatch]  # this rank's samples, on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ class StepRecord:
 
 
 class TrainStep:
-    """Makes one optimizer step at a time."""
+    """Makes one optimizer step at a time; computes of a batch what is in `mixer.needs`, no more."""
 
     def __init__(
         self,
@@ -98,146 +91,20 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         mixer: Mixer,
     ) -> None:
+        require_compatible(config, mixer, world.size)
         self.config, self.world, self.model = config, world, model
-        self.optimizer, self.mixer = optimizer, mixer
+        self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.sizes = world.sizes(config.train.batch_size) if world.size > 1 else None
         self.strategy = strategy_of(config, mixer.needs, world.size)
-        require_compatible(config, mixer, world.size)
         self.watch = Stopwatch(world.device)
-        self.collector = SignalCollector(config, world, model, mixer, self.watch.lap)
         self.halted = torch.zeros((), device=world.device)
-
-    def __call__(self, batch: Batch, step: int) -> StepRecord:
-        self.watch.start()
-        given = self.start(batch, step)
-        weight_B, loss_B, signals = self.backward(given)
-        grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
-        finite = torch.isfinite(loss_B).all() & torch.isfinite(grad_norm)
-        self.halted = torch.maximum(self.halted, (~finite).float())
-        self.update(given.lr)
-        self.watch.lap("update")
-        return StepRecord(
-            step=step,
-            loss_B=loss_B,
-            weight_B=weight_B,
-            source_B=batch.source_B,
-            grad_norm=grad_norm,
-            halted=self.halted,
-            signals=signals,
-            lr=given.lr,
-            report=self.mixer.report(),
-            laps=self.watch.laps,
-        )
-
-    def start(self, batch: Batch, step: int) -> StepInput:
-        """The batch on the device, cut into micro-batches."""
-        token_BT = batch.token_BT.to(self.world.device, non_blocking=True)
-        rows = WorldRows(len(token_BT), self.world.device, self.sizes)
-        at_once = self.config.train.micro_batch_size
-        parts = rows.split(token_BT, at_once, alike=self.world.shards)
-        last = len(parts) - 1
-        micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]
-        lr = learning_rate(step, self.config.optim, self.config.train.steps)
-        return StepInput(step, lr, batch, rows, micros)
-
-    def backward(self, given: StepInput) -> Weighted:
-        """Fill `.grad` with the weighted gradient: Algorithm 1 up to the update."""
-        if self.strategy == "lagged":
-            return self.backward_lagged(given)
-        collector, rows, keeps = self.collector, given.rows, self.strategy == "keep"
-        micros = [] if self.strategy == "ahead" else given.micro_batches
-        with ExitStack() as taps:
-            results = [collector.collect(taps, micro, keep=keeps) for micro in micros]  # R' g_i
-            signals = collector.signals(results, given)
-            weight_B = self.mixer.weigh(signals)  # domains, their weights, and so c_i
-            weight_B = weight_B.to(self.world.device, non_blocking=True)
-            if results:
-                self.watch.lap("weigh")
-            if keeps:  # sum_i c_i g_i
-                weights = rows.local(weight_B).split([len(result.loss_B) for result in results])
-                for result, weight_b in zip(results, weights, strict=True):
-                    result.backward(weight_b)
-                self.average_gradients()
-                self.watch.lap("deferred" if collector.sketcher else "backward")
-        if not keeps:
-            return weight_B, self.sweep(given, weight_B), signals
-        losses = torch.cat([result.loss_B.detach() for result in results])
-        return weight_B, rows.gather(losses), signals
-
-    def backward_lagged(self, given: StepInput) -> Weighted:
-        """The same where each micro-batch is weighed by what the mixer knew before this step."""
-        num, results, weights = len(given.batch.source_B), [], []
-        for micro in given.micro_batches:
-            with ExitStack() as taps:
-                taps.enter_context(self.world.accumulating(self.model, last=micro.last))
-                result = self.collector.collect(taps, micro, keep=True)
-                signals = self.collector.own_signals(result, given.step)
-                weights.append(self.mixer.weigh_lagged(signals, num))
-                self.watch.lap("weigh")
-                result.backward(weights[-1] * self.world.size)
-                self.watch.lap("deferred")
-            results.append(result.without_gradient())
-        self.average_gradients()
-        weight_B = given.rows.gather(torch.cat(weights))
-        signals = self.collector.signals(results, given)
-        self.mixer.observe(signals, weight_B)
-        self.watch.lap("weigh")
-        return weight_B, given.rows.gather(torch.cat([r.loss_B for r in results])), signals
-
-    def sweep(self, given: StepInput, weight_B: Tensor) -> Tensor:
-        """The plain weighted backward, micro-batch by micro-batch; returns all losses."""
-        losses, done = [], 0
-        for micro in given.micro_batches:
-            with self.world.accumulating(self.model, last=micro.last):
-                loss_b = self.collector.losses(micro)
-                self.watch.lap("forward")
-                weight_b = given.rows.local(weight_B)[done : done + len(loss_b)]
-                (weight_b * loss_b).sum().backward()
-                self.watch.lap("backward")
-            losses.append(loss_b.detach())
-            done += len(loss_b)
-        return given.rows.gather(torch.cat(losses))
-
-    def average_gradients(self) -> None:
-        """Over the ranks, where a mode of the sketch fills `.grad` itself."""
-        if self.collector.sketcher is not None:
-            self.collector.sketcher.average_gradients()
-
-    def update(self, lr: float) -> None:
-        """AdamW, which skips the update on the device where `halted` is set."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.grad_scale, self.optimizer.found_inf = None, self.halted  # type: ignore[attr-defined]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-class SignalCollector:
-    """Runs the forward pass and computes the signals in `mixer.needs`."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        world: World,
-        model: nn.Module,
-        mixer: Mixer,
-        lap: Callable[[str], None] = lambda name: None,
-    ) -> None:
-        """`lap` is told what the time since its last call was spent on."""
-        if missing := mixer.needs - SIGNALS:
-            raise ConfigError(
-                f"the mixer needs {sorted(missing)}, which this step does not compute; "
-                f"it computes {sorted(SIGNALS)}"
-            )
-        self.config, self.world, self.model, self.mixer = config, world, model, mixer
-        self.lap, self.half = lap, config.train.half
         loss, how = unwrapped(model), config.sketch
         assert isinstance(loss, PerSampleLoss)
         self.vocab_size = loss.vocab_size
-        self.reference: Reference | None = None
+        self.reference: PerSampleLoss | None = None
         if "reference_loss" in mixer.needs:
-            self.reference = open_reference(config, mixer, self.vocab_size, world.device)
+            self.reference = open_reference(config, mixer, self.vocab_size).to(world.device)
         self.sketcher: Sketcher | None = None
         if "sketch" in mixer.needs:
             if how.mode == "head":
@@ -254,6 +121,92 @@ class SignalCollector:
                 head=loss.head,
             )
 
+    def __call__(self, batch: Batch, step: int) -> StepRecord:
+        """The gradient, clipped, and AdamW, which skips the update where `halted` is set."""
+        self.watch.start()
+        weight_B, loss_B, signals = self.backward(batch, step)
+        grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
+        finite = torch.isfinite(loss_B).all() & torch.isfinite(grad_norm)
+        self.halted = torch.maximum(self.halted, (~finite).float())
+        lr = learning_rate(step, self.config.optim, self.config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.grad_scale, self.optimizer.found_inf = None, self.halted  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.watch.lap("update")
+        return StepRecord(
+            step=step,
+            loss_B=loss_B,
+            weight_B=weight_B,
+            source_B=batch.source_B,
+            grad_norm=grad_norm,
+            halted=self.halted,
+            signals=signals,
+            lr=lr,
+            report=self.mixer.report(),
+            laps=self.watch.laps,
+        )
+
+    def backward(self, batch: Batch, step: int) -> Weighted:
+        """Fill `.grad` with the weighted gradient: Algorithm 1 up to the update."""
+        token_bT = batch.token_BT.to(self.world.device, non_blocking=True)
+        rows = WorldRows(len(token_bT), self.world.device, self.sizes)
+        parts = rows.split(token_bT, self.config.train.micro_batch_size, alike=self.world.shards)
+        last = len(parts) - 1
+        micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]
+        if self.strategy == "lagged":
+            return self.backward_lagged(batch, rows, micros)
+        keeps, results, losses = self.strategy == "keep", [], []
+        with ExitStack() as taps:
+            if self.strategy != "ahead":
+                results = [self.collect(taps, micro, keep=keeps) for micro in micros]  # R' g_i
+            signals = self.signals(results, batch, rows, step)
+            weight_B = self.mixer.weigh(signals)  # domains, their weights, and so c_i
+            weight_B = weight_B.to(self.world.device, non_blocking=True)
+            weights = rows.local(weight_B).split([len(part_bT) for part_bT in parts])
+            if results:
+                self.watch.lap("weigh")
+            if keeps:
+                for result, weight_b in zip(results, weights, strict=True):  # sum_i c_i g_i
+                    result.backward(weight_b)
+                    losses.append(result.loss_B.detach())
+                if self.sketcher is not None:  # where its mode fills `.grad`, over the ranks
+                    self.sketcher.average_gradients()
+                self.watch.lap("deferred" if self.sketcher else "backward")
+        if not keeps:  # the same by a plain weighted backward
+            for micro, weight_b in zip(micros, weights, strict=True):
+                with self.world.accumulating(self.model, last=micro.last):
+                    loss_b = self.losses(micro)
+                    self.watch.lap("forward")
+                    (weight_b * loss_b).sum().backward()
+                    self.watch.lap("backward")
+                losses.append(loss_b.detach())
+        return weight_B, rows.gather(torch.cat(losses)), signals
+
+    def backward_lagged(self, batch: Batch, rows: WorldRows, micros: list[MicroBatch]) -> Weighted:
+        """The same where each micro-batch is weighed by what the mixer knew before this step."""
+        step, results, weights = micros[0].step, [], []
+        for micro in micros:
+            with ExitStack() as taps:
+                taps.enter_context(self.world.accumulating(self.model, last=micro.last))
+                result = self.collect(taps, micro, keep=True)
+                num, epoch = len(result.loss_B), self._projection(step)
+                alone = WorldRows(num, self.world.device, sizes=[num])
+                own = gather_signals([result], [alone], losses=False, step=step, projection=epoch)
+                weights.append(self.mixer.weigh_lagged(own, len(batch.source_B)))
+                self.watch.lap("weigh")
+                result.backward(weights[-1] * self.world.size)
+                self.watch.lap("deferred")
+            results.append(result.without_gradient())
+        if self.sketcher is not None:
+            self.sketcher.average_gradients()
+        weight_B = rows.gather(torch.cat(weights))
+        signals = self.signals(results, batch, rows, step)
+        self.mixer.observe(signals, weight_B)
+        self.watch.lap("weigh")
+        return weight_B, rows.gather(torch.cat([r.loss_B for r in results])), signals
+
     def autocast(self) -> torch.autocast:
         """Inside it, forwards run in train.dtype; weights stay float32."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.half)
@@ -265,9 +218,8 @@ class SignalCollector:
         """
         place = (micro.step, self.world.rank, micro.number)
         torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
-        options = {"per_token": True} if per_token else {}
         with self.autocast():
-            loss: Tensor = self.model(micro.token_bT, **options)
+            loss: Tensor = self.model(micro.token_bT, per_token=per_token)
         return loss
 
     def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
@@ -285,45 +237,108 @@ class SignalCollector:
         with torch.set_grad_enabled(keep or sketcher is not None):
             loss_b = self.losses(micro, per_token=self.reference is not None)
             if self.reference is not None:
-                with self.autocast():
-                    reference_loss_b, excess_loss_b = self.reference.compare(token_bT, loss_b)
+                with torch.no_grad(), self.autocast():
+                    reference_bT = self.reference(token_bT, per_token=True)
+                    # max(l_t - ref_t, 0), then the mean: averaging first would let tokens cancel.
+                    excess_bT = (loss_b.detach() - reference_bT).clamp_min(0)
+                    reference_loss_b = mean_over_predictions(reference_bT)
+                    excess_loss_b = mean_over_predictions(excess_bT)
                 loss_b = mean_over_predictions(loss_b)
-        self.lap("forward")
+        self.watch.lap("forward")
         if sketcher is None:
             result = MicroBatchResult(loss_b, RetainedGraph(loss_b))
         else:
             result = sketcher.sketch(loss_b, keep=keep)
-            self.lap("sketch")  # the backward to the layers' outputs, with the sketches
+            self.watch.lap("sketch")  # the backward to the layers' outputs, with the sketches
         result.reference_loss_B, result.excess_loss_B = reference_loss_b, excess_loss_b
         return result if keep else result.without_gradient()
 
-    def signals(self, results: Sequence[MicroBatchResult], given: StepInput) -> Signals:
+    def signals(
+        self, results: Sequence[MicroBatchResult], batch: Batch, rows: WorldRows, step: int
+    ) -> Signals:
         """What every rank computed, in the order of the world batch."""
-        batch, device, needs = given.batch, self.world.device, self.mixer.needs
+        device, needs = self.world.device, self.mixer.needs
         source_B = batch.source_B.to(device, non_blocking=True) if "source" in needs else None
         stratum_B = torch.from_numpy(batch.ids.stratum_B) if self.sketcher else None
         return gather_signals(
             [joined(results)] if results else [],
-            [given.rows] if results else [],
+            [rows] if results else [],
             losses="loss" in needs,
-            step=given.step,
+            step=step,
             num_samples=len(batch.source_B),
             device=device,
             source_B=source_B,
             stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
-            projection=self._projection(given.step),
-            lr=given.lr,
+            projection=self._projection(step),
+            lr=learning_rate(step, self.config.optim, self.config.train.steps),
             vocab_size=self.vocab_size,
         )
 
-    def own_signals(self, result: MicroBatchResult, step: int) -> Signals:
-        """What is known of one micro-batch before the others are looked at."""
-        num, epoch = len(result.loss_B), self._projection(step)
-        alone = WorldRows(num, self.world.device, sizes=[num])
-        return gather_signals([result], [alone], losses=False, step=step, projection=epoch)
-
     def _projection(self, step: int) -> int:
         return self.sketcher.projection.epoch(step) if self.sketcher else 0
+
+
+def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strategy:
+    """How weights, which need the whole batch, and gradients come together.
+
+    strategy    where                                  what is done
+    keep        one micro-batch, or accumulation=keep  forward all, weigh, then the gradients from
+                                                       the activations that were held
+    ahead       the mixer needs nothing of a forward   weigh, then forward and backward
+    two_sweeps  several micro-batches                  an extra forward that holds nothing, then as
+                                                       ahead
+    lagged      several, and accumulation=lagged       one by one: forward, weigh by what was known
+                                                       before the step, backward
+
+    Every rank must answer alike; what a step is said to cost (train/forecast.py) goes by it too.
+    """
+    if not needs & OF_A_FORWARD:
+        return "ahead"
+    most = -(-config.train.batch_size // num_ranks)  # samples of the first rank
+    if most <= (config.train.micro_batch_size or most):
+        return "keep"
+    return config.sketch.accumulation if "sketch" in needs else "two_sweeps"
+
+
+def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampleLoss:
+    """The model that `mixer` compares losses with: no gradient, no dropout, the same vocabulary."""
+    if (name := mixer.reference) is None:
+        raise ConfigError(
+            f"mixer {config.mixer.name} needs reference_loss, but names no reference model; set "
+            f"mixer.reference to {REFERENCES}"
+        )
+    given, folder = f'mixer.reference="{name}"', Path(name)
+    is_run = (folder / "config.yaml").is_file()
+    if is_run and not (folder / "model").exists():
+        raise ConfigError(
+            f"{given} must be {REFERENCES}: this run has not ended, so it has no model yet; "
+            f"dograph train --resume {folder}"
+        )
+    place = str(folder / "model") if is_run else name
+    try:
+        options = {"vocab_size": 0, "seed": config.seed, "seq_len": config.data.seq_len}
+        model = load_model(place, pretrained=True, **options)
+    except ConfigError as error:
+        raise ConfigError(f"{given} must be {REFERENCES}: {error}") from error
+    if model.vocab_size != vocab_size:
+        raise ConfigError(
+            f"{given} has a vocabulary of {model.vocab_size} tokens, the model that is trained "
+            f"{vocab_size}; their losses can be compared only with one tokenizer: take a reference "
+            "that was trained on this corpus"
+        )
+    if config.train.compile:
+        compile_regions(model)
+    return model.eval().requires_grad_(False)
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW with decay on matrices alone; fused, so that `found_inf` can veto an update."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
 def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
@@ -375,12 +390,11 @@ def milliseconds(laps: list[Lap]) -> dict[str, float]:
     """Time of each part; on a GPU, to be asked once the step is over."""
     total: dict[str, float] = {}
     for name, start, end in laps:
-        if isinstance(start, float):
-            assert isinstance(end, float)
-            spent = 1e3 * (end - start)
-        else:
-            assert not isinstance(end, float)
-            spent = start.elapsed_time(end)
         key = f"time/{name}_ms"
+        match start, end:
+            case float(), float():
+                spent = 1e3 * (end - start)
+            case torch.cuda.Event(), torch.cuda.Event():
+                spent = start.elapsed_time(end)
         total[key] = total.get(key, 0.0) + spent
     return total

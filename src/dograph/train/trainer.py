@@ -4,8 +4,9 @@ Step, log, take another mixture, validate, probe, save; stop when asked; go on w
 """
 
 import gc
+import json
+import math
 import os
-import resource
 import signal
 import time
 from dataclasses import replace
@@ -28,7 +29,7 @@ from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
-from dograph.train.distributed import World, at_rest, describe_environment
+from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_offer
 from dograph.train.metrics import (
     SUMMARIES,
@@ -36,67 +37,16 @@ from dograph.train.metrics import (
     sample_rows,
     step_note,
     step_rows,
+    validate,
+    validation_blocks,
     validation_row,
 )
-from dograph.train.optim import build_optimizer
 from dograph.train.probes import Probes
 from dograph.train.run_dir import RunDirectory
-from dograph.train.step import StepRecord, TrainStep
-from dograph.train.validation import BlockLosses, validate, validation_blocks
+from dograph.train.step import StepRecord, TrainStep, build_optimizer
 
 SETTLED_AFTER = 3  # steps, by which everything is built and compiled
 NAMED = 5  # samples named in the message of a loss that is not finite; the file has them all
-
-
-class Interrupts:
-    """Remembers the signal that asked the run to stop; 0 while none did.
-
-    Ctrl-C and SIGTERM: finish the step, save, leave. A second one leaves at once.
-    """
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self._old: dict[int, signal.Handlers] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._old[number] = signal.signal(number, self._note)  # type: ignore[assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = number
-
-
-_SELF = Path("/proc/self")
-
-
-def reset_peak(device: torch.device) -> None:
-    """Count memory from now on. A worker makes many runs; each should answer for its own."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    try:
-        (_SELF / "clear_refs").write_text("5")  # the high-water mark falls to what is held now
-    except OSError:
-        return  # not Linux, or not allowed: the mark of the whole process is what there is
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Most memory held: allocated on a GPU; resident on a CPU, program and libraries included."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        status = (_SELF / "status").read_text()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 def start_run(config: RunConfig, world: World) -> "Trainer":
@@ -163,14 +113,12 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
-        self.probes = Probes(config, run, self.corpus, model, self.step.collector)
+        self.probes = Probes(run, self.corpus, model, self.step)
         self.files = RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until it trains
         self.bytes_per_token = self.corpus.bytes_per_token("train")
-        given = (config.data.seq_len, config.eval.max_blocks)
-        self.validation_blocks = {
-            source: validation_blocks(self.corpus, source, *given) for source in self.corpus.sources
-        }
+        length, most = config.data.seq_len, config.eval.max_blocks
+        self.validation_blocks = validation_blocks(self.corpus, length, most)
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written; probes do not count
@@ -185,8 +133,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Start from the newest checkpoint, or from the beginning where there is none yet."""
-        steps = self.run.checkpoint_steps()
-        if steps:
+        if steps := self.run.checkpoint_steps():
             self.done = steps[-1]
             read_checkpoint(self.run, self.done, self.state)
         else:
@@ -201,13 +148,15 @@ class Trainer:
 
     def train(self) -> int:
         """Train to the end, or until asked to stop; return the signal that asked, or 0."""
-        config, total, main = self.config, self.config.train.steps, self.world.is_main
+        config, world = self.config, self.world
+        on_cpu, total = world.device.type == "cpu", config.train.steps
         asked, first, loader = 0, self.done, self.open_loader()
         self.files.open(self.done)
-        self.progress = Progress("step {done}/{total}", total, done=self.done, silent=not main)
+        silent = not world.is_main
+        self.progress = Progress("step {done}/{total}", total, done=self.done, silent=silent)
         self.lap_start = time.monotonic()
         try:
-            self.lap_start += self.probes.take(self.done, main=main)
+            self.lap_start += self.probes.take(self.done)
             with Interrupts() as interrupts:
                 while self.done < total and not asked:
                     record = self.advance(loader)
@@ -218,19 +167,18 @@ class Trainer:
                         gc.collect()
                         gc.freeze()
                     asked = self.stop_asked(interrupts)
-                    ending = bool(asked) or self.done == total
-                    validates = self.done == total or is_due(self.done, config.eval.every)
-                    saves = ending or is_due(self.done, config.checkpoint.every)
+                    logs = is_due(self.done, config.log.every)
+                    validates = self.is_over or is_due(self.done, config.eval.every)
+                    saves = self.is_over or asked or is_due(self.done, config.checkpoint.every)
                     # On a CPU a look at `halted` is free; on a GPU it would wait, and it holds the
                     # update anyway.
-                    halted = self.world.device.type == "cpu" and bool(record.halted)
-                    logs = is_due(self.done, config.log.every) or halted
-                    if logs or validates or saves:  # a checkpoint must not outrun the metrics
-                        self.write_metrics()
+                    halted = on_cpu and bool(record.halted)
+                    if logs or halted or validates or saves:
+                        self.write_metrics()  # a checkpoint must not outrun them
                         self.take_request()
                     if validates:
                         self.write_validation()
-                    self.lap_start += self.probes.take(self.done, main=main)
+                    self.lap_start += self.probes.take(self.done)
                     if saves:
                         self.save()
         except OSError as error:
@@ -246,13 +194,9 @@ class Trainer:
         return asked
 
     def open_loader(self) -> Loader:
-        return Loader(
-            self.corpus,
-            self.state.sampler,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            pin=self.world.device.type == "cuda",
-        )
+        world, pin = self.world, self.world.device.type == "cuda"
+        given = (self.corpus, self.state.sampler)
+        return Loader(*given, rank=world.rank, world_size=world.size, pin=pin)
 
     def advance(self, loader: Loader) -> StepRecord:
         """One step: draw, compute, update; then draw differently if the mixer says so."""
@@ -266,12 +210,16 @@ class Trainer:
         self.edits.apply(self.done)
         return record
 
-    def stop_asked(self, interrupts: Interrupts) -> int:
+    def stop_asked(self, interrupts: "Interrupts") -> int:
         """Every rank must stop at the same step; asking costs a wait, so many GPUs ask seldom."""
         several_gpus = self.world.size > 1 and self.world.device.type == "cuda"
         if several_gpus and self.done % self.config.log.every:
             return 0
         return self.world.agree(interrupts.asked)
+
+    @property
+    def is_over(self) -> bool:
+        return self.done == self.config.train.steps
 
     def write_metrics(self) -> None:
         """Bring the steps since the last time to the host, check them, write them."""
@@ -291,19 +239,15 @@ class Trainer:
                 "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
-        if bad is None and (is_due(self.done, self.config.log.every) or self.is_over):
             # Not where a run merely stopped: its rows must be those of one that did not.
-            epochs = self.state.sampler.epochs(self.done)
-            rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
+            if is_due(self.done, self.config.log.every) or self.is_over:
+                epochs = self.state.sampler.epochs(self.done)
+                rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
         self.files.write_metrics(rows)
         self.write_weights()
         if bad is not None:
             self.stop_for_nonfinite(records[bad])
         self.progress.update(self.done, step_note(rows[-1]))
-
-    @property
-    def is_over(self) -> bool:
-        return self.done == self.config.train.steps
 
     def write_weights(self) -> None:
         """Bring weights.jsonl up to date; it changes seldom, and writing it waits for the disk."""
@@ -323,11 +267,11 @@ class Trainer:
     def stop_for_nonfinite(self, bad: StepRecord) -> NoReturn:
         """Save the first bad batch and stop. No update was made from it or after it."""
         number = bad.step + 1  # people count the steps made, as metrics.jsonl does
+        norm, loss_B = float(bad.grad_norm), bad.loss_B.cpu()
         # The sampler is a function of the step, so the whole world batch can be read again here.
         batch = Loader(self.corpus, self.state.sampler).load(bad.step, ahead=False)
-        ids, loss_B = batch.ids, bad.loss_B.cpu()
-        samples = []
-        for row in range(len(ids)):
+        ids, samples = batch.ids, []
+        for row, loss in enumerate(loss_B.tolist()):
             stratum = self.state.sampler.strata[ids.stratum_B[row]]
             document = stratum.document(int(ids.document_B[row]))
             samples.append(
@@ -338,18 +282,17 @@ class Trainer:
                     "offset": int(ids.offset_B[row]),
                     "input": self.corpus.manifest.inputs[document.input],
                     "line": document.record + 1,
-                    "loss_nats": float(loss_B[row]),
-                    "finite": bool(torch.isfinite(loss_B[row])),
+                    "loss_nats": loss,
+                    "finite": math.isfinite(loss),
                 }
             )
-        worst = [sample for sample in samples if not sample["finite"]]
         stem = self.run.path / f"nonfinite-step-{number}"
         if self.world.is_main:
             save_file({"token_BT": batch.token_BT, "loss_B": loss_B}, f"{stem}.safetensors")
-            report = {"step": number, "grad_norm": float(bad.grad_norm), "samples": samples}
+            report = {"step": number, "grad_norm": norm, "samples": samples}
             write_json(stem.with_suffix(".json"), report)
-        what = f"every loss is finite but the gradient norm is {float(bad.grad_norm)}"
-        if worst:
+        what = f"every loss is finite but the gradient norm is {norm}"
+        if worst := [sample for sample in samples if not sample["finite"]]:
             sources = ", ".join(sorted({str(sample["source"]) for sample in worst}))
             named = "; ".join(
                 f"{s['source']} document {s['document']} ({s['input']} line {s['line']})"
@@ -363,43 +306,32 @@ class Trainer:
 
     def write_validation(self) -> None:
         """Losses on held-out text and, where there are domains, their graph."""
-        model, device = self.state.model, self.world.device
+        model, world, train = self.state.model, self.world, self.config.train
+        blocks_of = self.validation_blocks
 
         def losses(token_bT: Tensor) -> Tensor:
-            with self.step.collector.autocast():
-                loss_b: Tensor = model(token_bT.to(device))
+            with self.step.autocast():
+                loss_b: Tensor = model(token_bT.to(world.device))
             return loss_b
 
-        def total(values: Tensor) -> Tensor:
-            return self.world.total(values.to(device)).cpu()
-
-        each = BlockLosses(self.validation_blocks) if self.is_over else None
         model.eval()
         with uncompiled():
-            nats = validate(
-                losses,
-                self.validation_blocks,
-                micro_batch_size=self.config.train.micro_batch_size or 16,
-                rank=self.world.rank,
-                world_size=self.world.size,
-                total=total,
-                each=each,
-                together=self.world.shards,
-            )
+            nats, each = validate(losses, blocks_of, train.micro_batch_size or 16, world)
         at_rest(model)
         model.train()
-        if each is not None:
-            each.gather(total)
-            if self.world.is_main:
-                self.run.write_validation(each.rows(self.done))
-        tokens, widths = self.corpus.tokens_by_source(), self.corpus.bytes_per_token("validation")
-        row = validation_row(self.done, nats, tokens, widths)
+        if world.is_main and self.is_over:
+            rows = []
+            for source, blocks in blocks_of.items():
+                own = {"predictions": [len(b) - 1 for b in blocks], "loss_nats": each[source]}
+                rows += [{"step": self.done, "source": source} | own] if blocks else []
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            write_text(self.run.validation_file, lines)
+        row = validation_row(self.done, nats, self.corpus)
         self.files.write_metrics([row])
         if nats:
-            self.progress.say(
-                f"step {self.done}: validation loss {row['valid/mean/loss_nats']:.4f} nats"
-            )
-        if self.world.is_main and self.state.mixer.has_domains:
+            mean = row["valid/mean/loss_nats"]
+            self.progress.say(f"step {self.done}: validation loss {mean:.4f} nats")
+        if world.is_main and self.state.mixer.has_domains:
             graph = self.state.mixer.graph(self.corpus.sources, self.done)
             self.files.write("graph", [] if graph is None else [graph.to_json()])
 
@@ -417,6 +349,29 @@ class Trainer:
         self.run.rotate(self.config.checkpoint.keep)
         if self.is_over:
             self.run.link_model(self.done)
+
+
+class Interrupts:
+    """Remembers the signal that asked the run to stop; 0 while none did.
+
+    Ctrl-C and SIGTERM: finish the step, save, leave. A second one leaves at once.
+    """
+
+    asked = 0
+
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self._old = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = number
 
 
 def is_due(step: int, every: int) -> bool:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dograph.bench.arms import open_model
-from dograph.bench.hand import HandModel, copy_weights, open_hand
+from dograph.bench.arms import HandModel, copy_weights, open_hand, open_model
 from dograph.bench.options import open_batches, resolve_options
 from dograph.models.presets import PRESETS
 

@@ -31,7 +31,7 @@ def test_the_paper_draws_a_projection_every_step_and_safe_keeps_it():
 def test_micro_batches_choose_how_they_accumulate():
     assert resolve_options(CPU, []).accumulates is None
     assert resolve_options(CPU, [], micro_batch=8).accumulates is None  # all at once
-    assert resolve_options(CPU, [], micro_batch=3).micro_batches == 3
+    assert resolve_options(CPU, [], micro_batch=3).accumulates == "two_sweeps"
     assert resolve_options(CPU, [], micro_batch=4).accumulates == "two_sweeps"
     assert resolve_options(CPU, [], micro_batch=4, recipe="safe").accumulates == "lagged"
 

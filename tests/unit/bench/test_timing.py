@@ -3,7 +3,8 @@ import time
 import pytest
 import torch
 
-from dograph.bench.arms import UNTIMED, Arm, in_a_row, median_parts, take_turns, warm_up
+from dograph.bench.arms import Arm
+from dograph.bench.session import IN_A_ROW, UNTIMED, median_parts, steps_alone, take_turns
 from dograph.train.step import Stopwatch
 
 CPU = torch.device("cpu")
@@ -25,26 +26,26 @@ def sleeper(name, seconds, order):
 def test_arms_take_turns_and_each_step_has_its_own_time():
     order = []
     arm, plain = sleeper("mode", 0.02, order), sleeper("plain", 0.005, order)
-    turns = take_turns(arm, plain, 4, Stopwatch(CPU))
+    take_turns(arm, plain, 4, Stopwatch(CPU))
     names = [name for name, _ in order[2 * UNTIMED :]]
     assert names == ["plain", "mode", "mode", "plain"] * 2
     assert [done for name, done in order if name == "mode"] == list(range(UNTIMED + 4))
-    assert len(turns.ms) == len(turns.plain_ms) == 4
-    assert all(ms >= 20 for ms in turns.ms)
-    assert all(ms >= 5 for ms in turns.plain_ms)
-    assert sorted(turns.plain_ms)[1] < 20
-    assert median_parts(turns.laps)["asleep"] >= 20
-    assert 5 <= median_parts(turns.plain_laps)["asleep"] < 20
+    assert len(arm.ms) == len(plain.ms) == 4
+    assert all(ms >= 20 for ms in arm.ms)
+    assert all(ms >= 5 for ms in plain.ms)
+    assert sorted(plain.ms)[1] < 20
+    assert median_parts(arm.laps)["asleep"] >= 20
+    assert 5 <= median_parts(plain.laps)["asleep"] < 20
 
 
 def test_steps_in_a_row():
     order = []
     arm = sleeper("mode", 0.01, order)
-    assert warm_up(arm, 2, Stopwatch(CPU)) >= 0.02
-    row = in_a_row(arm, Stopwatch(CPU), held_before=0, steps=3)
-    assert row.ms >= 10
-    assert (row.peak_bytes, row.state_bytes) == (None, None)
-    assert len(order) == 5
+    found = steps_alone(arm, 2, Stopwatch(CPU), held_before=0)
+    assert found["warmup_seconds"] >= 0.02
+    assert found["row_ms"] >= 10
+    assert (found["peak_bytes"], found["state_bytes"]) == (None, None)
+    assert len(order) == 2 + IN_A_ROW
 
 
 def test_the_clock_of_a_cpu_is_in_milliseconds():

@@ -30,7 +30,7 @@ def corpus(tmp_path_factory):
 def pool(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = Here()
-    monkeypatch.setattr(command, "open_pool", lambda *_: made)
+    monkeypatch.setattr(command.console, "open_pool", lambda *_: made)
     return made
 
 

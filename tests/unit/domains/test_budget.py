@@ -9,7 +9,6 @@ from dograph.domains.partition import (
     Budget,
     cap,
     effective_floor,
-    floor_weights,
     keep_shares,
     within_unit,
 )
@@ -74,16 +73,6 @@ def test_cap_leaves_alone_what_is_below_it():
     single_B = torch.zeros(8).index_fill(0, torch.tensor(2), 1.0)
     expected_B = torch.full((8,), 0.5 / 7).index_fill(0, torch.tensor(2), 0.5)
     torch.testing.assert_close(cap(single_B, 4.0), expected_B)
-
-
-def test_floor_of_domain_weights():
-    present_M = torch.tensor([True, True, False, True])
-    floored_M = floor_weights(torch.tensor([1.0, 0, 0, 0]), 0.1, present_M)
-    torch.testing.assert_close(floored_M, torch.tensor([0.8, 0.1, 0.0, 0.1]))
-    weight_M = torch.tensor([0.5, 0.2, 0.0, 0.3])
-    assert torch.equal(floor_weights(weight_M, 0.0, present_M), weight_M)
-    third_M = floor_weights(weight_M, 1 / 3, present_M)
-    torch.testing.assert_close(third_M, torch.tensor([1, 1, 0, 1]) / 3)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])

@@ -24,14 +24,14 @@ import torch
 from pathlib import Path
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from dograph.eval.tasks import read_folder
-from dograph.eval.harness import evaluate_tasks
-from dograph.eval.harness import (
+from dograph.eval.scores import (
+    PromptEncoder,
+    Scorer,
     count_truncated,
+    evaluate_tasks,
     harness_samples,
-    likelihoods_of,
-    scores_from,
+    harness_scores,
 )
-from dograph.eval.scores import PromptEncoder, Scorer
 from dograph.eval.tasks import TASKS
 from dograph.models.loss import PerSampleLoss
 
@@ -55,17 +55,17 @@ truncated = count_truncated(scorer, documents)
 samples = harness_samples(scorer, documents)
 assert set(samples) == set(TASKS)
 ours = evaluate_tasks(scorer, documents, "builtin", lambda *_: None)
-theirs = scores_from(documents, samples, truncated)
+theirs = harness_scores(documents, samples, truncated)
 cut = 0
 for found, our, their in zip(documents, ours, theirs, strict=True):
     rows, items = samples[found.task.name], found.items
     asked = [tuple(pair) for row in rows for pair in row["arguments"]]
     pairs = [pair for item in items for pair in item.pairs]
     assert asked == pairs, found.task.name
-    logged = [one for row in rows for one in likelihoods_of(row)]
-    for a, b in zip(scorer.score(pairs, lambda *_: None), logged, strict=True):
-        assert abs(a.nats - b.nats) <= 1e-6 * abs(b.nats), (found.task.name, a, b)
-        assert a.greedy == b.greedy
+    logged = [(float(nats), bool(hit)) for row in rows for nats, hit in row["filtered_resps"]]
+    for a, (nats, greedy) in zip(scorer.score(pairs, lambda *_: None), logged, strict=True):
+        assert abs(a.nats - nats) <= 1e-6 * abs(nats), (found.task.name, a, nats)
+        assert a.greedy == greedy
     for name in ("acc", "acc_norm", "bits_per_byte", "perplexity"):
         a, b = getattr(our, name), getattr(their, name)
         assert (a is None) == (b is None), (found.task.name, name)

@@ -1,5 +1,7 @@
 """Validation loss per source, against a plain loop over the same tokens."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from corpora import write_corpus
 from dograph.data.corpus import Corpus
 from dograph.models.build import build_model
-from dograph.train.validation import BlockLosses, validate, validation_blocks
+from dograph.train.metrics import validate, validation_blocks
 
 
 @pytest.fixture
@@ -16,20 +18,18 @@ def corpus(tmp_path):
     return Corpus(write_corpus(tmp_path / "c", {"alpha": 6000, "beta": 3000}, strata=2))
 
 
-def blocks_of(corpus, seq_len, most):
-    return {s: validation_blocks(corpus, s, seq_len, most) for s in corpus.sources}
+def world_of(rank=0, size=1, total=lambda x: x, shards=False):
+    device = torch.device("cpu")
+    return SimpleNamespace(rank=rank, size=size, total=total, shards=shards, device=device)
 
 
-def run(model, blocks, rank=0, world_size=1, total=lambda x: x):
-    with torch.no_grad():
-        return validate(
-            model, blocks, micro_batch_size=3, rank=rank, world_size=world_size, total=total
-        )
+def run(model, blocks, *world, **more):
+    return validate(model, blocks, 3, world_of(*world, **more))[0]
 
 
 def test_loss_is_the_mean_over_all_predictions(corpus):
     model = build_model("tiny", vocab_size=100, seq_len=32, dropout=0.0, seed=0)
-    got = run(model, blocks_of(corpus, 32, 10**6))
+    got = run(model, validation_blocks(corpus, 32, 10**6))
     for source, loss in got.items():
         nll = []
         for stratum in [s for s in corpus.validation if s.entry.source == source]:
@@ -42,17 +42,17 @@ def test_loss_is_the_mean_over_all_predictions(corpus):
 
 def test_ranks_add_up_to_one_process(corpus):
     model = build_model("tiny", vocab_size=100, seq_len=32, dropout=0.0, seed=0)
-    blocks = blocks_of(corpus, 32, 7)
+    blocks = validation_blocks(corpus, 32, 7)
     parts = []
     for rank in range(3):
         run(model, blocks, rank, 3, total=lambda x: parts.append(x) or torch.ones_like(x))
-    joined = sum(parts)
+    joined = sum(parts)[: 2 * len(blocks)].view(-1, 2)
     alone = run(model, blocks)
     assert (joined[:, 0] / joined[:, 1]).tolist() == pytest.approx(list(alone.values()))
 
 
 def test_blocks_are_spread_over_the_source_and_bounded(corpus):
-    blocks = validation_blocks(corpus, "alpha", 32, 5)
+    blocks = validation_blocks(corpus, 32, 5)["alpha"]
     strata = [s for s in corpus.validation if s.entry.source == "alpha"]
     assert len(blocks) == 5
     assert np.array_equal(blocks[0], strata[0].read_block(0, 32))
@@ -61,9 +61,9 @@ def test_blocks_are_spread_over_the_source_and_bounded(corpus):
 
 def test_a_text_shorter_than_a_block_is_still_measured(corpus):
     model = build_model("tiny", vocab_size=100, seq_len=5000, dropout=0.0, seed=0)
-    lengths = [len(block) for block in validation_blocks(corpus, "beta", 5000, 9)]
+    lengths = [len(block) for block in validation_blocks(corpus, 5000, 9)["beta"]]
     assert lengths == [750, 750]
-    assert set(run(model, blocks_of(corpus, 5000, 9))) == {"alpha", "beta"}
+    assert set(run(model, validation_blocks(corpus, 5000, 9))) == {"alpha", "beta"}
 
 
 def test_a_long_text_counts_by_its_predictions():
@@ -76,50 +76,34 @@ def in_ranks(model, blocks, world_size):
     """Losses of every block, computed by ranks one after another and added up."""
     parts = []
     for rank in range(world_size):
-        each = BlockLosses(blocks)
-        validate(
-            model,
-            blocks,
-            micro_batch_size=3,
-            rank=rank,
-            world_size=world_size,
-            total=lambda x: x,
-            each=each,
-        )
-        each.gather(lambda x: parts.append(x) or x)
-    joined = BlockLosses(blocks)
-    joined.gather(lambda x: sum(parts))
-    return joined.rows(40)
+        run(model, blocks, rank, world_size, lambda x: parts.append(x) or x)
+    return validate(model, blocks, 3, world_of(total=lambda x: sum(parts)))[1]
 
 
 @pytest.mark.parametrize("seq_len", [32, 5000])
 def test_the_loss_of_every_block_is_that_of_the_block_alone(corpus, seq_len):
     """Also where blocks are texts of different lengths, and where three ranks share seven."""
     model = build_model("tiny", vocab_size=100, seq_len=seq_len, dropout=0.0, seed=0)
-    blocks = blocks_of(corpus, seq_len, 7)
-    rows = in_ranks(model, blocks, 1)
-    for row in rows:
-        for block, loss, predictions in zip(
-            blocks[row["source"]], row["loss_nats"], row["predictions"], strict=True
-        ):
+    blocks = validation_blocks(corpus, seq_len, 7)
+    each, got = in_ranks(model, blocks, 1), run(model, blocks)
+    assert list(each) == corpus.sources
+    for source, losses in each.items():
+        for block, loss in zip(blocks[source], losses, strict=True):
             token_bT = torch.from_numpy(block.astype(np.int64))[None]
             assert loss == pytest.approx(model(token_bT).item(), rel=1e-6)
-            assert predictions == len(block) - 1
-    assert [row["source"] for row in rows] == corpus.sources
-    got = run(model, blocks)
-    for row in rows:
-        mean = np.average(row["loss_nats"], weights=row["predictions"])
-        assert mean == pytest.approx(got[row["source"]], rel=1e-12)
-    for row, shared in zip(rows, in_ranks(model, blocks, 3), strict=True):
-        assert shared["loss_nats"] == pytest.approx(row["loss_nats"], rel=1e-6)
-        assert len(set(shared["loss_nats"])) > 1
+        mean = np.average(losses, weights=[len(block) - 1 for block in blocks[source]])
+        assert mean == pytest.approx(got[source], rel=1e-12)
+    shared = in_ranks(model, blocks, 3)
+    for source, losses in each.items():
+        assert shared[source] == pytest.approx(losses, rel=1e-6)
+        assert len(set(shared[source])) > 1
 
 
 @pytest.mark.parametrize("seq_len", [32, 5000])
 def test_together_ranks_make_equally_many_calls_and_the_same_losses(corpus, seq_len):
     """Seven blocks of a source on three ranks, or two long texts that go one at a time."""
     model = build_model("tiny", vocab_size=100, seq_len=seq_len, dropout=0.0, seed=0)
-    blocks = blocks_of(corpus, seq_len, 7) | {"none": []}
+    blocks = validation_blocks(corpus, seq_len, 7) | {"none": []}
     calls, sums = [], {False: [], True: []}
     for rank in range(3):
         for together, kept in sums.items():
@@ -127,11 +111,8 @@ def test_together_ranks_make_equally_many_calls_and_the_same_losses(corpus, seq_
             validate(
                 lambda token_bT, seen=seen: seen.append(len(token_bT)) or model(token_bT),
                 blocks,
-                micro_batch_size=2,
-                rank=rank,
-                world_size=3,
-                total=lambda x, kept=kept: kept.append(x) or x,
-                together=together,
+                2,
+                world_of(rank, 3, lambda x, kept=kept: kept.append(x) or x, shards=together),
             )
             calls.append((together, len(seen)))
     assert all(torch.equal(a, b) for a, b in zip(sums[False], sums[True], strict=True))

@@ -51,14 +51,14 @@ def test_contract(options):
 def test_vector():
     mixer = DoGEProxy(sources=NAMES, clip=UNCLIPPED)
     weight_B = mixer.weigh(signals([[1, 0, 0], [0, 2, 0], [1, 1, 1]], [0, 1, 2]))
-    score_S = (mixer.learnt.weight_S * 3).log() * 0.01  # up to a constant
+    score_S = (mixer.weight_S * 3).log() * 0.01  # up to a constant
     expected = [0.00063397, 0.00190192, 0.00190192]
     assert (score_S - score_S[0]).tolist() == pytest.approx(
         [x - expected[0] for x in expected], abs=1e-8
     )
     a = [0.305776, 0.347112, 0.347112]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx(a, abs=1e-6)
-    assert mixer.learnt.average_S.tolist() == pytest.approx(a, abs=1e-6)
+    assert mixer.weight_S.tolist() == pytest.approx(a, abs=1e-6)
+    assert mixer.average_S.tolist() == pytest.approx(a, abs=1e-6)
     assert weight_B.tolist() == pytest.approx(a, abs=1e-6)
     assert mixer.alignment_S.tolist() == pytest.approx([2, 6, 6])
 
@@ -98,9 +98,9 @@ def test_many_steps_by_hand(targets, exclude_self):
     path = by_hand(steps, targets=indices, clip=2.0, mu=0.03, exclude_self=exclude_self)
     for n, ((rows, source_B, lr), expected) in enumerate(zip(steps, path, strict=True)):
         weight_B = mixer.weigh(signals(rows, source_B.tolist(), n, lr)).numpy()
-        assert mixer.learnt.weight_S.numpy() == pytest.approx(expected, rel=1e-9)
+        assert mixer.weight_S.numpy() == pytest.approx(expected, rel=1e-9)
         assert weight_B == pytest.approx(sample_weights(rows, source_B, expected), rel=1e-9)
-    assert mixer.learnt.average_S.numpy() == pytest.approx(np.mean(path, axis=0), rel=1e-9)
+    assert mixer.average_S.numpy() == pytest.approx(np.mean(path, axis=0), rel=1e-9)
 
 
 def sample_weights(rows, source_B, a):
@@ -120,7 +120,7 @@ def test_one_step_moves_log_weights_by_five_rates_at_most():
     scores = [5.0, 4 / norm, 5.0]  # of a and c: 1600 / 30 and 2304 / 30
     raised = [math.exp(LR * score / 0.01) for score in scores]
     expected = [x / sum(raised) for x in raised]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx(expected, rel=1e-12)
+    assert mixer.weight_S.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_smoothing_is_over_the_sources_that_train():
@@ -129,9 +129,7 @@ def test_smoothing_is_over_the_sources_that_train():
     norm = (3 + math.sqrt(2)) / 2 + 1e-6
     raised = [math.exp(LR * aligned / norm / 0.01) for aligned in (3.0, 2.0)]
     expected = [0.8 * x / sum(raised) + 0.2 / 2 for x in raised]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx(
-        [expected[0], 0.0, expected[1]], rel=1e-12
-    )
+    assert mixer.weight_S.tolist() == pytest.approx([expected[0], 0.0, expected[1]], rel=1e-12)
 
 
 def test_defaults_are_the_authors():
@@ -205,7 +203,7 @@ def test_exact_gradients_of_every_source_are_the_oracle():
     mixer = DoGEProxy(sources=NAMES, clip=clip)
     weight_B = mixer.weigh(seen(model, token_BT, mode="exact", projection="none"))
     assert torch.allclose(mixer.alignment_S, aligned_S, rtol=1e-10, atol=1e-10)
-    assert torch.allclose(mixer.learnt.weight_S, a_S, rtol=0, atol=1e-10)
+    assert torch.allclose(mixer.weight_S, a_S, rtol=0, atol=1e-10)
 
     model.zero_grad()
     (weight_B * losses(model, token_BT)).sum().backward()
@@ -251,10 +249,10 @@ def test_state_goes_on_where_it_stopped():
 def test_sketches_that_are_no_numbers_change_nothing():
     mixer = DoGEProxy(sources=NAMES)
     mixer.weigh(signals([[1.0, 2.0], [3.0, 1.0]], [0, 1]))
-    before = mixer.learnt.weight_S, mixer.gradient_SK
+    before = mixer.weight_S, mixer.gradient_SK
     weight_B = mixer.weigh(signals([[1.0, float("nan")], [3.0, 1.0]], [0, 1]))
     assert weight_B.tolist() == [0.5, 0.5]
-    assert torch.equal(mixer.learnt.weight_S, before[0])
+    assert torch.equal(mixer.weight_S, before[0])
     assert torch.equal(mixer.gradient_SK, before[1])
 
 
@@ -262,7 +260,7 @@ def test_plan_and_refusals():
     lab = Facts({"a": 9, "b": 5, "c": 1})
     mixer = DoGEProxy(targets=["b"])
     assert mixer.plan(lab).weights == pytest.approx(dict.fromkeys("abc", 1 / 3))
-    assert mixer.learnt.weight_S.tolist() == [0.5, 0.0, 0.5]
+    assert mixer.weight_S.tolist() == [0.5, 0.0, 0.5]
     with pytest.raises(ConfigError, match='targets names "bb", which is not a source'):
         DoGEProxy(targets=["bb"]).plan(lab)
     with pytest.raises(ConfigError, match="leaves no source to train on"):

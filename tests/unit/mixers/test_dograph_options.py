@@ -23,13 +23,13 @@ from dograph_batches import SIZE, Lab, batch
         ({"warmup_steps": 2.5}, "mixer.warmup_steps=2.5"),
         ({"warmup_step": 2}, 'did you mean "warmup_steps"'),
         ({"effective_floor": 1.5}, "at most 1"),
-        ({"weight_floor": 0.2}, "mixer.weight_floor=0.2"),
+        ({"weight_floor": 0.2}, "mixer.weight_floor is not an option of dograph"),
         ({"objective": "varance"}, "variance"),
         ({"objective": {"name": "robust", "tau": 0}}, "tau"),
         ({"recipe": "papper"}, "paper"),
         ({"num_domain": 3}, "num_domains"),
         ({"scope": "batch", "realise": "sampling"}, "identity over time"),
-        ({"scope": "batch", "realise": "both"}, "identity over time"),
+        ({"scope": "stream", "realise": "both"}, "mixer.realise='both'; allowed: loss, sampling"),
         ({"cap": 0.5}, "mixer.cap=0.5: give a finite number of at least 1"),
         ({"sampling": "mixture.json"}, "mixture file"),
     ],
@@ -46,7 +46,7 @@ def test_recipes_are_what_the_documents_say():
     for recipe in (paper, ours):
         assert (recipe.scope, recipe.normalise, recipe.num_domains) == ("batch", False, 11)
         assert (recipe.effective_floor, recipe.cap, recipe.warmup) == (None, None, 0)
-        assert (recipe.within, recipe.realise, recipe.weight_floor) == ("mean", "loss", 0)
+        assert (recipe.within, recipe.realise) == ("mean", "loss")
     assert (paper.objective, ours.objective) == ("uncertainty", "precision")
     alike = {"objective": "uncertainty", "recipe": "paper"}
     assert ours.model_copy(update=alike) == paper
@@ -55,6 +55,10 @@ def test_recipes_are_what_the_documents_say():
     assert (safe.effective_floor, safe.warmup, safe.cap) == (0.9, 0.05, None)
     assert (safe.within, safe.realise, safe.sampling) == ("mean", "loss", "natural")
     assert DoGraphOptions(recipe="paper", cap=3) == paper.model_copy(update={"cap": 3})
+
+
+def test_a_run_of_before_may_name_a_gone_option_at_its_default():
+    assert DoGraphOptions(weight_floor=0.0) == DoGraphOptions()
 
 
 def test_domains_of_a_stream_are_of_directions_whatever_is_asked():

@@ -48,7 +48,7 @@ def test_vector():
     mixer = DoReMiProxy(sources=NAMES)
     mixer.weigh(signals([0.1, 0.5, 0.0, 0.0, 0.7], [0, 0, 1, 2, 3]))
     expected = [0.251668, 0.186505, 0.186505, 0.375322]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx(expected, abs=1e-6)
+    assert mixer.weight_S.tolist() == pytest.approx(expected, abs=1e-6)
     # the average begins with the weights before the first step
     average = [(0.25 + x) / 2 for x in expected]
     assert mixer.state_dict()["average"].tolist() == pytest.approx(average, abs=1e-6)
@@ -68,8 +68,8 @@ def test_a_source_not_in_the_batch_keeps_its_excess():
         a = a * np.exp(0.3 * s)
         a = 0.98 * a / a.sum() + 0.02 / 4
         kept.append(a)
-        assert mixer.learnt.weight_S.numpy() == pytest.approx(a, rel=1e-9)
-    assert mixer.learnt.average_S.numpy() == pytest.approx(np.mean(kept, axis=0), rel=1e-9)
+        assert mixer.weight_S.numpy() == pytest.approx(a, rel=1e-9)
+    assert mixer.average_S.numpy() == pytest.approx(np.mean(kept, axis=0), rel=1e-9)
 
 
 def test_both_normalisers():
@@ -78,12 +78,12 @@ def test_both_normalisers():
     seen = signals([0.2, 0.2, 0.2, 0.6], [0, 0, 0, 1])
     whole = DoReMiProxy(sources=sources, sampling="natural")
     weight_B = whole.weigh(seen)
-    a = whole.learnt.weight_S.tolist()
+    a = whole.weight_S.tolist()
     token = [a[0] / 0.6] * 3 + [a[1] / 0.3]
     assert weight_B.tolist() == pytest.approx([x / sum(token) for x in token])
     by_source = DoReMiProxy(sources=sources, sampling="natural", normaliser="per_domain")
     weight_B = by_source.weigh(seen)
-    assert by_source.learnt.weight_S.tolist() == a
+    assert by_source.weight_S.tolist() == a
     token = [a[0] / 3] * 3 + [a[1]]
     assert weight_B.tolist() == pytest.approx([x / sum(token) for x in token])
 
@@ -101,7 +101,7 @@ def test_excess_of_the_means():
     mixer.weigh(seen)
     assert mixer.excess_S.tolist() == pytest.approx([0.25, 0.0])
     raised = [math.exp(0.025), 1.0]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx([x / sum(raised) for x in raised])
+    assert mixer.weight_S.tolist() == pytest.approx([x / sum(raised) for x in raised])
 
 
 def test_state_goes_on_where_it_stopped():
@@ -131,10 +131,10 @@ def test_state_goes_on_where_it_stopped():
 def test_losses_that_are_no_numbers_change_nothing():
     mixer = DoReMiProxy(sources=NAMES)
     mixer.weigh(signals([0.2, 0.4], [0, 1]))
-    before = mixer.learnt.weight_S, mixer.excess_S
+    before = mixer.weight_S, mixer.excess_S
     weight_B = mixer.weigh(signals([float("inf"), 1.0], [0, 1]))
     assert weight_B.tolist() == [0.5, 0.5]
-    assert torch.equal(mixer.learnt.weight_S, before[0])
+    assert torch.equal(mixer.weight_S, before[0])
     assert torch.equal(mixer.excess_S, before[1])
 
 

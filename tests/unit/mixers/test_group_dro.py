@@ -56,7 +56,7 @@ def test_vector(absent):
     seen = signals([0.5, 1.0, 2.5, 1.5], [0, 1, 2, 2])
     weight_B = mixer.weigh(seen)
     q = [0.331112, 0.332772, 0.336116]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx(q, abs=1e-6)
+    assert mixer.weight_S.tolist() == pytest.approx(q, abs=1e-6)
     assert weight_B.tolist() == pytest.approx([q[0], q[1], q[2] / 2, q[2] / 2], abs=1e-6)
     assert float(weight_B @ seen.loss_B) == pytest.approx(1.170560, abs=1e-6)
     assert weight_B.dtype == torch.float64
@@ -69,11 +69,11 @@ def test_absent_sources():
     weight_B = zero.weigh(seen)
     raised = [math.exp(3), 1.0, math.exp(1)]
     q = [x / sum(raised) for x in raised]
-    assert zero.learnt.weight_S.tolist() == pytest.approx(q)
+    assert zero.weight_S.tolist() == pytest.approx(q)
     assert weight_B.tolist() == pytest.approx([q[0] / (q[0] + q[2]), q[2] / (q[0] + q[2])])
     skip.weigh(seen)
     q = [math.exp(3), math.exp(1)]
-    assert skip.learnt.weight_S.tolist() == pytest.approx(
+    assert skip.weight_S.tolist() == pytest.approx(
         [2 / 3 * q[0] / sum(q), 1 / 3, 2 / 3 * q[1] / sum(q)]
     )
 
@@ -85,7 +85,7 @@ def test_size_adjustment_and_normalised_losses():
     scores = [1 + 4 / 20, 1 + 4 / 10, 1 + 4 / 5]
     raised = [math.exp(0.5 * x / sum(scores)) for x in scores]
     expected = [x / sum(raised) for x in raised]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx(expected)
+    assert mixer.weight_S.tolist() == pytest.approx(expected)
     with pytest.raises(ConfigError, match="needs the sources' sizes"):
         GroupDRO(adjustment=1.0, sources=NAMES).weigh(signals([1.0], [0]))
 
@@ -96,7 +96,7 @@ def test_normalised_scores_are_of_the_sources_drawn():
     mixer.weigh(signals([1.0, 2.0], [0, 2]))
     scores = [1 + 4 / 20, 2 + 4 / 5]
     raised = [math.exp(0.5 * x / sum(scores)) for x in scores]
-    assert mixer.learnt.weight_S.tolist() == pytest.approx(
+    assert mixer.weight_S.tolist() == pytest.approx(
         [2 / 3 * raised[0] / sum(raised), 1 / 3, 2 / 3 * raised[1] / sum(raised)]
     )
 
@@ -104,14 +104,14 @@ def test_normalised_scores_are_of_the_sources_drawn():
 def test_cvar_ties_go_to_the_lowest_index():
     mixer = GroupDRO(mode="cvar", alpha=0.5, sources=NAMES)
     mixer.weigh(signals([2.0, 2.0, 2.0], [2, 1, 0]))
-    assert mixer.learnt.weight_S.tolist() == pytest.approx([2 / 3, 1 / 3, 0])
+    assert mixer.weight_S.tolist() == pytest.approx([2 / 3, 1 / 3, 0])
 
 
 def test_cvar_counts_the_size_adjustment():
     """1 + 4 / 5 of the smallest source passes 1.5 + 4 / 20 of the largest."""
     mixer = GroupDRO(mode="cvar", alpha=0.01, adjustment=4.0, sources={"a": 400, "b": 25})
     mixer.weigh(signals([1.5, 1.0], [0, 1]))
-    assert mixer.learnt.weight_S.tolist() == pytest.approx([0, 1])
+    assert mixer.weight_S.tolist() == pytest.approx([0, 1])
 
 
 @given(
@@ -124,7 +124,7 @@ def test_cvar_is_the_worst_reweighting(losses, tokens, alpha):
     names = dict(zip("abcd", tokens, strict=True))
     mixer = GroupDRO(mode="cvar", alpha=alpha, sources=names)
     mixer.weigh(signals([float(x) for x in losses], [0, 1, 2, 3]))
-    q = mixer.learnt.weight_S
+    q = mixer.weight_S
     shares = [n / sum(tokens) for n in tokens]
     worst = linprog(
         [-x for x in losses],
@@ -144,7 +144,7 @@ def test_cvar_goes_by_a_moving_average():
     mixer.weigh(signals([1.0, 5.0], [0, 2]))
     assert mixer.recent_S.tolist() == pytest.approx([2.8, 2.0, 5.0])
     # shares of 1/3, from the worst down: c, then half of a
-    assert mixer.learnt.weight_S.tolist() == pytest.approx([1 / 3, 0, 2 / 3])
+    assert mixer.weight_S.tolist() == pytest.approx([1 / 3, 0, 2 / 3])
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

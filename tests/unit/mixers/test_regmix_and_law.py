@@ -7,9 +7,8 @@ import pytest
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import ProxyResult
-from dograph.mixers.mixing_law import MixingLaw, _curve
 from dograph.mixers.registry import build_mixer
-from dograph.mixers.regmix import RegMix
+from dograph.mixers.sweep import MixingLaw, RegMix, late_curve
 
 TOKENS = {"web": 6_000_000, "code": 3_000_000, "books": 1_000_000}
 SIZES = {None: 1e6, "a": 1e5, "b": 1e6, "c": 1e7}
@@ -166,7 +165,7 @@ def test_nested_laws_reach_the_tokens_and_the_size_of_the_run():
 def test_a_step_law_leaves_the_first_third_of_a_curve_alone():
     curve = [(n, {"web": 9.0 - n / 100}) for n in range(10, 100, 10)]
     result = ProxyResult({"web": 8.1}, curve, {}, "", 1, 9000)
-    tokens_X, loss_X = _curve(result, "web")
+    tokens_X, loss_X = late_curve(result, "web")
     assert tokens_X == pytest.approx([3000, 4000, 5000, 6000, 7000, 8000, 9000])
     assert loss_X == pytest.approx([8.7, 8.6, 8.5, 8.4, 8.3, 8.2, 8.1])
 

@@ -28,7 +28,7 @@ def opened(**options) -> Remixing:
             num_domains=2,
             remix_every=10,
             half_life=1e6,
-            **{"realise": "both", **options},
+            **{"realise": "sampling", **options},
         )
     )
     remixing.open(Lab(), Mixture.normalised(TOKENS))
@@ -55,25 +55,16 @@ def test_only_when_due_and_only_where_sampling_realises():
     assert not opened(realise="loss").active
 
 
-def test_an_emphasis_is_never_counted_twice():
-    """After the remix the loss weighs against the shares that the new mixture should give."""
+def test_counts_are_moved_to_what_the_new_mixture_should_give():
+    """An emphasis that sampling already gives is not asked for again."""
     remixing = opened(remix_floor=0.0, max_epochs=100.0)
     remixing.add(LABEL, STRATUM)
-    before = _domains(torch.tensor([0.6, 0.4]))
-    torch.testing.assert_close(remixing.expected(before).share_M, torch.tensor([0.6, 0.4]))
     mixture = remixing.mixture(9, torch.tensor([0.2, 0.8]))
     q = torch.tensor(list(mixture.weights.values()))
     # P(domain 1 | stratum): a 0, b 10/25, c 1
     expected_1 = float(q @ torch.tensor([0.0, 10 / 25, 1.0]))
-    share_M = remixing.expected(before).share_M
-    torch.testing.assert_close(share_M, torch.tensor([1 - expected_1, expected_1]))
-
-
-def test_without_weights_in_the_loss_shares_are_as_seen():
-    remixing = opened(realise="sampling", remix_floor=0.0, max_epochs=100.0)
-    remixing.add(LABEL, STRATUM)
-    before = _domains(torch.tensor([0.5, 0.5]))
-    assert remixing.expected(before) is before
+    count_M = remixing.count_MS.sum(dim=1)
+    torch.testing.assert_close(count_M / 100, torch.tensor([1 - expected_1, expected_1]))
 
 
 def test_objectives_see_the_shares_of_the_first_mixture():
@@ -109,9 +100,8 @@ def test_uniform_at_first():
     assert mixer.remixing.first == pytest.approx(first)
 
 
-@pytest.mark.parametrize("realise", ["sampling", "both"])
-def test_weighing_without_a_plan_is_refused(realise):
-    mixer = DoGraph("safe", num_domains=4, realise=realise, warmup_steps=0)
+def test_weighing_without_a_plan_is_refused():
+    mixer = DoGraph("safe", num_domains=4, realise="sampling", warmup_steps=0)
     for step in range(10):  # until domains are known
         mixer.weigh(batch(step))
     with pytest.raises(ConfigError, match=r"mixer\.plan\(lab\) before the first step"):
@@ -137,7 +127,9 @@ def test_a_stratum_that_nobody_asks_for_keeps_a_part_of_its_first_share():
 
 
 def test_counts_halve_in_a_half_life():
-    remixing = Remixing(DoGraphOptions(recipe="safe", num_domains=2, realise="both", half_life=3.0))
+    remixing = Remixing(
+        DoGraphOptions(recipe="safe", num_domains=2, realise="sampling", half_life=3.0)
+    )
     remixing.open(Lab(), Mixture.normalised(TOKENS))
     remixing.add(torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))
     for left in (8 * 0.5 ** (n / 3) for n in (1, 2, 3, 4, 5, 6)):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from sklearn.metrics import normalized_mutual_info_score
 
+from dograph.mixers.base import read_together
 from dograph.mixers.dograph import DoGraph
-from dograph.mixers.dograph_report import read_together
 from dograph.types import Signals
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dograph.mixers.registry import build_mixer
-from dograph.mixers.source_weights import MOST_POINTS, LearntWeights, SourceWeights
+from dograph.mixers.source_weights import MOST_POINTS, LearntWeights, SourceMixer
 from dograph.testing import random_signals
 
 YES = torch.tensor(True)
@@ -53,9 +53,12 @@ def test_nothing_waits_for_the_device(name, options):
             mixer.report()
 
 
+class CountsFirst(SourceMixer):
+    counts_first = True
+
+
 def follow(steps, *, counts_first=False):
-    learnt = SourceWeights(counts_first=counts_first)
-    learnt.open(["a", "b"], ["a", "b"])
+    learnt = (CountsFirst if counts_first else SourceMixer)(["a", "b"])
     for n in range(1, steps + 1):
         share = n / (n + 1)
         learnt.update(torch.tensor([share, 1 - share], dtype=torch.float64), YES)
@@ -97,7 +100,7 @@ def test_weights_that_are_no_numbers_are_never_taken(bad):
 def test_drift_is_how_far_the_average_moved_in_the_last_tenth(steps):
     learnt = follow(steps)
     weights = np.array([n / (n + 1) for n in range(1, steps + 1)])
-    drift = float(learnt.report()["weights/drift"])
+    drift = float(learnt.weights_report()["weights/drift"])
     assert drift == LearntWeights.of(as_lists(learnt.state_dict())).drift
     # the path has a point at least every 25th part of the steps: at 86 to 90 % of them
     early, late = int(0.9 * steps) - steps // 25, max(int(0.9 * steps), 1)
@@ -106,17 +109,16 @@ def test_drift_is_how_far_the_average_moved_in_the_last_tenth(steps):
 
 
 def test_entropy_and_effective_number():
-    learnt = SourceWeights()
-    learnt.open(["a", "b", "c", "d"], ["a", "b", "c", "d"])
+    learnt = SourceMixer(["a", "b", "c", "d"])
     learnt.update(torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64), YES)
-    report = learnt.report()
+    report = learnt.weights_report()
     assert float(report["weights/entropy_nats"]) == pytest.approx(math.log(2))
     assert float(report["weights/effective_sources"]) == pytest.approx(2)
     assert "weights/drift" not in report  # one step
     assert float(report["weights/b/now"]) == float(report["weights/b/average"]) == 0.5
     outcome = LearntWeights.of(as_lists(learnt.state_dict()))
     assert outcome.findings()["effective_sources"] == pytest.approx(2)
-    assert outcome.mixture.weights == {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
+    assert outcome.average == {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
     assert outcome.drift is None
 
 
@@ -137,11 +139,10 @@ def test_nearly_one_hot_is_below_one_and_a_half_sources(share, says):
 
 
 def test_a_state_before_the_first_step():
-    learnt = SourceWeights()
-    learnt.open(["a", "b"], ["a", "b"])
+    learnt = SourceMixer(["a", "b"])
     outcome = LearntWeights.of(as_lists(learnt.state_dict()))
     assert outcome.trajectory == []
-    again = SourceWeights()
+    again = SourceMixer(None)
     again.load_state_dict(learnt.state_dict())
     assert again.path == []
     assert again.weight_S.tolist() == [0.5, 0.5]

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from dograph.mixers.base import ProxyResult
-from dograph.mixers.mixing_law import MixingLaw, _curve
-from dograph.mixers.regmix import RegMix
-from dograph.mixers.sweep import Sweep, table_of
+from dograph.mixers.sweep import MixingLaw, RegMix, SweepOptions, late_curve
 from dograph.mixtures.from_table import Proposal
 from dograph.mixtures.proposals import generate_mixtures
 from dograph.types import Mixture
@@ -15,16 +13,31 @@ TOKENS = {"web": 6_000_000, "code": 3_000_000, "books": 1_000_000}
 
 
 class Lab:
+    """Proxies whose losses are those given, in turn, or count up."""
+
     tokens = strata = TOKENS
-    budget, steps = 8_000_000, 100
+    budget, steps, proxy_steps = 8_000_000, 100, 50
+
+    def __init__(self, losses=None):
+        self.losses, self.asked = losses, []
 
     def train(self, proxies):
-        return [ProxyResult({"web": 1.0 + n}, [], {}, "", 1, 1) for n, _ in enumerate(proxies)]
+        self.asked += proxies
+        losses = self.losses or [{"web": 1.0 + n} for n, _ in enumerate(proxies)]
+        return [ProxyResult(own, [], {}, "", 1, 1) for own in losses]
 
 
-def sweep(**changes):
-    facts = {"num_proxies": 8, "target": "mean", "max_usage": 2.0, "max_epochs": None, "seed": 3}
-    return Sweep(**(facts | changes))
+@pytest.fixture
+def asked(monkeypatch):
+    """What plans ask of the table of their proxies."""
+    asked = {}
+
+    def propose(method, table, **how):
+        asked.update(how, method=method, table=table)
+        return Proposal(Mixture({"web": 1.0}), {})
+
+    monkeypatch.setattr("dograph.mixers.sweep.propose_from_table", propose)
+    return asked
 
 
 @pytest.mark.parametrize(
@@ -37,52 +50,54 @@ def sweep(**changes):
     ],
 )
 def test_caps_by_usage_and_by_epochs(max_usage, max_epochs, expected):
-    caps = sweep(max_usage=max_usage, max_epochs=max_epochs).caps(Lab())
+    options = SweepOptions(num_proxies=8, max_usage=max_usage, max_epochs=max_epochs)
+    caps = options.caps(Lab())
     assert caps == pytest.approx(dict(zip(TOKENS, expected, strict=True)))
 
 
-def test_mixtures_are_the_generators_under_the_same_usage_cap():
-    found = sweep(max_usage=1.5, seed=7).mixtures(Lab())
-    assert found == generate_mixtures(TOKENS, 8, seed=7, max_usage=1.5)
-    assert max(mixture.weights["books"] for mixture in found) <= 1.5 * 0.1 + 2e-4
+def test_mixtures_are_the_generators_under_the_same_usage_cap(asked):
+    lab = Lab()
+    RegMix(num_proxies=8, max_usage=1.5, max_epochs=None, seed=7).plan(lab)
+    expected = generate_mixtures(TOKENS, 8, seed=7, max_usage=1.5)
+    weight_NS = [[mixture.weights[name] for name in TOKENS] for mixture in expected]
+    np.testing.assert_array_equal(asked["table"].weight_NS, weight_NS)
+    assert max(mixture.weights["books"] for mixture in expected) <= 1.5 * 0.1 + 2e-4
 
 
-def test_proxies_leave_out_what_has_no_weight():
+def test_proxies_leave_out_what_has_no_weight(asked, monkeypatch):
     mixtures = [Mixture.normalised({"web": 1.0, "code": 0.0, "books": 3.0})]
-    [proxy] = sweep(seed=5).proxies(mixtures, "small, mixture", {"model": {"preset": "tiny"}})
+    monkeypatch.setattr("dograph.mixers.sweep.generate_mixtures", lambda *_, **__: mixtures)
+    lab = Lab()
+    monkeypatch.setattr(MixingLaw, "_nested", lambda *_: ([{"web": 1.0}], {}))
+    MixingLaw(nest="sizes", sizes=["small", "tiny", "demo"], seed=5).plan(lab)
+    proxy = lab.asked[0]
     assert proxy.mixer == {"name": "static", "weights": {"web": 0.25, "books": 0.75}}
     assert (proxy.label, proxy.seed) == ("small, mixture 1", 5)
-    assert proxy.settings == {"model": {"preset": "tiny"}}
+    assert proxy.settings == {"eval": {"every": 4}, "model": {"preset": "small"}}
+    lab = Lab()
+    MixingLaw(seed=5).plan(lab)
+    assert [(proxy.label, proxy.settings) for proxy in lab.asked] == [("mixture 1", {})]
 
 
-def test_a_loss_that_a_proxy_lacks_is_missing():
+def test_a_loss_that_a_proxy_lacks_is_missing(asked, monkeypatch):
     mixtures = [Mixture({"code": 0.25, "web": 0.75}), Mixture({"books": 1.0})]
-    table = table_of(mixtures, [{"web": 2.0}, {"code": 3.0, "web": 4.0}], list(TOKENS))
+    monkeypatch.setattr("dograph.mixers.sweep.generate_mixtures", lambda *_, **__: mixtures)
+    RegMix().plan(Lab([{"web": 2.0}, {"code": 3.0, "web": 4.0}]))
+    table = asked["table"]
     np.testing.assert_array_equal(table.weight_NS, [[0.75, 0.25, 0], [0, 0, 1]])
     assert table.targets == ["web", "code"]
     np.testing.assert_array_equal(table.loss_NV, [[2.0, np.nan], [4.0, 3.0]])
 
 
-def test_natural_is_by_the_tokens_of_the_sources_that_have_losses(monkeypatch):
-    mixtures = [Mixture({"web": 1.0})]
-    table = table_of(mixtures, [{"books": 1.0, "web": 1.0}], list(TOKENS))
-    asked = []
-    monkeypatch.setattr(
-        "dograph.mixers.sweep.propose_from_table", lambda *_, target, **__: asked.append(target)
-    )
-    for target in ("natural", ["web"]):
-        sweep(target=target).propose("regmix", Lab(), table, None)
-    assert asked == [{"books": 1e6, "web": 6e6}, ["web"]]
+@pytest.mark.parametrize(
+    ("target", "expected"), [("natural", {"books": 1e6, "web": 6e6}), (["web"], ["web"])]
+)
+def test_natural_is_by_the_tokens_of_the_sources_that_have_losses(asked, target, expected):
+    RegMix(num_proxies=4, target=target).plan(Lab([{"books": 1.0, "web": 1.0}] * 4))
+    assert asked["target"] == expected
 
 
-def test_regmix_asks_for_what_it_was_told(monkeypatch):
-    asked = {}
-
-    def propose(method, table, **how):
-        asked.update(how, method=method, table=table)
-        return Proposal(Mixture({"web": 1.0}), {})
-
-    monkeypatch.setattr("dograph.mixers.sweep.propose_from_table", propose)
+def test_regmix_asks_for_what_it_was_told(asked):
     mixer = RegMix(
         num_proxies=4, surrogate="ridge", top=9, draws=77, max_usage=1.75, max_epochs=1.5, seed=6
     )
@@ -105,6 +120,6 @@ def test_defaults_are_the_authors():
 def test_a_curve_has_no_first_third():
     """Losses of the warm-up are far from any power law; steps become tokens."""
     points = [(n, {"web": 9.0 if 3 * n < 100 else 2.0 + 1 / n}) for n in (10, 33, 34, 50, 100)]
-    curve = _curve(ProxyResult({}, points, {}, "", 1, 5_000), "web")
+    curve = late_curve(ProxyResult({}, points, {}, "", 1, 5_000), "web")
     np.testing.assert_allclose(curve.x_X, [1700, 2500, 5000])
     np.testing.assert_allclose(curve.loss_X, [2 + 1 / 34, 2.02, 2.01])

@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM
 
 from dograph.errors import ConfigError
 from dograph.models.build import build_model, load_model, preset_config, require_folder
-from dograph.models.files import restore_model, save_model
 from dograph.models.presets import PRESETS
+from dograph.train.checkpoint import restore_model, save_model
 
 # Published counts: the recipe's for GPT-2 (true vocabulary 50257, 512 positions), TinyLlama's and
 # Llama-3.2-3B's public ones for LLaMA with their own vocabularies.

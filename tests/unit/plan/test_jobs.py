@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from corpora import write_corpus
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
+from dograph.mixers.fixed import Static
 from dograph.plan import jobs
 from dograph.plan import jobs as conditions
 from dograph.plan.jobs import RESULT, DamagedResultError, Stopped, log_of, read_result, run_job
@@ -76,10 +77,11 @@ def test_result_tells_what_the_run_came_to(made):
     assert 50e6 < result.peak_bytes < 20e9
 
 
-def test_seconds_are_laps_times_their_steps():
+def test_seconds_are_laps_times_their_steps(corpus, tmp_path, monkeypatch):
     rows = [{"step": 3.0, "time/step_seconds": 2.0}, {"step": 4.0}, {"step": 5.0}]
     rows += [{"step": 5.0, "time/step_seconds": 0.5}]
-    assert jobs._training_seconds(rows) == 3 * 2.0 + 2 * 0.5
+    monkeypatch.setattr(jobs, "read_metrics", lambda file: rows)
+    assert run_job(job_of(corpus, tmp_path / "run", steps=2)).seconds == 3 * 2.0 + 2 * 0.5
 
 
 def test_a_finished_job_is_not_made_again(made, monkeypatch):
@@ -237,7 +239,9 @@ def test_another_corpus_is_refused(made, tmp_path):
         run_job(job_of(other, made[0].config.run))
 
 
-def test_state_holds_what_json_can():
+def test_state_holds_what_json_can(corpus, tmp_path, monkeypatch):
     state = {"weights": torch.tensor([0.25, 0.75]), "steps": 3, "all": torch.zeros(200_000)}
-    assert jobs._listed(state) == {"weights": [0.25, 0.75], "steps": 3}
-    json.dumps(jobs._listed(state))
+    monkeypatch.setattr(Static, "state_dict", lambda mixer: state)
+    job = job_of(corpus, tmp_path / "run", steps=2)
+    assert run_job(job).state == {"weights": [0.25, 0.75], "steps": 3}
+    assert json.loads((tmp_path / "run" / RESULT).read_text())["state"] == run_job(job).state

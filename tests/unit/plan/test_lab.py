@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -78,14 +79,14 @@ def test_equal_proxies_are_made_once_and_kept(corpus, tmp_path, capsys):
     [again] = lab.train([Proxy("a", ALPHA, 0)])
     assert again == first
     assert len(pool.asked) == 2
-    assert [used.cached for used in lab.used.values()] == [False, False]
+    assert (len(lab.used), lab.cached) == (2, set())
 
     later = open_lab(corpus, tmp_path, pool)
     [found, new] = later.train([Proxy("a", ALPHA, 0), Proxy("c", ALPHA, 1)])
     assert found == first
     assert new.losses != first.losses
     assert [job.label for job in pool.asked] == ["a", "b", "c"]
-    assert sorted(used.cached for used in later.used.values()) == [False, True]
+    assert (len(later.used), later.cached) == (2, {Path(pool.asked[0].config.run).name})
     assert "1 proxy to train (tiny; 2 steps), 1 more made before" in capsys.readouterr().err
 
     lines = [json.loads(line) for line in (tmp_path / "proxies.jsonl").read_text().splitlines()]
@@ -105,7 +106,7 @@ def test_a_damaged_result_is_told_and_made_anew(corpus, tmp_path, capsys):
     assert lab.train([Proxy("a", ALPHA, 0)]) == [before]
     assert 'the result of "a" is damaged' in capsys.readouterr().err
     assert len(pool.asked) == 2
-    assert [used.cached for used in lab.used.values()] == [False]
+    assert (len(lab.used), lab.cached) == (1, set())
 
 
 def test_cost_is_told_beside_the_targets(corpus, tmp_path):

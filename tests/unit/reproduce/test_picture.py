@@ -104,7 +104,7 @@ def test_nothing_is_drawn_of_nothing(tmp_path):
 
 def test_the_command_draws_and_names_the_picture(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus", {"alpha": 4000, "beta": 4000})
-    monkeypatch.setattr(command, "open_pool", lambda *_: Here())
+    monkeypatch.setattr(command.console, "open_pool", lambda *_: Here())
     app = typer.Typer()
     app.command()(command.reproduce)
     settings = ("model.preset=tiny", "train.steps=1", "train.batch_size=6", "train.device=cpu")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import session
+from dograph.reproduce.verdicts import CellScores
 
 
 def test_the_record_has_what_speaks_against_its_numbers(by_hand, tmp_path):
@@ -12,18 +13,20 @@ def test_the_record_has_what_speaks_against_its_numbers(by_hand, tmp_path):
     made = replace(made, failures={"doge-s10": "it broke"})
     study = by_hand.study("balance", made)
     _, record = session.finish(study, EvalRequest(), tmp_path, print)
-    assert "warning: b was read through 5.0 times" in record["notes"]
-    assert "a plain note" not in record["notes"]
-    assert record["failures"] == {"doge-s10": "it broke"}
-    assert record["evaluation"] is None
+    assert "warning: b was read through 5.0 times" in record.notes
+    assert "a plain note" not in record.notes
+    assert record.failures == {"doge-s10": "it broke"}
+    assert record.evaluation is None
     stored = json.loads((tmp_path / "reproduce.json").read_text())
-    assert stored["artefacts"]["balance"]["results"] == json.loads(json.dumps(record["results"]))
+    assert stored["artefacts"]["balance"]["results"] == json.loads(json.dumps(record.results))
 
 
 def test_models_are_scored_on_the_device_that_they_were_trained_on(by_hand, tmp_path, monkeypatch):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
     task = {"acc": {"value": 0.5, "se": 0.1}, "primary": "acc"}
-    score = {"tasks": {"copa": task}, "average": {"value": 0.5, "se": 0.1}, "notes": []}
+    score = CellScores.of_json(
+        {"tasks": {"copa": task}, "average": {"value": 0.5, "se": 0.1}, "notes": []}
+    )
     asked = []
 
     def scores(findings, request, corpus, report):
@@ -37,7 +40,7 @@ def test_models_are_scored_on_the_device_that_they_were_trained_on(by_hand, tmp_
     request = EvalRequest(tasks=("copa",), limit="3", device="cuda")
     _, record = session.finish(study, request, tmp_path, print)
     assert asked == [replace(request, device="cpu")]
-    assert (record["evaluation"]["tasks"], record["evaluation"]["limit"]) == (["copa"], "3")
+    assert (record.evaluation["tasks"], record.evaluation["limit"]) == (["copa"], "3")
 
 
 def test_a_damaged_file_of_results_is_written_anew(tmp_path):

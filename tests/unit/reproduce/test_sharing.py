@@ -11,8 +11,7 @@ from corpora import write_corpus
 from dograph.errors import ConfigError, RunError
 from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import find_artefact
-from dograph.reproduce.asks import Wanted, build_asks
+from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from lab_runs import Here, imports_frozen
 
 WIDE = "natural,plan=compare_mixers:Scout"
@@ -70,8 +69,8 @@ def test_fewer_rows_and_seeds_are_shown_and_nothing_is_lost(corpus, folder):
     assert trained == []
     assert not [line for line in said if "plan" in line]
     assert [row[0] for row in outcome.sheets[0].rows] == ["natural", "uniform"]
-    assert record["results"]["methods"]["natural"]["spread"]["seeds"] == 1
-    assert record["seeds"] == [10]
+    assert record.results["methods"]["natural"]["spread"]["seeds"] == 1
+    assert record.seeds == [10]
     assert read(folder, "ask.json") == before["ask.json"]
     after = read(folder, "compare.json")
     assert after["cells"] == before["compare.json"]["cells"]
@@ -87,10 +86,10 @@ def test_a_narrower_table_is_printed_and_the_wider_one_stays_stored(corpus, fold
     narrow = asked(corpus, folder, "validation-loss", "natural", "2")
     outcome, record, trained, _ = made(narrow)
     assert (trained, len(outcome.sheets[0].rows)) == ([], 2)
-    assert "keeps the table made before" in record["notes"][-1]
+    assert "keeps the table made before" in record.notes[-1]
     assert read(folder, "reproduce.json")["artefacts"]["validation-loss"] == stored
     _, record, _, _ = made(asked(corpus, folder, "validation-loss", WIDE, "2"))
-    assert not any("keeps the table" in note for note in record["notes"])
+    assert not any("keeps the table" in note for note in record.notes)
 
 
 def test_only_what_is_asked_is_trained_beside_what_is_there(corpus, folder):

@@ -88,13 +88,13 @@ def test_both_exact_ways_drop_the_same(corpus, mode):
 def test_the_first_of_two_sweeps_holds_no_activations(corpus):
     for mode in MODES:
         steps = open_steps(corpus, *settings(mode, "two_sweeps", *PAPER))
-        held, signals = [], steps.step.collector.signals
+        held, signals = [], steps.step.signals
 
-        def watching(results, given, held=held, signals=signals):
+        def watching(results, *given, held=held, signals=signals):
             held.extend(results)
-            return signals(results, given)
+            return signals(results, *given)
 
-        steps.step.collector.signals = watching
+        steps.step.signals = watching
         steps.take()
         assert [len(result.loss_B) for result in held] == [3, 3, 1]
         assert all(result.pending is None for result in held), mode

@@ -6,7 +6,7 @@ from dograph.config import parse_config, require_compatible
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
-from dograph.train.accumulation import strategy_of
+from dograph.train.step import strategy_of
 
 LOSS, SKETCH, NOTHING = frozenset({"loss"}), frozenset({"sketch", "source"}), frozenset({"source"})
 

@@ -14,8 +14,8 @@ from dograph.errors import RunError
 from dograph.mixers.base import Mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
-from dograph.train.optim import build_optimizer
 from dograph.train.run_dir import RunDirectory
+from dograph.train.step import build_optimizer
 
 
 class Remembering(Mixer):

@@ -104,8 +104,8 @@ def test_identical_samples(corpus, scope):
 
 
 def test_every_sample_of_a_domain_with_weight_counts(corpus):
-    """Sampling and the loss together: shares come from counts, which begin empty."""
-    steps = open_steps(corpus, *STREAM, "mixer.realise=both", "mixer.weight_floor=0.1")
+    """Weights by sampling: shares come from counts, which begin empty."""
+    steps = open_steps(corpus, *STREAM, "mixer.realise=sampling")
     assert all(bool((steps.take().weight_B > 0).all()) for _ in range(6))
 
 
@@ -183,6 +183,6 @@ def test_halves_are_kept_in_the_precision_of_the_forward(corpus, dtype):
     """Half the memory of what `full` holds, and matrix products that a GPU is fast at."""
     steps = open_steps(corpus, *PAPER, f"train.dtype={dtype}")
     steps.take()
-    rules = [rule for rule in steps.step.collector.sketcher.rules if isinstance(rule, MatrixRule)]
+    rules = [rule for rule in steps.step.sketcher.rules if isinstance(rule, MatrixRule)]
     slots = {slot.dtype for rule in rules for slot in (rule.slots.left, rule.slots.right)}
     assert slots == {getattr(torch, dtype)}

@@ -16,8 +16,7 @@ from dograph.models.presets import PRESETS
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.forecast import count_flops, run_flops, step_flops
-from dograph.train.optim import build_optimizer
-from dograph.train.step import TrainStep
+from dograph.train.step import TrainStep, build_optimizer
 
 SAMPLES, TOKENS = 4, 24
 # Of the tiny model: 2 blocks of width 64, a vocabulary of 100 padded to 128, tied.

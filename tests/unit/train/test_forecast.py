@@ -7,8 +7,8 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.mixers.registry import build_mixer
-from dograph.models.files import save_model
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
+from dograph.train.checkpoint import save_model
 from dograph.train.forecast import activation_bytes, forecast, planned_epochs, repeat_warnings
 from dograph.types import Mixture
 

@@ -5,12 +5,8 @@ import torch
 
 from dograph.config import OptimConfig
 from dograph.models.build import build_model
-from dograph.train.optim import (
-    build_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
-from dograph.train.step import learning_rate
+from dograph.train.checkpoint import optimizer_tensors, restore_optimizer
+from dograph.train.step import build_optimizer, learning_rate
 
 CONFIG = OptimConfig(lr=5e-4, lr_end=1e-4, lr_start=1e-7, warmup_steps=500)
 

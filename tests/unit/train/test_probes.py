@@ -17,10 +17,9 @@ from dograph.mixers.registry import build_mixer
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.optim import build_optimizer
-from dograph.train.probes import Probes, nearest_rows, probe_steps
+from dograph.train.probes import Probes, nearest_rows
 from dograph.train.run_dir import RunDirectory
-from dograph.train.step import MicroBatch, SignalCollector, TrainStep
+from dograph.train.step import MicroBatch, TrainStep, build_optimizer
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
 SETTINGS = (
@@ -62,8 +61,8 @@ class Started:
         self.loader = Loader(corpus, sampler)
         for n in range(steps):
             self.step(self.loader.load(n), n)
-        self.run, self.collector = RunDirectory(path), self.step.collector
-        self.probes = Probes(self.config, self.run, corpus, self.model, self.collector)
+        self.run = RunDirectory(path)
+        self.probes = Probes(self.run, corpus, self.model, self.step)
 
     def take(self, step):
         self.probes.take(step)
@@ -88,9 +87,9 @@ def relative(got, expected):
     return float((got.float() - expected).norm() / expected.norm())
 
 
-def test_steps_are_fractions_of_the_run_each_once():
+def test_steps_are_fractions_of_the_run_each_once(corpus, tmp_path):
     at = "probe.at=[1.0, 0.3, 0, 0.004, 0.125, 0.115]"
-    assert probe_steps(resolve_config(None, ["train.steps=100", at])) == [0, 12, 30, 100]
+    assert Started(corpus, tmp_path / "run", at).probes.steps == {0, 12, 30, 100}
     assert resolve_config("paper-gpt2-mini", []).probe.rows == 512
     with pytest.raises(ConfigError, match=r"probe\.at\.1"):
         resolve_config(None, ["probe.at=[0, 1.5]"])
@@ -181,7 +180,7 @@ def test_modes_that_sketch_a_part_label_by_that_part(corpus, tmp_path, mode):
     loss_N, whole_NK = started.reference(0, seed=0)
     with ExitStack() as taps:
         micro = MicroBatch(started.tokens(), 4, 0, last=True)
-        result = started.collector.collect(taps, micro, keep=True)
+        result = started.step.collect(taps, micro, keep=True)
     expected = started.mixer.scope.assign(result.sketch_BK.detach(), 4, 0).label_B
     assert torch.equal(tensors["label"].long(), expected)
     assert torch.allclose(tensors["loss"], loss_N, rtol=1e-5)
@@ -219,8 +218,9 @@ def test_none_are_taken_where_none_are_wanted(corpus, tmp_path, override, step):
     started = Started(corpus, tmp_path / "run", *([override] if "rows" in override else []))
     if override == "mixer=natural":
         natural = build_mixer("natural", {})
-        started.collector = SignalCollector(started.config, CPU, started.model, natural)
-    probes = Probes(started.config, started.run, corpus, started.model, started.collector)
+        optimizer = started.step.optimizer
+        started.step = TrainStep(started.config, CPU, started.model, optimizer, natural)
+    probes = Probes(started.run, corpus, started.model, started.step)
     probes.take(step)
     assert not (tmp_path / "run" / "probes").exists()
 

@@ -14,19 +14,17 @@ from dograph.config import OptimConfig, require_compatible, resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
-from dograph.models.files import restore_model, save_model, whole
 from dograph.sketch.gradients import WorldRows
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.distributed import (
-    at_rest,
-    shard_model,
-)
-from dograph.train.optim import (
-    build_optimizer,
+from dograph.train.checkpoint import (
     optimizer_tensors,
+    restore_model,
     restore_optimizer,
+    save_model,
+    whole,
 )
-from dograph.train.step import clip_gradients
+from dograph.train.distributed import World, at_rest
+from dograph.train.step import build_optimizer, clip_gradients
 
 CPU = torch.device("cpu")
 
@@ -41,7 +39,7 @@ def group():
 def make(preset="tiny", *, shards):
     model = build_model(preset, vocab_size=100, seq_len=16, dropout=0.0, seed=0).train()
     if shards:
-        shard_model(model, CPU, 1)
+        World(rank=0, size=1, device=CPU, shards=True).place(model)
     return model
 
 

@@ -11,10 +11,10 @@ from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
+from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.optim import build_optimizer
-from dograph.train.step import TrainStep
+from dograph.train.step import TrainStep, build_optimizer
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
 
@@ -101,7 +101,7 @@ def test_micro_batches_change_nothing(corpus, mixer, micro):
 def test_gradient_is_that_of_the_weighted_loss(corpus):
     step, loader, model = make(corpus, ByLoss())
     batch = loader.load(0)
-    weight_B, loss_B, _ = step.backward(step.start(batch, 0))
+    weight_B, loss_B, _ = step.backward(batch, 0)
     taken = [p.grad.clone() for p in model.parameters()]
     assert torch.allclose(weight_B, torch.softmax(loss_B * 3, dim=0))
     model.zero_grad()
@@ -115,7 +115,7 @@ def test_dropout_depends_on_seed_and_step_alone(corpus):
     runs = []
     for noise in (1, 2):
         step, loader, _ = make(corpus, Mixer(), "model.dropout=0.2")
-        step.collector.model.train()
+        step.model.train()
         losses = []
         for n in range(3):
             torch.manual_seed(noise * 100 + n)
@@ -142,12 +142,13 @@ def test_a_non_finite_step_updates_nothing_from_then_on(corpus, where):
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_signals_that_no_step_computes_are_refused(corpus):
-    class Seer(Mixer):
-        needs = frozenset({"loss", "tomorrow"})
+class Seer(Mixer):
+    needs = frozenset({"loss", "tomorrow"})
 
-    with pytest.raises(ConfigError, match=r"\['tomorrow'\], which this step does not compute"):
-        make(corpus, Seer())
+
+def test_signals_that_no_step_computes_are_refused():
+    with pytest.raises(ConfigError, match=r"\['tomorrow'\], which no step computes"):
+        build_mixer(f"{__name__}:Seer", {})
 
 
 def test_activation_checkpointing_and_bfloat16_keep_the_loss(corpus):
