@@ -21,9 +21,9 @@ from pydantic import Field, model_validator
 from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Planner, Proxy, ProxyResult, require_sources
-from dograph.mixtures.from_table import Method, propose_from_table
-from dograph.mixtures.laws import LossCurve, Place, nest
-from dograph.mixtures.proposals import DRAWS, MEAN, TOP, Target, generate_mixtures
+from dograph.mixtures.from_table import MEAN, Method, Target, propose_from_table
+from dograph.mixtures.power_laws import LossCurve, Place, nest
+from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures
 from dograph.mixtures.surrogates import SURROGATES
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
@@ -230,18 +230,8 @@ class MixingLaw(SweepPlanner):
             for source in result.losses:
                 curves[float(result.parameters), run, source] = late_curve(result, source)
         size = float(lab.parameters if self.options.sizes else results[0].parameters)
-        nested = nest(curves, size=size, tokens=lab.budget)
-        losses = [dict(zip(nested.targets, row, strict=True)) for row in nested.loss_NV.tolist()]
-        told = {
-            "parameters": size,
-            "tokens": lab.budget,
-            "step_in_sample": nested.step_in_sample,
-            "step_held_out": nested.step_held_out,
-            "size_in_sample": nested.size_in_sample,
-            "size_held_out": nested.size_held_out,
-            "notes": list(nested.notes),
-        }
-        return list(losses), {"nested": told}
+        losses, told = nest(curves, size=size, tokens=lab.budget)
+        return losses, {"nested": told}
 
 
 def late_curve(result: ProxyResult, source: str) -> LossCurve:

@@ -14,9 +14,8 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
-from dograph.eval.explain import labels_of_steps
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.eval.graphs import domains_last
+from dograph.eval.recorded import domains_last, labels_of_steps
 from dograph.report.charts import (
     BarChart,
     BlockGroup,

@@ -13,7 +13,7 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
-from dograph.eval.graphs import domains_last
+from dograph.eval.recorded import domains_last
 from dograph.plan.jobs import RESULT
 from dograph.report.domains import DomainsShown, Texts, domains_of
 from dograph.report.series import Columns, Curve, curve, read_json

@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -62,24 +62,19 @@ class Edit:
         return f"mixture after step {self.step}: {shares}{until}{instead}"
 
 
+EDITS = TypeAdapter(list[Edit])
+
+
 def read_edits(path: Path) -> list[Edit]:
     """All edits ever made of a run, in the order in which they were."""
     try:
-        return parse_edits(path.read_text(encoding="utf-8")) if path.is_file() else []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return EDITS.validate_python([json.loads(line) for line in lines])
     except (OSError, ValueError, ValidationError) as error:
         raise RunError(
             f"{path} is damaged ({str(error).splitlines()[0]}): what the run drew from cannot be "
             "told. Put it back as it was; lines are JSON objects that `dograph train` wrote"
         ) from error
-
-
-def parse_edits(text: str) -> list[Edit]:
-    rows = [json.loads(line) for line in text.splitlines()]
-    return TypeAdapter(list[Edit]).validate_python(rows)
-
-
-def dump_edits(edits: Iterable[Edit]) -> str:
-    return "".join(json.dumps(asdict(edit)) + "\n" for edit in edits)
 
 
 def edits_of(run: RunDirectory) -> list[Edit]:
@@ -97,6 +92,7 @@ def edits_of(run: RunDirectory) -> list[Edit]:
 
 
 NAME = "mixture-request.json"
+REQUESTED = ("identity", "given", "weights", "provenance", "notes")  # of an edit, by who asks
 Message = dict[str, Any]
 
 
@@ -113,7 +109,6 @@ class Requests:
         return _read(self.file)
 
     def place(self, request: Message) -> None:
-        """Ask."""
         write_json(self.file, request)
 
     def withdraw(self, identity: str) -> bool:
@@ -164,35 +159,26 @@ def is_open(found: Message | None, identity: str | None = None) -> bool:
     return identity is None or found.get("identity") == identity
 
 
-# A mixture offered to a run on the way: a mixture file, or the name of a published one.
+def read_request(name: str, facts: RunFacts) -> Message:
+    """A request for the mixture file or published mixture `name` in a run of which `facts` hold.
 
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Weights by the corpus' own names, and where they are from."""
-
-    given: str  # the file, from the root, or the preset's name
-    mixture: Mixture
-    provenance: Mapping[str, Any] | None
-    notes: list[str]  # what speaks against using it in this run
-
-
-def read_offer(name: str, facts: RunFacts) -> Offer:
-    """What `name` stands for in a run of which `facts` hold."""
+    Its weights go by the corpus' own names; its notes are what speaks against using it.
+    """
     path = Path(name)
     if path.exists():
         file = read_mixture_file(path)
-        notes = mismatches(file.provenance, facts, file.weights)
-        record = file.provenance.record() if file.provenance else None
-        return Offer(str(path.resolve()), file.mixture, record, notes)
-    if name not in PRESETS:
+        given, mixture, provenance = str(path.resolve()), file.mixture, file.provenance
+        notes = mismatches(provenance, facts, file.weights)
+    elif name in PRESETS:
+        given, provenance = name, PRESETS[name].provenance
+        mixture, left_over = PRESETS[name].fit(facts.sources)
+        notes = mismatches(provenance, facts) + left_over
+    else:
         raise ConfigError(
             f"{name} is no mixture file and no preset; of presets, {did_you_mean(name, PRESETS)}"
         )
-    preset = PRESETS[name]
-    mixture, left_over = preset.fit(facts.sources)
-    notes = mismatches(preset.provenance, facts) + left_over
-    return Offer(name, mixture, preset.provenance.record(), notes)
+    asked = {"identity": secrets.token_hex(8), "given": given, "weights": dict(mixture.weights)}
+    return asked | {"provenance": provenance.record() if provenance else None, "notes": notes}
 
 
 REASON = "edited"  # of an edit's entry in the weight log
@@ -212,8 +198,7 @@ class Edits:
 
     def open(self, done: int) -> None:
         """Read the edits of a run that goes on after `done` steps; make the one that is due."""
-        held = edits_of(self.run) if self.world.is_main else []
-        held = parse_edits(self.world.share(dump_edits(held)))
+        held = self._shared(edits_of(self.run) if self.world.is_main else [])
         self.due = {edit.step: edit for edit in held}
         self.apply(done)
 
@@ -222,9 +207,9 @@ class Edits:
         if done in self.due:
             self.sampler.remix(done, Mixture(self.due[done].weights), REASON)
 
-    def check(self, mixture: Mixture, done: int) -> None:
+    def check(self, request: Message, done: int) -> None:
         """Refuse what cannot be drawn from, and a run or a mixer that takes no other mixture."""
-        self.sampler.weights_of(mixture)
+        self.sampler.weights_of(Mixture(request["weights"]))
         if done >= self.config.train.steps:
             raise ConfigError(
                 f"{self.run.path} is complete after {done} steps: none is left to draw by another "
@@ -240,10 +225,9 @@ class Edits:
                 "model.preset=null model.path=DIR"
             )
 
-    def make(self, done: int, offer: Offer) -> None:
-        """Draw by an offered mixture after `done` steps, in a run that goes on; every rank asks."""
-        identity = secrets.token_hex(8)
-        self._take(self._record(done, offer, "resume", identity) if self.world.is_main else None)
+    def make(self, done: int, request: Message) -> None:
+        """Draw by another mixture after `done` steps, in a run that goes on; every rank asks."""
+        self._take(self._record(done, request, "resume") if self.world.is_main else None)
 
     def listen(self) -> None:
         """Take requests from now on; what a dead process left unanswered is dropped."""
@@ -260,10 +244,9 @@ class Edits:
         edit, asked = None, self.requests.claim() if self.listening else None
         if asked is not None:
             try:
-                given, mixture = asked["given"], Mixture(asked["weights"])
-                offer = Offer(given, mixture, asked["provenance"], asked["notes"])
-                self.check(mixture, done)
-                edit = self._record(done, offer, "mix", str(asked["identity"]))
+                asked = {name: asked[name] for name in REQUESTED}
+                self.check(asked, done)
+                edit = self._record(done, asked | {"identity": str(asked["identity"])}, "mix")
             except (DographError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
                 self.requests.reply({"identity": asked.get("identity"), "refused": why})
@@ -277,27 +260,25 @@ class Edits:
             self.requests.reply(told | {"warnings": warnings})
         return warnings
 
-    def _record(self, done: int, offer: Offer, how: str, identity: str) -> Edit:
+    def _record(self, done: int, request: Message, how: str) -> Edit:
         """Add an edit to edits.jsonl: it is on disk before it is in force."""
         stages = [step for step in self.mixer.schedule() if done < step < self.config.train.steps]
+        weight_S = self.sampler.weights_of(Mixture(request["weights"]))
         edit = Edit(
+            **request,
             step=done,
-            weights=dict(offer.mixture.weights),
             old=self.sampler.by_source(self.sampler.log.find(done).weight_S),
-            new=self.sampler.by_source(self.sampler.weights_of(offer.mixture)),
-            given=offer.given,
-            provenance=offer.provenance,
+            new=self.sampler.by_source(weight_S),
             how=how,
-            identity=identity,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             made_by=f"dograph {__version__}",
-            notes=offer.notes,
             until=min(stages, default=None),
             undoes=sorted(step for step in self.due if step >= done),
         )
         file = self.run.edits_file
         try:
-            write_text(file, dump_edits([*read_edits(file), edit]))
+            edits = [asdict(one) for one in (*read_edits(file), edit)]
+            write_text(file, "".join(json.dumps(one) + "\n" for one in edits))
         except OSError as error:
             raise RunError(
                 f"{file} cannot be written ({error.strerror}), so the mixture stays as it was. "
@@ -307,10 +288,13 @@ class Edits:
 
     def _take(self, edit: Edit | None) -> Edit | None:
         """Put the first rank's edit in force on every rank; None where it has none."""
-        if not self.world.agree(int(edit is not None)):
-            return None
-        (edit,) = parse_edits(self.world.share(dump_edits([] if edit is None else [edit])))
-        self.due = {step: one for step, one in self.due.items() if step < edit.step}
-        self.due[edit.step] = edit
-        self.apply(edit.step)
-        return edit
+        for made in self._shared([] if edit is None else [edit]):
+            self.due = {step: one for step, one in self.due.items() if step < made.step}
+            self.due[made.step] = made
+            self.apply(made.step)
+            return made
+        return None
+
+    def _shared(self, edits: list[Edit]) -> list[Edit]:
+        """The first rank's, on every rank."""
+        return EDITS.validate_json(self.world.share(EDITS.dump_json(edits).decode()))
