@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -34,6 +33,7 @@ from benchmarks.hand import open_hand
 from dograph.bench.arms import open_model
 from dograph.bench.options import Batches, BenchOptions, resolve_options
 from dograph.bench.session import Session, arm_table, footnotes, held_bytes, release, spread
+from dograph.cli.console import open_console
 from dograph.errors import ConfigError, require
 from dograph.files import write_json
 from dograph.mixers.registry import build_mixer
@@ -337,7 +337,7 @@ def main() -> None:
     options = resolve_options(device, modes.split(",") if modes else [], **given)
     session = Session(options, device, print, lambda found: write_json(out, found))
     run(session, whole=whole, **choice)
-    Console().print(arm_table(session.findings))
+    open_console().print(arm_table(session.findings))
     print(*footnotes(session.findings), sep="\n")
 
 
