@@ -2,7 +2,7 @@
 
 Files are equal by their bytes. Where those differ, what is written in them counts: values of JSON,
 YAML and CSV and the data of a page, without what is measured by a clock and without versions;
-lines of text; tensors.
+lines of text; tensors. Pages of two formats are compared by what they show (`_page_apart`).
 """
 
 import csv
@@ -10,8 +10,10 @@ import io
 import json
 import math
 import re
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,9 @@ DROPPED = frozenset(
         *("made_by", "program", "environment"),
     }
 )
+# In the data of a page of format 1, and nowhere on it.
+UNSHOWN = frozenset({"format", "version", "points", "window", "parameters", "mixer"})
+UNSHOWN |= {"seed", "seeds", "total_steps"}  # as words
 # ... and whole files: versions again, locks, what proxies printed.
 IGNORED = ("env.json", ".lock", "*.log", "*.tmp")
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
@@ -88,6 +93,8 @@ def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -
     for root in roots:
         texts = texts[0].replace(str(root), "ROOT"), texts[1].replace(str(root), "ROOT")
     values = [_values(DATE.sub("DATE", text), old.suffix) for text in texts]
+    if old.suffix == ".html" and [page.get("version") for page in values] == [1, 2]:
+        return next(_page_apart(values[0], values[1], tolerance), "")
     return next(_apart(values[0], values[1], tolerance, ""), "")
 
 
@@ -128,6 +135,75 @@ def _apart(old: Any, new: Any, tolerance: float, key: str) -> Iterator[str]:
             part = next((n for n, (one, other) in pairs if one != other), 0)
             old, new = (text[max(0, part - 20) :] for text in (old, new))
         yield f" {key}: {_short(old)} old, {_short(new)} new"
+
+
+def _page_apart(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Iterator[str]:
+    """What a page of format 1 shows and one of format 2 does not: lists, numbers, texts.
+
+    Format 1 has the figures of runs and methods, format 2 the charts and tables made of them, so
+    names of keys say nothing. A list of numbers (a line of a chart) has to be there as a whole.
+    """
+    lists, numbers, texts = _leaves(new)
+    numbers = sorted({*numbers, *(part for line in lists for part in line)})
+    every = "\n".join(texts)
+    far = max(tolerance, 1e-12)  # per cent are 100 times a share
+    for line in (own := _leaves(old))[0]:
+        like = (other for other in lists if len(other) == len(line))
+        if not any(all(map(partial(math.isclose, rel_tol=far), line, other)) for other in like):
+            yield f" a line of {len(line)} points from {line[0]}: only in old"
+    for value in own[1]:
+        if not any(_is_among(numbers, shown, far) for shown in (value, 100 * value)):
+            yield f" {value}: only in old"
+    for text in own[2]:
+        if text not in every and not any(_same_text(text, other, far) for other in texts):
+            yield f" {_short(text)}: only in old"
+
+
+def _is_among(numbers: Sequence[float], value: float, far: float) -> bool:
+    at = bisect(numbers, value)
+    return any(math.isclose(value, near, rel_tol=far) for near in numbers[max(0, at - 1) : at + 1])
+
+
+def _leaves(page: dict[str, Any]) -> tuple[list[list[float]], list[float], list[str]]:
+    """Lists of numbers, single numbers and texts of a page, as far as they are shown."""
+    lists, numbers, texts = list[list[float]](), set[float](), dict[str, None]()
+
+    def look(value: Any, key: str) -> None:
+        if isinstance(value, str):
+            texts[value] = None
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            numbers.add(value)
+        elif isinstance(value, list):
+            if len(value) > 1 and all(isinstance(part, int | float) for part in value):
+                lists.append(value)
+                return
+            for part in value:
+                look(part, "" if key == "comparisons" and len(value) > 1 else key)
+        elif isinstance(value, dict):
+            for name, part in _as_shown(value, key).items():
+                if not _is_dropped(name) and name not in UNSHOWN:
+                    look(part, name)
+
+    look(page, "")
+    return lists, sorted(numbers), list(texts)
+
+
+def _as_shown(value: dict[str, Any], key: str) -> dict[str, Any]:
+    """Without what format 1 held beyond what it showed."""
+    if key in ("sources", "source_differences"):  # by source, values without intervals
+        return {name: _value_alone(part) for name, part in value.items()}
+    if key == "differences":  # tests are shown of the mean alone
+        rest = {"p": None, "claim": None}
+        return {name: part if name == "mean" else part | rest for name, part in value.items()}
+    # The key of a measure, and the title of an only comparison.
+    unshown = {"health": "name", "comparisons": "title"}.get(key)
+    return {name: part for name, part in value.items() if name != unshown}
+
+
+def _value_alone(part: Any) -> Any:
+    while isinstance(part, dict) and "value" in part:
+        part = part["value"]
+    return part
 
 
 def _is_dropped(name: Any) -> bool:

@@ -7,8 +7,7 @@ from rich.console import Console
 from dograph.eval.evaluate import EvalRequest
 from dograph.models.build import build_model
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import find_artefact
-from dograph.reproduce.asks import Wanted, build_asks
+from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from dograph.reproduce.session import print_outcome
 from dograph.train.checkpoint import save_model
 from lab_runs import Here

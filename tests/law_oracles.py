@@ -1,6 +1,6 @@
-"""Mixing laws written out: slopes, one law in another gauge, the best mixture by a long search.
+"""Mixing laws written out: slopes, gauges, the best mixture by a long search and on a grid.
 
-Shapes: S sources, V laws, P parameters of a fit.
+Shapes: N runs, S sources, V laws, P parameters of a fit, G mixtures of the grid, C values of c.
 """
 
 from dataclasses import replace
@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import minimize
 
-from dograph.mixtures.exponential import ExponentialLaw
+from dograph.mixtures import convex
+from dograph.mixtures.mixing_laws import ExponentialLaw, huber
 
 
 def gradient(law, weight_S):
@@ -69,3 +70,57 @@ def check_derivatives(fit, point_P):
         axis=1,
     )
     np.testing.assert_allclose(fit.jacobian(point_P), jacobian_RP, rtol=1e-4, atol=1e-5)
+
+
+def flat_directions(laws, share_V, weight_S, cap_S=None):
+    """Those of a mixture that need not be the optimum."""
+    share_V = np.array(share_V, dtype=float) / np.sum(share_V)
+    total = convex.Total(laws, share_V)
+    return convex.flat_directions(
+        total, weight_S, np.ones(len(weight_S)) if cap_S is None else cap_S
+    )
+
+
+def grid_optimum(laws, share_V, cap_S):
+    """The best mixture on the authors' grid; infinite losses lose."""
+    mixture_GS = grid_mixtures(cap_S)
+    used = [(share, law) for share, law in zip(share_V, laws, strict=True) if share > 0]
+    return mixture_GS[np.argmin(sum(share * law.predict(mixture_GS) for share, law in used))]
+
+
+def grid_mixtures(cap_S, steps=16):
+    """All mixtures of the authors' grid, (G, S), those with most of the first sources first.
+
+    Each source but the last takes its cap, rounded down to a multiple of 1/16, times 2^-s, and 0
+    in place of anything below 1/16; the last takes the remainder where its cap allows.
+    """
+    mixture_GS = np.zeros((1, 0))
+    for cap in cap_S[:-1]:
+        largest = int(cap * steps) / steps
+        halvings = [largest / 2**s for s in range(steps) if largest / 2**s >= 1 / steps]
+        choice = np.array([*halvings, 0.0])
+        row_G, choice_G = np.nonzero(mixture_GS.sum(axis=1)[:, None] + choice <= 1)
+        mixture_GS = np.hstack([mixture_GS[row_G], choice[choice_G, None]])
+    rest_G = 1 - mixture_GS.sum(axis=1)
+    return np.hstack([mixture_GS, rest_G[:, None]])[rest_G <= cap_S[-1]]
+
+
+def two_source_law(weight_NS, loss_N):
+    """The law with the c for which log(L - c) is most nearly linear in the share (Ye et al., code).
+
+    c is the one of 1000 equally spaced points of [0, lowest loss] with the largest
+    |corr(r, log(L - c))|, the lowest such c; then slope and intercept of log(L - c) by least
+    squares. At the last point the lowest run has log(0), whose correlation is not a number.
+    """
+    share_N = weight_NS[:, 0] - weight_NS[:, 0].mean()
+    c_C = np.linspace(0, loss_N.min(), 1000)[:-1]
+    log_CN = np.log(loss_N - c_C[:, None])
+    log_CN -= log_CN.mean(axis=1, keepdims=True)
+    covariance_C = log_CN @ share_N
+    best = np.argmax(np.abs(covariance_C) / np.linalg.norm(log_CN, axis=1))
+    slope = covariance_C[best] / (share_N @ share_N)
+    at_mean = np.log(loss_N - c_C[best]).mean()
+    error_N = c_C[best] + np.exp(at_mean + slope * share_N) - loss_N
+    log_k = at_mean + slope * (0.5 - weight_NS[:, 0].mean())
+    law = ExponentialLaw(c_C[best], log_k, np.array([slope / 2, -slope / 2]))
+    return replace(law, huber=huber(error_N[None], 0.02)[0][0])

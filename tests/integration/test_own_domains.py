@@ -65,7 +65,7 @@ def test_a_run_keeps_its_domains(tmp_path, lagged):
     page = domains_of(run, config, columns, Corpus(corpus), 10, Texts())
     assert page.has_identity
     assert [drawn.step for drawn in page.graphs] == [4, 8]
-    assert set(page.weight) == {str(j) for j in range(NUM)}
+    assert {line.name for line in page.lines[0].series} == {f"domain {j}" for j in range(NUM)}
     assert [shown.step for shown in page.probes] == [0, 8]
 
 

@@ -11,7 +11,7 @@ from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.eval.evaluate import EvalRequest
-    from dograph.reproduce.asks import Wanted
+    from dograph.reproduce.artefacts import Wanted
 
 WIDTH = 120  # of the tables, where there is no terminal to ask
 HELP = """\
@@ -80,8 +80,7 @@ def reproduce(
 ) -> None:
     """Make a table or figure of the paper again, and judge its claims."""
     from dograph.eval.evaluate import EvalRequest
-    from dograph.reproduce.artefacts import find_artefact
-    from dograph.reproduce.asks import Wanted
+    from dograph.reproduce.artefacts import Wanted, find_artefact
     from dograph.reproduce.session import print_list
 
     if name is None:
@@ -103,7 +102,7 @@ def _run(
     """Check everything, make the runs, judge them, and show what came of it."""
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
-    from dograph.reproduce.asks import build_asks, require_corpus
+    from dograph.reproduce.artefacts import build_asks, require_corpus
     from dograph.reproduce.seen import COORDINATES
 
     artefact = wanted.artefact

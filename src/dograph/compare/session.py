@@ -175,14 +175,13 @@ def forecast_lines(
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))
     yield f"{len(cells)} cells: {methods} methods x {seeds} seeds ({listed})"
-    for method in ask.methods:
-        own = next(cell for cell in cells if cell.method == method.label)
-        steps = own.config.train.steps
-        more = " or more" if ask.budget == "compute" else ""
-        yield f"  {method.label}: {steps:,} steps{more}, {own.flops:.3g} FLOPs a run"
-        if method.label in plans:
-            number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
-            yield f"    {number}: {plans[method.label]}"
+    more = " or more" if ask.budget == "compute" else ""
+    number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
+    for cell in cells[:methods]:
+        steps = cell.config.train.steps
+        yield f"  {cell.method}: {steps:,} steps{more}, {cell.flops:.3g} FLOPs a run"
+        if cell.method in plans:
+            yield f"    {number}: {plans[cell.method]}"
     if plans:
         yield "  plans by their first proxies; later ones may depend on what those show"
     flops = sum(cell.flops for cell in cells)
@@ -201,7 +200,7 @@ def write_findings(out: Path, findings: Findings) -> None:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns are those of all rows, in the order they come up."""
+    """Columns are those of all rows, in the order they come up; None is empty."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -215,7 +214,7 @@ def _cell_row(cell: CellFindings) -> dict[str, Any]:
     row |= {f"loss_{name}": value for name, value in cell.summaries.items()}
     row |= {f"loss/{name}": value for name, value in cell.losses.items()}
     row |= {f"epochs/{name}": value for name, value in cell.epochs.items()}
-    return row | _costs(cell) | {"command": cell.command, "error": cell.error or ""}
+    return row | _costs(cell) | {"command": cell.command, "error": cell.error}
 
 
 def _method_row(method: MethodFindings) -> dict[str, Any]:
@@ -228,7 +227,7 @@ def _method_row(method: MethodFindings) -> dict[str, Any]:
     }
     differences = method.differences
     for name in METRICS:
-        row[f"loss_{name}"] = method.losses[name].mean if method.losses else ""
+        row[f"loss_{name}"] = method.losses[name].mean if method.losses else None
         if differences is not None:
             row |= _difference_columns(name, differences[name])
     row |= {f"loss/{name}": spread.mean for name, spread in method.sources.items()}
@@ -242,17 +241,14 @@ def _method_row(method: MethodFindings) -> dict[str, Any]:
 def _difference_columns(name: str, contrast: Contrast) -> dict[str, Any]:
     row: dict[str, Any] = {"": contrast.mean}
     for kind in ("interval", "simultaneous", "over_items"):
-        for end in ("low", "high"):
-            row[f"_{kind}_{end}"] = getattr(getattr(contrast, kind), end, "")
-    for p in ("p", "p_holm"):
-        value = getattr(contrast, p)
-        row[f"_{p}"] = "" if value is None else value
-    row["_claim"] = contrast.claim
+        ends = getattr(contrast, kind)
+        row |= {f"_{kind}_{end}": getattr(ends, end, None) for end in ("low", "high")}
+    row |= {f"_{part}": getattr(contrast, part) for part in ("p", "p_holm", "claim")}
     return {f"difference_{name}{column}": value for column, value in row.items()}
 
 
 def _costs(row: CellFindings | MethodFindings) -> dict[str, Any]:
-    costs = {f"flops_{part}": value for part, value in asdict(row.flops).items()}
-    if row.seconds is not None:
-        costs |= {f"seconds_{part}": value for part, value in asdict(row.seconds).items()}
-    return costs | {"peak_bytes": "" if row.peak_bytes is None else row.peak_bytes}
+    costs: dict[str, Any] = {}
+    for name, cost in (("flops", row.flops), ("seconds", row.seconds)):
+        costs |= {f"{name}_{part}": value for part, value in asdict(cost).items()} if cost else {}
+    return costs | {"peak_bytes": row.peak_bytes}

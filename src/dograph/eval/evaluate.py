@@ -210,8 +210,7 @@ def source_losses(
     blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_blocks)
     world = World(rank=0, size=1, device=device)
     nats, _ = validate(lambda token_BT: model(token_BT.to(device)), blocks_of, batch_size, world)
-    tokens, sizes = corpus.tokens_by_source("train"), corpus.bytes_per_token("validation")
-    row = validation_row(0, nats, tokens, sizes)
+    row = validation_row(0, nats, corpus)
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 
 

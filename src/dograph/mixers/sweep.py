@@ -21,9 +21,9 @@ from pydantic import Field, model_validator
 from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Planner, Proxy, ProxyResult, require_sources
-from dograph.mixtures.from_table import Method, propose_from_table
-from dograph.mixtures.laws import LossCurve, Place, nest
-from dograph.mixtures.proposals import DRAWS, MEAN, TOP, Target, generate_mixtures
+from dograph.mixtures.from_table import MEAN, Method, Target, propose_from_table
+from dograph.mixtures.power_laws import LossCurve, Place, nest
+from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures
 from dograph.mixtures.surrogates import SURROGATES
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
@@ -235,10 +235,7 @@ class MixingLaw(SweepPlanner):
         told = {
             "parameters": size,
             "tokens": lab.budget,
-            "step_in_sample": nested.step_in_sample,
-            "step_held_out": nested.step_held_out,
-            "size_in_sample": nested.size_in_sample,
-            "size_held_out": nested.size_held_out,
+            **nested.errors,
             "notes": list(nested.notes),
         }
         return list(losses), {"nested": told}

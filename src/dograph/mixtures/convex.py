@@ -7,9 +7,10 @@ weights near 0 that should be 0 in 8 of them.
 Shapes: S sources, V laws (validation sets), F sources with room on both sides.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -23,25 +24,34 @@ TO_BOUNDARY = 0.99
 ROUNDING = 1e-14  # of the largest slope: what is left of a gap of 0
 
 
-class Form(NamedTuple):
-    """A law as a function of one number: L(r) = c + at(form . r)[0]."""
+@dataclass(frozen=True)
+class ConvexLaw(ABC):
+    """A law of one loss, convex in a linear form of the mixture: L(r) = c + at(form . r)[0].
 
-    form_S: np.ndarray
-    at: Callable[[float], tuple[float, float, float]]  # value, first and second derivative (>= 0)
+    `huber` is the sum of Huber's loss over the runs fitted; `notes` say what they could not fix.
+    """
 
+    c: float  # the level that the form adds to
+    huber: float = field(default=0.0, kw_only=True)
+    converged: bool = field(default=True, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
-class ConvexLaw(Protocol):
-    """A law that is a convex function of a linear form of the mixture."""
+    @cached_property
+    @abstractmethod
+    def form_S(self) -> np.ndarray:
+        """What the loss depends on, as weights of the sources' weights."""
 
-    @property
-    def c(self) -> float:
-        """The level that the form adds to."""
+    @abstractmethod
+    def at(self, x: float) -> tuple[float, float, float]:
+        """L - c with its first and second derivative (>= 0) in the form; infinite if impossible."""
 
-    def form(self) -> Form:
-        """The form and the function of it; an infinite value where a mixture is impossible."""
-
+    @abstractmethod
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        """Losses of mixtures, (N,)."""
+        """Losses of mixtures, (N,); rows must sum to 1, as laws are defined on the simplex."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, float | np.ndarray]:
+        """What is added to c, free of gauge and unit; arrays are by source."""
 
 
 class Total:
@@ -52,41 +62,28 @@ class Total:
     """
 
     def __init__(self, laws: Sequence[ConvexLaw], share_V: np.ndarray) -> None:
-        used = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
+        self.laws = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
         self.share_V = share_V[share_V > 0]
-        self.c = float(self.share_V @ np.array([law.c for law in used]))
-        self.forms = [law.form() for law in used]
-        self.form_VS = np.stack([form.form_S for form in self.forms])
+        self.c = float(self.share_V @ np.array([law.c for law in self.laws]))
+        self.form_VS = np.stack([law.form_S for law in self.laws])
         self.along_VS = self.form_VS - self.form_VS.mean(axis=1, keepdims=True)
 
-    def _derivatives(self, weight_S: np.ndarray, order: int) -> np.ndarray:
+    def derivatives(self, weight_S: np.ndarray, order: int) -> np.ndarray:
         """The derivatives of each law along its form, times its share, (V,)."""
-        each_V = zip(self.forms, (self.form_VS @ weight_S).tolist(), strict=True)
-        derivative_V: np.ndarray = self.share_V * [form.at(x)[order] for form, x in each_V]
+        each_V = zip(self.laws, (self.form_VS @ weight_S).tolist(), strict=True)
+        derivative_V: np.ndarray = self.share_V * [law.at(x)[order] for law, x in each_V]
         return derivative_V
 
     def loss(self, weight_S: np.ndarray) -> float:
-        return self.c + float(self._derivatives(weight_S, 0).sum())
+        return self.c + float(self.derivatives(weight_S, 0).sum())
 
     def slope(self, weight_S: np.ndarray) -> np.ndarray:
-        slope_S: np.ndarray = self._derivatives(weight_S, 1) @ self.along_VS
+        slope_S: np.ndarray = self.derivatives(weight_S, 1) @ self.along_VS
         return slope_S
 
-    def bends(self, weight_S: np.ndarray) -> np.ndarray:
-        """The second derivative of each law along its form, times its share, (V,)."""
-        return self._derivatives(weight_S, 2)
-
     def curvature(self, weight_S: np.ndarray) -> np.ndarray:
-        curve_SS: np.ndarray = (self.along_VS.T * self.bends(weight_S)) @ self.along_VS
+        curve_SS: np.ndarray = (self.along_VS.T * self.derivatives(weight_S, 2)) @ self.along_VS
         return curve_SS
-
-
-def minimise(total: Total, cap_S: np.ndarray) -> np.ndarray:
-    """The weights with the lowest total, 0 <= r <= cap, where the caps sum to 1 or more."""
-    if cap_S.sum() <= 1 + 1e-12:
-        full_S: np.ndarray = cap_S / cap_S.sum()
-        return full_S
-    return _polished(total, cap_S, *_interior(total, cap_S))
 
 
 def sum_zero(size: int) -> np.ndarray:
@@ -108,20 +105,14 @@ def _interior(total: Total, cap_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     slope = total.slope(weight_S)[use]
     unit = float(np.ptp(slope)) or 1.0
     state = np.concatenate([weight_S[use], np.full(2 * size, 1.0), [-slope.mean() / unit]])
+    full_S = np.zeros(len(cap_S))
 
     def conditions(state: np.ndarray, target: float) -> np.ndarray:
         weight, low, high, level = np.split(state, [size, 2 * size, 3 * size])
-        full_S = np.zeros(len(cap_S))
         full_S[use] = weight
-        slope = total.slope(full_S)[use] / unit
-        return np.concatenate(
-            [
-                slope + level - low + high,
-                low * weight - target,
-                high * (cap - weight) - target,
-                [weight.sum() - 1],
-            ]
-        )
+        dual = total.slope(full_S)[use] / unit + level - low + high
+        at_bounds = [low * weight - target, high * (cap - weight) - target]
+        return np.concatenate([dual, *at_bounds, [weight.sum() - 1]])
 
     for _ in range(ITERATIONS):
         weight, low, high = state[:size], state[size : 2 * size], state[2 * size : 3 * size]
@@ -130,7 +121,6 @@ def _interior(total: Total, cap_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
         if gap < SMALLEST_GAP and error < 1e-13:
             break
         target = CENTRING * gap
-        full_S = np.zeros(len(cap_S))
         full_S[use] = weight
         curve = total.curvature(full_S)[np.ix_(use, use)] / unit
         step = _step(state, curve, cap, conditions(state, target))
@@ -229,18 +219,15 @@ def gap(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> float:
     return max(float(slope_S @ (weight_S - corner_S)), 0.0)
 
 
-GRID = 16  # the authors' grid has steps of 1/16
 FLAT = 1e-9  # nats for a whole unit of weight: a direction that changes the loss by less is flat
-MOST_MIXTURES = 300_000  # on the grid; without caps 7 sources have 6,880 and 10 have 205,370
 
 
 @dataclass(frozen=True)
 class Optimum:
     """The best mixture under the laws, and how surely it is that.
 
-    `gap` bounds, in nats, how far `loss` is above the true minimum (linear minimisation over the
-    feasible mixtures; the sum of laws is convex). `flat_FS` holds orthonormal directions in which
-    weights can move without changing the loss: empty when the optimum is unique.
+    `gap` bounds, in nats, how far `loss` is above the true minimum. `flat_FS` holds orthonormal
+    directions in which weights can move without changing the loss: empty if it is unique.
     """
 
     weight_S: np.ndarray
@@ -250,7 +237,6 @@ class Optimum:
 
     @property
     def unique(self) -> bool:
-        """Whether no other mixture has the same predicted loss."""
         return len(self.flat_FS) == 0
 
 
@@ -259,13 +245,17 @@ def find_optimum(
 ) -> Optimum:
     """The mixture with the lowest sum_v share_v L_v(r) among those with r_j <= cap_j, exactly.
 
-    Shares are divided by their sum. The authors search for this optimum on a grid (`grid_optimum`).
-    A sum of laws that are convex along linear forms, exponential or transfer laws or both, is
-    convex in r: a primal-dual interior-point method finds its minimum, and Newton's steps on the
-    sources that are at no bound bring it to full precision. Where several mixtures are equally
-    good, one in the middle of them is returned and `flat_FS` is not empty.
+    Shares are divided by their sum. The sum of convex laws is convex in r: a primal-dual
+    interior-point method finds its minimum, and Newton's steps on the sources that are at no bound
+    bring it to full precision. Where several mixtures are equally good, one in the middle of them
+    is returned and `flat_FS` is not empty.
     """
-    share_V, cap_S = _checked(laws, share_V, cap_S)
+    share_V = np.asarray(share_V, dtype=np.float64)
+    share_V = share_V / share_V.sum()
+    cap_S = np.minimum(np.ones(len(laws[0].form_S)) if cap_S is None else cap_S, 1.0)
+    assert share_V.min() >= 0, f"shares that no plan has: {share_V}"
+    assert cap_S.min() >= 0, f"caps that no plan has: {cap_S}"
+    assert cap_S.sum() >= 1 - 1e-9, f"caps that leave no mixture: {cap_S}"
     # A mixture with some of every source that may be used has a finite loss, or none has.
     all_S = cap_S / cap_S.sum()
     for number, (law, share) in enumerate(zip(laws, share_V, strict=True), start=1):
@@ -275,120 +265,31 @@ def find_optimum(
                 "sources that lower it have caps of 0; raise one of these, or leave the law out"
             )
     total = Total(laws, share_V)
-    weight_S = minimise(total, cap_S)
+    weight_S = all_S  # the only mixture where the caps sum to 1
+    if cap_S.sum() > 1 + 1e-12:
+        weight_S = _polished(total, cap_S, *_interior(total, cap_S))
     return Optimum(
         weight_S=weight_S,
         loss=total.loss(weight_S),
         gap=gap(total, weight_S, cap_S),
-        flat_FS=flat_directions(laws, share_V, weight_S, cap_S),
+        flat_FS=flat_directions(total, weight_S, cap_S),
     )
 
 
-def flat_directions(
-    laws: Sequence[ConvexLaw],
-    share_V: np.ndarray,
-    weight_S: np.ndarray,
-    cap_S: np.ndarray | None = None,
-    *,
-    tolerance: float = FLAT,
-) -> np.ndarray:
-    """Orthonormal directions, (F, S), that leave an optimal mixture optimal; none if it is unique.
+def flat_directions(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> np.ndarray:
+    """Orthonormal directions, (F, S), that leave an optimal mixture optimal.
 
     Along them weight can move between sources that are at no bound while the loss changes by less
-    than `tolerance` nats for a whole unit of weight. The laws cannot say how to split these
-    sources, for example because all their t_j or a_j are equal; raise `tolerance` to about the
-    error of the fit to see what is undecided in practice.
+    than `FLAT` nats for a unit of weight, for example because all their t_j or a_j are equal.
     """
-    share_V, cap_S = _checked(laws, share_V, cap_S)
-    total = Total(laws, share_V)
-    if not np.isfinite(total.loss(weight_S)):
-        raise ConfigError("the predicted loss of this mixture is infinite: it is no optimum")
-    free_S = (weight_S > 1e-9) & (weight_S < cap_S - 1e-9)
-    free = np.flatnonzero(free_S)
+    free = np.flatnonzero((weight_S > 1e-9) & (weight_S < cap_S - 1e-9))
     if len(free) < 2:
         return np.zeros((0, len(weight_S)))
     plane_FF = sum_zero(len(free))
-    factor_VF = np.sqrt(total.bends(weight_S))[:, None] * total.along_VS[:, free] @ plane_FF
-    _, size_K, right_KF = np.linalg.svd(factor_VF, full_matrices=True)
+    bend_V1 = np.sqrt(total.derivatives(weight_S, 2))[:, None]
+    _, size_K, right_KF = np.linalg.svd(bend_V1 * total.along_VS[:, free] @ plane_FF)
     curve_F = np.zeros(len(free) - 1)
     curve_F[: len(size_K)] = np.square(size_K)
-    flat_FS = np.zeros((int((curve_F / 2 < tolerance).sum()), len(weight_S)))
-    flat_FS[:, free] = right_KF[curve_F / 2 < tolerance] @ plane_FF.T
+    flat_FS = np.zeros((int((curve_F / 2 < FLAT).sum()), len(weight_S)))
+    flat_FS[:, free] = right_KF[curve_F / 2 < FLAT] @ plane_FF.T
     return flat_FS
-
-
-def _checked(
-    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Shares that sum to 1 and caps of at most 1, or what is wrong with them."""
-    share_V = np.asarray(share_V, dtype=np.float64)
-    if not laws or share_V.shape != (len(laws),):
-        raise ConfigError(
-            f"{len(laws)} laws and shares of shape {share_V.shape}: one share for each law, and at "
-            "least one law"
-        )
-    if not np.isfinite(share_V).all() or share_V.min() < 0 or share_V.sum() <= 0:
-        raise ConfigError(
-            f"the shares are {share_V.tolist()}; they must be at least 0, and one must be above 0"
-        )
-    sizes = [len(law.form().form_S) for law in laws]
-    num_sources = sizes[0]
-    if len(set(sizes)) > 1:
-        raise ConfigError(
-            f"the laws are over {sorted(set(sizes))} sources; fit all of them on the same sources"
-        )
-    cap_S = np.ones(num_sources) if cap_S is None else np.asarray(cap_S, dtype=np.float64)
-    if cap_S.shape != (num_sources,) or np.isnan(cap_S).any() or cap_S.min() < 0:
-        raise ConfigError(
-            f"the caps are {cap_S.tolist()}; there must be one for each of {num_sources} sources, "
-            "each at least 0"
-        )
-    cap_S = np.minimum(cap_S, 1.0)
-    if cap_S.sum() < 1 - 1e-9:
-        raise ConfigError(
-            f"the caps sum to {cap_S.sum():.4g}, and a mixture must sum to 1; raise them by "
-            f"{1 - cap_S.sum():.4g} in all (more epochs, fewer tokens or more data)"
-        )
-    return share_V / share_V.sum(), cap_S
-
-
-def grid_optimum(
-    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
-) -> np.ndarray:
-    """The best mixture on the authors' grid, kept to reproduce them (`find_optimum` is exact).
-
-    Each source but the last takes its cap, rounded down to a multiple of 1/16, times 2^-s, and 0
-    in place of anything below 1/16; the last takes the remainder where its cap allows. Equally
-    good mixtures: the one that gives most to the first sources.
-    """
-    share_V, cap_S = _checked(laws, share_V, cap_S)
-    mixture_GS = grid_mixtures(cap_S)
-    used = [(share, law) for share, law in zip(share_V, laws, strict=True) if share > 0]
-    loss_G = sum(share * law.predict(mixture_GS) for share, law in used)
-    return np.asarray(mixture_GS[int(np.argmin(loss_G))])
-
-
-def grid_mixtures(cap_S: np.ndarray) -> np.ndarray:
-    """All mixtures of the authors' grid, (G, S), those with most of the first sources first."""
-    mixture_GS, sum_G = np.zeros((1, 0)), np.zeros(1)
-    for cap in cap_S[:-1]:
-        largest = int(cap * GRID) / GRID
-        halvings = [largest / 2**s for s in range(GRID) if largest / 2**s >= 1 / GRID]
-        choice = np.array([*halvings, 0.0])
-        sum_GC = sum_G[:, None] + choice
-        row_G, choice_G = np.nonzero(sum_GC <= 1)
-        sum_G = sum_GC[row_G, choice_G]
-        mixture_GS = np.hstack([mixture_GS[row_G], choice[choice_G, None]])
-        if len(mixture_GS) > MOST_MIXTURES:
-            raise ConfigError(
-                f"the grid over {len(cap_S)} sources has more than {MOST_MIXTURES} mixtures; use "
-                "the exact optimum, or lower the caps of sources that are scarce"
-            )
-    rest_G = 1 - sum_G
-    fits_G = rest_G <= cap_S[-1]
-    if not fits_G.any():
-        raise ConfigError(
-            f"no mixture of the grid leaves the last source at most its cap of {cap_S[-1]:.4g}: "
-            "put a source with a larger cap last, or use the exact optimum"
-        )
-    return np.asarray(np.hstack([mixture_GS, rest_G[:, None]])[fits_G])

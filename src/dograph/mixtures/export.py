@@ -10,6 +10,7 @@ import math
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,14 +22,9 @@ from dograph.types import Mixture
 
 FEWEST_DIGITS, MOST_DIGITS = 6, 12  # after the point
 HUB = "hf:"  # a place that starts like this is a dataset on the Hugging Face hub
-FILE_KINDS = {  # ending of a data file -> the `datasets` builder that reads it
-    ".jsonl": "json",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".arrow": "arrow",
-    ".txt": "text",
-}
+# ending of a data file -> the `datasets` builder that reads it
+FILE_KINDS = {".jsonl": "json", ".txt": "text"}
+FILE_KINDS |= {f".{kind}": kind for kind in ("json", "parquet", "csv", "arrow")}
 PACKERS = (".gz", ".zst", ".bz2", ".xz")
 
 Weights = Mapping[str, float]
@@ -49,7 +45,9 @@ def export_mixture(name: str, mixture: Weights, places: Places, sizes: Sizes | N
         raise ConfigError(f'no export "{name}"; {did_you_mean(name, FORMATS)}')
     weights = printed(mixture)
     if name in TRAINERS:
-        lines, text = TRAINERS[name](weights, places, sizes or {})
+        trainer = TRAINERS[name]
+        placed = {source: trainer.place(source, places) for source in weights}
+        lines, text = trainer.write(weights, placed, sizes or {})
         return comments(mixture, places, lines) + text
     # Weights alone, as a mixture file of ours or as JSON, which has no comments; zeros are kept.
     content = {"weights": {source: weights.get(source, 0.0) for source in mixture}}
@@ -81,21 +79,34 @@ def printed(mixture: Weights) -> dict[str, float]:
     return {name: float(Decimal(part) / unit) for name, part in parts.items()}
 
 
-def place_of(
-    name: str, places: Places, pattern: str = "data/{}", *, files_only: bool = False
-) -> str:
-    """Where a source lies: as the user says, or a placeholder by its name.
+def comments(mixture: Weights, places: Places, lines: list[str]) -> str:
+    """The head of an export: what its weights mean, and what is left to the reader."""
+    if zero := [name for name, weight in mixture.items() if weight == 0]:
+        lines = [*lines, f"left out, weight 0: {', '.join(zero)}"]
+    if unplaced := [name for name, weight in mixture.items() if weight and name not in places]:
+        lines = [*lines, f"placeholders, put the real places here: {', '.join(unplaced)}"]
+    wrapped = [part for line in lines for part in textwrap.wrap(" ".join(line.split()), 98)]
+    return "".join(f"# {line}\n" for line in wrapped)
 
-    `files_only`: for trainers that read token files prepared for them, and no dataset of the hub.
-    """
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
-    place = places.get(name, pattern.format(safe))
-    if files_only and place.startswith(HUB):
-        raise ConfigError(
-            f"--place {name}={place}: this trainer reads prepared token files, not the Hugging "
-            "Face hub; give the path of the files"
-        )
-    return place
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """How a mixture is written for a trainer, and what a place looks like there."""
+
+    write: Callable[[Weights, Places, Sizes], Exported]
+    placeholder: str = "data/{}"
+    reads_hub: bool = False  # else it reads token files prepared for it
+
+    def place(self, source: str, places: Places) -> str:
+        """Where a source lies: as the user says, or a placeholder by its name."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in source)
+        place = places.get(source, self.placeholder.format(safe))
+        if place.startswith(HUB) and not self.reads_hub:
+            raise ConfigError(
+                f"--place {source}={place}: this trainer reads prepared token files, not the "
+                "Hugging Face hub; give the path of the files"
+            )
+        return place
 
 
 def file_kind(place: str) -> str | None:
@@ -104,22 +115,14 @@ def file_kind(place: str) -> str | None:
     return FILE_KINDS.get(endings[-1]) if endings and not place.startswith(HUB) else None
 
 
-def comments(mixture: Weights, places: Places, lines: list[str]) -> str:
-    """The head of an export: what its weights mean, and what is left to the reader."""
-    more = []
-    if zero := [name for name, weight in mixture.items() if weight == 0]:
-        more.append(f"left out, weight 0: {', '.join(zero)}")
-    if unplaced := [name for name, weight in mixture.items() if weight and name not in places]:
-        more.append(f"placeholders, put the real places here: {', '.join(unplaced)}")
-    wrapped = [
-        part for line in [*lines, *more] for part in textwrap.wrap(" ".join(line.split()), 98)
-    ]
-    return "".join(f"# {line}\n" for line in wrapped)
-
-
 def _yaml(content: Any) -> str:
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
+
+
+def _entries(values: Mapping[str, object]) -> str:
+    """The lines of a Python dict."""
+    return "".join(f"    {name!r}: {value!r},\n" for name, value in values.items())
 
 
 def _axolotl(weights: Weights, places: Places, sizes: Sizes) -> Exported:
@@ -142,9 +145,8 @@ def _axolotl(weights: Weights, places: Places, sizes: Sizes) -> Exported:
     used = sum(kept[name] * sizes[name] for name in kept) / sum(sizes[name] for name in kept)
     datasets = []
     for name, part in kept.items():
-        place = place_of(name, places)
-        kind = file_kind(place)
-        entry = {"path": place.removeprefix(HUB)} | ({"ds_type": kind} if kind else {})
+        kind = file_kind(places[name])
+        entry = {"path": places[name].removeprefix(HUB)} | ({"ds_type": kind} if kind else {})
         datasets.append(entry | {"type": "completion", "split": "train", "weight": part})
     lines = [
         "Axolotl (from May 2026 on): the datasets of a configuration.",
@@ -159,13 +161,11 @@ def _axolotl(weights: Weights, places: Places, sizes: Sizes) -> Exported:
 def _hf(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     """Hugging Face `datasets`: a Python snippet that makes `dataset`.
 
-    Checked by running the text with datasets 5.2.0. `probabilities` are of examples and must sum
-    to 1; with "all_exhausted" a source of probability 0 would never end the stream, so zeros are
-    left out.
+    Checked by running the text with datasets 5.2.0. Probabilities must sum to 1; with
+    "all_exhausted" a source of probability 0 would never end the stream, so zeros are left out.
     """
     sources = ""
-    for name in weights:
-        place = place_of(name, places)
+    for name, place in places.items():
         kind = file_kind(place)
         what = f"{kind!r}, data_files={place!r}" if kind else repr(place.removeprefix(HUB))
         sources += f'    {name!r}: load_dataset({what}, split="train", streaming=True),\n'
@@ -177,35 +177,30 @@ def _hf(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
         """The stream ends once every source was read through, others repeat until then;
         dataset.repeat(None) goes on for ever.""",
     ]
-    return lines, (
-        "from datasets import interleave_datasets, load_dataset\n\n"
-        f"sources = {{\n{sources}}}\n"
-        f"weights = {{\n{_entries(weights)}}}\n"
-        "dataset = interleave_datasets(\n"
-        "    [sources[name] for name in weights],\n"
-        "    probabilities=list(weights.values()),\n"
-        "    seed=42,\n"
-        '    stopping_strategy="all_exhausted",\n'
-        ")\n"
-    )
+    text = f"""from datasets import interleave_datasets, load_dataset
 
-
-def _entries(values: Mapping[str, object]) -> str:
-    """The lines of a Python dict."""
-    return "".join(f"    {name!r}: {value!r},\n" for name, value in values.items())
+sources = {{
+{sources}}}
+weights = {{
+{_entries(weights)}}}
+dataset = interleave_datasets(
+    [sources[name] for name in weights],
+    probabilities=list(weights.values()),
+    seed=42,
+    stopping_strategy="all_exhausted",
+)
+"""
+    return lines, text
 
 
 def _levanter(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     """Components and their train_weights: the `data` of a configuration.
 
-    Against `LmDataConfig` and `DatasetComponent` of
-    lib/levanter/src/levanter/data/text/datasets.py and the Training-Data-Guide
-    (marin-community/marin 161966a, e621fef). Releases before `components` called them `configs`,
-    without `source`.
+    Against `LmDataConfig` and `DatasetComponent` and the Training-Data-Guide of
+    marin-community/marin 161966a, e621fef; earlier releases had `configs`, without `source`.
     """
     components: dict[str, Any] = {}
-    for name in weights:
-        place = place_of(name, places, "data/{}/*.jsonl.gz")
+    for name, place in places.items():
         source: dict[str, Any] = {"type": "url", "train_urls": [place]}
         if place.startswith(HUB):
             source = {"type": "hf", "id": place.removeprefix(HUB)}
@@ -225,47 +220,43 @@ they are shares of tokens."""
 def _litdata(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
 
-    Checked by running the text with litdata 0.2.76. `iterate_over_all` is true by default and then
-    refuses weights, so it is set; the stream ends when one dataset does, and starts again at the
-    next epoch.
+    Checked by running the text with litdata 0.2.76. `iterate_over_all`, true by default, refuses
+    weights; without it the stream ends when one dataset does, and starts again at the next epoch.
     """
-    return ["litdata: one stream of a mixture.", _BLOCKS], (
-        "from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader\n\n"
-        f"{_tables(weights, places)}\n\n"
-        "def train_dataset(block_size, seed=42):\n"
-        '    """Blocks of `block_size` tokens: the model\'s context and one more."""\n'
-        "    return CombinedStreamingDataset(\n"
-        f"{_streams('block_size', 'seed', 8)}"
-        "        weights=list(WEIGHTS.values()),\n"
-        "        seed=seed,\n"
-        "        iterate_over_all=False,\n"
-        "    )\n"
-    )
+    text = f'''from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader
+
+{_tables(weights, places)}
+
+def train_dataset(block_size, seed=42):
+    """Blocks of `block_size` tokens: the model's context and one more."""
+    return {textwrap.indent(_combined("block_size", "seed"), "    ").lstrip()}'''
+    return ["litdata: one stream of a mixture.", _BLOCKS], text
 
 
 def _tables(weights: Weights, places: Places) -> str:
     """Places and weights by name."""
-    folders = {name: place_of(name, places, files_only=True) for name in weights}
-    return (
-        f"PLACES = {{  # folders made by litdata.optimize\n{_entries(folders)}}}\n"
-        f"WEIGHTS = {{\n{_entries(weights)}}}\n"
-    )
+    folders = f"PLACES = {{  # folders made by litdata.optimize\n{_entries(places)}}}\n"
+    return folders + f"WEIGHTS = {{\n{_entries(weights)}}}\n"
 
 
-def _streams(block_size: str, seed: str, indent: int) -> str:
-    """The list of streams, an argument of CombinedStreamingDataset."""
-    text = f"""[
-    StreamingDataset(
-        PLACES[name],
-        item_loader=TokensLoader(block_size={block_size}),
-        shuffle=True,
-        drop_last=True,
-        seed={seed},
-    )
-    for name in WEIGHTS
-],
+def _combined(block_size: str, seed: str) -> str:
+    """The stream of the whole mixture."""
+    return f"""CombinedStreamingDataset(
+    [
+        StreamingDataset(
+            PLACES[name],
+            item_loader=TokensLoader(block_size={block_size}),
+            shuffle=True,
+            drop_last=True,
+            seed={seed},
+        )
+        for name in WEIGHTS
+    ],
+    weights=list(WEIGHTS.values()),
+    seed={seed},
+    iterate_over_all=False,
+)
 """
-    return textwrap.indent(text, " " * indent)
 
 
 def _litgpt(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
@@ -317,12 +308,7 @@ class Mixture(DataModule):
         self.seq_length = (max_seq_length or 2048) + 1  # the next token as well
 
     def train_dataloader(self) -> StreamingDataLoader:
-        dataset = CombinedStreamingDataset(
-{_streams("self.seq_length", "self.seed", 12)}\
-            weights=list(WEIGHTS.values()),
-            seed=self.seed,
-            iterate_over_all=False,
-        )
+        dataset = {textwrap.indent(_combined("self.seq_length", "self.seed"), " " * 8).lstrip()}\
         return self._loader(dataset)
 
     def val_dataloader(self) -> StreamingDataLoader:
@@ -343,15 +329,10 @@ class Mixture(DataModule):
 def _megatron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     """The blend of --data-path, as a bash array of arguments.
 
-    Against the help of --data-path (megatron/training) and `get_blend_from_list`
-    (megatron/core/datasets/utils.py; NVIDIA/Megatron-LM, core 0.20): weight and prefix in turn. A
-    file for --data-args-path is split at white space and has no comments, so this is shell text
-    instead.
+    Against `get_blend_from_list` (NVIDIA/Megatron-LM, core 0.20): weight and prefix in turn. A file
+    for --data-args-path is split at white space and has no comments, so this is shell text instead.
     """
-    blend = ""
-    for name, weight in weights.items():
-        prefix = place_of(name, places, "data/{}_text_document", files_only=True)
-        blend += f"  {weight!r} {shlex.quote(prefix)}\n"
+    blend = "".join(f"  {w!r} {shlex.quote(places[name])}\n" for name, w in weights.items())
     lines = [
         """Megatron-LM: source this in bash, then: torchrun ... pretrain_gpt.py
         "${DATA_ARGS[@]}" """,
@@ -365,14 +346,11 @@ def _megatron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
 def _nanotron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     """A data stage over Nanosets: the `data_stages` of a configuration.
 
-    Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` of
-    src/nanotron/config/config.py (huggingface/nanotron 00708b8): as many weights as folders, one
-    stage that starts at step 1, and no key that the classes lack.
+    Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` (huggingface/nanotron 00708b8):
+    as many weights as folders, a stage that starts at step 1, and no key that the classes lack.
     """
-    dataset = {
-        "dataset_folder": [place_of(name, places, files_only=True) for name in weights],
-        "dataset_weights": list(weights.values()),
-    }
+    folders, shares = list(places.values()), list(weights.values())
+    dataset = {"dataset_folder": folders, "dataset_weights": shares}
     data = {"dataset": dataset, "num_loading_workers": 1, "seed": 42}
     lines = [
         "nanotron: put this into the configuration in place of its data_stages.",
@@ -390,15 +368,14 @@ MOST_REPEATS = 4.0  # beyond four epochs repeated text loses most of its worth
 def _olmo_core(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     """A source mixture: the YAML of a `SourceMixtureList`.
 
-    Against `SourceMixtureConfig` and `SourceMixtureList` of src/olmo_core/data/source_mixture.py
-    (allenai/OLMo-core 004bb46): 0 < target_ratio <= 1, ratios that sum to 1, at least one path a
-    source, max_repetition_ratio >= 1.
+    Against `SourceMixtureConfig` and `SourceMixtureList` (allenai/OLMo-core 004bb46): ratios in
+    (0, 1] that sum to 1, at least one path a source, max_repetition_ratio >= 1.
     """
     sources = [
         {
             "source_name": name,
             "target_ratio": weight,
-            "paths": [place_of(name, places, "data/{}/*.npy", files_only=True)],
+            "paths": [places[name]],
             "max_repetition_ratio": MOST_REPEATS,
         }
         for name, weight in weights.items()
@@ -412,14 +389,14 @@ def _olmo_core(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     return lines, _yaml({"sources": sources})
 
 
-TRAINERS: Mapping[str, Callable[[Weights, Places, Sizes], Exported]] = {
-    "hf": _hf,
-    "litdata": _litdata,
-    "litgpt": _litgpt,
-    "nanotron": _nanotron,
-    "olmo-core": _olmo_core,
-    "megatron": _megatron,
-    "levanter": _levanter,
-    "axolotl": _axolotl,
+TRAINERS: Mapping[str, ExportFormat] = {
+    "hf": ExportFormat(_hf, reads_hub=True),
+    "litdata": ExportFormat(_litdata),
+    "litgpt": ExportFormat(_litgpt),
+    "nanotron": ExportFormat(_nanotron),
+    "olmo-core": ExportFormat(_olmo_core, "data/{}/*.npy"),
+    "megatron": ExportFormat(_megatron, "data/{}_text_document"),
+    "levanter": ExportFormat(_levanter, "data/{}/*.jsonl.gz", reads_hub=True),
+    "axolotl": ExportFormat(_axolotl, reads_hub=True),
 }
 FORMATS = [*(name for name in TRAINERS if name != "axolotl"), "yaml", "json", "axolotl"]

@@ -53,8 +53,7 @@ class Provenance(BaseModel):
     def record(self) -> dict[str, Any]:
         """What is known, as plain JSON and YAML values."""
         known = {k: v for k, v in self.model_dump().items() if v not in (None, [], {})}
-        plain: dict[str, Any] = _plain(known, "provenance")
-        return plain
+        return dict(_plain(known, "provenance"))
 
 
 class MixtureFile(BaseModel):
@@ -104,11 +103,12 @@ class _EachNameOnce(yaml.SafeLoader):
 
 def write_mixture(path: Path, file: MixtureFile) -> None:
     """Write a mixture file: weights first, then provenance, then findings."""
-    content: dict[str, Any] = {"weights": _plain(file.weights, "weights")}
-    if file.provenance is not None:
-        content["provenance"] = file.provenance.record()
-    if file.findings:
-        content["findings"] = _plain(file.findings, "findings")
+    parts = {
+        "weights": file.weights,
+        "provenance": file.provenance and file.provenance.record(),
+        "findings": _plain(file.findings, "findings"),
+    }
+    content = {name: part for name, part in parts.items() if part}
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,14 +193,12 @@ def mismatches(
                 "note: the mixture was made on another corpus or another preparation of this one "
                 f"(digest {str(provenance.corpus)[:12]}, here {facts.corpus[:12]})"
             )
-        planned = provenance.target_tokens
-        if planned and facts.tokens:
-            factor = max(planned / facts.tokens, facts.tokens / planned)
-            if factor > BUDGET_FACTOR:
-                notes.append(
-                    f"the mixture was planned for {planned:.3g} training tokens, this run has "
-                    f"{facts.tokens:.3g}; the best weights change with the budget and with repeats"
-                )
+        planned, here = provenance.target_tokens, facts.tokens
+        if planned and here and max(planned / here, here / planned) > BUDGET_FACTOR:
+            notes.append(
+                f"the mixture was planned for {planned:.3g} training tokens, this run has "
+                f"{here:.3g}; the best weights change with the budget and with repeats"
+            )
     if weights is not None:
         named = {*weights, *(name.rpartition("/")[0] for name in weights)}  # strata's sources
         if left_out := [name for name in facts.sources if name not in named]:
@@ -214,8 +212,9 @@ def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> list[str]:
         differ, certain = provenance.tokenizer != facts.tokenizer, True
     else:
         certain = provenance.vocab_size not in (None, facts.vocab_size)
-        name = provenance.tokenizer_name
-        differ = certain or (name is not None and _bare(name) != _bare(facts.tokenizer_name))
+        names = (provenance.tokenizer_name or facts.tokenizer_name, facts.tokenizer_name)
+        # the last part of a path or of a name on the Hugging Face hub
+        differ = certain or len({squash(n.rstrip("/").rsplit("/", 1)[-1]) for n in names}) > 1
     if not differ:
         return []
     there = provenance.tokenizer_name or f"sha256 {str(provenance.tokenizer)[:12]}"
@@ -228,18 +227,15 @@ def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> list[str]:
     ]
 
 
-def _bare(name: str) -> str:
-    """The last part of a path or Hugging Face name, letters and digits only: gpt2, GPT-2."""
-    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    return "".join(c for c in last if c.isalnum())
+def squash(name: str) -> str:
+    """Lower case, letters and digits only: "Pile-CC" and "pile_cc" become "pilecc"."""
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def _plain(value: Any, where: str) -> Any:
     """Values that YAML and JSON can hold; NumPy's numbers and arrays become Python's."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist(), where)
-    if isinstance(value, np.generic):
-        return _plain(value.item(), where)
     if isinstance(value, Mapping):
         return {
             key if isinstance(key, int) else str(key): _plain(part, f"{where}.{key}")

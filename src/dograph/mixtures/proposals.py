@@ -1,90 +1,18 @@
-"""The mixture whose predicted loss is low: RegMix's simulation, kept within usage caps.
+"""RegMix's draws: mixtures to try in proxies, and the simulation that finds the best, within caps.
 
-Shapes: N draws, S sources.
+Shapes: N draws, S sources, K numbers of draws averaged.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures.choice import is_constant
-from dograph.mixtures.tables import MixtureTable, listed
+from dograph.errors import ConfigError
+from dograph.mixtures.surrogates import is_constant
 from dograph.rng import stream
 from dograph.types import Mixture
-
-# What a plan is to lower: one target by its name, the mean of all, or several with shares.
-Target = str | Sequence[str] | Mapping[str, float]
-
-MEAN = "mean"
-
-
-def known_name(name: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
-    """The table's own name for a name as users write it: that one, or the column's."""
-    if name in known:
-        return name
-    if aliases.get(name) in known:
-        return aliases[name]
-    raise ConfigError(f'the table has no {what} "{name}"; {did_you_mean(name, known)}')
-
-
-def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
-    """Share of each target in what is to be lowered; they sum to 1.
-
-    Targets are named, never counted: columns of such files have changed places before.
-    """
-    if isinstance(target, str):
-        if target == MEAN:
-            if MEAN in table.targets:
-                raise ConfigError(
-                    'a target of the table is called "mean", which also asks for the mean over '
-                    "all targets; rename that column, or name the targets with their shares"
-                )
-            shares = dict.fromkeys(table.targets, 1.0)
-        else:
-            try:
-                shares = {known_name(target, table.targets, table.aliases, "target"): 1.0}
-            except ConfigError as error:
-                raise ConfigError(f'{error} (or "{MEAN}", over all targets)') from None
-    else:
-        given = target if isinstance(target, Mapping) else dict.fromkeys(target, 1.0)
-        shares = {}
-        for name, share in given.items():
-            own = known_name(name, table.targets, table.aliases, "target")
-            if own in shares:
-                raise ConfigError(f'target "{own}" is named twice')
-            if not (math.isfinite(share) and share >= 0):
-                raise ConfigError(f'the share of target "{name}" must be >= 0, got {share}')
-            shares[own] = float(share)
-    total = math.fsum(shares.values())
-    if not total > 0:
-        raise ConfigError(f"targets need a share above 0, got {dict(shares)}")
-    return {name: share / total for name, share in shares.items() if share > 0}
-
-
-def cap_vector(
-    caps: Mapping[str, float] | None,
-    prior_S: np.ndarray,
-    sources: Sequence[str],
-    aliases: Mapping[str, str],
-) -> np.ndarray:
-    """Highest weight of each source: its cap, else 1; 0 where the prior has none of it."""
-    cap_S = np.where(prior_S > 0, 1.0, 0.0)
-    for name, cap in (caps or {}).items():
-        own = known_name(name, sources, aliases, "source")
-        if not cap >= 0:
-            raise ConfigError(f'the cap of source "{name}" must be >= 0, got {cap}')
-        column = list(sources).index(own)
-        cap_S[column] = min(cap_S[column], cap)
-    if cap_S.sum() < 1 - 1e-9:
-        tight = [f"{s} {c:.4g}" for s, c in zip(sources, cap_S, strict=True) if c < 1]
-        raise ConfigError(
-            f"the caps allow {cap_S.sum():.4g} of a mixture, which needs 1: {listed(tight)}; "
-            "raise some of them"
-        )
-    return cap_S
 
 
 def capped(
@@ -99,9 +27,8 @@ def capped(
     That is a * weight, clipped to [low, cap], with the one `a` for which a mixture sums to 1. It is
     found by fixing sources at a bound that they pass until none is new: at the caps while these
     cut off more than the lower bounds add, for then the true `a` is larger still, else at the lower
-    bounds (Bitran and Hax, 1981). Proportions outlast the cut, so that draws stay as varied as they
-    were; draws within the bounds do not change. Where sources with weight cannot fill a mixture up,
-    the prior does, and without one it sums to less than 1.
+    bounds (Bitran and Hax, 1981). Where sources with weight cannot fill a mixture up, the prior
+    does, and without one it sums to less than 1.
     """
     out_N = ((weight_NS > cap_S) | (weight_NS < low_S)).any(1)
     if not out_N.any():
@@ -166,15 +93,11 @@ def simulate(
 
     That is RegMix's optimum (regression notebook: 100,000 draws with the plain prior, concentration
     1, the 128 lowest), with two additions: draws that pass a cap are cut to it, as theirs ignores
-    the usage cap; and the averages for other numbers than `top` say how much hangs on that number.
-    At concentration 1 most draws lie near a corner, and the more are averaged the nearer the mean
-    comes to the prior; one draw alone is the other extreme. Equal losses: the earlier draw first.
+    the usage cap; and the averages for other numbers than `top` say how much hangs on that number:
+    the more are averaged, the nearer the mean comes to the prior. Equal losses: the earlier draw.
     """
-    present_S = prior_S > 0
-    raw_NS = np.zeros((draws, len(prior_S)))
-    raw_NS[:, present_S] = stream(seed, "plans", "simulate").dirichlet(
-        prior_S[present_S], size=draws
-    )
+    raw_NS, there_S = np.zeros((draws, len(prior_S))), prior_S > 0
+    raw_NS[:, there_S] = stream(seed, "plans", "simulate").dirichlet(prior_S[there_S], size=draws)
     weight_NS = capped(raw_NS, cap_S, prior_S)
     cut = float((raw_NS > cap_S).any(1).mean())
     loss_N = predict(weight_NS)
@@ -185,14 +108,11 @@ def simulate(
     tops = sorted({k for k in (*SENSITIVITY, top) if k <= draws})
     mean_KS = np.array([weight_NS[order_N[:k]].mean(0) for k in tops])
     mean_KS = np.minimum(mean_KS / mean_KS.sum(1, keepdims=True), cap_S)
-    loss_K = predict(mean_KS)
-    chosen_S = mean_KS[tops.index(min(top, draws))]
-    averages = [
-        Average(k, mean_S, float(loss), float(np.abs(mean_S - chosen_S).sum()))
-        for k, mean_S, loss in zip(tops, mean_KS, loss_K, strict=True)
-    ]
-    chosen = averages[tops.index(min(top, draws))]
-    return Simulation(chosen, averages, cut, False)
+    chosen = tops.index(min(top, draws))
+    away_K = np.abs(mean_KS - mean_KS[chosen]).sum(1)
+    each_K = zip(tops, mean_KS, predict(mean_KS).tolist(), away_K.tolist(), strict=True)
+    averages = [Average(*each) for each in each_K]
+    return Simulation(averages[chosen], averages, cut, False)
 
 
 # RegMix's constants for the mixtures to try in proxies.
@@ -204,24 +124,16 @@ SAME = 1e-5  # L1 distance up to which two mixtures are one
 
 
 def generate_mixtures(
-    prior: Mapping[str, float],
-    number: int,
-    *,
-    seed: int = 42,
-    max_usage: float = 15.0,
+    prior: Mapping[str, float], number: int, *, seed: int = 42, max_usage: float = 15.0
 ) -> list[Mixture]:
     """Diverse mixtures around a prior (RegMix, mixture synthesis).
 
     `100 * number` times: a strength s, one of 15 spaced evenly in logarithm from 0.1 to 5, and a
     draw from Dirichlet(s q), q being proportional to prior^0.5. Draws in which a source passes
     min(max_usage * prior, 1) are refused; weights below 2e-4 become 0, the rest is scaled to sum
-    to 1 and rounded to multiples of 2e-4; equal mixtures are counted once (sorted, neighbours
-    within an L1 distance of 1e-5), and `number` of what remains are drawn.
-
-    Deviations: the authors draw at every strength and then choose one of the draws, which is the
-    same distribution; their rows sum to 1 only within the rounding, ours are divided by their sum
-    (so weights are near multiples of 2e-4, and may pass a cap by as much). A source without
-    prior keeps its name and the weight 0.
+    to 1 and rounded to multiples of 2e-4; equal mixtures are counted once, and `number` of what
+    remains are drawn. Unlike the authors' rows, ours are divided by their sum after the rounding
+    (and may pass a cap by as much). A source without prior keeps its name and the weight 0.
     """
     prior_S, total = np.array(list(prior.values()), dtype=np.float64), math.fsum(prior.values())
     if not (np.isfinite(prior_S).all() and (prior_S >= 0).all() and total > 0):
@@ -229,15 +141,10 @@ def generate_mixtures(
     if number < 1:
         raise ConfigError(f"the number of mixtures must be at least 1, got {number}")
     prior_S /= total
+    there_S = prior_S > 0
     draws = stream(seed, "plans", "generate")
-    weight_NS = draw_mixtures(
-        draws,
-        prior_S[prior_S > 0],
-        number * OVERSAMPLE,
-        temperature=TEMPERATURE,
-        strengths=STRENGTHS,
-    )
-    kept_NS = rounded(weight_NS, max_usage * prior_S[prior_S > 0], MINIMUM)
+    weight_NS = draw_mixtures(draws, prior_S[there_S], number * OVERSAMPLE)
+    kept_NS = rounded(weight_NS, max_usage * prior_S[there_S])
     distinct_NS = distinct(kept_NS)
     if len(distinct_NS) < number:
         raise ConfigError(
@@ -247,35 +154,28 @@ def generate_mixtures(
         )
     chosen_NS = np.zeros((number, len(prior_S)))
     order = draws.choice(len(distinct_NS), size=number, replace=False)
-    chosen_NS[:, prior_S > 0] = distinct_NS[order]
+    chosen_NS[:, there_S] = distinct_NS[order]
     return [Mixture.normalised(dict(zip(prior, row, strict=True))) for row in chosen_NS.tolist()]
 
 
-def draw_mixtures(
-    draws: np.random.Generator,
-    prior_S: np.ndarray,
-    number: int,
-    *,
-    temperature: float,
-    strengths: np.ndarray,
-) -> np.ndarray:
-    """Draws from Dirichlet(s q), each with an s drawn from `strengths`."""
-    flat_S = prior_S**temperature
+def draw_mixtures(draws: np.random.Generator, prior_S: np.ndarray, number: int) -> np.ndarray:
+    """Draws from Dirichlet(s q), each with an s drawn from `STRENGTHS`; q from prior^0.5."""
+    flat_S = prior_S**TEMPERATURE
     flat_S /= flat_S.sum()
-    strength_N = draws.integers(len(strengths), size=number)
+    strength_N = draws.integers(len(STRENGTHS), size=number)
     weight_NS = np.empty((number, len(prior_S)))
-    for index, strength in enumerate(strengths):
+    for index, strength in enumerate(STRENGTHS):
         mine_N = strength_N == index
         weight_NS[mine_N] = draws.dirichlet(strength * flat_S, size=int(mine_N.sum()))
     return weight_NS
 
 
-def rounded(weight_NS: np.ndarray, cap_S: np.ndarray, minimum: float) -> np.ndarray:
-    """Draws within the caps, small weights set to 0, the rest on the grid of `minimum`."""
+def rounded(weight_NS: np.ndarray, cap_S: np.ndarray) -> np.ndarray:
+    """Draws within the caps, small weights set to 0, the rest on the grid of `MINIMUM`."""
     weight_NS = weight_NS[(weight_NS <= np.minimum(cap_S, 1)).all(1)]
-    weight_NS = np.where(weight_NS < minimum, 0, weight_NS)
+    weight_NS = np.where(weight_NS < MINIMUM, 0, weight_NS)
     weight_NS = weight_NS / weight_NS.sum(1, keepdims=True)
-    grid_NS: np.ndarray = np.round(weight_NS / minimum) * minimum
+    grid_NS: np.ndarray = np.round(weight_NS / MINIMUM) * MINIMUM
     return grid_NS
 
 

@@ -6,74 +6,47 @@ wikipedia; Sow et al.'s loader for SlimPajama-6B enumerates cc before c4, and th
 silently gives CommonCrawl the weight of C4. Here sources are matched by name, never by position.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures.file import MixtureFile, Provenance
+from dograph.mixtures.file import MixtureFile, Provenance, squash
 from dograph.types import Mixture
 
 LEAST_FIT = 0.5  # a corpus must have the sources of at least this much of a preset's weight
 
-# For each collection: the names we use, and after a colon other spellings, in lower case, letters
-# and digits only. The name itself and its spelling with a prefix are understood besides.
+# For each collection: the prefixes that a corpus may give its names, and the names we use, with
+# other spellings after a colon, in lower case, letters and digits only.
 _NAMES = {
-    "slimpajama": "ArXiv, Book: books, C4: c4en, CommonCrawl: cc, Github, "
-    "StackExchange: stackexchanges, Wikipedia: wiki",
-    "pile": "ArXiv, BookCorpus2, Books3, DM Mathematics: dmmath, Enron Emails: enron, EuroParl, "
-    "FreeLaw, Github, Gutenberg (PG-19): gutenberg pg19, HackerNews, NIH ExPorter: nih, "
-    "OpenSubtitles, OpenWebText2, PhilPapers, Pile-CC, PubMed Abstracts, PubMed Central: pmc, "
-    "StackExchange, USPTO Backgrounds: uspto, Ubuntu IRC, Wikipedia (en): wikipedia wiki, "
-    "YoutubeSubtitles: youtube",
+    "slimpajama": (
+        ("", "redpajama", "slimpajama"),
+        "ArXiv, Book: books, C4: c4en, CommonCrawl: cc, Github, StackExchange: stackexchanges, "
+        "Wikipedia: wiki",
+    ),
+    "pile": (
+        ("", "thepile", "trainthepile"),
+        "ArXiv, BookCorpus2, Books3, DM Mathematics: dmmath, Enron Emails: enron, EuroParl, "
+        "FreeLaw, Github, Gutenberg (PG-19): gutenberg pg19, HackerNews, NIH ExPorter: nih, "
+        "OpenSubtitles, OpenWebText2, PhilPapers, Pile-CC, PubMed Abstracts, PubMed Central: pmc, "
+        "StackExchange, USPTO Backgrounds: uspto, Ubuntu IRC, Wikipedia (en): wikipedia wiki, "
+        "YoutubeSubtitles: youtube",
+    ),
 }
-_PREFIXES = {
-    "slimpajama": ("", "redpajama", "slimpajama"),
-    "pile": ("", "thepile", "trainthepile"),
-}
-SPELLINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    collection: {
-        name: tuple(others.split())
-        for name, _, others in (part.partition(": ") for part in names.split(", "))
-    }
-    for collection, names in _NAMES.items()
-}
-
-
-def _squash(name: str) -> str:
-    """Lower case, letters and digits only: "Pile-CC" and "pile_cc" become "pilecc"."""
-    return "".join(c for c in name.lower() if c.isalnum())
-
-
-_CANONICAL = {
+CANONICAL: Mapping[str, Mapping[str, str]] = {
     collection: {
         prefix + spelling: ours
-        for ours, others in names.items()
-        for spelling in (_squash(ours), *others)
-        for prefix in _PREFIXES[collection]
+        for ours, _, others in (part.partition(": ") for part in names.split(", "))
+        for spelling in (squash(ours), *others.split())
+        for prefix in prefixes
     }
-    for collection, names in SPELLINGS.items()
+    for collection, (prefixes, names) in _NAMES.items()
 }
 
 
 def canonical(name: str, collection: str) -> str | None:
     """Our name of what a corpus calls `name`; None where the collection has no such source."""
-    return _CANONICAL[collection].get(_squash(name))
-
-
-def by_canonical(sources: Iterable[str], collection: str) -> dict[str, str]:
-    """Our name -> the corpus' own, for those of its sources that the collection has."""
-    known: dict[str, str] = {}
-    for source in sources:
-        ours = canonical(source, collection)
-        if ours in known:
-            raise ConfigError(
-                f'the corpus has both "{known[ours]}" and "{source}", which are spellings of '
-                f'"{ours}"; give the weights by name instead: mixer.weights, or a mixture file'
-            )
-        if ours is not None:
-            known[ours] = source
-    return known
+    return CANONICAL[collection].get(squash(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +54,7 @@ class Preset:
     """A mixture that somebody published."""
 
     name: str
-    collection: str  # whose source names it is keyed by: a key of SPELLINGS
+    collection: str  # whose source names it is keyed by
     weights: Mapping[str, float]  # as printed
     provenance: Provenance
 
@@ -92,7 +65,16 @@ class Preset:
 
     def fit(self, sources: Sequence[str]) -> tuple[Mixture, list[str]]:
         """The mixture under a corpus' own source names, and one line for each thing left over."""
-        theirs = by_canonical(sources, self.collection)
+        theirs: dict[str, str] = {}  # our name -> the corpus' own
+        for source in sources:
+            ours = canonical(source, self.collection)
+            if ours in theirs:
+                raise ConfigError(
+                    f'the corpus has both "{theirs[ours]}" and "{source}", which are spellings of '
+                    f'"{ours}"; give the weights by name instead: mixer.weights, or a mixture file'
+                )
+            if ours is not None:
+                theirs[ours] = source
         shares = Mixture.normalised(self.weights).weights
         kept = {theirs[ours]: share for ours, share in shares.items() if ours in theirs}
         absent = [ours for ours in shares if ours not in theirs]
@@ -120,6 +102,17 @@ def _preset(name: str, collection: str, weights: str, provenance: Provenance) ->
     return Preset(name, collection, {source: float(w) for source, _, w in pairs}, provenance)
 
 
+def _regmix(method: str, file: str, **known: Any) -> Provenance:
+    return Provenance(
+        method=method,
+        made_by="Liu et al.: RegMix, ICLR 2025",
+        tokenizer_name="EleutherAI/gpt-neox-20b",
+        published=f"github.com/sail-sg/regmix, mixture_config/{file}",
+        licence="MIT",
+        **known,
+    )
+
+
 def _doremi(tokenizer: str, file: str, **proxy: Any) -> Provenance:
     return Provenance(
         method="doremi",
@@ -145,10 +138,9 @@ PILE = [
         "Ubuntu IRC 0.06417728505869834, EuroParl 2.9166170357771267e-06, "
         "HackerNews 0.011925517591888925, PubMed Abstracts 0.02424425081714838, "
         "USPTO Backgrounds 0.0024587749419225434",
-        Provenance(
-            method="regmix",
-            made_by="Liu et al.: RegMix, ICLR 2025",
-            tokenizer_name="EleutherAI/gpt-neox-20b",
+        _regmix(
+            "regmix",
+            "config_1b/regmix.yaml (476a7b0)",
             seq_len=2048,
             proxy={
                 "model": "2 layers, width 256",
@@ -159,8 +151,6 @@ PILE = [
                 "tokens": 1_048_576_000,
             },
             target_tokens=25_000_000_000,
-            published="github.com/sail-sg/regmix, mixture_config/config_1b/regmix.yaml (476a7b0)",
-            licence="MIT",
             note="for the loss on Pile-CC",
         ),
     ),
@@ -173,12 +163,9 @@ PILE = [
         "Enron Emails 0.001750772, Gutenberg (PG-19) 0.027085479, Pile-CC 0.236869207, "
         "Ubuntu IRC 0.01184346, EuroParl 0.007929969, HackerNews 0.008032956, "
         "PubMed Abstracts 0.038825953, USPTO Backgrounds 0.046446962",
-        Provenance(
-            method="natural",
-            made_by="Liu et al.: RegMix, ICLR 2025",
-            tokenizer_name="EleutherAI/gpt-neox-20b",
-            published="github.com/sail-sg/regmix, mixture_config/synthesize_mixture.py (0928f16)",
-            licence="MIT",
+        _regmix(
+            "natural",
+            "synthesize_mixture.py (0928f16)",
             note="shares of tokens of the 17 sets that are still available",
         ),
     ),

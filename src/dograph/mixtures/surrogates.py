@@ -1,16 +1,21 @@
-"""Surrogates: functions from mixtures to one loss, fitted on runs, by name.
+"""Surrogates: functions from mixtures to one loss, fitted on runs, and which ranks new runs best.
 
-Shapes: N runs, S sources, A penalties.
+Shapes: N runs, S sources, A penalties, V targets, R repeats, K folds.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 
-from dograph.errors import require
-from dograph.mixtures.exponential import Exponential
-from dograph.mixtures.transfer import Transfer
+from dograph.errors import ConfigError, DographError, require
+from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
+from dograph.mixtures.tables import MixtureTable, listed
+from dograph.rng import stream
 
 ROUNDS = 1000
 LEARNING_RATE = 0.01
@@ -24,15 +29,6 @@ class Fitted(Protocol):
         """Losses of mixtures, (N,), in the unit they were fitted in."""
 
 
-class Surrogate(Protocol):
-    """A family of functions from mixtures to one loss."""
-
-    name: ClassVar[str]
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Fitted:
-        """The member of the family that fits the runs best."""
-
-
 @dataclass(frozen=True, slots=True)
 class Trees:
     """A fitted ensemble."""
@@ -44,35 +40,30 @@ class Trees:
         return np.asarray(self.booster.predict(weight_NS, num_threads=1), dtype=np.float64)
 
 
-class Boosted:
+def fit_trees(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Trees:
     """Gradient boosting of the squared error: 1000 rounds at a learning rate of 0.01.
 
-    The authors' recipe (RegMix, regression notebook) with one thing left out: they stop early by
-    the error on their test rows, which here would leak what is to be judged. All else has
-    LightGBM's defaults, among them at least 20 runs in a leaf: with fewer than 40 runs there is no
-    split and the prediction is a constant.
+    The authors' recipe (RegMix, regression notebook) without their early stop by the error on test
+    rows, which here would leak what is to be judged. LightGBM wants at least 20 runs in a leaf:
+    with fewer than 40 there is no split and the prediction is a constant.
     """
-
-    name: ClassVar[str] = "lightgbm"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Trees:
-        lightgbm = require("lightgbm", "plan")
-        settings = {
-            "boosting": "gbdt",
-            "objective": "regression",
-            "learning_rate": LEARNING_RATE,
-            "seed": seed & 0x7FFFFFFF,
-            "deterministic": True,
-            "force_row_wise": True,
-            "num_threads": 1,
-            "verbosity": -1,
-        }
-        runs = lightgbm.Dataset(weight_NS, label=loss_N, params=settings)
-        booster = lightgbm.Booster(settings, runs)
-        for _ in range(ROUNDS):
-            if booster.update():  # it cannot split any more
-                break
-        return Trees(booster.free_dataset())
+    lightgbm = require("lightgbm", "plan")
+    settings = {
+        "boosting": "gbdt",
+        "objective": "regression",
+        "learning_rate": LEARNING_RATE,
+        "seed": seed & 0x7FFFFFFF,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "verbosity": -1,
+    }
+    runs = lightgbm.Dataset(weight_NS, label=loss_N, params=settings)
+    booster = lightgbm.Booster(settings, runs)
+    for _ in range(ROUNDS):
+        if booster.update():  # it cannot split any more
+            break
+    return Trees(booster.free_dataset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +79,14 @@ class LinearLaw:
         return loss_N
 
 
-class Linear:
+def fit_linear(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
     """Ordinary least squares; the shortest slope where weights that sum to 1 leave a choice."""
-
-    name: ClassVar[str] = "linear"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
-        mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
-        slope_S = np.linalg.lstsq(weight_NS - mean_S, loss_N - mean, rcond=None)[0]
-        return LinearLaw(mean - float(mean_S @ slope_S), slope_S)
+    mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
+    slope_S = np.linalg.lstsq(weight_NS - mean_S, loss_N - mean, rcond=None)[0]
+    return LinearLaw(mean - float(mean_S @ slope_S), slope_S)
 
 
-class Ridge:
+def fit_ridge(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
     """Least squares with a squared penalty on the slopes, none on the intercept.
 
     The penalty is the one of 49 (1e-8 to 1e4) with the smallest mean squared error when each run
@@ -107,28 +94,342 @@ class Ridge:
     u of the centred weights, run n's leverage is h_n = 1/N + sum_j u_nj^2 s_j^2 / (s_j^2 + a) and
     its error without it is its residual over 1 - h_n.
     """
-
-    name: ClassVar[str] = "ridge"
-
-    def fit(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
-        mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
-        left_NS, singular_S, right_SS = np.linalg.svd(weight_NS - mean_S, full_matrices=False)
-        kept_AS = singular_S**2 / (singular_S**2 + PENALTIES[:, None])
-        along_S = left_NS.T @ (loss_N - mean)
-        residual_AN = (loss_N - mean) - (kept_AS * along_S) @ left_NS.T
-        leverage_AN = 1 / len(loss_N) + kept_AS @ (left_NS**2).T
-        # a run that decides its own prediction alone has leverage 1: then nothing predicts it
-        left_out_AN = residual_AN / np.maximum(1 - leverage_AN, 1e-12)
-        best = int((left_out_AN**2).mean(1).argmin())
-        penalty = float(PENALTIES[best])
-        slope_S = right_SS.T @ (along_S * singular_S / (singular_S**2 + penalty))
-        return LinearLaw(mean - float(mean_S @ slope_S), slope_S, penalty)
+    mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
+    left_NS, singular_S, right_SS = np.linalg.svd(weight_NS - mean_S, full_matrices=False)
+    kept_AS = singular_S**2 / (singular_S**2 + PENALTIES[:, None])
+    along_S = left_NS.T @ (loss_N - mean)
+    residual_AN = (loss_N - mean) - (kept_AS * along_S) @ left_NS.T
+    leverage_AN = 1 / len(loss_N) + kept_AS @ (left_NS**2).T
+    # a run that decides its own prediction alone has leverage 1: then nothing predicts it
+    left_out_AN = residual_AN / np.maximum(1 - leverage_AN, 1e-12)
+    best = int((left_out_AN**2).mean(1).argmin())
+    penalty = float(PENALTIES[best])
+    slope_S = right_SS.T @ (along_S * singular_S / (singular_S**2 + penalty))
+    return LinearLaw(mean - float(mean_S @ slope_S), slope_S, penalty)
 
 
-# Those with an exact optimum, as convex functions of the mixture; first the mixing law's authors'.
-LAWS = (Exponential.name, Transfer.name)
+class Surrogate(Protocol):
+    """Fits a family of functions from mixtures to one loss: the member that fits the runs best."""
+
+    def __call__(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Fitted: ...
+
 
 SURROGATES: dict[str, Surrogate] = {
-    surrogate.name: surrogate
-    for surrogate in (Boosted(), Exponential(), Transfer(), Ridge(), Linear())
+    "lightgbm": fit_trees,
+    "exponential": fit_exponential,
+    "transfer": fit_transfer,
+    "ridge": fit_ridge,
+    "linear": fit_linear,
 }
+# Those with an exact optimum, as convex functions of the mixture; first the mixing law's authors'.
+LAWS = ("exponential", "transfer")
+
+CHUNK = 20_000  # mixtures predicted at once
+FOLDS = 5
+FEWEST_FOR_FOLDS = 10  # with fewer runs each is left out alone
+FEW = 100  # with fewer runs the folds are drawn several times: one drawing says little
+REPEATS = 3
+
+# (pieces of work done, of how many, what they are)
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Agreement of predictions with N losses; what is undefined is None."""
+
+    runs: int
+    spearman: float | None
+    pearson: float | None
+    mean_error: float | None  # mean absolute error, in the losses' unit
+    bias: float | None  # mean of predicted minus measured
+    note: str | None = None  # why something is undefined
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Scores of the objective and of each target in it."""
+
+    objective: Scores
+    targets: dict[str, Scores]
+
+    def as_json(self) -> dict[str, Any]:
+        each = {name: asdict(scores) for name, scores in self.targets.items()}
+        return {**asdict(self.objective), "targets": each}
+
+
+def is_constant(value_N: np.ndarray) -> bool:
+    """Whether all values are the same, up to rounding."""
+    if not np.isfinite(value_N).all():
+        return bool((value_N == value_N[0]).all())
+    scale = max(1.0, float(np.abs(value_N).max(initial=0)))
+    return value_N.size == 0 or float(np.ptp(value_N)) <= 1e-12 * scale
+
+
+def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
+    """Pearson's correlation; None where one side is constant or has infinite values."""
+    if left_N.size < 2 or is_constant(left_N) or is_constant(right_N):
+        return None
+    if not (np.isfinite(left_N).all() and np.isfinite(right_N).all()):
+        return None
+    left_N, right_N = left_N - left_N.mean(), right_N - right_N.mean()
+    scale = float(np.linalg.norm(left_N) * np.linalg.norm(right_N))
+    return float(np.clip(left_N @ right_N / scale, -1, 1))
+
+
+def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
+    """Scores over the runs whose loss is known. Equal values share their mean rank."""
+    from scipy.stats import rankdata
+
+    known_N = ~np.isnan(loss_N)
+    predicted_N, loss_N = predicted_N[known_N], loss_N[known_N]
+    if not loss_N.size:
+        return Scores(0, None, None, None, None, "no loss is known")
+    note, spearman = None, None
+    if loss_N.size < 2:
+        note = "one run has no order"
+    elif is_constant(loss_N):
+        note = "constant losses"
+    elif is_constant(predicted_N):
+        note = "constant"
+    else:
+        spearman = correlation(rankdata(predicted_N), rankdata(loss_N))
+    pearson = correlation(predicted_N, loss_N)
+    if infinite := int(np.isinf(predicted_N).sum()):
+        note = f"an infinite loss is predicted of {infinite} of {loss_N.size} runs"
+        return Scores(int(loss_N.size), spearman, pearson, None, None, note)
+    error_N = predicted_N - loss_N
+    error, bias = float(np.abs(error_N).mean()), float(error_N.mean())
+    return Scores(int(loss_N.size), spearman, pearson, error, bias, note)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanObjective:
+    """The sum of share_v L_v(mixture), each L_v predicted by a surrogate of its own."""
+
+    fitted_V: list[Fitted]
+    share_V: np.ndarray
+
+    def each(self, weight_NS: np.ndarray) -> np.ndarray:
+        """Predicted losses of all targets, (N, V)."""
+        starts = range(0, len(weight_NS), CHUNK)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts = pool.map(
+                lambda work: work[0].predict(weight_NS[work[1] : work[1] + CHUNK]),
+                product(self.fitted_V, starts),
+            )
+            flat = np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])
+        return flat.reshape(len(self.fitted_V), len(weight_NS)).T
+
+    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
+        """Predicted losses of the objective, (N,)."""
+        loss_N: np.ndarray = self.each(weight_NS) @ self.share_V
+        return loss_N
+
+
+def fit_objective(
+    surrogate: Surrogate,
+    weight_NS: np.ndarray,
+    loss_NV: np.ndarray,
+    share_V: np.ndarray,
+    *,
+    seed: int,
+) -> PlanObjective:
+    """One surrogate for each target."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        fitted_V = pool.map(lambda y: surrogate(weight_NS, y, seed=seed), loss_NV.T)
+        return PlanObjective(list(fitted_V), share_V)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The surrogate to use, and how all that were asked about did on runs left out of their fit."""
+
+    name: str
+    why: str
+    folds: int
+    repeats: int
+    validated: dict[str, Judged]
+    notes: list[str] = field(default_factory=list)
+
+
+def draw_folds(num_runs: int, seed: int) -> np.ndarray:
+    """The fold of each run, (R, N): five of nearly one size, or as many as runs where few."""
+    if num_runs < FEWEST_FOR_FOLDS:
+        return np.arange(num_runs)[None]
+    fold_N = np.arange(num_runs) % FOLDS
+    repeats = range(1 if num_runs >= FEW else REPEATS)
+    return np.array([stream(seed, "plans", "folds", r).permutation(fold_N) for r in repeats])
+
+
+def choose_surrogate(
+    weight_NS: np.ndarray,
+    loss_NV: np.ndarray,
+    shares: dict[str, float],
+    *,
+    names: Sequence[str] = tuple(SURROGATES),
+    seed: int = 42,
+    progress: Progress | None = None,
+) -> Choice:
+    """The surrogate with the highest rank correlation on left-out runs, over all losses known.
+
+    Each run is predicted by fits without its fold; predictions of all folds are pooled, those of
+    targets added up by their shares, and compared with what was measured (Spearman, the mean over
+    repeats). Equal: the lower mean error, then the name. One that tells no mixtures apart in any
+    fold counts as 0, whatever the order of its folds' means. Folds are the same for all.
+    """
+    fold_RN = draw_folds(len(weight_NS), seed)
+    folds, repeats = int(fold_RN.max()) + 1, len(fold_RN)
+    each = repeats * folds * len(shares)
+    validated: dict[str, Judged] = {}
+    notes: list[str] = []
+    for rank, name in enumerate(names):
+
+        def tell(done: int, name: str = name, before: int = rank * each) -> None:
+            if progress is not None:
+                progress(before + done, len(names) * each, name)
+
+        try:
+            validated[name] = _validate(
+                SURROGATES[name], weight_NS, loss_NV, shares, fold_RN, seed, tell
+            )
+        except DographError as error:
+            if len(names) == 1:
+                raise
+            notes.append(f"surrogate {name} was left out: {error}")
+    if not validated:
+        raise ConfigError("no surrogate can be fitted on these runs: " + "; ".join(notes))
+    scores = {name: judged.objective for name, judged in validated.items()}
+    notes += [
+        f"surrogate {n}, cross-validated: {own.note}" for n, own in scores.items() if own.note
+    ]
+
+    def order(name: str) -> tuple[float, float, str]:
+        # rounded, so that machines whose sums differ in the last bits agree on what is equal
+        own = scores[name]
+        error = np.inf if own.mean_error is None else round(own.mean_error, 9)
+        return -round(own.spearman or 0.0, 9), error, name
+
+    ordered = sorted(validated, key=order)
+    why = f"{ordered[0]} was the only one that was asked for and could be fitted"
+    if len(ordered) > 1:
+        ranked = ", ".join(f"{name} {scores[name].spearman or 0:.4f}" for name in ordered)
+        times = f", drawn {repeats} times" if repeats > 1 else ""
+        why = f"highest rank correlation on left-out runs ({folds} folds{times}): {ranked}"
+    return Choice(ordered[0], why, folds, repeats, validated, notes)
+
+
+def _validate(
+    surrogate: Surrogate,
+    weight_NS: np.ndarray,
+    loss_NV: np.ndarray,
+    shares: dict[str, float],
+    fold_RN: np.ndarray,
+    seed: int,
+    tell: Callable[[int], None],
+) -> Judged:
+    repeats, folds = len(fold_RN), int(fold_RN.max()) + 1
+    guess_RNV = np.full((repeats, *loss_NV.shape), np.nan)
+    flat_RKV = np.zeros((repeats, folds, loss_NV.shape[1]), dtype=bool)
+
+    def fit(repeat: int, fold: int, target: int) -> None:
+        out_N = fold_RN[repeat] == fold
+        fitted = surrogate(weight_NS[~out_N], loss_NV[~out_N, target], seed=seed)
+        guess_N = fitted.predict(weight_NS)
+        guess_RNV[repeat, out_N, target] = guess_N[out_N]
+        flat_RKV[repeat, fold, target] = is_constant(guess_N)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        work = product(range(repeats), range(folds), range(loss_NV.shape[1]))
+        pending = [pool.submit(fit, *item) for item in work]
+        try:
+            for done, future in enumerate(as_completed(pending), start=1):
+                future.result()
+                tell(done)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    share_V = np.array(list(shares.values()))
+    objective = _mean_scores(guess_RNV @ share_V, loss_NV @ share_V, np.asarray(flat_RKV.all(2)))
+    targets = {
+        name: _mean_scores(guess_RNV[:, :, v], loss_NV[:, v], flat_RKV[:, :, v])
+        for v, name in enumerate(shares)
+    }
+    return Judged(objective, targets)
+
+
+def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) -> Scores:
+    """Scores of each repeat, averaged; folds in which predictions were constant are said.
+
+    Errors must be known in every repeat, as unknown ones are infinite.
+    """
+    each = [score(guess_N, loss_N) for guess_N in guess_RN]
+
+    def mean(name: str, fewest: int) -> float | None:
+        known = [value for value in (getattr(one, name) for one in each) if value is not None]
+        return float(np.mean(known)) if len(known) >= fewest else None
+
+    spearman, pearson = mean("spearman", 1), mean("pearson", 1)
+    note = next((scores.note for scores in each if scores.note), None)
+    if flat_RK.all():
+        spearman, pearson, note = 0.0, None, "constant"
+    elif flat_RK.any():
+        note = f"constant in {int(flat_RK.sum())} of {flat_RK.size} folds"
+    error, bias = mean("mean_error", len(each)), mean("bias", len(each))
+    return Scores(len(loss_N), spearman, pearson, error, bias, note)
+
+
+def score_table(
+    objective: PlanObjective, shares: dict[str, float], table: MixtureTable, test: MixtureTable
+) -> dict[str, Any]:
+    """How predictions do on runs, often of larger models, that no fit has seen.
+
+    Columns are matched by name. A source that the test lacks was not drawn from there; one that
+    only the test has cannot be predicted for. Targets that the test lacks are named.
+    """
+    notes = list(test.notes)
+    drawn = dict(zip(test.sources, test.weight_NS.T, strict=True))
+    foreign = [name for name in test.sources if name not in table.sources and drawn[name].any()]
+    if foreign:
+        raise ConfigError(
+            f"the test table draws from {listed(foreign)}, which the table fitted on does not "
+            f"have; it has {listed(table.sources)}"
+        )
+    absent = [source for source in table.sources if source not in drawn]
+    if absent:
+        notes.append(f"the test table does not name {listed(absent)}: taken as 0 there")
+    zero_N = np.zeros(len(test.runs))
+    weight_NS = np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
+    guess_NV = objective.each(weight_NS)
+    fitted_on = set(_rows(table))
+    if same := sum(row in fitted_on for row in _rows(test)):
+        notes.append(
+            f"{same} of the {len(test.runs)} runs of the test table are in the fitted table too: "
+            "on these the fit is judged by what it has seen"
+        )
+    losses = dict(zip(test.targets, test.loss_NV.T, strict=True))
+    absent = [name for name in shares if name not in losses]
+    if len(absent) == len(shares):
+        raise ConfigError(
+            f"the test table has no loss of {listed(list(shares))}; it has {listed(test.targets)}"
+        )
+    if absent:
+        notes.append(f"the test table has no loss of {listed(absent)}: judged without the whole")
+    guesses = dict(zip(shares, guess_NV.T, strict=True))
+    each = {n: asdict(score(guess_N, losses[n])) for n, guess_N in guesses.items() if n in losses}
+    whole = None
+    if not absent:
+        loss_NV = np.stack([losses[name] for name in shares], axis=1)
+        whole = asdict(score(guess_NV @ objective.share_V, loss_NV @ objective.share_V))
+    for name, scores in ({"the objective": whole} if whole else each).items():
+        if scores["note"]:
+            missing = "no correlation, " if scores["spearman"] is None else ""
+            notes.append(f"test table, {name}: {missing}{scores['note']}")
+    return {"runs": len(test.runs), "objective": whole, "targets": each, "notes": notes}
+
+
+def _rows(table: MixtureTable) -> list[frozenset[tuple[str, float]]]:
+    """Each run's mixture and losses by name, rounded, so that runs of two tables can be equal."""
+    names = [*table.sources, *(f"loss of {target}" for target in table.targets)]
+    value_NK = np.round(np.hstack([table.weight_NS, table.loss_NV]), 9)
+    return [frozenset(zip(names, row, strict=True)) for row in value_NK.tolist()]

@@ -2,7 +2,7 @@
 
 Files are read in three layouts, told by their headers, and written in our own long one.
 
-Shapes: N runs, S sources, V targets.
+Shapes: N runs, S sources, V targets, K names of either.
 """
 
 import csv
@@ -31,6 +31,7 @@ _SCORES = re.compile(
 # What only RegMix's file of mixtures, and only its file of losses, has in its header.
 _PILE_SOURCE = re.compile(r"train_the_pile_(.+)")
 _LOSS = re.compile(r"metric/(?:the_pile_)?(.+)_val_loss")
+_UNNAMED = re.compile(r"(Unnamed: \d+)?")  # the index column that pandas writes by default
 
 # The three layouts. RegMix's earlier files and other corpora have other names after `index`, which
 # are taken as they are. Olmix's published swarms start with an unnamed index, `run`, `name` and
@@ -74,28 +75,27 @@ class MixtureTable:
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ConfigError(f"the table has a {what} twice: {listed(twice)}")
-        if self.weight_NS.shape != (len(self.runs), len(self.sources)):
-            raise ConfigError(
-                f"{len(self.runs)} runs and {len(self.sources)} sources need weights of that "
-                f"shape, got {self.weight_NS.shape}"
-            )
-        if self.loss_NV.shape != (len(self.runs), len(self.targets)):
-            raise ConfigError(
-                f"{len(self.runs)} runs and {len(self.targets)} targets need losses of that "
-                f"shape, got {self.loss_NV.shape}"
-            )
+        for names, which, what, value_NK in (
+            (self.sources, "sources", "weights", self.weight_NS),
+            (self.targets, "targets", "losses", self.loss_NV),
+        ):
+            if value_NK.shape != (len(self.runs), len(names)):
+                raise ConfigError(
+                    f"{len(self.runs)} runs and {len(names)} {which} need {what} of that shape, "
+                    f"got {value_NK.shape}"
+                )
         bad_N = ~np.isfinite(self.weight_NS).all(1) | (self.weight_NS < 0).any(1)
         bad_N |= ~(np.abs(self.weight_NS.sum(1) - 1) <= 1e-6)
-        if bad_N.any():
-            names = [self.runs[n] for n in np.flatnonzero(bad_N)]
-            raise ConfigError(
-                f"weights must be finite, >= 0 and sum to 1 in every run; not so: {listed(names)}"
-            )
-        if np.isinf(self.loss_NV).any():
-            names = [self.runs[n] for n in np.flatnonzero(np.isinf(self.loss_NV).any(1))]
-            raise ConfigError(
-                f"losses must be finite, or NaN where they are missing; not so: {listed(names)}"
-            )
+        infinite_N = np.isinf(self.loss_NV).any(1)
+        for wrong_N, rule in (
+            (bad_N, "weights must be finite, >= 0 and sum to 1 in every run"),
+            (infinite_N, "losses must be finite, or NaN where they are missing"),
+        ):
+            if wrong_N.any():
+                raise ConfigError(f"{rule}; not so: {self._runs(wrong_N)}")
+
+    def _runs(self, which_N: np.ndarray) -> str:
+        return listed([self.runs[n] for n in np.flatnonzero(which_N)])
 
     def remarks(self) -> list[str]:
         """What to know before trusting what is learned from it.
@@ -106,21 +106,16 @@ class MixtureTable:
         gap_NV = np.isnan(self.loss_NV)
         empty_N = gap_NV.all(1)
         if empty_N.any():
-            names = [self.runs[n] for n in np.flatnonzero(empty_N)]
-            notes.append(f"{len(names)} runs have no loss at all: {listed(names)}")
+            notes.append(f"{empty_N.sum()} runs have no loss at all: {self._runs(empty_N)}")
         for target, gap_N in zip(self.targets, (gap_NV & ~empty_N[:, None]).T, strict=True):
             if gap_N.any():
-                names = [self.runs[n] for n in np.flatnonzero(gap_N)]
-                notes.append(
-                    f"the loss of {target} is missing in {len(names)} runs: {listed(names)}"
-                )
-        if (self.loss_NV < 0).any():
-            below = np.argwhere(self.loss_NV < 0)
-            cells = [f"{self.runs[n]} ({self.targets[v]})" for n, v in below]
+                where = f"{gap_N.sum()} runs: {self._runs(gap_N)}"
+                notes.append(f"the loss of {target} is missing in {where}")
+        below = np.argwhere(self.loss_NV < 0)
+        if cells := [f"{self.runs[n]} ({self.targets[v]})" for n, v in below]:
             notes.append(f"losses below 0, lower still counting as better: {listed(cells)}")
         still = np.flatnonzero(np.ptp(self.weight_NS, axis=0) <= 1e-12)
-        if still.size:
-            names = [f"{self.sources[s]} ({self.weight_NS[0, s]:.4g})" for s in still]
+        if names := [f"{self.sources[s]} ({self.weight_NS[0, s]:.4g})" for s in still]:
             notes.append(
                 f"the weight never changes, so nothing can be learned of it: {listed(names)}"
             )
@@ -132,17 +127,14 @@ class MixtureTable:
                 notes.append(f"the loss of {target} is {known_N[0]:.6g} in every run")
         silent = [source for source in self.sources if source not in self.targets]
         foreign = [target for target in self.targets if target not in self.sources]
-        count = len(self.sources)
-        if len(silent) == count:
-            notes.append(
-                f"no target is named like a source; {len(foreign)} targets: {listed(foreign)}"
-            )
-        else:
-            if silent:
-                of = f"{len(silent)} of {count} sources"
-                notes.append(f"{of} have no loss of their own: {listed(silent)}")
-            if foreign:
-                notes.append(f"{len(foreign)} targets are no source: {listed(foreign)}")
+        if len(silent) == len(self.sources):
+            others = f"{len(foreign)} targets: {listed(foreign)}"
+            notes.append(f"no target is named like a source; {others}")
+        elif silent:
+            of = f"{len(silent)} of {len(self.sources)} sources"
+            notes.append(f"{of} have no loss of their own: {listed(silent)}")
+        if foreign and len(silent) < len(self.sources):
+            notes.append(f"{len(foreign)} targets are no source: {listed(foreign)}")
         if scores := [target for target in self.targets if _SCORES.search(target)]:
             notes.append(
                 "named like a score, of which more is better, while plans lower their target: "
@@ -151,203 +143,175 @@ class MixtureTable:
         return notes
 
 
-@dataclass(frozen=True, slots=True)
 class Sheet:
-    """The cells of a file, stripped, every row as wide as the header, with its line's number."""
+    """The cells of a file of mixtures or of losses, whose first line names its columns.
 
-    path: Path
-    header: list[str]
-    rows: list[tuple[int, list[str]]]
+    As people's tools write them: byte-order marks, CRLF, spaces, quotes, blank lines. Cells are
+    stripped, and every row is as wide as the header and has its line's number.
+    """
+
+    def __init__(self, path: Path, kind: Kind) -> None:
+        self.path, self.kind = path, kind
+        try:
+            with open(path, encoding="utf-8-sig", newline="") as file:
+                text = file.read()
+        except UnicodeDecodeError as error:
+            message = f"{path} is not UTF-8 text ({error}); save it as CSV in UTF-8"
+            raise CorpusError(message) from error
+        except OSError as error:
+            raise CorpusError(f"cannot read {path}: {error.strerror}") from error
+        delimiter = max(DELIMITERS, key=text.lstrip().split("\n", 1)[0].count)
+        lines = io.StringIO(text, newline="")
+        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+        try:
+            rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+        except csv.Error as error:
+            raise CorpusError(f"{path}, line {reader.line_num}: {error}") from error
+        rows = [(line, cells) for line, cells in rows if any(cells)]
+        if len(rows) < 2:
+            raise CorpusError(
+                f"{path} has {'no rows after its header' if rows else 'nothing in it'}; "
+                "a table has a line of names and one line or more for each run"
+            )
+        (_, header), *rows = rows
+        for line, cells in rows:
+            if len(cells) != len(header):
+                raise CorpusError(
+                    f"{path}, line {line} has {len(cells)} cells, the header has {len(header)}"
+                )
+        # a comma at the end of every line makes a column without a name or content
+        while header and not header[-1] and not any(cells[-1] for _, cells in rows):
+            header = header[:-1]
+            rows = [(line, cells[:-1]) for line, cells in rows]
+        for number, name in enumerate(header):
+            if not name and number > 0:
+                raise CorpusError(f"{path}: column {number + 1} has no name")
+            if name in header[:number]:
+                both = f"{header.index(name) + 1} and {number + 1}"
+                raise CorpusError(f'{path}: column "{name}" is there twice, as {both}')
+        self.header, self.rows = header, rows
 
     def at(self, line: int, column: int) -> str:
         """Where a cell is, for messages."""
         return f'{self.path}, line {line}, column "{self.header[column]}"'
 
+    def number(self, line: int, column: int, text: str) -> float:
+        """A cell as a number. A loss may be missing (NaN); a weight may not, nor be negative."""
+        where = self.at(line, column)
+        if text.casefold() in MISSING:
+            if self.kind == "losses":
+                return math.nan
+            not_drawn = "write 0 where a source was not drawn from"
+            raise CorpusError(f'{where}: the weight is missing ("{text}"); {not_drawn}')
+        try:
+            value = math.nan if "_" in text else float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            hint = "; leave a loss that is not there empty" if self.kind == "losses" else ""
+            hint = "; write a share: 0.5, not 50%" if text.endswith("%") else hint
+            raise CorpusError(f'{where}: "{text}" is not a finite number{hint}')
+        if self.kind == "mixtures" and value < 0:
+            raise CorpusError(f"{where}: the weight is {text}; weights are >= 0")
+        return value
 
-@dataclass(frozen=True, slots=True)
+    def layout(self) -> tuple[int, set[int]] | None:
+        """The column that names a run, and those that name it again; None for the long form."""
+        header = self.header
+        other: Kind = "losses" if self.kind == "mixtures" else "mixtures"
+        is_long, is_other = (set(LONG[kind]) <= set(header) for kind in (self.kind, other))
+        foreign = _LOSS if self.kind == "mixtures" else _PILE_SOURCE
+        if (is_other and not is_long) or any(foreign.fullmatch(column) for column in header):
+            raise CorpusError(
+                f"{self.path} was given as the file of {self.kind} and has {other}; "
+                "name the mixtures first, then the losses"
+            )
+        if is_long:
+            return None
+        unnamed = {0} if _UNNAMED.fullmatch(header[0]) else set()
+        if "run" in header or "run_id" in header or ("name" in header and "index" not in header):
+            run = next(name for name in LABELS if name in header)
+            labels = {column for column, name in enumerate(header) if name in LABELS}
+            return header.index(run), labels | unnamed
+        if "index" in header:
+            return header.index("index"), unnamed
+        if unnamed:
+            return 0, unnamed
+        start = ", ".join(header[:4]) + (", ..." if len(header) > 4 else "")
+        raise CorpusError(
+            f"{self.path}: no column says which run a line is about; its header starts with: "
+            f"{start}\nThree layouts are read (first line: mixtures, second: losses):\n{LAYOUTS}"
+        )
+
+
 class Grid:
-    """What a file says: one number for each run and name; NaN where it says none."""
+    """What a file says: one number for each run and name; NaN where it says none.
 
-    path: Path
-    runs: list[str]
-    names: list[str]
-    value_RN: np.ndarray
-    aliases: dict[str, str] = field(default_factory=dict)  # name of a column -> the name used here
-    notes: list[str] = field(default_factory=list)
-
-
-def read_sheet(path: Path) -> Sheet:
-    """Read a file whose first line names its columns.
-
-    As people's tools write them: byte-order marks, CRLF, spaces, quotes, blank lines.
+    In the long form there is a line for each run and name; a source that a run does not name was
+    not drawn from, and such a target is missing. Else there is a line for each run, a column for
+    each name, and names lose what RegMix's scripts put around them, so that sources and targets
+    meet; `aliases` has the columns' own.
     """
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            text = file.read()
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not UTF-8 text ({error}); save it as CSV in UTF-8") from error
-    except OSError as error:
-        raise CorpusError(f"cannot read {path}: {error.strerror}") from error
-    delimiter = max(DELIMITERS, key=text.lstrip().split("\n", 1)[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    rows = []
-    try:
-        for cells in reader:
-            stripped = [cell.strip() for cell in cells]
-            if any(stripped):
-                rows.append((reader.line_num, stripped))
-    except csv.Error as error:
-        raise CorpusError(f"{path}, line {reader.line_num}: {error}") from error
-    if len(rows) < 2:
-        raise CorpusError(
-            f"{path} has {'no rows after its header' if rows else 'nothing in it'}; "
-            "a table has a line of names and one line or more for each run"
+
+    def __init__(self, path: Path, kind: Kind) -> None:
+        sheet, self.path = Sheet(path, kind), path
+        self.aliases: dict[str, str] = {}
+        self.notes: list[str] = []
+        layout = sheet.layout()
+        if layout is None:
+            run_at, name_at, value_at = (sheet.header.index(name) for name in LONG[kind])
+            cells_of = [(line, cells, cells[name_at], value_at) for line, cells in sheet.rows]
+            unused = [c for c in sheet.header if c not in LONG[kind] and not _UNNAMED.fullmatch(c)]
+            if unused:
+                self.notes.append(f"{path}: not used: {', '.join(unused)}")
+        else:
+            run_at, labels = layout
+            if _UNNAMED.fullmatch(sheet.header[run_at]):
+                self.notes.append(f"{path}: runs are named by its first column, which has no name")
+            named = self._named(sheet, labels | {run_at})
+            cells_of = [
+                (line, cells, name, column)
+                for line, cells in sheet.rows
+                for name, column in named.items()
+            ]
+        line_of: dict[tuple[str, str], int] = {}
+        values: dict[tuple[str, str], float] = {}
+        for line, cells, name, column in cells_of:
+            run = cells[run_at]
+            if not run:
+                raise CorpusError(f"{sheet.at(line, run_at)}: the run has no name")
+            if layout is None and not name:
+                raise CorpusError(f"{sheet.at(line, name_at)}: the cell is empty")
+            if (run, name) in line_of:
+                twice = f'run "{run}" has "{name}" twice, first in line {line_of[run, name]}'
+                raise CorpusError(f"{path}, line {line}: {twice}")
+            line_of[run, name] = line
+            values[run, name] = sheet.number(line, column, cells[column])
+        self.runs = list(dict.fromkeys(run for run, _ in values))
+        self.names = list(dict.fromkeys(name for _, name in values))
+        absent = 0.0 if kind == "mixtures" else math.nan
+        self.value_NK = np.array(
+            [[values.get((run, name), absent) for name in self.names] for run in self.runs]
         )
-    (_, header), *rows = rows
-    for line, cells in rows:
-        if len(cells) != len(header):
-            raise CorpusError(
-                f"{path}, line {line} has {len(cells)} cells, the header has {len(header)}"
-            )
-    # a comma at the end of every line makes a column without a name or content
-    while header and not header[-1] and not any(cells[-1] for _, cells in rows):
-        header = header[:-1]
-        rows = [(line, cells[:-1]) for line, cells in rows]
-    for number, name in enumerate(header):
-        if not name and number > 0:
-            raise CorpusError(f"{path}: column {number + 1} has no name")
-        if name in header[:number]:
-            raise CorpusError(
-                f'{path}: column "{name}" is there twice, as {header.index(name) + 1} and '
-                f"{number + 1}"
-            )
-    return Sheet(path, header, rows)
 
-
-def _number(sheet: Sheet, line: int, cells: list[str], column: int, kind: Kind) -> float:
-    """A cell as a number. A loss may be missing (NaN); a weight may not, nor be negative."""
-    text = cells[column]
-    if text.casefold() in MISSING:
-        if kind == "losses":
-            return math.nan
-        raise CorpusError(
-            f'{sheet.at(line, column)}: the weight is missing ("{text}"); '
-            "write 0 where a source was not drawn from"
-        )
-    try:
-        value = math.nan if "_" in text else float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        hint = "; write a share: 0.5, not 50%" if text.endswith("%") else ""
-        hint = hint or ("; leave a loss that is not there empty" if kind == "losses" else "")
-        raise CorpusError(f'{sheet.at(line, column)}: "{text}" is not a finite number{hint}')
-    if kind == "mixtures" and value < 0:
-        raise CorpusError(f"{sheet.at(line, column)}: the weight is {text}; weights are >= 0")
-    return value
-
-
-def _is_unnamed(column: str) -> bool:
-    """Whether this is the index column that pandas writes where it is not told otherwise."""
-    return column == "" or re.fullmatch(r"Unnamed: \d+", column) is not None
-
-
-def read_grid(path: Path, kind: Kind) -> Grid:
-    """The numbers of a file of mixtures, or of one of losses, in any of the three layouts."""
-    sheet = read_sheet(path)
-    header = sheet.header
-    other: Kind = "losses" if kind == "mixtures" else "mixtures"
-    is_long, is_other = (set(LONG[each]) <= set(header) for each in (kind, other))
-    foreign = _LOSS if kind == "mixtures" else _PILE_SOURCE
-    if (is_other and not is_long) or any(foreign.fullmatch(column) for column in header):
-        raise CorpusError(
-            f"{path} was given as the file of {kind} and has {other}; "
-            "name the mixtures first, then the losses"
-        )
-    unnamed = {0} if _is_unnamed(header[0]) else set()
-    if is_long:
-        return _read_long(sheet, kind)
-    if "run" in header or "run_id" in header or ("name" in header and "index" not in header):
-        run = next(name for name in LABELS if name in header)
-        labels = {column for column, name in enumerate(header) if name in LABELS}
-        return _read_wide(sheet, kind, header.index(run), labels | unnamed)
-    if "index" in header:
-        return _read_wide(sheet, kind, header.index("index"), unnamed)
-    if unnamed:
-        grid = _read_wide(sheet, kind, 0, set())
-        grid.notes.append(f"{path}: runs are named by its first column, which has no name")
-        return grid
-    start = ", ".join(header[:4]) + (", ..." if len(header) > 4 else "")
-    raise CorpusError(
-        f"{path}: no column says which run a line is about; its header starts with: {start}\n"
-        f"Three layouts are read (first line: mixtures, second: losses):\n{LAYOUTS}"
-    )
-
-
-def _read_wide(sheet: Sheet, kind: Kind, run_column: int, labels: set[int]) -> Grid:
-    """A line for each run, a column for each name; `labels` are columns that name a run again.
-
-    Names lose what RegMix's scripts put around them, so that sources and targets meet.
-    """
-    columns = [c for c in range(len(sheet.header)) if c != run_column and c not in labels]
-    raw = [sheet.header[column] for column in columns]
-    if not raw:
-        what = "source" if kind == "mixtures" else "target"
-        raise CorpusError(f"{sheet.path} has no column for any {what}, only {sheet.header}")
-    split = "train_" if all(column.startswith("train_") for column in raw) else ""
-    names: list[str] = []
-    for column in raw:
-        match = _PILE_SOURCE.fullmatch(column) or _LOSS.fullmatch(column)
-        name = match[1] if match else column.removeprefix(split)
-        if name in names:
-            both = f'"{raw[names.index(name)]}" and "{column}"'
-            raise CorpusError(f'{sheet.path}: columns {both} both mean "{name}"')
-        names.append(name)
-    runs: dict[str, int] = {}
-    for line, cells in sheet.rows:
-        run = cells[run_column]
-        if not run:
-            raise CorpusError(f"{sheet.at(line, run_column)}: the run has no name")
-        if run in runs:
-            raise CorpusError(
-                f'{sheet.at(line, run_column)}: run "{run}" is there twice, first in line '
-                f"{runs[run]}"
-            )
-        runs[run] = line
-    value_RN = np.array(
-        [[_number(sheet, line, cells, c, kind) for c in columns] for line, cells in sheet.rows]
-    )
-    aliases = {column: name for column, name in zip(raw, names, strict=True) if column != name}
-    return Grid(sheet.path, list(runs), names, value_RN, aliases)
-
-
-def _read_long(sheet: Sheet, kind: Kind) -> Grid:
-    """A line for each run and name.
-
-    A source that a run does not name was not drawn from; such a target is missing.
-    """
-    run_at, name_at, value_at = (sheet.header.index(name) for name in LONG[kind])
-    seen: dict[tuple[str, str], int] = {}
-    values: dict[tuple[str, str], float] = {}
-    for line, cells in sheet.rows:
-        key = (cells[run_at], cells[name_at])
-        for column in (run_at, name_at):
-            if not cells[column]:
-                raise CorpusError(f"{sheet.at(line, column)}: the cell is empty")
-        if key in seen:
-            raise CorpusError(
-                f'{sheet.path}, line {line}: run "{key[0]}" has "{key[1]}" twice, first in '
-                f"line {seen[key]}"
-            )
-        seen[key] = line
-        values[key] = _number(sheet, line, cells, value_at, kind)
-    runs = list(dict.fromkeys(run for run, _ in values))
-    names = list(dict.fromkeys(name for _, name in values))
-    absent = 0.0 if kind == "mixtures" else np.nan
-    value_RN = np.array([[values.get((run, name), absent) for name in names] for run in runs])
-    unused = [c for c in sheet.header if c not in LONG[kind] and not _is_unnamed(c)]
-    notes = [f"{sheet.path}: not used: {', '.join(unused)}"] if unused else []
-    return Grid(sheet.path, runs, names, value_RN, notes=notes)
+    def _named(self, sheet: Sheet, labels: set[int]) -> dict[str, int]:
+        """The columns of a wide file by the names used here."""
+        raw = {c: column for c, column in enumerate(sheet.header) if c not in labels}
+        if not raw:
+            what = "source" if sheet.kind == "mixtures" else "target"
+            raise CorpusError(f"{sheet.path} has no column for any {what}, only {sheet.header}")
+        split = "train_" if all(column.startswith("train_") for column in raw.values()) else ""
+        named: dict[str, int] = {}
+        for c, column in raw.items():
+            match = _PILE_SOURCE.fullmatch(column) or _LOSS.fullmatch(column)
+            name = match[1] if match else column.removeprefix(split)
+            if name in named:
+                both = f'"{raw[named[name]]}" and "{column}"'
+                raise CorpusError(f'{sheet.path}: columns {both} both mean "{name}"')
+            named[name] = c
+            if name != column:
+                self.aliases[column] = name
+        return named
 
 
 def read_table(mixtures: Path, losses: Path) -> MixtureTable:
@@ -355,18 +319,16 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
 
     Runs are joined by name. Whatever is left out or mended is said in `notes`.
     """
-    weights, measured = read_grid(Path(mixtures), "mixtures"), read_grid(Path(losses), "losses")
+    weights, measured = Grid(Path(mixtures), "mixtures"), Grid(Path(losses), "losses")
     notes = [*weights.notes, *measured.notes]
-    weight_RS = _normalised(weights, measured, notes)
+    weight_NS = _normalised(weights, measured, notes)
     runs = _joined(weights, measured, notes)
-    row = {run: number for number, run in enumerate(weights.runs)}
-    loss_row = {run: number for number, run in enumerate(measured.runs)}
     table = MixtureTable(
         weights.names,
         measured.names,
         runs,
-        weight_RS[[row[run] for run in runs]],
-        measured.value_RN[[loss_row[run] for run in runs]],
+        weight_NS[[weights.runs.index(run) for run in runs]],
+        measured.value_NK[[measured.runs.index(run) for run in runs]],
         aliases={**weights.aliases, **measured.aliases},
     )
     table.notes.extend([*notes, *table.remarks()])
@@ -375,26 +337,26 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
 
 def _normalised(weights: Grid, measured: Grid, notes: list[str]) -> np.ndarray:
     """Weights whose rows sum to 1; files with rounded shares sum to it only nearly."""
-    sum_R = weights.value_RN.sum(1)
-    off_R = np.abs(sum_R - 1)
-    beyond = np.flatnonzero(off_R > ROUNDING + 1e-9)
+    sum_N = weights.value_NK.sum(1)
+    off_N = np.abs(sum_N - 1)
+    beyond = np.flatnonzero(off_N > ROUNDING + 1e-9)
     if beyond.size:
-        rows = listed([f"{weights.runs[n]} ({sum_R[n]:.6g})" for n in beyond], shown=5)
+        rows = listed([f"{weights.runs[n]} ({sum_N[n]:.6g})" for n in beyond], shown=5)
         hint = "percentages must be divided by 100, token counts by their sum"
-        if (np.abs(np.nan_to_num(measured.value_RN).sum(1) - 1) <= ROUNDING).all():
+        if (np.abs(np.nan_to_num(measured.value_NK).sum(1) - 1) <= ROUNDING).all():
             hint = f"those of {measured.path} do: are the two files swapped?"
         raise CorpusError(
             f"{weights.path}: weights must sum to 1 in every run, within {ROUNDING} for "
-            f"rounding; they do not for {beyond.size} of {len(sum_R)} runs: {rows}; {hint}"
+            f"rounding; they do not for {beyond.size} of {len(sum_N)} runs: {rows}; {hint}"
         )
-    worst = int(off_R.argmax())
-    if off_R[worst] > 1e-9:
+    worst = int(off_N.argmax())
+    if off_N[worst] > 1e-9:
         notes.append(
             f"{weights.path}: weights sum to 1 only within rounding; each run's were divided by "
-            f"their sum (the largest deviation is {off_R[worst]:.3g}, of run {weights.runs[worst]})"
+            f"their sum (the largest deviation is {off_N[worst]:.3g}, of run {weights.runs[worst]})"
         )
-    normalised_RS: np.ndarray = weights.value_RN / sum_R[:, None]
-    return normalised_RS
+    normalised_NS: np.ndarray = weights.value_NK / sum_N[:, None]
+    return normalised_NS
 
 
 def _joined(weights: Grid, measured: Grid, notes: list[str]) -> list[str]:
@@ -411,18 +373,17 @@ def _joined(weights: Grid, measured: Grid, notes: list[str]) -> list[str]:
             "joined by number, every mixture would get the loss of another run; make both count "
             "from the same number"
         )
-    has_loss, has_weights = set(measured.runs), set(weights.runs)
-    runs = [run for run in weights.runs if run in has_loss]
-    if not runs:
+    both = set(weights.runs) & set(measured.runs)
+    if not both:
         raise CorpusError(
             f"no run is in both files: {weights.path} has {listed(weights.runs, 3)}, "
             f"{measured.path} has {listed(measured.runs, 3)}"
         )
-    for grid, other in ((weights, has_loss), (measured, has_weights)):
-        alone = [run for run in grid.runs if run not in other]
+    for grid in (weights, measured):
+        alone = [run for run in grid.runs if run not in both]
         if alone:
             notes.append(f"left out, in {grid.path} only: {len(alone)} runs: {listed(alone)}")
-    return runs
+    return [run for run in weights.runs if run in both]
 
 
 def write_table(table: MixtureTable, mixtures: Path, losses: Path) -> None:

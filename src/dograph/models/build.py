@@ -49,8 +49,13 @@ def require_folder(name: str) -> None:
         )
 
 
-def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> PerSampleLoss:
-    """Any causal LM by Hugging Face name or path: its weights, or only its shape."""
+def load_model(
+    name: str, *, vocab_size: int, seed: int, pretrained: bool, seq_len: int = 0
+) -> PerSampleLoss:
+    """Any causal LM by Hugging Face name or path: its weights, or only its shape.
+
+    Refused if it has fewer than `vocab_size` tokens or `seq_len` positions.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -58,15 +63,22 @@ def load_model(name: str, *, vocab_size: int, seed: int, pretrained: bool) -> Pe
     require_folder(name)
     try:
         config = AutoConfig.from_pretrained(name)
-        if config.vocab_size >= vocab_size and pretrained:
+        positions = getattr(config, "max_position_embeddings", seq_len)
+        fits = config.vocab_size >= vocab_size and positions >= seq_len
+        if fits and pretrained:
             return _padded(AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32))
-        if config.vocab_size >= vocab_size:
+        if fits:
             return _padded(_from_config(config, seed))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f'model.path="{name}" could not be loaded: {error}. Give a folder saved by '
             f"save_pretrained, a Hugging Face name, or a preset: {', '.join(PRESETS)}"
         ) from error
+    if positions < seq_len:
+        raise ConfigError(
+            f"{name} has {positions} positions, fewer than data.seq_len={seq_len}; set "
+            f"data.seq_len to {positions} or less"
+        )
     raise ConfigError(
         f"{name} has a vocabulary of {config.vocab_size}, smaller than the corpus' {vocab_size}; "
         "prepare the corpus with that model's tokenizer"

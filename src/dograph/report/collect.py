@@ -1,4 +1,4 @@
-"""From run directories and comparisons to everything a page shows."""
+"""From run directories and comparisons to everything that a page and its figures are made of."""
 
 import json
 import math
@@ -10,61 +10,82 @@ from statistics import median
 from typing import Any
 
 from dograph import __version__
+from dograph.compare.arms import ASK
+from dograph.compare.findings import REPORT, Findings
 from dograph.errors import ConfigError, RunError
+from dograph.report.charts import DotChart, DotRow, PageTable, PageText, Shown, TableCell
 from dograph.report.comparison import (
+    Comparison,
+    Points,
     Trained,
     from_findings,
     from_runs,
     group_names,
-    groups_of,
-    read_findings,
     run_names,
     scales_of,
     verdict_of,
 )
-from dograph.report.content import (
-    ASKED,
-    BENCH,
-    CELLS,
-    COMPARISON,
-    ENVIRONMENT,
-    EVALUATION,
-    Bench,
-    BenchArm,
-    Benchmarks,
-    PageData,
-    RunData,
-    is_run,
-    read_json,
-)
-from dograph.report.domains import Texts
-from dograph.report.one_run import OpenRun, parameters_of, run_data
-from dograph.report.series import SMOOTHED_SHARE, Columns
+from dograph.report.domains import CorpusText, Texts
+from dograph.report.one_run import ENVIRONMENT, OpenRun, RunData, parameters_of, run_data
+from dograph.report.series import SMOOTHED_SHARE, Columns, read_json
 from dograph.stats import Estimate, Interval, mean_estimate
+from dograph.train.run_dir import RunDirectory
 
-# Downstream scores (`dograph eval`) and what a step costs (`dograph bench`), for a page.
-
-
+CELLS = "cells"  # runs of a comparison
+EVALUATION = "eval.json"  # of a run: `dograph eval`
+BENCH = "bench.json"  # `dograph bench`
 NORMAL = 1.96
 AVERAGE = "average"
+POINTS = 2400  # buckets shared out among the runs, so that many runs make no huge page
+LEAST, MOST = 60, 400  # buckets of a curve
 
 
-def benchmarks_of(paths: Sequence[Path], groups: Sequence[str]) -> Benchmarks | None:
-    """Scores by group; over seeds where a group has several, else over the tasks' items."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageData:
+    """Everything a page shows."""
+
+    title: str
+    verdict: str
+    made: str
+    program: str
+    how: list[str]  # how curves were thinned and smoothed, and what intervals are
+    runs: list[RunData]
+    groups: dict[str, list[str]]  # names of runs that differ in their seed alone
+    comparisons: list[Comparison]
+    scales: list[tuple[str, Points]]  # mean loss of methods by number of parameters
+    tasks: list[DotChart]  # downstream scores
+    task_notes: list[str]
+    benches: list[Shown]
+    texts: list[CorpusText]
+
+
+def tasks_of(paths: Sequence[Path], groups: Sequence[str]) -> tuple[list[DotChart], list[str]]:
+    """Scores of `dograph eval` by task and group in per cent, with what guessing scores; notes.
+
+    Over seeds where a group has several, else over the tasks' items.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for path, group in zip(paths, groups, strict=True):
         if record := read_json(path / EVALUATION):
+            record["tasks"][AVERAGE] = record.pop("average") | {"primary": None}
             found.setdefault(group, []).append(record)
-    if not found:
-        return None
     every = [record for own in found.values() for record in own]
-    tasks = list(dict.fromkeys(task for record in every for task in record["tasks"]))
-    chance = {task: record["tasks"][task]["chance"] for record in every for task in record["tasks"]}
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
-    notes += items_asked(every)
-    rows = [(group, _scores(own, [*tasks, AVERAGE])) for group, own in found.items()]
-    chance[AVERAGE] = every[0]["average"]["chance"]
-    return Benchmarks([*tasks, AVERAGE], chance, rows, notes)
+    tasks = dict.fromkeys(task for record in every for task in record["tasks"] if task != AVERAGE)
+    charts = []
+    for task in (*tasks, AVERAGE) if every else ():
+        told = [record["tasks"][task] for record in every if task in record["tasks"]]
+        # As in the paper: of the average the first, of a task whichever came last.
+        chance = 100 * told[0 if task == AVERAGE else -1]["chance"]
+        rows = []
+        for index, (group, own) in enumerate(found.items()):
+            score = _score([record["tasks"][task] for record in own if task in record["tasks"]])
+            if score is not None:
+                low, high = (x and 100 * x for x in (score.low, score.high))
+                rows.append(DotRow(group, index, 100 * score.value, low, high))
+        note = f"accuracy in %, dashed: chance, {chance:.1f} %" if chance else "accuracy in %"
+        charts.append(DotChart(task, note, rows, digits=1, chance=chance))
+    return charts, notes + items_asked(every)
 
 
 def items_asked(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -77,58 +98,51 @@ def items_asked(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"items asked, of those there are: {', '.join(short.values())}"] if short else []
 
 
-def _scores(records: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> dict[str, Estimate]:
+def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
     """acc_norm where the task has one, as in the paper, with 1.96 standard errors of its items."""
-    scores = {}
-    for task in tasks:
-        own = []
-        for record in records:
-            told = record["average"] if task == AVERAGE else record["tasks"].get(task)
-            if told is not None:
-                own.append(told if task == AVERAGE else told[told["primary"]])
-        if len(own) > 1:
-            scores[task] = mean_estimate([told["value"] for told in own])
-        elif own:
-            value, error = own[0]["value"], own[0]["se"]
-            is_known = error is not None and math.isfinite(error)
-            ends = Interval(value - NORMAL * error, value + NORMAL * error) if is_known else None
-            scores[task] = Estimate(value, ends)
-    return scores
+    own = [task[task["primary"]] if task["primary"] else task for task in tasks]
+    if len(own) > 1:
+        return mean_estimate([score["value"] for score in own])
+    if not own:
+        return None
+    value, error = own[0]["value"], own[0]["se"]
+    is_known = error is not None and math.isfinite(error)
+    ends = Interval(value - NORMAL * error, value + NORMAL * error) if is_known else None
+    return Estimate(value, ends)
 
 
-def bench_of(path: Path) -> Bench:
+def bench_of(path: Path) -> list[Shown]:
     """The arms of one bench.json that were measured."""
+    rows: list[Any] = []
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         options, device = found["options"], found["device"]["name"]
         shape = f"{options['batch']} x {options['seq_len']}, {options['dtype']}"
-        arms = []
         for name, arm in found["arms"].items():
             if "ms" not in arm:
                 continue
             ms, ratio = arm["ms"]["median"], arm.get("ratio")
             plain, floor = arm.get("plain_ms"), arm.get("floor_ms")
-            ends = ratio and Interval(ratio["low"], ratio["high"])
-            arms.append(
-                BenchArm(
-                    name=name,
-                    ms=ms,
-                    over_plain=ratio and Estimate(ratio["median"], ends),
-                    extra_ms=ms - plain["median"] if plain else None,
-                    floor_ms=floor["total"] if floor else None,
-                    floor_ratio=arm.get("floor_ratio"),
-                    peak_bytes=arm.get("peak_bytes"),
-                )
+            over = ratio and Estimate(ratio["median"], Interval(ratio["low"], ratio["high"]))
+            rows.append(
+                [
+                    name,
+                    TableCell(ms, digits=1),
+                    TableCell.of(over, "fixed", 3),
+                    TableCell(ms - plain["median"] if plain else None, digits=1),
+                    TableCell(floor["total"] if floor else None, digits=1),
+                    TableCell(arm.get("floor_ratio") or None, "fixed", 3),
+                    TableCell(arm.get("peak_bytes") or 0, "bytes"),
+                ]
             )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"--bench {path} is no file of `dograph bench`; make one with: dograph bench"
         ) from error
-    return Bench(f"{options['model']}, {shape}, {device}", arms)
-
-
-POINTS = 2400  # buckets shared out among the runs, so that many runs make no huge page
-LEAST, MOST = 60, 400  # buckets of a curve
+    title = f"{options['model']}, {shape}, {device}"
+    heads = ["arm", "ms", "over plain", "extra ms", "floor ms", "floor, over plain", "memory"]
+    table = PageTable(f"bench {title}", heads, rows)
+    return [PageText(f"Bench: {title}", "heading"), table]
 
 
 @dataclass(slots=True)
@@ -154,8 +168,8 @@ def open_subjects(
     found, before = Subjects(benches=list(benches)), {run.path: run for run in known}
     runs: dict[Path, OpenRun] = {}  # given twice, or with the comparison it is of, a run is one
     for path in paths:
-        is_compared = (path / COMPARISON).is_file()
-        if is_compared or (path / ASKED).is_file():
+        is_compared = (path / REPORT).is_file()
+        if is_compared or (path / ASK).is_file():
             found.comparisons += [path] if is_compared else []
             for folder, method in _cells(path):
                 run = before.get(folder) or OpenRun(folder, method, path.resolve().name)
@@ -174,15 +188,19 @@ def open_subjects(
     return found
 
 
+def is_run(path: Path) -> bool:
+    return RunDirectory(path).config_file.is_file()
+
+
 def _cells(path: Path) -> list[tuple[Path, str]]:
     """Run directories of a comparison and their methods; those that never began are left out."""
-    if not (path / COMPARISON).is_file():
+    if not (path / REPORT).is_file():
         begun = sorted(folder for folder in path.glob(f"{CELLS}/*") if is_run(folder))
         return [(folder, folder.name.rpartition("-s")[0]) for folder in begun]
     cells = []
-    for cell in read_findings(path)["cells"]:
-        places = (Path(cell["run"]), path / CELLS / cell["label"])
-        cells += [(place, cell["method"]) for place in places if is_run(place)][:1]
+    for cell in Findings.read(path).cells:
+        places = (Path(cell.run), path / CELLS / cell.label)
+        cells += [(place, cell.method) for place in places if is_run(place)][:1]
     return cells
 
 
@@ -205,7 +223,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     for path in subjects.comparisons:
         cells = [run.path for run in opened if path.resolve() in run.path.resolve().parents]
         size = next(filter(None, map(parameters_of, cells)), None)
-        comparisons.append(from_findings(read_findings(path), path.resolve().name, size))
+        comparisons.append(from_findings(Findings.read(path), path.resolve().name, size))
     comparisons += from_runs(
         [
             Trained(run, own.as_trained(), parameters_of(own.path))
@@ -213,6 +231,10 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
             if own.label is None
         ]
     )
+    by_group: dict[str, list[str]] = {}
+    for name, group in zip(names, groups, strict=True):
+        by_group.setdefault(group, []).append(name)
+    tasks, task_notes = tasks_of([run.path for run in opened], groups)
     title = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
     if len(subjects.comparisons) == 1:
         title = f"comparison {subjects.comparisons[0].resolve().name}"
@@ -223,11 +245,12 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         program=f"dograph {__version__}",
         how=_how(subjects.buckets, runs),
         runs=runs,
-        groups=groups_of(runs),
+        groups=by_group,
         comparisons=comparisons,
         scales=scales_of(comparisons),
-        benchmarks=benchmarks_of([run.path for run in opened], groups),
-        benches=[bench_of(path) for path in subjects.benches],
+        tasks=tasks,
+        task_notes=task_notes,
+        benches=[block for path in subjects.benches for block in bench_of(path)],
         texts=texts.found,
     )
 
@@ -241,7 +264,7 @@ def beside_plain(runs: Sequence[RunData], opened: Sequence[OpenRun]) -> list[Run
         machine = read_json(own.path / ENVIRONMENT).get("gpus")
         parts = [config["model"], config["data"]["seq_len"], train, machine]
         shapes.append(json.dumps(parts, sort_keys=True))
-        is_plain.append(not any(part.name in ("sketch", "weigh") for part in run.cost.parts))
+        is_plain.append(not {"sketch", "weigh"} & set(run.cost.parts))
         if run.cost.step_ms and is_plain[-1]:
             plain.setdefault(shapes[-1], []).append(run.cost.step_ms)
     found = []

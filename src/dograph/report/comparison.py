@@ -7,26 +7,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from dograph.compare.findings import Contrast, Findings, MethodFindings, Spread
 from dograph.config import RunConfig
 from dograph.errors import DographError
 from dograph.mixers.registry import build_mixer
-from dograph.report.content import (
-    COMPARISON,
-    Band,
-    Comparison,
-    Difference,
-    MethodRow,
-    RunData,
-    Scale,
-    SeedGroup,
-)
-from dograph.report.series import Curve, rounded
-from dograph.stats import METRICS, Estimate, Interval, mean_estimate, t_interval, t_quantile
+from dograph.report.one_run import RunData
+from dograph.stats import METRICS, Estimate, mean_estimate, t_interval
 
 # What may differ between the runs of a group: it changes no number, or is the seed.
 _FREE = ("seed", "run", "log", "checkpoint", "probe")
+Points = list[tuple[int, Estimate]]  # mean loss by a size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRow:
+    """A row of a comparison."""
+
+    name: str
+    mixer: dict[str, Any]
+    seeds: int
+    losses: dict[str, Estimate]  # mean, natural, worst, gap
+    sources: dict[str, Estimate]
+    differences: dict[str, Contrast]  # to the baseline's losses, below 0 is better
+    source_differences: dict[str, Contrast]
+    costs: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Methods trained alike."""
+
+    title: str
+    baseline: str
+    parameters: int | None
+    command: str | None  # that makes all of it
+    is_planned: bool  # made by dograph compare, so that claims are corrected
+    methods: list[MethodRow]
+    notes: list[str]
+
+    @property
+    def claim(self) -> str:
+        """What may be said of the methods, and what may not."""
+        return claim_of(self.baseline, self.methods, is_planned=self.is_planned)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A run with its settings and size."""
+
+    run: RunData
+    config: RunConfig
+    parameters: int | None
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
@@ -83,60 +114,15 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def groups_of(runs: Sequence[RunData]) -> list[SeedGroup]:
-    """Groups in the order of their first run."""
-
-    def bands(curves: Sequence[Mapping[str, Curve]]) -> dict[str, Band]:
-        names = [name for name in curves[0] if all(name in own for own in curves)]
-        return {name: band([own[name] for own in curves]) for name in names}
-
-    by_name: dict[str, list[RunData]] = {}
-    for run in runs:
-        by_name.setdefault(run.group, []).append(run)
-    return [
-        SeedGroup(
-            name,
-            [run.name for run in own],
-            bands([run.curves.train for run in own]),
-            bands([run.curves.valid for run in own]),
-        )
-        for name, own in by_name.items()
-    ]
-
-
-def band(curves: Sequence[Curve]) -> Band:
-    """Mean and 95 % t interval over runs, at the steps that all of them have.
-
-    Where curves are smoothed, it is that of the smoothed ones: the interval is then of the
-    running mean.
-    """
-    lines = [curve.smooth or curve.raw for curve in curves]
-    shared = sorted(set.intersection(*(set(line.x) for line in lines)))
-    rows = [dict(zip(line.x, line.y, strict=True)) for line in lines]
-    value_NX = np.array([[row[x] for x in shared] for row in rows], dtype=np.float64)
-    if not shared:
-        return Band([], [], None, None)
-    mean_X, num = value_NX.mean(axis=0), len(lines)
-    if num < 2:
-        return Band(shared, rounded(mean_X), None, None)
-    reach_X = t_quantile(num - 1) * value_NX.std(axis=0, ddof=1) / math.sqrt(num)
-    return Band(shared, rounded(mean_X), rounded(mean_X - reach_X), rounded(mean_X + reach_X))
-
-
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
     """What came out in a sentence or two: the first comparison's outcome, or the run's."""
     if comparisons:
         return comparisons[0].claim
     if not runs:
         return "There are no runs to speak of."
-    losses = {
-        run.name: loss.nats
-        for run in runs
-        for loss in run.losses
-        if loss.is_summary and loss.name == "mean"
-    }
     if len(runs) == 1:
-        return _single_verdict(runs[0], losses.get(runs[0].name))
+        return _single_verdict(runs[0])
+    losses = {run.name: run.mean_loss for run in runs if run.mean_loss is not None}
     if not losses:
         return f"{len(runs)} runs, none of them validated yet."
     unfinished = sum(run.steps < run.total_steps for run in runs)
@@ -152,16 +138,15 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
     )
 
 
-def _single_verdict(run: RunData, loss: Estimate | None) -> str:
-    total = f"{run.total_steps:,} steps made"
-    complete = f"Complete after {run.steps:,} steps"
-    how_far = complete if run.steps >= run.total_steps else f"{run.steps:,} of {total}"
-    level = loss and f"mean validation loss {loss.text('.4f', ' ')} nats"
-    parts = [f"{how_far}: {level or 'no validation loss yet'}"]
-    nmi = next((m for m in run.health if m.name == "domains/nmi"), None)
-    if nmi is not None and nmi.curve.raw.y:
-        last = nmi.curve.raw.y[-1]
-        parts.append(f"agreement of domains with sources {last:.2f} (NMI, at most 1)")
+def _single_verdict(run: RunData) -> str:
+    how_far = f"Complete after {run.steps:,} steps"
+    if run.steps < run.total_steps:
+        how_far = f"{run.steps:,} of {run.total_steps:,} steps made"
+    level, nmi = run.mean_loss, run.health.get("domains/nmi")
+    loss = level and f"mean validation loss {level.text('.4f', ' ')} nats"
+    parts = [f"{how_far}: {loss or 'no validation loss yet'}"]
+    if nmi is not None:
+        parts.append(f"agreement of domains with sources {nmi.raw.y[-1]:.2f} (NMI, at most 1)")
     if count := len(run.warnings):
         parts.append(f"{count} warning{'s' if count > 1 else ''}")
     return "; ".join(parts) + "."
@@ -171,10 +156,10 @@ def claim_of(baseline: str, methods: Sequence[MethodRow], *, is_planned: bool) -
     """Which methods are lower than the baseline, which higher, and of which nothing is claimed."""
 
     def difference(method: MethodRow) -> float:
-        return method.differences["mean"].value.value
+        return method.differences["mean"].mean
 
     def figures(method: MethodRow) -> str:
-        nats = method.differences["mean"].value.text("+.4f", " ")
+        nats = method.differences["mean"].estimate.text("+.4f", " ")
         return f"{nats} nats to {baseline}, {method.seeds} seed{'s' if method.seeds > 1 else ''}"
 
     def names(own: Sequence[MethodRow]) -> str:
@@ -211,80 +196,57 @@ def claim_of(baseline: str, methods: Sequence[MethodRow], *, is_planned: bool) -
     return " ".join(told if lower else [*told, level])
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A run with its settings and size."""
-
-    run: RunData
-    config: RunConfig
-    parameters: int | None
-
-
-def from_findings(findings: Mapping[str, Any], title: str, parameters: int | None) -> Comparison:
-    """What `dograph compare` found."""
+def from_findings(findings: Findings, title: str, parameters: int | None) -> Comparison:
+    """What `dograph compare` found; what failed, or is not a number, is told in the notes."""
     methods = []
-    for method in findings["methods"]:
-        means = [told["mean"] for told in method.get("sources", {}).values()]
-        if means and None not in means:  # what failed, or is not a number, is told in the notes
+    for method in findings.methods:
+        means = [spread.mean for spread in method.sources.values()]
+        if means and all(map(math.isfinite, means)):
             methods.append(_found_method(method))
     return Comparison(
         title=title,
-        baseline=findings["baseline"],
+        baseline=findings.baseline,
         parameters=parameters,
-        command=findings["command"],
+        command=findings.command,
         is_planned=True,
-        claim=claim_of(findings["baseline"], methods, is_planned=True),
         methods=methods,
-        notes=list(findings["notes"]),
-        num_domains=num_domains_of(methods),
-        objectives=objectives_of(methods),
+        notes=list(findings.notes),
     )
 
 
-def _found_method(method: Mapping[str, Any]) -> MethodRow:
-    told = dict(method.get("differences", {}))
-    by_source = _differences(told.pop("sources", {}))
-    seconds, flops = method["seconds"], method["flops"]
-    most = method["most_epochs"]
+def _found_method(method: MethodFindings) -> MethodRow:
+    assert method.seconds is not None
+    assert method.most_epochs is not None
+    flops, most, told = method.flops, method.most_epochs, method.differences
     return MethodRow(
-        name=method["label"],
-        mixer=dict(method["mixer"]),
-        seeds=method["losses"]["mean"]["seeds"],
-        losses={name: _spread(value) for name, value in method["losses"].items()},
-        sources={name: _spread(value) for name, value in method["sources"].items()},
-        differences=_differences(told),
-        source_differences=by_source,
+        name=method.label,
+        mixer=dict(method.mixer),
+        seeds=method.losses["mean"].seeds,
+        losses={name: spread_estimate(value) for name, value in method.losses.items()},
+        sources={name: spread_estimate(value) for name, value in method.sources.items()},
+        differences=_known({name: told[name] for name in METRICS} if told else {}),
+        source_differences=_known(told.sources if told else {}),
         costs=[
-            ("FLOPs, plan counted", f"{flops['total']:.3g}"),
-            ("plan, of the FLOPs", f"{flops['plan'] / flops['total']:.0%}"),
-            ("time, s", f"{seconds['total']:.0f}"),
-            ("memory, GiB", f"{method['peak_bytes'] / 2**30:.2f}"),
-            ("most repeated source", f"{most['source']} {most['epochs']:.2f} x"),
+            ("FLOPs, plan counted", f"{flops.total:.3g}"),
+            ("plan, of the FLOPs", f"{flops.plan / flops.total:.0%}"),
+            ("time, s", f"{method.seconds.total:.0f}"),
+            ("memory, GiB", f"{(method.peak_bytes or 0) / 2**30:.2f}"),
+            ("most repeated source", f"{most.source} {most.epochs:.2f} x"),
         ],
     )
 
 
-def _spread(told: Mapping[str, Any]) -> Estimate:
-    """A mean over seeds with its t interval; that of a single one has none."""
-    mean, deviation, num = told["mean"], told["deviation"], told["seeds"]
-    if deviation is None or num < 2:
-        return Estimate(mean)
-    return Estimate(mean, t_interval(mean, deviation / math.sqrt(num), num - 1))
-
-
-def _differences(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Difference]:
+def _known(told: Mapping[str, Contrast]) -> dict[str, Contrast]:
     """Those that some seed gave a number for."""
-    found = {}
-    for name, own in told.items():
-        mean, over_items = own["mean"], own["over_items"]
-        if own["seeds"] and mean is not None:
-            found[name] = Difference(
-                value=Estimate(mean, own["interval"] and Interval(**own["interval"])),
-                text=Estimate(mean, Interval(**over_items)) if over_items else None,
-                p=own["p_holm"],
-                claim=own["claim"],
-            )
-    return found
+    return {name: own for name, own in told.items() if own.seeds and math.isfinite(own.mean)}
+
+
+def spread_estimate(told: Spread) -> Estimate:
+    """A mean over seeds with its t interval; that of a single one has none."""
+    if told.deviation is None or told.seeds < 2 or not math.isfinite(told.deviation):
+        return Estimate(told.mean)
+    error = told.deviation / math.sqrt(told.seeds)
+    return Estimate(told.mean, t_interval(told.mean, error, told.seeds - 1))
 
 
 def from_runs(trained: Sequence[Trained]) -> list[Comparison]:
@@ -324,14 +286,11 @@ def _loose(groups: Mapping[str, list[Trained]]) -> Comparison:
         parameters=first.parameters,
         command=None,
         is_planned=False,
-        claim=claim_of(baseline, methods, is_planned=False),
         methods=methods,
         notes=[
             f"differences are to {baseline}, seed by seed where both have the seed; intervals are "
             "95 % t intervals over seeds. No claim is made of runs picked by hand: dograph compare"
         ],
-        num_domains=num_domains_of(methods),
-        objectives=objectives_of(methods),
     )
 
 
@@ -353,13 +312,12 @@ def _loose_method(
 
     shared = [] if is_baseline else [seed for seed in by_seed if seed in base]
 
-    def differences(figures: Sequence[str]) -> dict[str, Difference]:
-        return {
-            figure: Difference(
-                value=mean_estimate([by_seed[seed][figure] - base[seed][figure] for seed in shared])
-            )
-            for figure in (figures if shared else ())
-        }
+    def differences(figures: Sequence[str]) -> dict[str, Contrast]:
+        found = {}
+        for figure in figures if shared else ():
+            e = mean_estimate([by_seed[seed][figure] - base[seed][figure] for seed in shared])
+            found[figure] = Contrast(e.value, e.num, e.interval, None, None, None, None, "")
+        return found
 
     figures = [figure for figure in METRICS if figure in next(iter(by_seed.values()))]
     spent = [one.run.cost.seconds for one in own if one.run.cost.seconds is not None]
@@ -375,8 +333,8 @@ def _loose_method(
     )
 
 
-def num_domains_of(methods: Sequence[MethodRow]) -> list[tuple[str, list[tuple[int, Estimate]]]]:
-    """Mean loss by number of domains, for methods that differ in nothing else."""
+def num_domains_of(methods: Sequence[MethodRow]) -> list[tuple[str, Points]]:
+    """Mean loss by number of domains, for methods that differ in nothing else, by what they set."""
     found = []
     for rest, own in _families(methods, "num_domains").items():
         points = [(num, method.losses["mean"]) for num, method in own]
@@ -415,7 +373,7 @@ def _families(methods: Sequence[MethodRow], option: str) -> dict[str, list[tuple
     return {rest: own for (_, rest), own in found.items()}
 
 
-def scales_of(comparisons: Sequence[Comparison]) -> list[Scale]:
+def scales_of(comparisons: Sequence[Comparison]) -> list[tuple[str, Points]]:
     """Mean loss by size, for methods with the same settings at two sizes or more."""
     points: dict[str, dict[int, Estimate]] = {}
     names: dict[str, str] = {}
@@ -426,12 +384,7 @@ def scales_of(comparisons: Sequence[Comparison]) -> list[Scale]:
                 names.setdefault(settings, method.name)
                 points.setdefault(settings, {})[comparison.parameters] = method.losses["mean"]
     return [
-        Scale(names[settings], sorted(own.items(), key=lambda point: point[0]))
+        (names[settings], sorted(own.items(), key=lambda point: point[0]))
         for settings, own in points.items()
         if len(own) > 1
     ]
-
-
-def read_findings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
-    return found

@@ -4,7 +4,7 @@ Shapes: N probe rows, M domains, K sketch.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,24 +17,95 @@ from dograph.errors import DographError, RunError
 from dograph.eval.explain import labels_of_steps
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.eval.graphs import domains_last
-from dograph.report.content import (
-    CorpusText,
-    DomainsShown,
-    Drift,
-    ExampleText,
-    Placed,
-    ShownProbe,
-    read_json,
-    read_rows,
+from dograph.report.charts import (
+    BarChart,
+    BlockGroup,
+    LegendKeys,
+    LineChart,
+    PageText,
+    ScatterChart,
+    Series,
+    Shown,
 )
-from dograph.report.series import Columns, curve, rounded
+from dograph.report.series import Columns, curve, read_json, rounded
 from dograph.train.assembly import open_sampler
+from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 
-# Where the nodes of a domain graph are drawn.
-
-
 ROUNDS = 60  # of pushing apart nodes that overlap
+EXAMPLES = 5  # texts shown of a domain
+TEXT = 480  # characters of each
+SAMPLED = 4  # graphs that have texts of their own, where domains do not last
+MADE_OF = 6  # graphs whose domains are taken apart
+LASTING = "a number is one domain throughout"
+RANKED = "numbers are ranks by weight in each step, 0 the heaviest"
+BASE, REACH = 0.06, 0.34  # radius of a node: at least, and what a share of 1 adds
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusText:
+    """Text of the corpus; `cut` says that it went on."""
+
+    text: str
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleText:
+    """A row near its domain's centroid; `text` is an index into the page's texts."""
+
+    source: str
+    document: int
+    text: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownProbe:
+    """The probe rows at one step: coordinates by basis, source and domain of each."""
+
+    step: int
+    last: list[list[float]]  # x and y on the axes of the last probe
+    own: list[list[float]]  # x and y on its own axes
+    explained: list[list[float]]  # share of variance of both axes: on the last's, on its own
+    label: list[int]  # -1 while no domains are known
+    examples: dict[str, list[ExampleText]]  # by domain
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A domain graph with a place for every node; texts where domains are those of a batch."""
+
+    step: int
+    nodes: list[dict[str, Any]]
+    edges: list[dict[str, Any]]
+    examples: dict[str, list[ExampleText]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far a domain at one probe is what it was at the one before, and what it became."""
+
+    step: int
+    rows: int
+    kept: float | None  # rows of both over rows of either, this probe and the one before
+    cosine: float | None  # of its centroid to that of the last probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainsShown:
+    """What the model perceives in the course of a run."""
+
+    has_identity: bool
+    numbering: str  # what the number in a domain's name says
+    sources: list[str]
+    source_N: list[int]  # of each probe row
+    probes: list[ShownProbe]
+    scatters: list[ScatterChart]
+    graphs: list[Placed]
+    lines: list[LineChart]  # weights, shares
+    made_of: list[Shown]  # sources of every domain
+    drift: dict[str, list[Drift]]
+    notes: list[str]
 
 
 def spread_out(distance_MM: np.ndarray) -> np.ndarray:
@@ -89,10 +160,6 @@ def pushed_apart(place_M2: np.ndarray, radius_M: np.ndarray) -> np.ndarray:
 # place for other rows: they are shown by the samples of that batch which were in them.
 
 
-EXAMPLES = 5  # texts shown of a domain
-TEXT = 480  # characters of each
-
-
 class Texts:
     """Texts of a page, each once, whichever runs show it."""
 
@@ -138,12 +205,6 @@ def with_samples(
     return [replace(graph, examples=found.get(graph.step)) for graph in graphs]
 
 
-SAMPLED = 4  # graphs that have texts of their own, where domains do not last
-LASTING = "a number is one domain throughout"
-RANKED = "numbers are ranks by weight in each step, 0 the heaviest"
-BASE, REACH = 0.06, 0.34  # radius of a node: at least, and what a share of 1 adds
-
-
 def domains_of(
     run: RunDirectory,
     config: RunConfig,
@@ -153,17 +214,18 @@ def domains_of(
     texts: Texts,
 ) -> DomainsShown | None:
     """Everything on domains, None for a run that knows none."""
-    graphs, notes = read_rows(run.graph_file), []
+    found: list[Any] = read_metrics(run.graph_file)
+    notes: list[str] = []
     probes: list[Probe] = []
     try:
         if any(run.probes.glob("step-*.json")):
             probes = [read_probe(run.path, step) for step in probed_steps(run.path)]
     except RunError as error:
         notes.append(str(error))
-    if not probes and not graphs and not columns.middles("domains/", "/weight"):
+    if not probes and not found and not columns.middles("domains/", "/weight"):
         return None
-    has_identity = domains_last(config)
-    if not has_identity:
+    lasting = domains_last(config)
+    if not lasting:
         notes.append(
             "Domains are found anew in every batch and have no identity over steps. "
             f"Their {RANKED}: domain 0 of one step and domain 0 of another are not the same domain."
@@ -174,30 +236,101 @@ def domains_of(
             notes.append(f"the run's corpus is not at {config.data.corpus}: no texts are shown")
         elif corpus.manifest.tokenizer.file is None:
             notes.append("the corpus holds tokens alone, so no texts are shown")
-        shown = _shown(run, probes, corpus, config.data.seq_len, texts, lasting=has_identity)
-    drawn = placed(graphs)
-    if corpus is not None and not has_identity:
-        drawn = with_samples(run, config, corpus, drawn, texts)
-    named = {name for graph in graphs for node in graph["nodes"] for name in node["sources"]}
-    weight, share = (
-        {
-            domain: curve(*columns.get(f"domains/{domain}/{quantity}"), buckets)
-            for domain in columns.middles("domains/", f"/{quantity}")
-        }
-        for quantity in ("weight", "share")
-    )
+        shown = _shown(run, probes, corpus, config.data.seq_len, texts, lasting=lasting)
+    graphs = placed(found)
+    if corpus is not None and not lasting:
+        graphs = with_samples(run, config, corpus, graphs, texts)
+    named = {name for graph in found for node in graph["nodes"] for name in node["sources"]}
+    sources = probes[-1].sources if probes else sorted(named)
     return DomainsShown(
-        has_identity=has_identity,
-        numbering=LASTING if has_identity else RANKED,
-        sources=probes[-1].sources if probes else sorted(named),
+        has_identity=lasting,
+        numbering=LASTING if lasting else RANKED,
+        sources=sources,
         source_N=probes[-1].source_N.tolist() if probes else [],
         probes=shown,
-        graphs=drawn,
-        weight=weight,
-        share=share,
-        drift=drift_of(probes) if has_identity else {},
+        scatters=scatters_of(sources, shown, lasting=lasting),
+        graphs=graphs,
+        lines=lines_of(columns, buckets, lasting=lasting),
+        made_of=made_of(sources, graphs, lasting=lasting),
+        drift=drift_of(probes) if lasting else {},
         notes=notes,
     )
+
+
+def lines_of(columns: Columns, buckets: int, *, lasting: bool) -> list[LineChart]:
+    """Weights and shares of domains over steps."""
+    note = LASTING if lasting else f"{RANKED}: no line is one domain"
+    charts = []
+    for part, title, y_name in (
+        ("weight", "Weights of domains", "weight of the domain"),
+        ("share", "Shares of the samples", ""),
+    ):
+        series = []
+        for name in columns.middles("domains/", f"/{part}"):
+            own = curve(*columns.get(f"domains/{name}/{part}"), buckets)
+            series.append(replace(Series.of(own, f"domain {name}", int(name)), dots=False))
+        few = len(series) <= 4
+        charts.append(LineChart(title, series, note, y_name=y_name, faint=few))
+    return charts
+
+
+def scatters_of(
+    sources: list[str], probes: list[ShownProbe], *, lasting: bool
+) -> list[ScatterChart]:
+    """The same rows by source and by domain.
+
+    Rows that were clustered among themselves are in no domain of the mixer.
+    """
+    num = 1 + max((j for probe in probes for j in probe.label), default=-1)
+    group, by, assigned = "domain", "by domain", "as the mixer would assign them"
+    if not lasting:
+        group, by = "cluster", "clustered among themselves"
+        assigned = (
+            "found anew at every probe, as in a batch; these clusters are no domains of the graph, "
+            "and their numbers are not ranks"
+        )
+    title, note = "Gradients of held-out rows, by source", "principal components of the directions"
+    names = [f"{group} {j}" for j in range(num)]
+    found = assigned if num else "no domains known yet"
+    return [
+        ScatterChart("pca-source", title, f"{note} of their sketches", sources, group, True),
+        ScatterChart("pca-domain", f"The same rows, {by}", found, names, group),
+    ]
+
+
+def made_of(sources: list[str], graphs: list[Placed], *, lasting: bool) -> list[Shown]:
+    """A chart of bars for each domain, one bar a graph: its sources from first to last."""
+    if not graphs:
+        return []
+    told: list[Shown] = [PageText("What domains are made of, over time", "heading")]
+    chosen, last = graphs, len(graphs) - 1
+    if len(graphs) > MADE_OF:
+        chosen = [graphs[round(k * last / (MADE_OF - 1))] for k in range(MADE_OF)]
+        told.append(PageText(f"{MADE_OF} of {len(graphs)} graphs are shown, evenly spaced."))
+    counted = "samples of the last batches, by source"
+    if not lasting:
+        counted = f"samples of the step's batch, by source; {RANKED}"
+        counted += ": the bars of a chart are not one domain"
+    labels = part_labels(sources, chosen)
+    bars: dict[int, list[tuple[str, list[tuple[int, float]]]]] = {}
+    for graph in chosen:
+        for node in graph.nodes:
+            own = bars.setdefault(node["domain"], [])
+            own.append((f"step {graph.step}", node_parts(node, labels)))
+    charts = [
+        BarChart(f"Domain {domain}", labels, bars[domain], whole=True) for domain in sorted(bars)
+    ]
+    return [*told, PageText(counted), LegendKeys(labels), BlockGroup(charts, grid=True)]
+
+
+def part_labels(sources: list[str], graphs: list[Placed]) -> list[str]:
+    """Sources that are probed, and others that are in a domain."""
+    nodes = [node for graph in graphs for node in graph.nodes]
+    return list(dict.fromkeys([*sources, *(name for node in nodes for name in node["sources"])]))
+
+
+def node_parts(node: dict[str, Any], labels: list[str]) -> list[tuple[int, float]]:
+    return sorted((labels.index(name), count) for name, count in node["sources"].items())
 
 
 def _shown(

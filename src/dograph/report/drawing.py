@@ -1,19 +1,21 @@
-"""What the figures for a paper share: sizes, colours, marks. Needs the extra `figures`."""
+"""Charts by matplotlib, one function for each kind. Needs the extra `figures`.
+
+Sizes, colours and marks are those of a paper's columns and of the page in its light theme.
+"""
 
 import io
 import json
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from dograph.errors import MissingExtraError, require
 from dograph.files import write_text
-from dograph.report.content import Band
-from dograph.report.series import Curve
-from dograph.stats import Estimate
+from dograph.report.charts import FEW, BarChart, DotChart, LineChart, PageTable, Series, TableCell
+from dograph.report.domains import Placed, node_radius
 
 COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and both
 # Those of the page in its light theme, with shapes and dashes beside them.
@@ -44,10 +46,10 @@ STYLE = {
     "text.parse_math": False,  # a $ in a source's name is a $
 }
 
-ASIDE = 0.1  # steps between bars that stand for the same step
-FEW, MARKED = 40, 6  # points of a line that all have marks, and marks of a longer one
+ASIDE = 0.1  # steps between points that stand for the same step
+GREY = "#555555"  # of lines that values are seen by
+MARKED = 6  # marks of a line of many points
 LETTERS = 15  # of a legend's text in an inch, at least
-Drawn = Iterator[tuple[str, Any]]  # a file's name and its matplotlib Figure
 
 
 def colour(index: int) -> str:
@@ -82,110 +84,166 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def draw_curve(
-    axis: Any, curve: Curve, index: int, label: str, *, faint: bool = True, lone: bool = False
-) -> None:
-    """A line as smoothed, and behind it as measured; a lone one needs no marks to be known by."""
-    line = curve.smooth or curve.raw
-    if curve.smooth is not None and faint:
-        axis.plot(curve.raw.x, curve.raw.y, color=colour(index), alpha=0.25, linewidth=0.5)
-    is_marked = not lone or (curve.smooth is None and len(line.x) <= FEW)
-    draw_line(axis, line.x, line.y, index, label, marked=is_marked)
+def line_figure(chart: LineChart, height: float, *, lone: bool = False, below: str = "") -> Any:
+    """A chart in one column, with its legend, and words below it."""
+    figure, axes = sheet(COLUMN, height)
+    draw_lines(axes[0, 0], chart, lone=lone)
+    say_below(figure, below)
+    legend_of(axes[0, 0])
+    return figure
 
 
-def draw_line(
-    axis: Any,
-    x: Sequence[float],
-    y: Sequence[float],
-    index: int,
-    label: str,
-    *,
-    marked: bool = True,
-) -> None:
+def say_below(figure: Any, words: str) -> None:
+    if words:
+        figure.supxlabel(words, fontsize="small")
+
+
+def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
+    """Lines as smoothed, and behind them as measured; a lone one needs no marks to be known by.
+
+    At a single step points lie side by side, or they would cover each other.
+    """
+    is_steps, steps = chart.x_name == "step", {x for one in chart.series for x in one.x}
+    for one in chart.series:
+        x = [where + ASIDE * one.index for where in one.x] if len(steps) == 1 else one.x
+        if one.raw is not None:
+            axis.plot(one.raw.x, one.raw.y, color=colour(one.index), alpha=0.25, linewidth=0.5)
+        draw_line(axis, x, one, marked=not lone or one.dots or one.low is not None)
+        if one.low is None or one.high is None:
+            continue
+        if is_steps and len(x) > 1:
+            shade = {"color": colour(one.index), "alpha": 0.16, "linewidth": 0}
+            axis.fill_between(x, one.low, one.high, **shade)
+            continue
+        bold = {"alpha": 0.4, "linewidth": 3} if is_steps else {}
+        for where, low, high in zip(x, one.low, one.high, strict=True):
+            if low is not None:
+                axis.plot([where, where], [low, high], color=colour(one.index), **bold)
+    axis.set(xlabel=chart.x_name, ylabel=chart.y_name)
+    if is_steps:  # which are whole numbers
+        locator = require("matplotlib.ticker", "figures").MaxNLocator
+        axis.xaxis.set_major_locator(locator("auto", steps=[1, 2, 5, 10], integer=True))
+    elif not chart.log_x:
+        axis.locator_params(axis="x", integer=True)
+    if is_steps and len(steps) == 1:
+        middle = sum(steps) + ASIDE * (len(chart.series) - 1) / 2
+        axis.set_xticks([middle], [f"{sum(steps):g}"])
+    for which, is_log in (("x", chart.log_x), ("y", chart.log_y)):
+        if is_log:  # with plain numbers: powers would be set as formulas
+            axis.set(**{f"{which}scale": "log"})
+            formatter = require("matplotlib.ticker", "figures").LogFormatter
+            own = axis.xaxis if which == "x" else axis.yaxis
+            own.set_major_formatter(formatter())
+            own.set_minor_formatter(formatter())
+
+
+def draw_line(axis: Any, x: Sequence[float], one: Series, *, marked: bool) -> None:
     """A line with its colour, dashes and marks: a few on a long one, where others have none."""
-    every = (index % MARKED * len(x) // MARKED**2, len(x) // MARKED) if len(x) > FEW else 1
+    index, num = one.index, len(x)
     axis.plot(
         x,
-        y,
+        one.y,
         dashes(index),
         color=colour(index),
-        label=label,
+        label=one.name,
         marker=mark(index) if marked else None,
         markersize=3,
         markerfacecolor=face(index),
-        markevery=every,
+        markevery=(index % MARKED * num // MARKED**2, num // MARKED) if num > FEW else 1,
     )
 
 
-def draw_band(axis: Any, band: Band, index: int, label: str) -> None:
-    """A mean over seeds with its interval, shaded; at a single step a bar, beside the others'."""
-    x = [band.x[0] + ASIDE * index] if len(band.x) == 1 else band.x
-    draw_line(axis, x, band.y, index, label)
-    if band.low is None or band.high is None:
-        return
-    if len(x) == 1:
-        axis.vlines(x, band.low, band.high, color=colour(index), alpha=0.4, linewidth=3)
-    else:
-        axis.fill_between(x, band.low, band.high, color=colour(index), alpha=0.16, linewidth=0)
-
-
-def draw_points(
-    axis: Any, x: Sequence[float], y: Sequence[float], index: int, label: str | None
+def draw_scatter(
+    axis: Any, place: Sequence[Sequence[float]], kind_N: Sequence[int], labels: Sequence[str]
 ) -> None:
-    """Points of one kind; those of none (index -1) are grey."""
-    axis.scatter(
-        x,
-        y,
-        s=6,
-        marker=mark(max(index, 0)),
-        facecolors="#999999" if index < 0 else [face(index)],
-        edgecolors="none" if index < len(COLOURS) else colour(index),
-        linewidths=0 if index < len(COLOURS) else 0.5,
-        label=label,
-    )
-
-
-def draw_bar(axis: Any, row: int, parts: Iterable[tuple[int, str, float]]) -> None:
-    """A bar of parts (index, label, width); a label that the axis has already is told once."""
-    left = 0.0
-    for index, label, width in parts:
-        axis.barh(
-            row,
-            width,
-            left=left,
-            color=colour(index),
-            hatch=hatch(index),
-            edgecolor="white",
-            linewidth=0,
-            label=None if label in axis.get_legend_handles_labels()[1] else label,
+    """Points by their kind; those of none (-1) are grey."""
+    for index, label in [(-1, None), *enumerate(labels)]:
+        own = [n for n, kind in enumerate(kind_N) if kind == index]
+        axis.scatter(
+            *([part[n] for n in own] for part in place),
+            s=6,
+            marker=mark(max(index, 0)),
+            facecolors="#999999" if index < 0 else [face(index)],
+            edgecolors="none" if index < len(COLOURS) else colour(index),
+            linewidths=0 if index < len(COLOURS) else 0.5,
+            label=label,
         )
-        left += width
+    axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
 
 
-def draw_estimate(
-    axis: Any, estimate: Estimate, row: float, index: int, *, scale: float = 1
-) -> None:
-    """A figure with its interval, on a row."""
-    if estimate.interval is not None:
-        ends = [scale * estimate.interval.low, scale * estimate.interval.high]
-        axis.plot(ends, [row, row], color=colour(index), linewidth=1.4)
-    axis.plot([scale * estimate.value], [row], mark(index), color=colour(index), markersize=4)
+def bar_figure(chart: BarChart, words: str, height: float, *, below: str = "") -> Any:
+    """Bars of parts in one column, a row each; `words` say what their length is."""
+    figure, axes = sheet(COLUMN, height + 0.22 * len(chart.bars))
+    axis = axes[0, 0]
+    for row, (_, parts) in enumerate(chart.bars):
+        left, size = 0.0, dict(parts)
+        whole = (sum(size.values()) or 1) if chart.whole else 1
+        for index, label in enumerate(chart.labels):
+            axis.barh(
+                row,
+                size.get(index, 0) / whole,
+                left=left,
+                color=colour(index),
+                hatch=hatch(index),
+                edgecolor="white",
+                linewidth=0,
+                label=None if row else label,
+            )
+            left += size.get(index, 0) / whole
+    axis.set(xlabel=words, **({"xlim": (0, 1)} if chart.whole else {}))
+    say_below(figure, below)
+    label_rows(axis, [name for name, _ in chart.bars])
+    legend_of(axis)
+    return figure
 
 
-def label_steps(axis: Any, title: str = "") -> None:
-    """Steps along the axis, which are whole numbers, and upwards what `title` says."""
-    axis.set(xlabel="step", ylabel=title)
-    locator = require("matplotlib.ticker", "figures").MaxNLocator
-    axis.xaxis.set_major_locator(locator("auto", steps=[1, 2, 5, 10], integer=True))
+def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
+    """Figures with their intervals, a row for each, or for each of `names`."""
+    names = names or [row.name for row in chart.rows]
+    for row in chart.rows:
+        at = names.index(row.name)
+        if row.low is not None:
+            ends = [row.low, row.high]
+            axis.plot(ends, [at, at], color=colour(row.index), linewidth=1.4)
+        axis.plot([row.value], [at], mark(row.index), color=colour(row.index), markersize=4)
+    for line in (chart.reference, chart.chance):
+        if line is not None:
+            axis.axvline(line, color=GREY, linewidth=0.6, linestyle="--")
+    axis.set_xlabel(chart.paper_name)
+    label_rows(axis, names)
 
 
-def label_log(axis: Any, which: str) -> None:
-    """A logarithmic axis (x, y) whose numbers are plain: powers would be set as formulas."""
-    axis.set(**{f"{which}scale": "log"})
-    formatter = require("matplotlib.ticker", "figures").LogFormatter
-    own = axis.xaxis if which == "x" else axis.yaxis
-    own.set_major_formatter(formatter())
-    own.set_minor_formatter(formatter())
+def draw_heat(axis: Any, table: PageTable) -> None:
+    """The changes in a table's cells, by colour and as numbers."""
+    for i, row in enumerate(table.rows):
+        for j, cell in enumerate(row[1:]):
+            assert isinstance(cell, TableCell)
+            change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
+            ink = "white" if shade > 0.7 else "black"
+            axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
+    shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
+    axis.imshow(shades, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
+    axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
+    axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
+
+
+def draw_graph(axis: Any, graph: Placed) -> None:
+    """Discs are shares, rings weights, lines agreement."""
+    circle = require("matplotlib.patches", "figures").Circle
+    place = {node["domain"]: (node["x"], node["y"]) for node in graph.nodes}
+    for edge in graph.edges:
+        (x0, y0), (x1, y1) = place[edge["first"]], place[edge["second"]]
+        style, width = "-" if edge["cosine"] > 0 else ":", 0.3 + 3 * abs(edge["cosine"])
+        axis.plot([x0, x1], [y0, y1], style, color="#888888", linewidth=width, zorder=1)
+    for node in graph.nodes:
+        own, where = colour(node["domain"]), place[node["domain"]]
+        share, weight = (node_radius(x) for x in (node["share"], node["weight"] or node["share"]))
+        axis.add_patch(circle(where, share, facecolor=own, alpha=0.4, zorder=2))
+        ring = circle(where, weight, fill=False, edgecolor=own, linewidth=1.4, zorder=3)
+        ring.set_linestyle(dashes(node["domain"]))
+        axis.add_patch(ring)
+        axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
+    axis.set(aspect="equal", title=f"step {graph.step:,}")
 
 
 def label_rows(axis: Any, names: Sequence[str]) -> None:

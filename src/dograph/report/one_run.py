@@ -3,8 +3,10 @@
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,27 +14,134 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
 from dograph.eval.graphs import domains_last
-from dograph.report.content import (
-    ENVIRONMENT,
-    RESULT,
-    CostPart,
-    Curves,
-    Measure,
-    RunData,
-    SourceLoss,
-    StepCosts,
-    block_losses,
-    of_blocks,
-    read_json,
-)
-from dograph.report.domains import Texts, domains_of
-from dograph.report.series import Columns, Curve, curve
-from dograph.stats import Estimate
+from dograph.plan.jobs import RESULT
+from dograph.report.domains import DomainsShown, Texts, domains_of
+from dograph.report.series import Columns, Curve, curve, read_json
+from dograph.stats import Estimate, t_interval
 from dograph.train.edits import edits_of
-from dograph.train.metrics import SUMMARIES
+from dograph.train.metrics import SUMMARIES, read_metrics
 from dograph.train.run_dir import RunDirectory
 
+ENVIRONMENT = "env.json"  # versions and devices
 UNSOLVED = 1e-3  # a residual above this: the weights are not what the objective asks for
+SETTLED = 5  # steps before times are taken: compilation, first allocations
+PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred", "update")
+
+RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
+HEALTH = {  # title, and what it means
+    "weights/effective_samples": (
+        "Effective samples",
+        "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
+    ),
+    "weights/max_times_equal": (
+        "Largest sample weight, n max c",
+        "what the heaviest sample counted; 1 is an equal weight",
+    ),
+    "weights/entropy_nats": (
+        "Entropy of the domains' weights",
+        "in nats; equal weights over M domains give ln M",
+    ),
+    "domains/nmi": (
+        "Agreement of domains with sources",
+        "normalised mutual information over ten batches; 1: the same grouping, 0: unrelated",
+    ),
+    "domains/batch_nmi": (
+        "Agreement of domains with sources, in each batch",
+        "normalised mutual information; 1: the same grouping; few samples in a domain agree by "
+        "chance, so read its course and not its height",
+    ),
+    "weights/gradient_norm_ratio": (
+        "Weighted over plain gradient norm",
+        "|sum c g| / |mean g| on the sketches; 1: weights leave the length alone",
+    ),
+    RESIDUAL: ("Solver residual", "how far the weights are from what the objective asks for"),
+    "optim/grad_norm": ("Gradient norm", "of the update, before clipping"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoss:
+    """A source's last validation: loss per prediction, and the variance of that mean."""
+
+    mean: float
+    variance: float
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoss:
+    """The last validation loss of a source or a summary."""
+
+    name: str
+    nats: Estimate
+    epochs: float | None  # how often the source was read through
+    is_summary: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What the run's steps took."""
+
+    parts: dict[str, float]  # milliseconds of a step
+    step_ms: float | None  # on the clock: data and metrics too
+    tokens_per_second: float | None
+    peak_bytes: int | None
+    plain: str | None = None  # what it is set beside
+    over_plain: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One run."""
+
+    name: str
+    group: str  # runs that differ in their seed alone share it
+    seed: int
+    steps: int
+    total_steps: int
+    batch_size: int
+    facts: list[tuple[str, str]]
+    command: str
+    losses: list[SourceLoss]
+    warnings: list[str]
+    train: dict[str, Curve]  # by source, and `total`
+    valid: dict[str, Curve]  # by source or summary
+    lr: Curve | None
+    speed: Curve | None
+    health: dict[str, Curve]
+    cost: StepCosts
+    domains: DomainsShown | None
+
+    @property
+    def mean_loss(self) -> Estimate | None:
+        return next((x.nats for x in self.losses if x.is_summary and x.name == "mean"), None)
+
+
+def block_losses(file: Path) -> dict[str, BlockLoss]:
+    """By source, from validation.jsonl; sources with one block have no variance and are left out.
+
+    The mean is a ratio of sums over blocks, sum p l / sum p, and its variance that of a ratio:
+    sum p^2 (l - mean)^2 / (sum p)^2 times n / (n - 1). Blocks are taken as independent.
+    """
+    found: dict[str, BlockLoss] = {}
+    rows: list[Any] = read_metrics(file)
+    for row in rows:
+        size_n, loss_n = np.array(row["predictions"], float), np.array(row["loss_nats"], float)
+        num, total = len(size_n), size_n.sum()
+        if num < 2 or not total or not np.isfinite(loss_n).all():
+            continue
+        mean = float((size_n * loss_n).sum() / total)
+        square = float((size_n**2 * (loss_n - mean) ** 2).sum()) / total**2
+        found[row["source"]] = BlockLoss(mean, square * num / (num - 1), num)
+    return found
+
+
+def of_blocks(value: float, parts: Sequence[tuple[float, BlockLoss]]) -> Estimate:
+    """A weighted mean of sources with its t interval over other text; texts are independent."""
+    variance = math.fsum(weight**2 * loss.variance for weight, loss in parts)
+    freedom = max(1, sum(loss.blocks - 1 for _, loss in parts))
+    return Estimate(value, t_interval(value, math.sqrt(variance), freedom))
 
 
 def warnings_of(run: RunDirectory, config: RunConfig, columns: Columns) -> list[str]:
@@ -76,41 +185,6 @@ def warnings_of(run: RunDirectory, config: RunConfig, columns: Columns) -> list[
     if columns.last_step and not columns.middles("valid/", "/loss_nats"):
         told.append("no validation yet, or no validation text: there is no loss to judge by")
     return told
-
-
-SETTLED = 5  # steps before times are taken: compilation, first allocations
-PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred", "update")
-
-RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
-HEALTH = {  # title, and what it means
-    "weights/effective_samples": (
-        "Effective samples",
-        "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
-    ),
-    "weights/max_times_equal": (
-        "Largest sample weight, n max c",
-        "what the heaviest sample counted; 1 is an equal weight",
-    ),
-    "weights/entropy_nats": (
-        "Entropy of the domains' weights",
-        "in nats; equal weights over M domains give ln M",
-    ),
-    "domains/nmi": (
-        "Agreement of domains with sources",
-        "normalised mutual information over ten batches; 1: the same grouping, 0: unrelated",
-    ),
-    "domains/batch_nmi": (
-        "Agreement of domains with sources, in each batch",
-        "normalised mutual information; 1: the same grouping; few samples in a domain agree by "
-        "chance, so read its course and not its height",
-    ),
-    "weights/gradient_norm_ratio": (
-        "Weighted over plain gradient norm",
-        "|sum c g| / |mean g| on the sketches; 1: weights leave the length alone",
-    ),
-    RESIDUAL: ("Solver residual", "how far the weights are from what the objective asks for"),
-    "optim/grad_norm": ("Gradient norm", "of the update, before clipping"),
-}
 
 
 @dataclass(slots=True)
@@ -159,26 +233,33 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     directory, corpus = RunDirectory(run.path), run.corpus()
     # Domains of one batch are not those of the next: taken over ten, they agree with nothing.
     other = "domains/batch_nmi" if domains_last(config) else "domains/nmi"
-    health = []
-    for measure, (title, meaning) in HEALTH.items():
-        if measure in columns and measure != other:
-            step_N, value_N = columns.get(measure)
-            told = meaning.format(batch=config.train.batch_size)
-            # An exact solution has nothing to take logarithms of.
-            log = measure == RESIDUAL and bool((value_N > 0).any())
-            health.append(Measure(measure, title, told, curve(step_N, value_N, buckets), log))
+
+    def made(name: str, *, smooth: bool = True) -> Curve:
+        return curve(*columns.get(name), buckets, smooth=smooth)
+
+    train = {"total": made("train/loss_nats")} if "train/loss_nats" in columns else {}
+    train |= {s: made(f"train/{s}/loss_nats") for s in columns.middles("train/", "/loss_nats")}
+    valid = sorted(columns.middles("valid/", "/loss_nats"), key=lambda name: name not in SUMMARIES)
+    lr, speed = (
+        made(name, smooth=False) if name in columns else None
+        for name in ("optim/lr", "time/tokens_per_second")
+    )
     return RunData(
         name=name,
         group=group,
         seed=config.seed,
         steps=columns.last_step,
         total_steps=config.train.steps,
+        batch_size=config.train.batch_size,
         facts=_facts(run),
         command=f"dograph train {directory.config_file} run=ELSEWHERE",
         losses=last_losses(directory, columns, corpus),
         warnings=warnings_of(directory, config, columns),
-        curves=_curves(columns, buckets),
-        health=health,
+        train=train,
+        valid={name: made(f"valid/{name}/loss_nats", smooth=False) for name in valid},
+        lr=lr,
+        speed=speed,
+        health={name: made(name) for name in HEALTH if name in columns and name != other},
         cost=cost_of(run.path, columns),
         domains=domains_of(directory, config, columns, corpus, buckets, texts),
     )
@@ -217,29 +298,14 @@ def last_losses(run: RunDirectory, columns: Columns, corpus: Corpus | None) -> l
     return found
 
 
-def _curves(columns: Columns, buckets: int) -> Curves:
-    def made(name: str, *, smooth: bool = True) -> Curve:
-        return curve(*columns.get(name), buckets, smooth=smooth)
-
-    train = {"total": made("train/loss_nats")} if "train/loss_nats" in columns else {}
-    train |= {s: made(f"train/{s}/loss_nats") for s in columns.middles("train/", "/loss_nats")}
-    names = sorted(columns.middles("valid/", "/loss_nats"), key=lambda name: name not in SUMMARIES)
-    valid = {name: made(f"valid/{name}/loss_nats", smooth=False) for name in names}
-    lr, speed = (
-        made(name, smooth=False) if name in columns else None
-        for name in ("optim/lr", "time/tokens_per_second")
-    )
-    return Curves(train, valid, lr, speed)
-
-
 def cost_of(path: Path, columns: Columns) -> StepCosts:
     """Mean milliseconds by part, and on the clock."""
-    parts = []
+    parts = {}
     names = columns.middles("time/", "_ms")
     for name in sorted(names, key=lambda n: PARTS.index(n) if n in PARTS else len(PARTS)):
         step_N, value_N = columns.get(f"time/{name}_ms")
         settled = value_N[step_N > SETTLED] if (step_N > SETTLED).any() else value_N
-        parts.append(CostPart(name, round(float(settled.mean()), 3)))
+        parts[name] = round(float(settled.mean()), 3)
     step_N, second_N = columns.get("time/step_seconds")
     taken_N = np.diff(step_N, prepend=0)  # each covers the steps since the last one
     known = len(step_N) > 0

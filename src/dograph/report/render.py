@@ -16,24 +16,12 @@ from pathlib import Path
 
 from dograph.errors import ConfigError
 from dograph.files import write_text
-from dograph.report.collect import collect, open_subjects
-from dograph.report.content import PageData
+from dograph.report.collect import PageData, collect, open_subjects
+from dograph.report.sections import page_json
 
 # In this order: later files use what earlier ones define.
-SCRIPTS = (
-    "dom.js",
-    "chart.js",
-    "lines.js",
-    "dots.js",
-    "scatter.js",
-    "graph.js",
-    "overview.js",
-    "curves.js",
-    "domains.js",
-    "health.js",
-    "comparison.js",
-    "main.js",
-)
+PARTS = ("dom", "chart", "lines", "dots", "scatter", "graph", "domains", "blocks", "main")
+SCRIPTS = [f"{part}.js" for part in PARTS]
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 
@@ -88,7 +76,7 @@ def render(data: PageData, *, live: bool = False) -> str:
         "live": "yes" if live else "no",
         "style": style,
         "script": code,
-        "data": escape_json(data.to_json()),
+        "data": escape_json(page_json(data)),
     }
     # One pass: what is filled in is not looked at again.
     return _BLANK.sub(lambda found: blanks[found[1]], asset("page.html"))

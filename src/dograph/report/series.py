@@ -1,4 +1,4 @@
-"""metrics.jsonl by column, read on from where the last look ended.
+"""What a page reads of a run: metrics.jsonl by column, read on from where the last look ended.
 
 Shapes: N rows that have the column.
 """
@@ -9,12 +9,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 _NUMBERS = (int, float)
 # Losses under another name, and what no chart shows.
 _UNUSED = ("/ppl", "/bits_per_byte", "/samples", "/gradient_norm", "/mean_norm")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(slots=True)
@@ -123,9 +130,7 @@ class Curve:
     """A quantity over steps: thinned, and smoothed where there are points enough."""
 
     raw: Line
-    smooth: Line | None
-    points: int  # before thinning
-    window: int  # points of the running mean; 1 where nothing is smoothed
+    smooth: Line | None = None
 
 
 def rounded(values: np.ndarray, digits: int = DIGITS) -> list[float]:
@@ -177,7 +182,7 @@ def curve(step_N: np.ndarray, value_N: np.ndarray, buckets: int, *, smooth: bool
     num = len(value_N)
     window = max(1, 2 * (num // SMOOTHED_SHARE // 2) + 1)
     if not smooth or window < 3:
-        return Curve(raw, None, num, 1)
+        return Curve(raw)
     mean_N = running_mean(value_N, window)
     at = np.unique(np.linspace(0, num - 1, min(num, buckets)).round().astype(np.int64))
-    return Curve(raw, Line(step_N[at].tolist(), rounded(mean_N[at])), num, window)
+    return Curve(raw, Line(step_N[at].tolist(), rounded(mean_N[at])))

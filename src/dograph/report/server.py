@@ -16,10 +16,11 @@ from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from dograph.compare.findings import REPORT
 from dograph.errors import ConfigError
-from dograph.report.collect import collect, open_subjects
-from dograph.report.content import COMPARISON, EVALUATION, PageData
+from dograph.report.collect import EVALUATION, PageData, collect, open_subjects
 from dograph.report.render import asset, policy, render, script
+from dograph.report.sections import page_json
 from dograph.train.run_dir import RunDirectory
 
 HOST = "127.0.0.1"
@@ -58,7 +59,7 @@ class Live:
             return self._last
 
     def _signature_now(self) -> object:
-        files = [folder / COMPARISON for folder in self._subjects.comparisons]
+        files = [folder / REPORT for folder in self._subjects.comparisons]
         for run in (RunDirectory(run.path) for run in self._subjects.runs):
             files += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
             files.append(run.path / EVALUATION)
@@ -116,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(204, None, b"")
                 return
             head = json.dumps({"version": now.version, "wait": now.wait})
-            body = f'{head[:-1]}, "page": {now.data.to_json()}}}'
+            body = f'{head[:-1]}, "page": {page_json(now.data)}}}'
             self._answer(200, "application/json", body.encode())
         else:
             self._answer(404, "text/plain", b"there is / and /data.json")

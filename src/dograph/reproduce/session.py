@@ -20,6 +20,7 @@ from dograph.compare.arms import Ask
 from dograph.compare.cells import Say
 from dograph.compare.findings import REPORT, CorpusFacts, as_json
 from dograph.compare.session import forecast_lines, open_corpus, run_compare
+from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
 from dograph.eval.evaluate import EvalRequest, read_documents
@@ -27,10 +28,10 @@ from dograph.eval.gradients import LEAST_ROWS
 from dograph.eval.scores import Report, check_with
 from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, write_text
+from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
 from dograph.reproduce import paper
-from dograph.reproduce.artefacts import ARTEFACTS, Artefact, Scale
-from dograph.reproduce.asks import Wanted, differences
+from dograph.reproduce.artefacts import ABOUT, ARTEFACTS, Artefact, Scale, Wanted
 from dograph.reproduce.downstream import cost, downstream, evaluate_cells
 from dograph.reproduce.losses import balance, model_scale, num_domains, objectives, validation_loss
 from dograph.reproduce.seen import clusters, gradient_pca
@@ -100,6 +101,91 @@ def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Stud
             say(f"{size}:")
         findings[size] = run_compare(ask, pool, say, shares_folder=True)
     return Study(wanted.artefact, wanted.scale, asks, findings)
+
+
+# Settings that change numbers are listed, but for those that have a line of their own.
+_PARTS = ("data", "model", "sketch", "optim", "train", "eval")
+_TOLD = {
+    *("data.corpus", "data.seq_len", "data.warn_epochs", "model.preset", "sketch.dim"),
+    *("sketch.projection", "train.steps", "train.batch_size", "train.device"),
+    *("train.micro_batch_size", "train.activation_checkpointing", "eval.every"),
+}
+
+
+def differences(study: Study) -> list[str]:
+    """What differs between these runs and the paper's, a line each, from the settings."""
+    artefact, ask = study.artefact, next(iter(study.asks.values()))
+    ours, theirs = ask.config, resolve_config(artefact.preset, [])
+    if artefact.sizes:
+        models = ", ".join(_model(one.config) for one in study.asks.values())
+        lines = [f"models: {models}; the paper: GPT-2 sizes that its figure does not name"]
+    else:
+        same = ours.model.preset == theirs.model.preset
+        lines = [f"model: {_beside(_model(ours), None if same else _model(theirs))}"]
+    runs = [
+        f"{config.train.steps:,} steps of {config.train.batch_size} x {config.data.seq_len} = "
+        f"{_short(config.tokens)} tokens"
+        for config in (ours, theirs)
+    ]
+    lines.append(f"a run: {_beside(runs[0], None if runs[0] == runs[1] else runs[1])}")
+    corpus = next(iter(study.findings.values())).corpus
+    part = "20 % of " if artefact.is_probed else ""
+    lines.append(
+        f"corpus: {corpus.folder}, {_short(sum(corpus.tokens.values()))} tokens of "
+        f"{len(corpus.tokens)} sources; paper: {part}{ABOUT[artefact.data]}. Unless it is the "
+        "same text, levels do not compare; differences between methods are what to look at"
+    )
+    here, there = (config.model_dump(mode="json") for config in (ours, theirs))
+    changed = []
+    for name in (f"{part}.{name}" for part in _PARTS for name in here[part]):
+        part, _, own = name.partition(".")
+        pair = here[part][own], there[part][own]
+        if name not in _TOLD and pair[0] != pair[1]:
+            told = [f"{value:g}" if isinstance(value, float) else str(value) for value in pair]
+            changed.append(f"{name} {told[0]} (the paper's preset {told[1]})")
+    if changed:
+        lines.append(f"settings: {', '.join(changed)}")
+    numbers = ", ".join(map(str, ask.seeds))
+    lines.append(f"seeds: {len(ask.seeds)} ({numbers}); the paper does not say how many it has")
+    lines.append(
+        "sampling: every source alike but for natural and for methods that plan; the paper says "
+        "no more of it than Uniform, and its baselines' code draws like this"
+    )
+    if ask.proxy is not None:
+        model, steps = ask.proxy.model, ask.proxy.train.steps
+        lines.append(
+            f"plans: proxies are {model.preset or model.path} of {steps:,} steps; the paper does "
+            "not say what its were, and one plan serves all seeds"
+        )
+    if any(method.is_sketched for method in ask.methods):
+        lines.append(
+            f"sketches: {ours.sketch.dim:,} numbers, {ours.sketch.projection} by layer;"
+            " the paper's dense Gaussian of 5,000 columns would fill terabytes"
+        )
+    if artefact.picture:
+        lines.append(
+            f"the paper prints a picture only ({artefact.where}): there are no numbers to "
+            "set beside ours but those of its text"
+        )
+    return lines
+
+
+def _beside(ours: str, theirs: str | None) -> str:
+    return f"{ours}, as in the paper" if theirs is None else f"{ours}; paper: {theirs}"
+
+
+def _model(config: RunConfig) -> str:
+    preset = config.model.preset
+    if preset is None:
+        return str(config.model.path)
+    return f"{preset} ({PRESETS[preset].layers} layers, {PRESETS[preset].width} wide)"
+
+
+def _short(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

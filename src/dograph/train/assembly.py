@@ -40,19 +40,12 @@ def settled(config: RunConfig) -> RunConfig:
 
 
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
-    own, seq_len = config.model, config.data.seq_len
-    given = {"vocab_size": corpus.vocab_size, "seed": config.seed}
-    if own.path is None:
-        assert own.preset is not None
-        return build_model(own.preset, seq_len=seq_len, dropout=own.dropout, **given)
-    model = load_model(own.path, pretrained=own.pretrained, **given)
-    positions = getattr(model.model.config, "max_position_embeddings", seq_len)
-    if positions < seq_len:
-        raise ConfigError(
-            f"data.seq_len={seq_len}, but {own.path} has {positions} positions; set data.seq_len "
-            f"to {positions} or less"
-        )
-    return model
+    own, known = config.model, {"vocab_size": corpus.vocab_size, "seed": config.seed}
+    known["seq_len"] = config.data.seq_len
+    if own.path is not None:
+        return load_model(own.path, pretrained=own.pretrained, **known)
+    assert own.preset is not None
+    return build_model(own.preset, dropout=own.dropout, **known)
 
 
 def open_shape(config: RunConfig, corpus: Corpus) -> PerSampleLoss:

@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -62,24 +62,19 @@ class Edit:
         return f"mixture after step {self.step}: {shares}{until}{instead}"
 
 
+EDITS = TypeAdapter(list[Edit])
+
+
 def read_edits(path: Path) -> list[Edit]:
     """All edits ever made of a run, in the order in which they were."""
     try:
-        return parse_edits(path.read_text(encoding="utf-8")) if path.is_file() else []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return EDITS.validate_python([json.loads(line) for line in lines])
     except (OSError, ValueError, ValidationError) as error:
         raise RunError(
             f"{path} is damaged ({str(error).splitlines()[0]}): what the run drew from cannot be "
             "told. Put it back as it was; lines are JSON objects that `dograph train` wrote"
         ) from error
-
-
-def parse_edits(text: str) -> list[Edit]:
-    rows = [json.loads(line) for line in text.splitlines()]
-    return TypeAdapter(list[Edit]).validate_python(rows)
-
-
-def dump_edits(edits: Iterable[Edit]) -> str:
-    return "".join(json.dumps(asdict(edit)) + "\n" for edit in edits)
 
 
 def edits_of(run: RunDirectory) -> list[Edit]:
@@ -113,7 +108,6 @@ class Requests:
         return _read(self.file)
 
     def place(self, request: Message) -> None:
-        """Ask."""
         write_json(self.file, request)
 
     def withdraw(self, identity: str) -> bool:
@@ -212,8 +206,7 @@ class Edits:
 
     def open(self, done: int) -> None:
         """Read the edits of a run that goes on after `done` steps; make the one that is due."""
-        held = edits_of(self.run) if self.world.is_main else []
-        held = parse_edits(self.world.share(dump_edits(held)))
+        held = self._shared(edits_of(self.run) if self.world.is_main else [])
         self.due = {edit.step: edit for edit in held}
         self.apply(done)
 
@@ -297,7 +290,8 @@ class Edits:
         )
         file = self.run.edits_file
         try:
-            write_text(file, dump_edits([*read_edits(file), edit]))
+            edits = [asdict(one) for one in (*read_edits(file), edit)]
+            write_text(file, "".join(json.dumps(one) + "\n" for one in edits))
         except OSError as error:
             raise RunError(
                 f"{file} cannot be written ({error.strerror}), so the mixture stays as it was. "
@@ -307,10 +301,13 @@ class Edits:
 
     def _take(self, edit: Edit | None) -> Edit | None:
         """Put the first rank's edit in force on every rank; None where it has none."""
-        if not self.world.agree(int(edit is not None)):
-            return None
-        (edit,) = parse_edits(self.world.share(dump_edits([] if edit is None else [edit])))
-        self.due = {step: one for step, one in self.due.items() if step < edit.step}
-        self.due[edit.step] = edit
-        self.apply(edit.step)
-        return edit
+        for made in self._shared([] if edit is None else [edit]):
+            self.due = {step: one for step, one in self.due.items() if step < made.step}
+            self.due[made.step] = made
+            self.apply(made.step)
+            return made
+        return None
+
+    def _shared(self, edits: list[Edit]) -> list[Edit]:
+        """The first rank's, on every rank."""
+        return EDITS.validate_json(self.world.share(EDITS.dump_json(edits).decode()))

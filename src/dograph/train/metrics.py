@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, spaced_blocks
-from dograph.errors import ConfigError, DographError, RunError, did_you_mean, require
+from dograph.errors import DographError, RunError, require
 from dograph.files import write_text
 from dograph.mixers.base import Mixer, read_together
 from dograph.train.distributed import World
@@ -160,11 +160,8 @@ def validate(
     each = [torch.zeros(len(blocks), dtype=torch.float64) for blocks in blocks_of.values()]
     for s, blocks in enumerate(blocks_of.values()):
         shares = [blocks[rank :: world.size] for rank in range(world.size)]
-        batches, own, done = (
-            _batches(shares[world.rank], at_once),
-            each[s][world.rank :: world.size],
-            0,
-        )
+        batches, done = _batches(shares[world.rank], at_once), 0
+        own = each[s][world.rank :: world.size]
         for token_bT in batches:
             loss_b = losses(token_bT).double().cpu()
             own[done : done + len(loss_b)] = loss_b
@@ -195,13 +192,9 @@ def _batches(blocks: list[np.ndarray], at_once: int) -> list[Tensor]:
     return batches
 
 
-def validation_row(
-    step: int,
-    nats: Mapping[str, float],
-    tokens: Mapping[str, int],
-    bytes_per_token: Mapping[str, float | None],
-) -> Row:
+def validation_row(step: int, nats: Mapping[str, float], corpus: Corpus) -> Row:
     """Validation losses per source and their three summaries."""
+    tokens, bytes_per_token = corpus.tokens_by_source(), corpus.bytes_per_token("validation")
     row: Row = {"step": step}
     for source, value in nats.items():
         row |= loss_row(f"valid/{source}", value, bytes_per_token[source])
@@ -334,8 +327,6 @@ def open_sink(
     A first step beyond 1 continues what the run logged before it was interrupted.
     """
     openers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
-    if name not in openers:
-        raise ConfigError(f'no sink "{name}"; {did_you_mean(name, openers)}')
     try:
         return Sink(name, *openers[name](directory, run_name, config, first_step))
     except DographError:

@@ -70,27 +70,20 @@ class Probes:
         loss_N, sketch_NK = self.sketches(token_NT, "twopass", fixed, 0)
         located = self.located(token_NT, sketch_NK, fixed, step)
         if main:
-            self.write(step, loss_N, sketch_NK, located)
+            file, places = self.run.probe(step), [block.place() for block in self.blocks]
+            label_N = torch.full((len(places),), -1) if located is None else located[0].cpu()
+            tensors = {
+                "sketch": sketch_NK.bfloat16().cpu(),
+                "source": torch.tensor([block.source for block in self.blocks], dtype=torch.int32),
+                "label": label_N.to(torch.int32),
+                "loss": loss_N.float().cpu(),
+            }
+            domains = None if located is None else nearest_rows(*located, places)
+            about = {"step": step, "sources": self.sources, "rows": places, "domains": domains}
+            self.run.probes.mkdir(exist_ok=True)
+            write_bytes(file.with_suffix(".safetensors"), save(tensors))
+            write_json(file, about)  # last: a probe whose JSON is there is whole
         return time.monotonic() - start
-
-    def write(
-        self, step: int, loss_N: Tensor, sketch_NK: Tensor, located: tuple[Tensor, Tensor] | None
-    ) -> None:
-        """Tensors first: a probe whose JSON is there is whole."""
-        file, places = self.run.probe(step), [block.place() for block in self.blocks]
-        label_N = torch.full((len(places),), -1) if located is None else located[0].cpu()
-        tensors = {
-            "sketch": sketch_NK.bfloat16().cpu(),
-            "source": torch.tensor([block.source for block in self.blocks], dtype=torch.int32),
-            "label": label_N.to(torch.int32),
-            "loss": loss_N.float().cpu(),
-        }
-        domains = None if located is None else nearest_rows(*located, places)
-        self.run.probes.mkdir(exist_ok=True)
-        write_bytes(file.with_suffix(".safetensors"), save(tensors))
-        write_json(
-            file, {"step": step, "sources": self.sources, "rows": places, "domains": domains}
-        )
 
     def located(
         self, token_NT: Tensor, sketch_NK: Tensor, fixed: Projection, step: int

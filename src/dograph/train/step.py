@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from dograph.config import OptimConfig, RunConfig, require_compatible
 from dograph.errors import ConfigError
-from dograph.mixers.base import SIGNALS, Mixer, Report
+from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
@@ -92,11 +92,6 @@ class TrainStep:
         mixer: Mixer,
     ) -> None:
         require_compatible(config, mixer, world.size)
-        if missing := mixer.needs - SIGNALS:
-            raise ConfigError(
-                f"the mixer needs {sorted(missing)}, which this step does not compute; "
-                f"it computes {sorted(SIGNALS)}"
-            )
         self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -176,7 +171,8 @@ class TrainStep:
                 for result, weight_b in zip(results, weights, strict=True):  # sum_i c_i g_i
                     result.backward(weight_b)
                     losses.append(result.loss_B.detach())
-                self.average_gradients()
+                if self.sketcher is not None:  # where its mode fills `.grad`, over the ranks
+                    self.sketcher.average_gradients()
                 self.watch.lap("deferred" if self.sketcher else "backward")
         if not keeps:  # the same by a plain weighted backward
             for micro, weight_b in zip(micros, weights, strict=True):
@@ -203,17 +199,13 @@ class TrainStep:
                 result.backward(weights[-1] * self.world.size)
                 self.watch.lap("deferred")
             results.append(result.without_gradient())
-        self.average_gradients()
+        if self.sketcher is not None:
+            self.sketcher.average_gradients()
         weight_B = rows.gather(torch.cat(weights))
         signals = self.signals(results, batch, rows, step)
         self.mixer.observe(signals, weight_B)
         self.watch.lap("weigh")
         return weight_B, rows.gather(torch.cat([r.loss_B for r in results])), signals
-
-    def average_gradients(self) -> None:
-        """Over the ranks, where a mode of the sketch fills `.grad` itself."""
-        if self.sketcher is not None:
-            self.sketcher.average_gradients()
 
     def autocast(self) -> torch.autocast:
         """Inside it, forwards run in train.dtype; weights stay float32."""
@@ -226,9 +218,8 @@ class TrainStep:
         """
         place = (micro.step, self.world.rank, micro.number)
         torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
-        options = {"per_token": True} if per_token else {}
         with self.autocast():
-            loss: Tensor = self.model(micro.token_bT, **options)
+            loss: Tensor = self.model(micro.token_bT, per_token=per_token)
         return loss
 
     def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
@@ -325,7 +316,8 @@ def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampl
         )
     place = str(folder / "model") if is_run else name
     try:
-        model = load_model(place, vocab_size=0, seed=config.seed, pretrained=True)
+        options = {"vocab_size": 0, "seed": config.seed, "seq_len": config.data.seq_len}
+        model = load_model(place, pretrained=True, **options)
     except ConfigError as error:
         raise ConfigError(f"{given} must be {REFERENCES}: {error}") from error
     if model.vocab_size != vocab_size:
@@ -333,11 +325,6 @@ def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampl
             f"{given} has a vocabulary of {model.vocab_size} tokens, the model that is trained "
             f"{vocab_size}; their losses can be compared only with one tokenizer: take a reference "
             "that was trained on this corpus"
-        )
-    positions = getattr(model.model.config, "max_position_embeddings", config.data.seq_len)
-    if positions < config.data.seq_len:
-        raise ConfigError(
-            f"{given} has {positions} positions, fewer than data.seq_len={config.data.seq_len}"
         )
     if config.train.compile:
         compile_regions(model)

@@ -326,8 +326,7 @@ class Trainer:
                 rows += [{"step": self.done, "source": source} | own] if blocks else []
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             write_text(self.run.validation_file, lines)
-        tokens, widths = self.corpus.tokens_by_source(), self.corpus.bytes_per_token("validation")
-        row = validation_row(self.done, nats, tokens, widths)
+        row = validation_row(self.done, nats, self.corpus)
         self.files.write_metrics([row])
         if nats:
             mean = row["valid/mean/loss_nats"]

@@ -1,6 +1,7 @@
 """The table of losses, from run directories."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,14 +13,17 @@ from dograph.train.metrics import validation_row
 from dograph.train.run_dir import RunDirectory
 
 
+def corpus_of(tokens, sizes):
+    return SimpleNamespace(tokens_by_source=lambda: tokens, bytes_per_token=lambda split: sizes)
+
+
 def make_run(path, mixer, losses):
     config = resolve_config(None, [f"mixer.name={mixer}", f"run={path}"])
     run = RunDirectory(path)
     run.create(config, {})
-    first = validation_row(
-        1, dict.fromkeys(losses, 9.0), dict.fromkeys(losses, 1), dict.fromkeys(losses)
-    )
-    last = validation_row(2, losses, {"a": 3, "b": 1}, {"a": 4.0, "b": None})
+    equal, known = (dict.fromkeys(losses, 1), dict.fromkeys(losses)), {"a": 4.0, "b": None}
+    first = validation_row(1, dict.fromkeys(losses, 9.0), corpus_of(*equal))
+    last = validation_row(2, losses, corpus_of({"a": 3, "b": 1}, known))
     step = {"step": 2, "optim/lr": 0.1, "data/a/epochs": 0.25, "data/b/epochs": 1.5}
     rows = [first, step, last]
     run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,28 +1,35 @@
 """Huber's loss at its lowest within bounds: against scipy's linear solver, and laws' own tables."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
 
-from dograph.mixtures.fitting import huber, lowest_huber
-from dograph.mixtures.transfer import TransferFit
+from dograph.mixtures import mixing_laws
+from dograph.mixtures.mixing_laws import TransferFit, huber, lowest_huber
 
 FREE = np.full(2, np.inf)
 
 
-def linear(matrix_NP, right_N, start_BP, bounds, delta=1e6, num_runs=99):
-    return lowest_huber(
-        lambda point_P: matrix_NP @ point_P - right_N,
-        lambda point_P: matrix_NP,
-        start_BP,
-        bounds=bounds,
-        delta=delta,
-        num_runs=num_runs,
-    )
+@pytest.fixture
+def linear(monkeypatch):
+    def fit(matrix_NP, right_N, start_BP, bounds, delta=1e6, num_runs=99):
+        monkeypatch.setattr(mixing_laws, "DELTA", delta)
+        problem = SimpleNamespace(
+            residual=lambda point_P: matrix_NP @ point_P - right_N,
+            jacobian=lambda point_P: matrix_NP,
+            low_P=bounds[0],
+            high_P=bounds[1],
+            loss_N=np.zeros(num_runs),
+        )
+        return lowest_huber(problem, start_BP)
+
+    return fit
 
 
 @pytest.mark.parametrize("correlated", [False, True])
-def test_bounded_least_squares_against_scipys_linear_solver(correlated):
+def test_bounded_least_squares_against_scipys_linear_solver(linear, correlated):
     draws = np.random.default_rng(0)
     low_P, high_P = np.array([0, 0, 0, -0.2, -np.inf, 0]), np.array([1, np.inf, 0.3, 0.2, 9, 0.1])
     points = []
@@ -40,7 +47,7 @@ def test_bounded_least_squares_against_scipys_linear_solver(correlated):
     assert (np.array(points) == high_P).any()
 
 
-def test_a_start_at_the_wrong_bounds_leaves_them():
+def test_a_start_at_the_wrong_bounds_leaves_them(linear):
     """Solved with the second parameter, which stays, the first would seem to have to stay too."""
     matrix_NP = np.linalg.cholesky(np.array([[1, -0.9], [-0.9, 1]])).T
     right_N = np.linalg.solve(matrix_NP.T, np.array([1.0, -5.0]))
@@ -48,7 +55,7 @@ def test_a_start_at_the_wrong_bounds_leaves_them():
     np.testing.assert_allclose(point_P, [1, 0], atol=1e-9)
 
 
-def test_errors_count_by_huber_and_penalties_by_their_squares():
+def test_errors_count_by_huber_and_penalties_by_their_squares(linear):
     """Medians of -1, 0, 1, 7 within delta = 3: (m + 1) + m + (m - 1) = 3; a penalty pulls by m."""
     matrix_NP, right_N = np.ones((5, 1)), np.array([-1.0, 0.0, 1.0, 7.0, 0.0])
     for num_runs, best in ((4, 3 / 4), (3, 7 / 5)):
@@ -63,14 +70,7 @@ def test_no_descent_ends_early_at_a_bound(seed):
     weight_NS = draws.dirichlet(np.full(5, 0.7), 40)
     loss_N = 2 + np.exp(-0.3 + weight_NS @ draws.normal(0, 1.5, 5)) + draws.normal(0, 0.02, 40)
     fit = TransferFit(weight_NS, loss_N, few=False)
-    point_P, converged = lowest_huber(
-        fit.residual,
-        fit.jacobian,
-        fit.starts(),
-        bounds=(fit.low_P, fit.high_P),
-        delta=0.05,
-        num_runs=40,
-    )
+    point_P, converged = lowest_huber(fit, fit.starts())
     slope_P = huber(fit.residual(point_P)[None], 0.05)[1][0] @ fit.jacobian(point_P)
     stays_P = ((point_P <= fit.low_P) & (slope_P > 0)) | ((point_P >= fit.high_P) & (slope_P < 0))
     assert converged

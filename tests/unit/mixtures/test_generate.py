@@ -29,11 +29,12 @@ def transcribed(raw_NS, prior_S, max_usage, minimum):
     return kept, result
 
 
-def test_refusing_rounding_and_counting_once():
+def test_refusing_rounding_and_counting_once(monkeypatch):
+    monkeypatch.setattr(generate, "MINIMUM", 0.01)
     prior_S = np.array(list(PRIOR.values()))
     raw_NS = np.random.default_rng(0).dirichlet(3 * prior_S, size=3000)
     kept, unlike = transcribed(raw_NS, prior_S, 4, 0.01)
-    grid_NS = rounded(raw_NS, 4 * prior_S, 0.01)
+    grid_NS = rounded(raw_NS, 4 * prior_S)
     assert 100 < len(unlike) < len(kept) < 3000
     assert len(grid_NS) == len(kept)
     np.testing.assert_allclose(distinct(grid_NS), unlike, atol=1e-12)
@@ -45,7 +46,7 @@ def test_the_draws_have_the_moments_of_the_description():
     flat_S = np.sqrt(prior_S) / np.sqrt(prior_S).sum()
     strengths = np.logspace(np.log10(0.1), np.log10(5.0), 15)
     draws = np.random.default_rng(1)
-    weight_NS = draw_mixtures(draws, prior_S, 200_000, temperature=0.5, strengths=strengths)
+    weight_NS = draw_mixtures(draws, prior_S, 200_000)
     variance_S = flat_S * (1 - flat_S) * np.mean(1 / (strengths + 1))
     np.testing.assert_allclose(weight_NS.mean(0), flat_S, atol=4e-3)
     np.testing.assert_allclose(weight_NS.var(0), variance_S, rtol=0.02)
@@ -56,21 +57,21 @@ def test_the_constants_are_the_authors(monkeypatch):
     as it is (not as flattened), multiples of 2e-4, and 100 draws for each mixture asked for."""
     seen = {}
 
-    def drawn(draws, prior_S, number, **how):
-        seen.update(how, prior=prior_S, number=number)
-        return draw_mixtures(draws, prior_S, number, **how)
+    def drawn(draws, prior_S, number):
+        seen.update(prior=prior_S, number=number)
+        return draw_mixtures(draws, prior_S, number)
 
-    def kept(weight_NS, cap_S, minimum):
-        seen.update(cap=cap_S, minimum=minimum)
-        return rounded(weight_NS, cap_S, minimum)
+    def kept(weight_NS, cap_S):
+        seen.update(cap=cap_S)
+        return rounded(weight_NS, cap_S)
 
     monkeypatch.setattr(generate, "draw_mixtures", drawn)
     monkeypatch.setattr(generate, "rounded", kept)
     found = generate_mixtures(PRIOR, 4)
     np.testing.assert_allclose(seen["prior"], [0.6, 0.3, 0.08, 0.02])
-    np.testing.assert_allclose(seen["strengths"], 0.1 * 50 ** (np.arange(15) / 14))
+    np.testing.assert_allclose(generate.STRENGTHS, 0.1 * 50 ** (np.arange(15) / 14))
     np.testing.assert_allclose(seen["cap"], [9, 4.5, 1.2, 0.3])
-    assert (seen["temperature"], seen["minimum"], seen["number"]) == (0.5, 2e-4, 400)
+    assert (generate.TEMPERATURE, generate.MINIMUM, seen["number"]) == (0.5, 2e-4, 400)
     assert found == generate_mixtures(PRIOR, 4, seed=42)
 
 

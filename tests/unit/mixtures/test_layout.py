@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
-from dograph.mixtures.export import comments, file_kind, place_of, printed
+from dograph.mixtures.export import TRAINERS, comments, file_kind, printed
 from dograph.mixtures.published import PRESETS
 
 weights = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=30).filter(
@@ -46,10 +46,10 @@ def test_presets_keep_three_figures(name):
 
 
 def test_places_and_kinds():
-    assert place_of("a", {"a": "/x"}) == "/x"
-    assert place_of("Pile CC/1", {}) == "data/Pile_CC_1"
+    assert TRAINERS["hf"].place("a", {"a": "hf:x/y"}) == "hf:x/y"
+    assert TRAINERS["nanotron"].place("Pile CC/1", {}) == "data/Pile_CC_1"
     with pytest.raises(ConfigError, match="not the Hugging Face hub"):
-        place_of("a", {"a": "hf:x/y"}, files_only=True)
+        TRAINERS["nanotron"].place("a", {"a": "hf:x/y"})
     kinds = {
         "/x/*.jsonl.gz": "json",
         "/x/a.b/part.json.zst": "json",

@@ -6,15 +6,18 @@ import time
 import numpy as np
 import pytest
 
-from dograph.errors import ConfigError
-from dograph.mixtures.convex import (
-    find_optimum,
+from dograph.mixtures import convex
+from dograph.mixtures.convex import find_optimum
+from dograph.mixtures.mixing_laws import ExponentialLaw
+from law_oracles import (
     flat_directions,
     grid_mixtures,
     grid_optimum,
+    kkt_residual,
+    long_run,
+    shifted,
+    weighted_value,
 )
-from dograph.mixtures.exponential import ExponentialLaw
-from law_oracles import kkt_residual, long_run, shifted, weighted_value
 
 REDPAJAMA_CAPS = np.array([1, 1, 0.5857, 0.2588, 0.2254, 0.1779, 0.1727])
 PUBLISHED = [0.125, 0.25, 0.140625, 0.25, 0.09375, 0.125, 0.015625]
@@ -125,7 +128,7 @@ def test_what_the_laws_leave_open_is_reported():
     assert find_optimum(twins, [0.5, 0.5], [0.1, 0.0, 1.0]).unique
 
 
-def test_nearly_flat_directions_by_tolerance():
+def test_nearly_flat_directions_by_tolerance(monkeypatch):
     laws = [
         ExponentialLaw(1.0, 0.0, np.array([-2.0, -2.001, 1.0])),
         ExponentialLaw(1.0, 0.0, np.array([0.5, 0.501, -1.0])),
@@ -133,7 +136,8 @@ def test_nearly_flat_directions_by_tolerance():
     ]
     weight_S = np.array([0.3, 0.3, 0.4])
     assert len(flat_directions(laws, [1, 1, 1], weight_S)) == 0
-    assert len(flat_directions(laws, [1, 1, 1], weight_S, tolerance=1e-3)) == 1
+    monkeypatch.setattr(convex, "FLAT", 1e-3)
+    assert len(flat_directions(laws, [1, 1, 1], weight_S)) == 1
 
 
 def test_the_loss_is_the_mean_by_shares_whatever_they_sum_to():
@@ -145,13 +149,14 @@ def test_the_loss_is_the_mean_by_shares_whatever_they_sum_to():
     )
 
 
-def test_a_direction_is_flat_by_what_a_unit_of_weight_changes():
+def test_a_direction_is_flat_by_what_a_unit_of_weight_changes(monkeypatch):
     """exp(0.1 (r_1 - r_2)) at equal weights: moving d along (1, -1) / sqrt(2) adds 0.01 d^2 in
     second order; tolerances on either side of 0.01."""
     laws = [ExponentialLaw(1.0, 0.0, np.array([0.1, -0.1]))]
     half_S = np.array([0.5, 0.5])
-    assert len(flat_directions(laws, [1.0], half_S, tolerance=0.0101)) == 1
-    assert len(flat_directions(laws, [1.0], half_S, tolerance=0.0099)) == 0
+    for tolerance, number in ((0.0101, 1), (0.0099, 0)):
+        monkeypatch.setattr(convex, "FLAT", tolerance)
+        assert len(flat_directions(laws, [1.0], half_S)) == number
 
 
 def test_a_source_at_its_cap_cannot_move():
@@ -166,7 +171,7 @@ def test_a_source_at_its_cap_cannot_move():
 
 def test_caps():
     laws, share_V, _ = some_laws(1, 4, 3)
-    with pytest.raises(ConfigError, match=r"sum to 0.9.*raise them by 0.1"):
+    with pytest.raises(AssertionError, match="leave no mixture"):  # plans refuse them before
         minimise_laws(laws, share_V, np.array([0.3, 0.3, 0.3]))
     only_S = np.array([0.5, 0.3, 0.2])
     np.testing.assert_allclose(minimise_laws(laws, share_V, only_S), only_S)
@@ -175,20 +180,12 @@ def test_caps():
     assert np.abs(minimise_laws(laws, share_V, narrow_S) - only_S).max() <= 1.01e-6
     none = minimise_laws(laws, share_V, np.array([np.inf, 5.0, 1.0]))
     np.testing.assert_allclose(none, minimise_laws(laws, share_V), atol=1e-12)
-    with pytest.raises(ConfigError, match="one for each of 3 sources"):
-        minimise_laws(laws, share_V, np.array([1.0, 1.0]))
 
 
 @pytest.mark.parametrize("share_V", [[1, -1, 1, 1], [0, 0, 0, 0], [1, 1], [1, np.nan, 1, 1]])
-def test_shares_are_checked(share_V):
-    with pytest.raises(ConfigError, match="share"):
+def test_shares_that_no_plan_has(share_V):
+    with pytest.raises((AssertionError, ValueError)), np.errstate(invalid="ignore"):
         minimise_laws(some_laws(1, 4, 3)[0], np.array(share_V, dtype=float))
-
-
-def test_laws_must_be_over_the_same_sources():
-    laws = [some_laws(1, 1, 3)[0][0], some_laws(1, 1, 4)[0][0]]
-    with pytest.raises(ConfigError, match=r"\[3, 4\] sources"):
-        minimise_laws(laws, [1, 1])
 
 
 def test_one_source():
@@ -215,12 +212,3 @@ def test_the_grid_against_a_plain_enumeration():
     np.testing.assert_array_equal(grid_optimum(laws, share_V, cap_S), by_hand)
     exact = find_optimum(laws, share_V, cap_S)
     assert exact.loss < weighted_value(laws, share_V, np.array(by_hand)) - 1e-4
-
-
-def test_the_grid_has_limits():
-    laws, share_V, _ = some_laws(0, 3, 17)
-    with pytest.raises(ConfigError, match="more than 300000 mixtures"):
-        grid_optimum(laws, share_V)
-    laws, share_V, _ = some_laws(0, 3, 2)
-    with pytest.raises(ConfigError, match=r"at most its cap of 0.01"):
-        grid_optimum(laws, share_V, np.array([0.99, 0.01]))

@@ -5,7 +5,8 @@ import pytest
 from scipy.optimize import brentq
 
 from dograph.errors import ConfigError
-from dograph.mixtures.proposals import DRAWS, SENSITIVITY, TOP, cap_vector, capped, simulate
+from dograph.mixtures.from_table import cap_vector
+from dograph.mixtures.proposals import DRAWS, SENSITIVITY, TOP, capped, simulate
 
 PRIOR_S = np.array([0.5, 0.3, 0.15, 0.05])
 FREE_S = np.ones(4)

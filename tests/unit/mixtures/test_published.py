@@ -6,7 +6,7 @@ import pytest
 
 from dograph.data.inputs import RECIPES
 from dograph.errors import ConfigError
-from dograph.mixtures.published import PRESETS, SPELLINGS, by_canonical, canonical, find_preset
+from dograph.mixtures.published import CANONICAL, PRESETS, canonical, find_preset
 
 SLIMPAJAMA = list(RECIPES["slimpajama-6b"].table)
 PILE = list(RECIPES["pile"].table)
@@ -32,7 +32,7 @@ PRIOR = [
 def test_every_preset_says_what_it_is(name):
     preset = find_preset(name)
     assert sum(preset.file.weights.values()) == pytest.approx(1, abs=1e-12)
-    assert set(preset.weights) <= set(SPELLINGS[preset.collection])
+    assert set(preset.weights) <= set(CANONICAL[preset.collection].values())
     assert preset.provenance.published
     assert preset.provenance.method in ("doremi", "doge", "regmix", "natural")
     corpus = SLIMPAJAMA if preset.collection == "slimpajama" else PILE
@@ -88,15 +88,15 @@ def test_names_are_matched_by_spelling():
     assert {canonical(name, "slimpajama") for name in crawl} == {"CommonCrawl"}
     assert canonical("c4", "slimpajama") == "C4"
     for unknown in ("c", "c44", "crawl", "pilecc2", "", "redpajama"):
-        assert all(canonical(unknown, c) is None for c in SPELLINGS)
-    for collection, names in SPELLINGS.items():
-        for one, two in itertools.combinations(names, 2):
+        assert all(canonical(unknown, c) is None for c in CANONICAL)
+    for collection, ours in CANONICAL.items():
+        for one, two in itertools.combinations(set(ours.values()), 2):
             assert canonical(one, collection) != canonical(two, collection)
 
 
 def test_two_spellings_of_one_source_are_refused():
     with pytest.raises(ConfigError, match='both "c4" and "RedPajamaC4"'):
-        by_canonical(["c4", "RedPajamaC4"], "slimpajama")
+        find_preset("doge-slimpajama").fit(["c4", "RedPajamaC4"])
 
 
 def test_what_is_left_over_is_named():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.mixtures.choice import score
+from dograph.mixtures.surrogates import score
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError, CorpusError
-from dograph.mixtures.proposals import target_shares
+from dograph.mixtures.from_table import target_shares
 from dograph.mixtures.tables import MixtureTable, read_table
 
 

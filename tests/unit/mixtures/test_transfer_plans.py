@@ -8,13 +8,11 @@ import pytest
 from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
-from dograph.mixtures import choice as choosing
-from dograph.mixtures.choice import choose_surrogate, is_constant, score
-from dograph.mixtures.exponential import Exponential
+from dograph.mixtures import surrogates as choosing
 from dograph.mixtures.from_table import propose_from_table
 from dograph.mixtures.proposals import simulate
+from dograph.mixtures.surrogates import choose_surrogate, is_constant, score
 from dograph.mixtures.tables import MixtureTable, read_table
-from dograph.mixtures.transfer import Transfer
 
 PROXIES = Path(__file__).parents[3] / "benchmarks" / "results" / "plans"
 SOURCES = ["a", "b", "c", "d"]
@@ -107,14 +105,14 @@ def test_on_real_proxies_the_error_on_left_out_runs_is_below_half_of_the_exponen
     read = read_table(PROXIES / "proxies.mixtures.csv", PROXIES / "proxies.losses.csv")
     fold_N = np.random.default_rng(0).permutation(np.arange(32) % 5)
     error = {}
-    for surrogate in (Transfer(), Exponential()):
+    for name in ("transfer", "exponential"):
         guess_NV = np.full_like(read.loss_NV, np.nan)
         for fold in range(5):
             out_N = fold_N == fold
             for v in range(7):
-                law = surrogate.fit(read.weight_NS[~out_N], read.loss_NV[~out_N, v])
+                law = choosing.SURROGATES[name](read.weight_NS[~out_N], read.loss_NV[~out_N, v])
                 guess_NV[out_N, v] = law.predict(read.weight_NS[out_N])
-        error[surrogate.name] = np.abs(guess_NV.mean(axis=1) - read.loss_NV.mean(axis=1)).mean()
+        error[name] = np.abs(guess_NV.mean(axis=1) - read.loss_NV.mean(axis=1)).mean()
     assert error["transfer"] < 0.04
     assert error["transfer"] < error["exponential"] / 2
 
@@ -146,7 +144,9 @@ def test_an_infinite_error_loses_to_any_other(monkeypatch):
     weight_NS = np.random.default_rng(0).dirichlet(np.ones(3), 30)
     highest = float(weight_NS[:, 0].max())
     # the highest is still the last in rank: both rank alike
-    monkeypatch.setattr(choosing, "SURROGATES", {"a": Beyond(highest - 1e-9), "b": Beyond(1.0)})
+    monkeypatch.setattr(
+        choosing, "SURROGATES", {"a": Beyond(highest - 1e-9).fit, "b": Beyond(1.0).fit}
+    )
     result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], {"t": 1.0}, names=("a", "b"))
     assert result.name == "b"
     scores = result.validated["a"].objective

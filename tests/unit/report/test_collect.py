@@ -8,13 +8,15 @@ import pytest
 from corpora import write_corpus
 from dograph.errors import RunError
 from dograph.report.collect import collect, open_subjects
+from dograph.report.comparison import num_domains_of
 from dograph.report.render import page_at_end, render, write_page
+from dograph.report.sections import loss_chart, page_json
 from page_runs import dograph_run, hostile_corpus, write_graphs, write_run
 
 
 def page_of(*paths, benches=()):
     data = collect(open_subjects(paths, benches))
-    json.loads(data.to_json())
+    json.loads(page_json(data))
     return data
 
 
@@ -39,7 +41,7 @@ def test_a_whole_run_has_every_part(whole):
     assert [graph.step for graph in run.domains.graphs] == [20, 40, 60]
     assert run.cost.step_ms == pytest.approx(50)
     assert run.cost.seconds == pytest.approx(3.0)
-    assert {measure.name for measure in run.health} >= {"weights/effective_samples", "domains/nmi"}
+    assert set(run.health) >= {"weights/effective_samples", "domains/nmi"}
     assert run.command == f"dograph train {whole}/config.yaml run=ELSEWHERE"
     assert "3.1167" in data.verdict
     assert data.texts
@@ -60,8 +62,8 @@ def test_one_step_without_validation(tmp_path):
     data = page_of(write_run(tmp_path / "run", steps=1, total=50, valid=False))
     (run,) = data.runs
     assert run.losses == []
-    assert run.curves.train["total"].raw.x == [1]
-    assert run.curves.valid == {}
+    assert run.train["total"].raw.x == [1]
+    assert run.valid == {}
     assert run.domains is None
     assert run.cost.step_ms is None
     assert "1 of 50 steps" in data.verdict
@@ -136,18 +138,16 @@ def test_runs_of_one_method_are_taken_together(tmp_path):
     runs = [write_run(tmp_path / f"natural-{seed}", seed=seed) for seed in range(3)]
     runs += [write_run(tmp_path / f"uniform-{seed}", mixer="uniform", seed=seed) for seed in (0, 1)]
     data = page_of(*runs)
-    assert [(group.name, len(group.runs)) for group in data.groups] == [
-        ("natural", 3),
-        ("uniform", 2),
-    ]
-    band = data.groups[0].valid["mean"]
+    assert {name: len(own) for name, own in data.groups.items()} == {"natural": 3, "uniform": 2}
+    chart = dict(loss_chart(data, "valid", "mean", ""))["methods"]
+    band = chart.series[0]
     last = [3.1 + 1 / 60 + 0.01 * seed for seed in range(3)]
     assert band.y[-1] == pytest.approx(sum(last) / 3, rel=1e-4)
     reach = 4.3027 * 0.01 / math.sqrt(3)
     assert band.high[-1] - band.y[-1] == pytest.approx(reach, rel=0.01)
     (comparison,) = data.comparisons
     assert comparison.baseline == "natural"
-    difference = comparison.methods[1].differences["mean"].value
+    difference = comparison.methods[1].differences["mean"].estimate
     assert (difference.value, difference.low) == (pytest.approx(0), pytest.approx(0))
     assert "no claim" in data.verdict
 
@@ -158,9 +158,8 @@ def test_methods_of_one_mixer_are_told_apart(tmp_path):
         for num in (4, 7)
     ]
     data = page_of(*runs, write_run(tmp_path / "plain"))
-    names = [group.name for group in data.groups]
-    assert names == ["dograph num_domains=4", "dograph num_domains=7", "natural"]
-    ((_, points),) = data.comparisons[0].num_domains
+    assert list(data.groups) == ["dograph num_domains=4", "dograph num_domains=7", "natural"]
+    ((_, points),) = num_domains_of(data.comparisons[0].methods)
     assert [num for num, _ in points] == [4, 7]
     ratios = [run.cost.over_plain for run in data.runs]
     assert ratios == [pytest.approx(1), pytest.approx(1), None]
@@ -207,6 +206,7 @@ def test_many_steps_make_a_page_that_is_not_long(tmp_path):
     run = write_run(tmp_path / "long", steps=5000, every=100)
     assert write_page([run], tmp_path / "page.html") == 1
     data = page_of(run)
-    assert data.runs[0].curves.train["total"].points == 5000
-    assert len(data.runs[0].curves.train["total"].raw.x) <= 802
+    steps = data.runs[0].train["total"].raw.x
+    assert (steps[0], steps[-1]) == (1, 5000)
+    assert len(steps) <= 802
     assert any("no spike is lost" in text for text in data.how)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dograph.compare.findings import Findings
+from dograph.report import comparison
 from dograph.report.collect import bench_of, collect, open_subjects
-from dograph.report.comparison import from_findings, objectives_of, scales_of, verdict_of
+from dograph.report.comparison import num_domains_of, objectives_of, scales_of, verdict_of
 from dograph.report.render import render
 from page_runs import wide_choice, write_eval, write_run
 
@@ -17,6 +19,10 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 def findings():
     """A real comparison: seven methods, five seeds."""
     return json.loads((RESULTS / "compare-demo-tiny.json").read_text())
+
+
+def from_findings(findings, title, parameters):
+    return comparison.from_findings(Findings.of_json(findings), title, parameters)
 
 
 def test_figures_are_those_of_the_file(findings):
@@ -30,7 +36,7 @@ def test_figures_are_those_of_the_file(findings):
         assert method.losses["mean"].high == pytest.approx(spread["mean"] + reach)
         for source, difference in method.source_differences.items():
             told = own["differences"]["sources"][source]
-            assert difference.value.low == told["interval"]["low"]
+            assert difference.estimate.low == told["interval"]["low"]
             assert difference.claim == told["claim"]
     assert found.notes == findings["notes"]
     assert found.methods[0].differences == {}
@@ -150,9 +156,10 @@ def test_a_folder_of_a_comparison_stands_for_its_runs(findings, tmp_path):
         for label in ("natural-s0", "natural-s1", "uniform-s0")
     }
     cells = [
-        {"label": label, "method": label.split("-s")[0], "run": f"moved/{label}"} for label in runs
+        findings["cells"][0]
+        | {"label": label, "method": label.split("-s")[0], "run": f"moved/{label}"}
+        for label in [*runs, "gone-s0"]
     ]
-    cells.append({"label": "gone-s0", "method": "gone", "run": "moved/gone"})
     (folder / "compare.json").write_text(json.dumps(findings | {"cells": cells}))
     data = collect(open_subjects([folder]))
     assert [run.name for run in data.runs] == list(runs)
@@ -166,12 +173,13 @@ def test_runs_from_elsewhere_join_no_method_of_a_comparison(findings, tmp_path):
     """A run of the same mixer with other settings is not another seed of it."""
     folder = tmp_path / "compare"
     write_run(folder / "cells" / "uniform-s0", mixer="uniform")
-    cells = [{"label": "uniform-s0", "method": "uniform", "run": "moved"}]
+    own = {"label": "uniform-s0", "method": "uniform", "run": "moved"}
+    cells = [findings["cells"][0] | own]
     (folder / "compare.json").write_text(json.dumps(findings | {"cells": cells}))
     other = write_run(tmp_path / "other", mixer="uniform", steps=40)
     data = collect(open_subjects([folder, other]))
     assert [run.group for run in data.runs] == ["compare: uniform", "uniform"]
-    assert [len(group.runs) for group in data.groups] == [1, 1]
+    assert [len(names) for names in data.groups.values()] == [1, 1]
 
 
 def method(found, name, mixer):
@@ -194,8 +202,7 @@ def test_objectives_are_methods_that_differ_in_nothing_else(findings):
 
 def test_sizes_make_a_curve(findings):
     pair = [from_findings(findings, "demo", size) for size in (2000, 1000)]
-    scales = {scale.name: scale for scale in scales_of(pair)}
-    assert [size for size, _ in scales["natural"].points] == [1000, 2000]
+    assert [size for size, _ in dict(scales_of(pair))["natural"]] == [1000, 2000]
     assert scales_of(pair[:1]) == []
 
 
@@ -204,32 +211,31 @@ def test_downstream_scores_have_error_bars(tmp_path):
     runs.append(write_run(tmp_path / "uniform", mixer="uniform"))
     for run, value in zip(runs, (0.6, 0.7, 0.8), strict=True):
         write_eval(run, value)
-    found = collect(open_subjects(runs)).benchmarks
-    assert found.tasks == [*(f"task-{k}" for k in range(9)), "average"]
-    rows = dict(found.rows)
-    assert rows["uniform"]["task-0"].high == pytest.approx(0.8 + 1.96 * 0.01)
-    over_seeds = rows["natural"]["average"]
-    assert over_seeds.value == pytest.approx(0.65)
-    assert over_seeds.high - over_seeds.value == pytest.approx(12.7062 * 0.05, rel=1e-3)
+    found = {chart.title: chart for chart in collect(open_subjects(runs)).tasks}
+    assert list(found) == [*(f"task-{k}" for k in range(9)), "average"]
+    rows = {task: {row.name: row for row in chart.rows} for task, chart in found.items()}
+    assert rows["task-0"]["uniform"].high == pytest.approx(80 + 100 * 1.96 * 0.01)
+    over_seeds = rows["average"]["natural"]
+    assert over_seeds.value == pytest.approx(65)
+    assert over_seeds.high - over_seeds.value == pytest.approx(12.7062 * 5, rel=1e-3)
 
 
 def test_runs_that_differ_in_one_thing_make_sweeps(tmp_path):
     data = collect(open_subjects(wide_choice(tmp_path)))
     assert [len(one.methods) for one in data.comparisons] == [5, 5]
     for one in data.comparisons:
-        ((_, points),) = one.num_domains
+        ((_, points),) = num_domains_of(one.methods)
         assert [num for num, _ in points] == [4, 7]
-        assert [objective for objective, _ in one.objectives] == ["robust", "variance"]
-    assert {tuple(size for size, _ in scale.points) for scale in data.scales} == {(100, 1000)}
+        assert [objective for objective, _ in objectives_of(one.methods)] == ["robust", "variance"]
+    assert {tuple(size for size, _ in points) for _, points in data.scales} == {(100, 1000)}
     assert len(data.scales) == 5
 
 
 def test_a_bench_brings_the_floor():
-    bench = bench_of(RESULTS / "bench-gpt2-small-h200.json")
-    arms = {arm.name: arm for arm in bench.arms}
-    assert arms["plain"].floor_ms is None
-    assert (
-        arms["full"].over_plain.low < arms["full"].over_plain.value < arms["full"].over_plain.high
-    )
-    assert arms["full"].extra_ms > arms["full"].floor_ms > 0
-    assert "H200" in bench.title
+    heading, table = bench_of(RESULTS / "bench-gpt2-small-h200.json")
+    arms = {row[0]: dict(zip(table.heads, row, strict=True)) for row in table.rows}
+    assert arms["plain"]["floor ms"].value is None
+    full = arms["full"]
+    assert full["over plain"].low < full["over plain"].value < full["over plain"].high
+    assert full["extra ms"].value > full["floor ms"].value > 0
+    assert "H200" in heading.text

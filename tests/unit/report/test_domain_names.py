@@ -14,14 +14,15 @@ def data_of(folder, **options):
     run = write_run(folder / "run", mixer="dograph", options=mixer, corpus=corpus)
     write_probes(run, corpus)
     write_graphs(run)
-    return collect(open_subjects([run])).runs[0]
+    return collect(open_subjects([run]))
 
 
 def figures_of(folder, recipe):
     """By name, laid out as they would be on paper."""
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context(STYLE):
-        drawn = dict(draw_run(data_of(folder, recipe=recipe), ""))
+        data = data_of(folder, recipe=recipe)
+        drawn = dict(draw_run(data, data.runs[0], ""))
         for figure in drawn.values():
             figure.draw_without_rendering()
     return drawn
@@ -58,9 +59,9 @@ def test_figures_say_that_numbers_are_ranks(tmp_path, recipe, ranked):
 
 
 def test_the_page_says_what_a_number_is(tmp_path):
-    ranked = data_of(tmp_path / "batch", scope="batch").domains
+    ranked = data_of(tmp_path / "batch", scope="batch").runs[0].domains
     assert "ranks by weight in each step" in ranked.numbering
     assert ranked.numbering in " ".join(ranked.notes)
-    lasting = data_of(tmp_path / "stream", scope="stream").domains
+    lasting = data_of(tmp_path / "stream", scope="stream").runs[0].domains
     assert "one domain throughout" in lasting.numbering
     assert lasting.notes == []

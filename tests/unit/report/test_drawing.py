@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from corpora import write_corpus
 from dograph.report.collect import collect, open_subjects
 from dograph.report.drawing import COLOURS, MARKS, STYLE, colour, face, hatch, mark
-from dograph.report.figures import draw_curves, draw_run, draw_scales
+from dograph.report.figures import draw_curves, draw_run, drawn
 from dograph.report.render import asset
 from page_runs import wide_choice, write_graphs, write_probes, write_run
 
@@ -85,7 +85,8 @@ def many(tmp_path_factory):
     )
     write_probes(run, corpus, at=(0, 1, 2, 6, 20, 60), rows=36, num_domains=ELEVEN)
     write_graphs(run, num_domains=ELEVEN, sources=NINE)
-    return figures(draw_run(collect(open_subjects([run])).runs[0], ""))
+    data = collect(open_subjects([run]))
+    return figures(draw_run(data, data.runs[0], ""))
 
 
 def figures(drawn):
@@ -152,7 +153,7 @@ def ten(tmp_path_factory):
 def test_long_names_of_many_methods_are_all_in_the_legend(ten):
     (legend,) = figures(draw_curves(ten))["loss-train"].legends
     told = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
-    assert told == [group.name for group in ten.groups]
+    assert told == list(ten.groups)
     assert len(told) == 10
     for text in legend.get_texts():
         box = text.get_window_extent()
@@ -161,7 +162,7 @@ def test_long_names_of_many_methods_are_all_in_the_legend(ten):
 
 def test_numbers_of_a_logarithmic_axis_are_no_formulas(ten):
     """Names may hold a $, so nothing is read as a formula, and a power would be its source."""
-    (axis,) = figures(draw_scales(ten))["scale"].axes
+    (axis,) = figures(item for item in drawn(ten) if item[0] == "scale")["scale"].axes
     told = [label.get_text() for label in axis.get_xticklabels(which="both")]
     assert any(told)
     assert not any("$" in text for text in told)

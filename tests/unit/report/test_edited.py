@@ -18,7 +18,7 @@ def test_an_edited_run_is_a_method_of_its_own(tmp_path):
     assert len(collect(open_subjects(runs)).groups) == 1
     (runs[0] / "edits.jsonl").write_text(edit_of(30, SECOND))
     data = collect(open_subjects(runs))
-    assert [(group.name, group.runs) for group in data.groups] == [
+    assert list(data.groups.items()) == [
         ("natural edited=after 30: alpha 0.1 beta 0.2 gamma 0.7", ["run-0"]),
         ("natural", ["run-1", "run-2"]),
     ]

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from dograph.report.charts import LineChart, Series
 from dograph.report.collect import collect, items_asked, open_subjects
-from dograph.report.comparison import Band
-from dograph.report.drawing import draw_band, sheet
-from dograph.report.figures import draw_benchmarks
+from dograph.report.drawing import draw_lines, sheet
+from dograph.report.figures import draw_tasks
 from page_runs import write_eval, write_run
 
 
@@ -30,7 +30,7 @@ def test_domains_of_one_batch_are_not_taken_over_ten(tmp_path, scope, shown):
     """A number that means another domain in each batch agrees with no source."""
     run = write_run(tmp_path / scope, mixer="dograph", options={"scope": scope})
     data = page_of(agreement(run))
-    found = {measure.name for measure in data.runs[0].health}
+    found = set(data.runs[0].health)
     assert found & {"domains/nmi", "domains/batch_nmi"} == {shown}
     assert ("0.20 (NMI" in data.verdict) == (scope == "stream")
     assert "0.90" not in data.verdict
@@ -84,16 +84,16 @@ def test_tasks_that_were_not_asked_in_full_are_named():
 def test_an_interval_at_a_single_step_is_drawn():
     pytest.importorskip("matplotlib")
     _, axes = sheet(3, 2)
-    draw_band(axes[0, 0], Band([8], [5.0], [4.5], [5.5]), 1, "a method")
-    (bar,) = axes[0, 0].collections
-    (path,) = bar.get_paths()
-    assert path.vertices[:, 1].tolist() == [4.5, 5.5]
+    own = Series("a method", 1, [8], [5.0], [4.5], [5.5])
+    draw_lines(axes[0, 0], LineChart("", [own]))
+    _, bar = axes[0, 0].lines
+    assert list(bar.get_ydata()) == [4.5, 5.5]
 
 
 def test_downstream_figures_are_in_per_cent_with_numbers_on_every_axis(tmp_path):
     pytest.importorskip("matplotlib")
     write_eval(run := write_run(tmp_path / "run"), 0.6)
-    ((_, figure),) = draw_benchmarks(page_of(run).benchmarks)
+    figure = draw_tasks(page_of(run))
     figure.draw_without_rendering()
     for axis in figure.axes:
         assert axis.lines[1].get_xdata()[0] == pytest.approx(60)

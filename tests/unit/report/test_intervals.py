@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.report.comparison import _spread, band
-from dograph.report.content import block_losses, of_blocks
+from dograph.compare.findings import Spread
+from dograph.report.comparison import spread_estimate
+from dograph.report.one_run import block_losses, of_blocks
+from dograph.report.sections import band
 from dograph.report.series import Curve, Line, rounded
 from dograph.stats import mean_estimate, t_quantile
 
@@ -19,18 +21,18 @@ def test_seeds_have_one_interval_wherever_they_are_shown():
     deviation = float(np.std(values, ddof=1))
     for found in (
         mean_estimate(values),
-        _spread({"mean": float(np.mean(values)), "deviation": deviation, "seeds": 4}),
+        spread_estimate(Spread(float(np.mean(values)), deviation, 4)),
     ):
         assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
-    drawn = band([Curve(Line([20], [value]), None, 1, 1) for value in values])
+    drawn = band([Curve(Line([20], [value])) for value in values], "a method", 0)
     assert drawn.low == rounded(np.array([low]))
     assert drawn.high == rounded(np.array([high]))
-    assert _spread({"mean": 3.0, "deviation": None, "seeds": 1}).low is None
+    assert spread_estimate(Spread(3.0, None, 1)).low is None
 
 
 def test_a_band_has_the_interval_of_every_step():
     value_NX = np.random.default_rng(1).normal(3.0, 0.2, (6, 4))
-    drawn = band([Curve(Line([1, 2, 3, 4], list(row)), None, 4, 1) for row in value_NX])
+    drawn = band([Curve(Line([1, 2, 3, 4], list(row))) for row in value_NX], "a method", 0)
     low_X, high_X = stats.t.interval(0.95, 5, value_NX.mean(axis=0), stats.sem(value_NX, axis=0))
     assert (drawn.low, drawn.high) == (rounded(low_X), rounded(high_X))
 

@@ -2,26 +2,23 @@
 
 import json
 
-from dograph.compare.arms import ASK
-from dograph.compare.session import REPORT
 from dograph.config import resolve_config
 from dograph.eval.evaluate import Subject
-from dograph.plan import jobs
-from dograph.report import content as reading
-from dograph.report.collect import collect, open_subjects
+from dograph.report.collect import EVALUATION, collect, open_subjects
+from dograph.report.one_run import ENVIRONMENT
+from dograph.report.series import read_json
+from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 from page_runs import write_run
 
 
 def test_names_are_those_of_the_writers(tmp_path):
-    assert (reading.COMPARISON, reading.ASKED) == (REPORT, ASK)
-    assert reading.RESULT == jobs.RESULT
     run = RunDirectory(tmp_path / "run")
     run.create(resolve_config("demo", []), {"gpus": ["one"]})
     run.unlock()
-    assert reading.read_json(run.path / reading.ENVIRONMENT) == {"gpus": ["one"]}
+    assert read_json(run.path / ENVIRONMENT) == {"gpus": ["one"]}
     last = Subject(str(run.path / "model"), run, 10)
-    assert last.result_file == run.path / reading.EVALUATION
+    assert last.result_file == run.path / EVALUATION
 
 
 def test_a_line_that_is_being_written_waits_for_the_next_look(tmp_path):
@@ -36,7 +33,7 @@ def test_a_line_that_is_being_written_waits_for_the_next_look(tmp_path):
 
 def test_rows_end_where_a_line_does(tmp_path):
     file = tmp_path / "graph.jsonl"
-    assert reading.read_rows(file) == []
+    assert read_metrics(file) == []
     file.write_text(json.dumps({"step": 1}) + "\n" + json.dumps({"step": 2}))
-    assert reading.read_rows(file) == [{"step": 1}]
-    assert reading.read_json(tmp_path / "none.json") == {}
+    assert read_metrics(file) == [{"step": 1}]
+    assert read_json(tmp_path / "none.json") == {}

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dograph.compare.findings import Findings
-from dograph.reproduce.artefacts import find_artefact
-from dograph.reproduce.asks import Wanted, build_asks
+from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from dograph.reproduce.verdicts import CellScores, Study
 
 SEEDS = (10, 11, 12, 13, 14)

@@ -13,8 +13,15 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.mixers.registry import build_mixer, build_planner
 from dograph.models.presets import PRESETS
 from dograph.reproduce import artefacts as scales
-from dograph.reproduce.artefacts import ARTEFACTS, PROTOCOL, find_artefact, spelled_out
-from dograph.reproduce.asks import Wanted, build_asks, require_corpus
+from dograph.reproduce.artefacts import (
+    ARTEFACTS,
+    PROTOCOL,
+    Wanted,
+    build_asks,
+    find_artefact,
+    require_corpus,
+    spelled_out,
+)
 from dograph.types import Signals
 
 

@@ -4,9 +4,9 @@ import pytest
 from scipy import stats
 
 from dograph.reproduce import paper
-from dograph.reproduce.asks import differences
 from dograph.reproduce.downstream import cost
 from dograph.reproduce.losses import balance, model_scale, num_domains, objectives, validation_loss
+from dograph.reproduce.session import differences
 
 MEANS = {
     "uniform": 5.0,

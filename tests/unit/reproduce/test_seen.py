@@ -10,8 +10,8 @@ from scipy import stats
 
 from dograph.eval.gradients import probe_pca
 from dograph.eval.merging import merging
-from dograph.reproduce.asks import differences
 from dograph.reproduce.seen import clusters, composition, gradient_pca
+from dograph.reproduce.session import differences
 from probed_runs import SOURCES, write_run
 
 FADING = {0: 4.0, 10: 0.5}

@@ -15,8 +15,7 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import EvalRequest
 from dograph.eval.gradients import read_probe
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import find_artefact
-from dograph.reproduce.asks import build_asks
+from dograph.reproduce.artefacts import build_asks, find_artefact
 from dograph.reproduce.downstream import kept
 from dograph.reproduce.seen import composition
 from dograph.stats import mean_estimate

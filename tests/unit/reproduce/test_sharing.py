@@ -11,8 +11,7 @@ from corpora import write_corpus
 from dograph.errors import ConfigError, RunError
 from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import find_artefact
-from dograph.reproduce.asks import Wanted, build_asks
+from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from lab_runs import Here, imports_frozen
 
 WIDE = "natural,plan=compare_mixers:Scout"

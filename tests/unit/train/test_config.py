@@ -62,6 +62,7 @@ def test_file_over_preset_and_override_over_file(tmp_path):
         ("model.path=gpt2", "give model.preset or model.path, and not both"),
         ("train", "is not an override; write name=value"),
         ("train.steps=[1", "not YAML"),
+        ("log.sinks=[tensorbord]", "log.sinks.0: input should be 'tensorboard', 'wandb' or"),
         ("seed.x=1", "seed: input should be a valid integer"),
     ],
 )

@@ -1,6 +1,7 @@
 """Rows of metrics.jsonl: names, units, and what a kill leaves."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,8 +50,13 @@ def test_step_rows_split_the_loss_by_source():
     assert row["weights/effective_samples"] == pytest.approx(1 / 0.3)
 
 
+def corpus_of(tokens, sizes):
+    return SimpleNamespace(tokens_by_source=lambda: tokens, bytes_per_token=lambda split: sizes)
+
+
 def test_validation_summaries():
-    row = validation_row(9, {"a": 2.0, "b": 4.0}, {"a": 300, "b": 100}, {"a": 4.0, "b": None})
+    corpus = corpus_of({"a": 300, "b": 100}, {"a": 4.0, "b": None})
+    row = validation_row(9, {"a": 2.0, "b": 4.0}, corpus)
     assert row["valid/mean/loss_nats"] == 3.0
     assert row["valid/natural/loss_nats"] == pytest.approx(2.5)
     assert row["valid/worst/loss_nats"] == 4.0
@@ -60,7 +66,8 @@ def test_validation_summaries():
 
 def test_bits_per_byte_of_the_summaries():
     """Of all text: its bits over its bytes. Of the mean: that of the sources' own."""
-    row = validation_row(9, {"a": 2.0, "b": 4.0}, {"a": 300, "b": 100}, {"a": 4.0, "b": 2.0})
+    corpus = corpus_of({"a": 300, "b": 100}, {"a": 4.0, "b": 2.0})
+    row = validation_row(9, {"a": 2.0, "b": 4.0}, corpus)
     bits = (2.0 / 4.0 / math.log(2), 4.0 / 2.0 / math.log(2))
     assert row["valid/mean/bits_per_byte"] == pytest.approx(sum(bits) / 2)
     assert row["valid/worst/bits_per_byte"] == pytest.approx(bits[1])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dograph.errors import ConfigError, MissingExtraError, RunError
+from dograph.errors import MissingExtraError, RunError
 from dograph.train import metrics as sinks
 
 # Each session of a run in a process of its own, as a resumed run is.
@@ -117,11 +117,6 @@ def test_a_sink_that_cannot_be_closed_does_not_stop_the_run(caplog):
 
     sinks.Sink("example", lambda step, metrics: None, finish).close()
     assert len(caplog.records) == 1
-
-
-def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path):
-    with pytest.raises(ConfigError, match='did you mean "tensorboard"'):
-        sinks.open_sink("tensorbord", tmp_path, "r", {}, 1)
 
 
 def test_a_missing_extra_is_named_with_its_install_command(tmp_path, monkeypatch):

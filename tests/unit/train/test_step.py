@@ -11,6 +11,7 @@ from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
+from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.step import TrainStep, build_optimizer
@@ -141,12 +142,13 @@ def test_a_non_finite_step_updates_nothing_from_then_on(corpus, where):
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_signals_that_no_step_computes_are_refused(corpus):
-    class Seer(Mixer):
-        needs = frozenset({"loss", "tomorrow"})
+class Seer(Mixer):
+    needs = frozenset({"loss", "tomorrow"})
 
-    with pytest.raises(ConfigError, match=r"\['tomorrow'\], which this step does not compute"):
-        make(corpus, Seer())
+
+def test_signals_that_no_step_computes_are_refused():
+    with pytest.raises(ConfigError, match=r"\['tomorrow'\], which no step computes"):
+        build_mixer(f"{__name__}:Seer", {})
 
 
 def test_activation_checkpointing_and_bfloat16_keep_the_loss(corpus):

@@ -58,13 +58,14 @@ function forgetCharts() {
 
 addEventListener("beforeprint", () => [...waiting.keys()].forEach(drawNow));
 
-function frame(title, note, ...parts) {
-  return el(
-    "figure",
-    { class: "chart" },
-    el("figcaption", {}, title, note ? el("span", {}, note) : null),
-    parts,
-  );
+function frame({ title, note }, ...parts) {
+  const caption = el("figcaption", {}, title, note ? el("span", {}, note) : null);
+  return el("figure", { class: "chart" }, caption, parts);
+}
+
+function canvas({ width, height }, label, more = {}) {
+  const box = { viewBox: `0 0 ${width} ${height}`, height };
+  return svg("svg", { ...box, role: "img", ...more, "aria-label": label });
 }
 
 // Round numbers that cover low to high.
@@ -110,41 +111,29 @@ function tickText(values) {
 }
 
 // Lines and labels of both axes; returns where things go.
-function axes(picture, box, xs, ys, options) {
+function axes(picture, box, xs, ys, chart) {
   const layer = svg("g", { class: "axis", "aria-hidden": "true" });
-  const yMarks = options.logY
-    ? logTicks(ys[0], ys[1])
-    : ticks(ys[0], ys[1], box.height < 180 ? 3 : 5);
-  const yText = options.logY ? (value) => number(value, 2) : tickText(yMarks);
+  const text = (x, y, anchor, words) => svg("text", { x, y, "text-anchor": anchor }, words);
+  const yMarks = chart.log_y ? logTicks(...ys) : ticks(...ys, box.height < 180 ? 3 : 5);
+  const yText = chart.log_y ? (value) => number(value, 2) : tickText(yMarks);
   const left = Math.max(...yMarks.map((value) => yText(value).length)) * 7.6 + 12;
-  const x = scale(xs[0], xs[1], left + 6, box.width - 12, options.logX);
-  const y = scale(ys[0], ys[1], box.height - 38, 8, options.logY);
+  const x = scale(...xs, left + 6, box.width - 12, chart.log_x);
+  const y = scale(...ys, box.height - 38, 8, chart.log_y);
   for (const value of yMarks) {
-    layer.append(
-      svg("line", { class: "grid-line", x1: left, x2: box.width - 4, y1: y(value), y2: y(value) }),
-      svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, yText(value)),
-    );
+    const line = { class: "grid-line", x1: left, x2: box.width - 4, y1: y(value), y2: y(value) };
+    layer.append(svg("line", line), text(left - 6, y(value) + 4, "end", yText(value)));
   }
-  const rough = options.logX
-    ? logTicks(xs[0], xs[1])
-    : ticks(xs[0], xs[1], Math.max(2, Math.floor(box.width / 110)));
+  const wanted = Math.max(2, Math.floor(box.width / 110));
+  const rough = chart.log_x ? logTicks(...xs) : ticks(...xs, wanted);
   // Between two steps, or two numbers of domains, there is nothing.
   const whole = rough.filter((value) => Number.isInteger(value));
   const xMarks = whole.length ? whole : rough;
-  const xText = options.logX ? (value) => number(value, 1) : tickText(xMarks);
+  const xText = chart.log_x ? (value) => number(value, 1) : tickText(xMarks);
   for (const value of xMarks) {
     const near = Math.min(Math.max(x(value), left + 4), box.width - 22);
-    layer.append(
-      svg("text", { x: near, y: box.height - 20, "text-anchor": "middle" }, xText(value)),
-    );
+    layer.append(text(near, box.height - 20, "middle", xText(value)));
   }
-  layer.append(
-    svg(
-      "text",
-      { x: (left + box.width) / 2, y: box.height - 3, "text-anchor": "middle" },
-      options.xName || "step",
-    ),
-  );
+  layer.append(text((left + box.width) / 2, box.height - 3, "middle", chart.x_name));
   picture.append(layer);
   return { x, y, left };
 }

@@ -28,8 +28,10 @@ function named(text) {
   return el("bdi", {}, text);
 }
 
+const isKnown = (value) => value !== null && value !== undefined;
+
 function number(value, digits = 4) {
-  if (value === null || value === undefined) return "";
+  if (!isKnown(value)) return "";
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e5 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
@@ -45,19 +47,28 @@ function signed(value, digits = 4) {
   return (value > 0 ? "+" : "") + (isSmall ? value.toFixed(digits) : number(value, digits));
 }
 
-function interval(estimate, write = number) {
-  if (estimate.low === null || estimate.low === undefined) return "";
-  return `[${write(estimate.low)}, ${write(estimate.high)}]`;
-}
-
 function seconds(value) {
-  if (value === null || value === undefined) return "";
   if (value < 100) return `${value.toFixed(1)} s`;
   return value < 6000 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
-function bytes(value) {
-  return value ? `${(value / 2 ** 30).toFixed(2)} GiB` : "not recorded";
+// How numbers are written, by the name that a cell or a chart gives.
+const WRITE = {
+  number,
+  signed,
+  seconds,
+  fixed: (value, digits) => value.toFixed(digits),
+  whole: (value) => number(Math.round(value)),
+  bytes: (value) => (value ? `${(value / 2 ** 30).toFixed(2)} GiB` : "not recorded"),
+};
+
+// Something with a value, and perhaps an interval, as text.
+function written(told) {
+  return isKnown(told.value) ? WRITE[told.write](told.value, told.digits) : "";
+}
+
+function interval(told, write = (value) => WRITE[told.write](value, told.digits)) {
+  return isKnown(told.low) ? `[${write(told.low)}, ${write(told.high)}]` : "";
 }
 
 function choice(label, id, options, chosen, changed) {
@@ -69,49 +80,37 @@ function choice(label, id, options, chosen, changed) {
   return el("label", { for: id }, label, select);
 }
 
-// rows of cells; a cell is text, a node, or {text, note, class}
-function table(heads, rows, options = {}) {
-  const cell = (value, tag, scope) => {
-    const isPlain = value === null || typeof value !== "object" || value instanceof Node;
-    const told = isPlain ? { text: value } : value;
-    const node = el(
-      tag,
-      { class: told.class, scope },
-      told.text,
-      told.note ? el("small", {}, told.note) : null,
-    );
-    if (told.shade) node.style.backgroundColor = told.shade;
-    return node;
-  };
-  const body = rows.map((row) =>
-    el(
-      "tr",
-      { class: row.class },
-      (row.cells || row).map((value, k) => (k ? cell(value, "td") : cell(value, "th", "row"))),
-    ),
+// An entry of a table: text, a number, nothing, or a cell with words or figures below its value.
+function entry(told, tag, scope) {
+  if (typeof told === "number") return el(tag, { scope }, number(told));
+  if (told === null || typeof told === "string") return el(tag, { scope }, told && named(told));
+  const changed = isKnown(told.change);
+  const note = changed ? signed(told.change) + (told.claimed ? " !" : "") : told.note;
+  const below = note || interval(told);
+  const node = el(
+    tag,
+    { class: told.left ? "left" : changed ? "heat" : null, scope },
+    typeof told.value === "string" ? named(told.value) : written(told),
+    below ? el("small", {}, below) : null,
   );
+  if (changed) {
+    const strength = (0.08 + 0.5 * Math.abs(told.shade)).toFixed(3);
+    node.style.backgroundColor = `rgba(var(--${told.change < 0 ? "low" : "high"}), ${strength})`;
+  }
+  return node;
+}
+
+function table({ name, heads, rows, summaries = 0, tall }) {
+  const line = (row, n) => {
+    const isSummary = n >= rows.length - summaries;
+    const cells = row.map((told, k) => (k ? entry(told, "td") : entry(told, "th", "row")));
+    return el("tr", { class: isSummary ? "summary" : null }, cells);
+  };
+  const head = el("tr", {}, heads.map((told) => entry(told, "th", "col")));
   return el(
     "div",
-    {
-      class: options.tall ? "scroll tall" : "scroll",
-      tabindex: "0",
-      role: "region",
-      "aria-label": options.name,
-    },
-    el(
-      "table",
-      { class: "plain" },
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          heads.map((head) => cell(head, "th", "col")),
-        ),
-      ),
-      el("tbody", {}, body),
-    ),
+    { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": name },
+    el("table", { class: "plain" }, el("thead", {}, head), el("tbody", {}, rows.map(line))),
   );
 }
 
@@ -120,7 +119,7 @@ function numbers(name, heads, rows, label = "Numbers") {
   const holder = el("div", {});
   const opened = (event) => {
     if (event.target.open && !holder.firstChild)
-      holder.append(table(heads, rows(), { tall: true, name }));
+      holder.append(table({ name, heads, rows: rows(), tall: true }));
   };
   return el(
     "details",
@@ -134,9 +133,7 @@ function numbers(name, heads, rows, label = "Numbers") {
 const used = new Map();
 
 function uniqueId(text) {
-  const name = String(text)
-    .replace(/[^A-Za-z0-9]+/g, "-")
-    .toLowerCase();
+  const name = text.replace(/[^A-Za-z0-9]+/g, "-").toLowerCase();
   used.set(name, (used.get(name) || 0) + 1);
   return `${name}-${used.get(name)}`;
 }
@@ -156,3 +153,17 @@ const colour = (index) => `c${index % 8} t${Math.min(Math.floor(index / 8), 2)}`
 const shape = (index) => SHAPES[index % SHAPES.length];
 // Lines beyond the eighth colour are dashed, and so are further seeds of one method.
 const dash = (one) => DASHES[(Math.floor(one.index / 8) + (one.turn || 0)) % DASHES.length] || null;
+
+// What a colour and its mark stand for.
+function key(label, index) {
+  const sign = svg(
+    "svg",
+    { class: colour(index), viewBox: "0 0 24 14", "aria-hidden": "true" },
+    svg("path", { class: "dot", d: shape(index), transform: "translate(12,7) scale(1.25)" }),
+  );
+  return el("span", { class: "key" }, sign, named(label));
+}
+
+function keys(names) {
+  return el("div", { class: "legend" }, names.map(key));
+}

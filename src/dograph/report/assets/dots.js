@@ -1,91 +1,72 @@
 // Figures with their intervals, one below the other; and bars made of parts.
 
-// rows: {name, index, value, low, high, text: {low, high} | null, mark}; reference: a line to see them by
-function dotChart(options) {
+const ROW = 40; // pixels of a figure
+
+function dotChart(chart) {
   const plot = el("div", { class: "plot" });
-  const rowHeight = 40;
-  const height = options.rows.length * rowHeight + 44;
-  drawWhenSeen(plot, height, (width) => drawDots(plot, width, height, rowHeight, options));
-  const write = options.write || number;
+  const height = chart.rows.length * ROW + 44;
+  const write = (value) => WRITE[chart.write](value, chart.digits);
+  drawWhenSeen(plot, height, (width) => drawDots(plot, { width, height }, chart, write));
+  const pale = chart.rows.some((row) => row.text);
+  const overText = ({ text }) => (text ? `[${write(text[0])}, ${write(text[1])}]` : "");
   return frame(
-    options.title,
-    options.note,
+    chart,
     plot,
-    numbers(
-      options.title,
-      ["", "value", "95 %", ...(options.textName ? [options.textName] : [])],
-      () =>
-        options.rows.map((row) => [
-          named(row.name),
-          write(row.value),
-          interval(row, write),
-          ...(options.textName ? [row.text ? interval(row.text, write) : ""] : []),
-        ]),
+    numbers(chart.title, ["", "value", "95 %", ...(pale ? ["95 % over text"] : [])], () =>
+      chart.rows.map((row) => [
+        row.name,
+        write(row.value),
+        interval(row, write),
+        ...(pale ? [overText(row)] : []),
+      ]),
     ),
   );
 }
 
-function drawDots(plot, width, height, rowHeight, options) {
-  plot.replaceChildren();
-  const of = (row) => [row.value, row.low, row.high, row.mark, row.text?.low, row.text?.high];
-  const ends = [...options.rows.flatMap(of), options.reference].filter(
-    (value) => value !== null && value !== undefined,
-  );
+function drawDots(plot, box, chart, write) {
+  const of = (row) => [row.value, row.low, row.high, ...(row.text || [])];
+  const ends = [...chart.rows.flatMap(of), chart.chance, chart.reference].filter(isKnown);
   const [low, high] = [Math.min(...ends), Math.max(...ends)];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
-  const label = `${options.title}: ${options.rows.length} rows; a table follows`;
-  const picture = svg("svg", {
-    viewBox: `0 0 ${width} ${height}`,
-    height,
-    role: "img",
-    "aria-label": label,
-  });
-  const x = scale(low - pad, high + pad, 8, width - 8);
-  const bottom = height - 34;
-  const marks = ticks(low - pad, high + pad, Math.max(2, Math.floor(width / 110)));
+  const picture = canvas(box, `${chart.title}: ${chart.rows.length} rows; a table follows`);
+  const x = scale(low - pad, high + pad, 8, box.width - 8);
+  const bottom = box.height - 34;
+  const marks = ticks(low - pad, high + pad, Math.max(2, Math.floor(box.width / 110)));
   for (const value of marks) picture.append(upright("grid-line", x(value), 0, bottom));
-  picture.append(bottomAxis(marks, x, width, height, options.xName));
-  if (options.reference !== undefined)
-    picture.append(upright("zero", x(options.reference), 0, bottom));
-  options.rows.forEach((row, k) =>
-    picture.append(dotRow(row, k * rowHeight + 27, x, width, options.write || number)),
-  );
-  plot.append(picture);
+  picture.append(bottomAxis(marks, x, box, chart.x_name));
+  if (isKnown(chart.reference)) picture.append(upright("zero", x(chart.reference), 0, bottom));
+  chart.rows.forEach((row, k) => {
+    const y = k * ROW + 27;
+    const across = (kind, from, to) => svg("line", { class: kind, x1: x(from), x2: x(to), y1: y, y2: y });
+    const label = `${row.name}   ${write(row.value)} ${interval(row, write)}`;
+    const at = `translate(${x(row.value)},${y}) scale(1.3)`;
+    picture.append(
+      svg(
+        "g",
+        { class: `over ${colour(row.index)}` },
+        svg("text", { x: 8, y: y - 11 }, shorten(label, box.width)),
+        row.text ? across("whisker thin", ...row.text) : null,
+        isKnown(row.low) ? across("whisker", row.low, row.high) : null,
+        isKnown(chart.chance) ? upright("zero", x(chart.chance), y - 8, y + 8) : null,
+        svg("path", { class: "dot", d: shape(row.index), transform: at }),
+      ),
+    );
+  });
+  plot.replaceChildren(picture);
 }
 
 function upright(kind, x, y1, y2) {
   return svg("line", { class: kind, x1: x, x2: x, y1, y2 });
 }
 
-function bottomAxis(marks, x, width, height, name) {
+function bottomAxis(marks, x, { width, height }, name) {
   const write = tickText(marks);
   const layer = svg("g", { class: "axis", "aria-hidden": "true" });
-  for (const value of marks) {
-    const at = Math.min(Math.max(x(value), 14), width - 18);
-    layer.append(svg("text", { x: at, y: height - 19, "text-anchor": "middle" }, write(value)));
-  }
-  layer.append(svg("text", { x: width / 2, y: height - 3, "text-anchor": "middle" }, name || ""));
+  const text = (at, y, words) => svg("text", { x: at, y, "text-anchor": "middle" }, words);
+  for (const value of marks)
+    layer.append(text(Math.min(Math.max(x(value), 14), width - 18), height - 19, write(value)));
+  layer.append(text(width / 2, height - 3, name || ""));
   return layer;
-}
-
-function dotRow(row, y, x, width, write) {
-  const across = (kind, ends) =>
-    svg("line", { class: kind, x1: x(ends.low), x2: x(ends.high), y1: y, y2: y });
-  const isKnown = (value) => value !== null && value !== undefined;
-  const label = `${row.name}   ${write(row.value)} ${interval(row, write)}`;
-  return svg(
-    "g",
-    { class: `over ${colour(row.index)}` },
-    svg("text", { x: 8, y: y - 11 }, shorten(label, width)),
-    row.text ? across("whisker thin", row.text) : null,
-    isKnown(row.low) ? across("whisker", row) : null,
-    isKnown(row.mark) ? upright("zero", x(row.mark), y - 8, y + 8) : null,
-    svg("path", {
-      class: "dot",
-      d: shape(row.index),
-      transform: `translate(${x(row.value)},${y}) scale(1.3)`,
-    }),
-  );
 }
 
 function shorten(text, width) {
@@ -93,87 +74,48 @@ function shorten(text, width) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-// bars: {name, parts: [[label index, value]]}; labels name the parts; total: bars are of 100 %
-function barChart(options) {
+function barChart(chart) {
   const plot = el("div", { class: "plot" });
-  const rowHeight = options.whole ? 26 : 46;
-  const height = options.bars.length * rowHeight + (options.whole ? 6 : 40);
-  drawWhenSeen(plot, height, (width) => drawBars(plot, width, height, rowHeight, options));
-  const legend = options.bare
-    ? null
-    : el(
-        "div",
-        { class: "legend" },
-        options.labels.map((label, k) => key(label, k)),
-      );
+  const rowHeight = chart.whole ? 26 : 46;
+  const height = chart.bars.length * rowHeight + (chart.whole ? 6 : 40);
+  const write = (value) => (chart.unit ? `${number(value, 2)} ${chart.unit}` : number(value));
+  drawWhenSeen(plot, height, (width) => drawBars(plot, { width, height }, rowHeight, chart, write));
   return frame(
-    options.title,
-    options.note,
-    legend,
+    chart,
+    chart.whole ? null : keys(chart.labels),
     plot,
-    numbers(options.title, ["", ...options.labels.map(named)], () =>
-      options.bars.map((bar) => {
-        const of = new Map(bar.parts);
-        return [
-          named(bar.name),
-          ...options.labels.map((_, k) => (of.has(k) ? options.write(of.get(k)) : "")),
-        ];
+    numbers(chart.title, ["", ...chart.labels], () =>
+      chart.bars.map(([name, parts]) => {
+        const of = new Map(parts);
+        return [name, ...chart.labels.map((_, k) => (of.has(k) ? write(of.get(k)) : ""))];
       }),
     ),
   );
 }
 
-function key(label, index) {
-  const sign = svg(
-    "svg",
-    { class: colour(index), viewBox: "0 0 24 14", "aria-hidden": "true" },
-    svg("path", { class: "dot", d: shape(index), transform: "translate(12,7) scale(1.25)" }),
-  );
-  return el("span", { class: "key" }, sign, named(label));
-}
-
-function drawBars(plot, width, height, rowHeight, options) {
-  plot.replaceChildren();
-  const totals = options.bars.map((bar) => bar.parts.reduce((sum, [, value]) => sum + value, 0));
-  const most = options.whole ? 1 : Math.max(...totals, 1e-12);
-  const label = `${options.title}: ${options.bars.length} bars; a table follows`;
-  const picture = svg("svg", {
-    viewBox: `0 0 ${width} ${height}`,
-    height,
-    role: "img",
-    "aria-label": label,
-  });
-  const left = options.whole ? 88 : 2; // short names stand beside their bar, long ones above it
-  const x = scale(0, most, left, width - 4);
-  options.bars.forEach((bar, k) => {
+// Short names stand beside their bar, long ones above it.
+function drawBars(plot, box, rowHeight, chart, write) {
+  const totals = chart.bars.map(([, parts]) => parts.reduce((sum, [, value]) => sum + value, 0));
+  const most = chart.whole ? 1 : Math.max(...totals, 1e-12);
+  const picture = canvas(box, `${chart.title}: ${chart.bars.length} bars; a table follows`);
+  const x = scale(0, most, chart.whole ? 88 : 2, box.width - 4);
+  const [nameAt, barAt] = chart.whole ? [16, 2] : [14, 20];
+  chart.bars.forEach(([name, parts], k) => {
     const top = k * rowHeight;
-    const name = options.whole
-      ? bar.name
-      : shorten(`${bar.name}   ${options.write(totals[k])}`, width);
-    picture.append(svg("text", { x: 2, y: top + (options.whole ? 16 : 14) }, name));
+    const label = chart.whole ? name : shorten(`${name}   ${write(totals[k])}`, box.width);
+    picture.append(svg("text", { x: 2, y: top + nameAt }, label));
     let from = 0;
-    for (const [index, value] of bar.parts) {
-      const share = options.whole ? value / (totals[k] || 1) : value;
-      const wide = Math.max(x(from + share) - x(from), 0);
-      picture.append(
-        svg(
-          "rect",
-          {
-            class: `fill ${colour(index)}`,
-            x: x(from),
-            y: top + (options.whole ? 2 : 20),
-            width: wide,
-            height: 18,
-          },
-          svg("title", {}, `${options.labels[index]}: ${options.write(value)}`),
-        ),
-      );
+    for (const [index, value] of parts) {
+      const share = chart.whole ? value / (totals[k] || 1) : value;
+      const size = { x: x(from), y: top + barAt, width: Math.max(x(from + share) - x(from), 0) };
+      const title = svg("title", {}, `${chart.labels[index]}: ${write(value)}`);
+      picture.append(svg("rect", { class: `fill ${colour(index)}`, ...size, height: 18 }, title));
       from += share;
     }
   });
-  if (!options.whole) {
-    const marks = ticks(0, most, Math.max(2, Math.floor(width / 110)));
-    picture.append(bottomAxis(marks, x, width, height, options.xName));
+  if (!chart.whole) {
+    const marks = ticks(0, most, Math.max(2, Math.floor(box.width / 110)));
+    picture.append(bottomAxis(marks, x, box, chart.unit));
   }
-  plot.append(picture);
+  plot.replaceChildren(picture);
 }

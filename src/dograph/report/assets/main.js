@@ -1,6 +1,6 @@
 // Puts the sections together, keeps what the reader chose, and follows a run that goes on.
 
-const SECTIONS = { overview, curves, domains, health, cost, comparison };
+const SECTIONS = ["overview", "curves", "domains", "health", "cost", "comparison"];
 const state = {
   source: "total",
   view: null,
@@ -12,34 +12,34 @@ const state = {
   basis: "last",
   tell: () => {},
 };
+let data = null;
 
-function show(data) {
+function show(told) {
+  data = told;
   document.getElementById("title").textContent = data.title;
   document.getElementById("verdict").textContent = data.verdict;
   document.getElementById("made").textContent =
     `Made ${data.made} by ${data.program}. This file needs no network.`;
   const open = new Set([...document.querySelectorAll("details[open][id]")].map((node) => node.id));
-  const focus = document.activeElement && document.activeElement.id;
   forgetCharts();
   used.clear(); // the same things get the same identities again
-  for (const name of Object.keys(SECTIONS)) section(name, data);
+  again(...SECTIONS);
   for (const id of open) {
     const details = document.getElementById(id);
     if (details) details.open = true;
   }
-  if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
-  drawRest();
 }
 
-function section(name, data) {
-  const body = document.querySelector(`#${name} .body`);
-  body.replaceChildren();
-  SECTIONS[name](data, body, state, () => {
-    const focus = document.activeElement && document.activeElement.id;
-    section(name, data);
-    if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
-    drawRest();
-  });
+// Draws sections anew; the focus stays where it was.
+function again(...names) {
+  const focus = document.activeElement && document.activeElement.id;
+  for (const name of names) {
+    const told = data.sections[name];
+    const parts = name === "domains" ? domains(told) : told.map(block);
+    document.querySelector(`#${name} .body`).replaceChildren(...parts.flat());
+  }
+  if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
+  drawRest();
 }
 
 function themes() {
@@ -48,7 +48,7 @@ function themes() {
   try {
     kept = localStorage.getItem("dograph-theme");
   } catch {
-    kept = null;
+    /* a page from disk may have no storage */
   }
   let at = Math.max(order.indexOf(kept), 0);
   const button = document.getElementById("theme");
@@ -60,7 +60,7 @@ function themes() {
     try {
       localStorage.setItem("dograph-theme", name);
     } catch {
-      /* a page from disk may have no storage */
+      /* nor now */
     }
   };
   button.addEventListener("click", () => {
@@ -78,12 +78,14 @@ async function follow(version, wait) {
     const answer = await fetch(`data.json?since=${encodeURIComponent(version)}`, {
       cache: "no-store",
     });
-    if (answer.status === 200) {
+    const isNew = answer.status === 200;
+    if (isNew) {
       const told = await answer.json();
       show(told.page);
-      next = { version: told.version, wait: told.wait };
+      next = told;
     }
-    line.textContent = `Live: ${answer.status === 200 ? "new data" : "nothing new"} at ${new Date().toLocaleTimeString()}.`;
+    const time = new Date().toLocaleTimeString();
+    line.textContent = `Live: ${isNew ? "new data" : "nothing new"} at ${time}.`;
   } catch {
     line.textContent = "Live: dograph watch does not answer; what is shown is the last it said.";
   }

@@ -5,12 +5,12 @@ Shapes: J curves, X points of the longest curve, P columns, G groups, A values o
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from dograph.errors import ConfigError
-from dograph.mixtures.fitting import huber
+from dograph.mixtures.mixing_laws import huber
 
 ALPHAS = np.geomspace(0.02, 4.0, 48)  # the authors start in [0.65, 0.9] and [0.3, 0.8]
 INNER_STEPS = 100
@@ -43,21 +43,21 @@ def fit_power_laws(
     curves: Sequence[LossCurve],
     *,
     delta: float,
-    group_J: Sequence[int] | None = None,
+    group_J: Sequence[Hashable] | None = None,
     alpha: float | None = None,
 ) -> list[PowerLaw]:
     """The laws with the lowest Huber loss; curves of one group share alpha (all, by default).
 
     For a given alpha the law is linear in c and B = x0^alpha, so each curve is a convex problem
-    (c and B at least 0) with one answer: there are no starts for them and nothing to scale to the
-    data, however few tokens a proxy saw. The slope of the whole in alpha is the partial one, as c
-    and B are optimal; alpha starts at the best of a grid over [0.02, 4] and goes to the zero of
-    that slope. `alpha` fixes it instead.
+    (c and B at least 0) with one answer, without starts or scales. The slope of the whole in alpha
+    is the partial one, as c and B are optimal; alpha starts at the best of a grid over [0.02, 4]
+    and goes to the zero of that slope. `alpha` fixes it instead.
     """
-    groups = [0] * len(curves) if group_J is None else list(group_J)
-    _check(curves, groups, alpha)
+    labels = list(group_J or [0] * len(curves))
+    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
+    number_J = np.array([number[label] for label in labels])
+    _check(curves, number_J, alpha)
     problem = _Problem(curves, delta)
-    number_J = np.unique(groups, return_inverse=True)[1]
     alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, number_J)
     c_J, b_J, _, _ = problem.solve(alpha_J)
     # B of 0 is a curve that does not fall: x0 = 0, whose logarithm must stay finite in JSON.
@@ -68,35 +68,28 @@ def fit_power_laws(
 
 def mean_error(laws: Sequence[PowerLaw], curves: Sequence[LossCurve]) -> float:
     """Mean absolute error over all points of all curves."""
-    errors = [
-        np.abs(law.predict(curve.x_X) - curve.loss_X)
-        for law, curve in zip(laws, curves, strict=True)
-    ]
+    pairs = zip(laws, curves, strict=True)
+    errors = [np.abs(law.predict(curve.x_X) - curve.loss_X) for law, curve in pairs]
     return float(np.concatenate(errors).mean())
 
 
-def _check(curves: Sequence[LossCurve], group_J: Sequence[int], alpha: float | None) -> None:
+def _check(curves: Sequence[LossCurve], group_J: np.ndarray, alpha: float | None) -> None:
     """Refuse curves that cannot fix their parameters, rather than return one fit of many."""
-    if alpha is not None and not alpha > 0:
-        raise ConfigError(f"alpha is {alpha}; it must be above 0")
+    points_J = np.array([len(np.unique(curve.x_X)) for curve in curves])
     for number, (x_X, loss_X) in enumerate(curves):
-        if np.shape(x_X) != np.shape(loss_X) or np.ndim(x_X) != 1:
-            raise ConfigError(f"curve {number} has {np.size(x_X)} x and {np.size(loss_X)} losses")
-        if not (
-            np.isfinite(x_X).all() and np.isfinite(loss_X).all() and np.min(x_X, initial=1) > 0
-        ):
+        finite = np.isfinite(x_X).all() and np.isfinite(loss_X).all()
+        if not (finite and np.min(x_X, initial=1) > 0):
             raise ConfigError(f"curve {number} has an x or a loss that is not a positive number")
-        if len(np.unique(x_X)) < 2:
+        if points_J[number] < 2:
             raise ConfigError(
-                f"curve {number} has {len(np.unique(x_X))} different x; c and x0 need at least 2"
+                f"curve {number} has {points_J[number]} different x; c and x0 need at least 2"
             )
-    for group in sorted(set(group_J)) if alpha is None else ():
-        members = [curve for curve, own in zip(curves, group_J, strict=True) if own == group]
-        points = sum(len(np.unique(curve.x_X)) for curve in members)
-        if points < 2 * len(members) + 1:
+    for group in range(group_J.max() + 1) if alpha is None else ():
+        members, points = (group_J == group).sum(), points_J[group_J == group].sum()
+        if points < 2 * members + 1:
             raise ConfigError(
-                f"{points} points on {len(members)} curve(s) cannot fix {2 * len(members) + 1} "
-                "parameters (c and x0 for each curve, one alpha): add a point, or fix alpha"
+                f"{points} points on {members} curve(s) cannot fix {2 * members + 1} parameters "
+                "(c and x0 for each curve, one alpha): add a point, or fix alpha"
             )
 
 
@@ -104,12 +97,9 @@ class _Problem:
     """Padded curves, x in units of each curve's geometric mean."""
 
     def __init__(self, curves: Sequence[LossCurve], delta: float) -> None:
+        self.delta, self.centre_J = delta, np.zeros(len(curves))
         longest = max(len(curve.x_X) for curve in curves)
-        self.delta = delta
-        self.log_x_JX = np.zeros((len(curves), longest))
-        self.loss_JX = np.zeros((len(curves), longest))
-        self.there_JX = np.zeros((len(curves), longest))
-        self.centre_J = np.zeros(len(curves))
+        self.log_x_JX, self.loss_JX, self.there_JX = np.zeros((3, len(curves), longest))
         for row, (x_X, loss_X) in enumerate(curves):
             log_x_X = np.log(np.asarray(x_X, dtype=np.float64))
             self.centre_J[row] = log_x_X.mean()
@@ -207,112 +197,81 @@ def _best_alpha(problem: _Problem, group_J: np.ndarray) -> np.ndarray:
 
 
 STEP_DELTA = 0.05  # nats (the authors' code, alpha shared across the validation sets of one run)
+SIZE_DELTA = 0.08  # nats (the authors' code)
 MOST_HELD_OUT = 5  # points at the end of each curve, as the authors'
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class CurveLaws(Generic[Key]):
-    """The laws by curve, with the error on points they were fitted on and on points they were not.
+class CurveLaws:
+    """The laws of curves, fitted on all points, with the mean error on these.
 
-    `held_out` is None where nothing could be spared. It is the error of laws fitted without these
-    points; the laws returned have seen all points.
+    `held_out` is the error of other laws on points they were fitted without, if any were spared.
     """
 
-    laws: Mapping[Key, PowerLaw]
+    laws: list[PowerLaw]
     in_sample: float
     held_out: float | None
     notes: tuple[str, ...] = ()
 
 
 def fit_step_laws(
-    curves: Mapping[Key, LossCurve],
-    *,
-    shared: Mapping[Key, Hashable] | None = None,
-    alpha: float | None = None,
-    held_out: int | None = None,
-) -> CurveLaws[Key]:
+    curves: Sequence[LossCurve], group_J: Sequence[Hashable] | None = None
+) -> CurveLaws:
     """L = c + (D0 / tokens)^alpha for each curve, by Huber's loss (Data Mixing Laws, step law).
 
-    Curves with the same entry in `shared` share alpha; all do by default. `alpha` fixes it.
-    `held_out` last points of each curve are predicted by laws fitted without them: by default a
-    fifth of the shortest curve, at most 5. The authors hold out 5 to choose among 5500 random
-    starts; `fit_power_laws` needs none.
+    The last points of each curve are predicted by laws fitted without them: a fifth of the
+    shortest curve, at most 5 (the authors hold out 5 to choose among 5500 random starts).
     """
-    if not curves:
-        raise ConfigError("no curves to fit a step law on; give at least one")
     sorted_J = []  # each in the order of its tokens, so that its last points are the latest
-    for curve in curves.values():
-        order_X = curve.x_X.argsort(kind="stable")
-        sorted_J.append(LossCurve(curve.x_X[order_X], curve.loss_X[order_X]))
-    labels = [None if shared is None else shared[key] for key in curves]
-    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
-    group_J = [number[label] for label in labels]
-    laws = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
+    for x_X, loss_X in curves:
+        order_X = x_X.argsort(kind="stable")
+        sorted_J.append(LossCurve(x_X[order_X], loss_X[order_X]))
+    laws = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J)
+    in_sample = mean_error(laws, sorted_J)
     shortest = min(len(curve.x_X) for curve in sorted_J)
-    spare = shortest - (3 if alpha is None else 2)
-    if held_out is None:
-        held_out = max(min(MOST_HELD_OUT, shortest // 5, spare), 0)
-    elif held_out < 0 or held_out > spare:
-        raise ConfigError(
-            f"{held_out} points held out of a curve of {shortest}; at most {max(spare, 0)} can be, "
-            "as the others must fix the law"
-        )
-    error: float | None = None
-    notes: tuple[str, ...] = (f"curves of {shortest} points: none to spare for a held-out error",)
-    if held_out:
-        early_J = [LossCurve(c.x_X[:-held_out], c.loss_X[:-held_out]) for c in sorted_J]
-        late_J = [LossCurve(c.x_X[-held_out:], c.loss_X[-held_out:]) for c in sorted_J]
-        early = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J, alpha=alpha)
-        error, notes = mean_error(early, late_J), ()
-    by_key = dict(zip(curves, laws, strict=True))
-    return CurveLaws(by_key, mean_error(laws, sorted_J), error, notes)
+    late = min(MOST_HELD_OUT, shortest // 5)
+    if not late:
+        note = f"curves of {shortest} points: none to spare for a held-out error"
+        return CurveLaws(laws, in_sample, None, (note,))
+    early_J = [LossCurve(x_X[:-late], loss_X[:-late]) for x_X, loss_X in sorted_J]
+    late_J = [LossCurve(x_X[-late:], loss_X[-late:]) for x_X, loss_X in sorted_J]
+    early_laws = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J)
+    return CurveLaws(laws, in_sample, mean_error(early_laws, late_J))
 
 
-SIZE_DELTA = 0.08  # nats (the authors' code)
-
-
-def fit_size_laws(curves: Mapping[Key, LossCurve], *, alpha: float | None = None) -> CurveLaws[Key]:
+def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
     """L = c + (N0 / N)^alpha for each curve, N non-embedding parameters, one alpha for all.
 
     The held-out error is that at the largest size, by laws fitted on the smaller ones. Three
     sizes leave two, which fix c and N0 only: alpha then comes from all three, as the authors
     choose among their fits by the largest size, and a note says that it has seen it.
     """
-    if not curves:
-        raise ConfigError("no curves to fit a size law on; give at least one")
-    size_X = np.unique(np.concatenate([curve.x_X for curve in curves.values()]))
-    if len(size_X) < 3 and alpha is None:
+    size_X = np.unique(np.concatenate([curve.x_X for curve in curves]))
+    if len(size_X) < 3:
         raise ConfigError(
             f"{len(size_X)} size(s) ({', '.join(f'{size:g}' for size in size_X)}) cannot fix c, N0 "
-            "and alpha; train proxies of a third size, or fix alpha"
+            "and alpha; train proxies of a third size"
         )
-    fitted_J = fit_power_laws(list(curves.values()), delta=SIZE_DELTA, alpha=alpha)
-    laws = dict(zip(curves, fitted_J, strict=True))
-    in_sample = mean_error(fitted_J, list(curves.values()))
-    if len(size_X) < 3:
-        note = f"{len(size_X)} sizes: none to spare for a held-out error"
-        return CurveLaws(laws, in_sample, None, (note,))
+    laws = fit_power_laws(curves, delta=SIZE_DELTA)
+    alpha: float | None = None
     notes: tuple[str, ...] = ()
-    if len(size_X) == 3 and alpha is None:
-        alpha = fitted_J[0].alpha
+    if len(size_X) == 3:
+        alpha = laws[0].alpha
         notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
-    largest = size_X[-1]
     small, large = [], []
-    for curve in curves.values():
-        below_X = curve.x_X < largest
-        if len(np.unique(curve.x_X[below_X])) >= 2 and not below_X.all():
-            small.append(LossCurve(curve.x_X[below_X], curve.loss_X[below_X]))
-            large.append(LossCurve(curve.x_X[~below_X], curve.loss_X[~below_X]))
-    if not small:
-        note = "no curve has the largest size and two smaller ones: no held-out error"
-        return CurveLaws(laws, in_sample, None, (note,))
-    held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha), large)
-    return CurveLaws(laws, in_sample, held_out, notes)
+    for x_X, loss_X in curves:
+        below_X = x_X < size_X[-1]
+        if len(np.unique(x_X[below_X])) >= 2 and not below_X.all():
+            small.append(LossCurve(x_X[below_X], loss_X[below_X]))
+            large.append(LossCurve(x_X[~below_X], loss_X[~below_X]))
+    held_out = None
+    if small:
+        held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha), large)
+    else:
+        notes = ("no curve has the largest size and two smaller ones: no held-out error",)
+    return CurveLaws(laws, mean_error(laws, curves), held_out, notes)
 
 
-Sharing = Literal["run", "all", "none"]
 Place = tuple[float, str, str]  # size, mixture, target
 
 
@@ -320,88 +279,65 @@ Place = tuple[float, str, str]  # size, mixture, target
 class Nested:
     """Losses predicted at the target size and tokens, to fit the mixing law on.
 
-    `loss_NV` is NaN where the runs do not reach, and `notes` name these places. Errors are mean
-    absolute ones, in nats: `*_in_sample` on points the laws were fitted on, `*_held_out` on points
-    that laws fitted without them predicted (None where no point could be spared). Neither is the
-    error at the target, which nobody has run.
+    `loss_NV` is NaN where the runs do not reach, and `notes` name these places. `errors` are mean
+    absolute ones of step and size laws, in nats: `*_in_sample` on points the laws were fitted on,
+    `*_held_out` on points that laws fitted without them predicted (None where no point could be
+    spared, or no size law was needed). Neither is the error at the target, which nobody has run.
     """
 
     mixtures: list[str]
     targets: list[str]
     loss_NV: np.ndarray
-    step_in_sample: float
-    step_held_out: float | None
-    size_in_sample: float | None
-    size_held_out: float | None
+    errors: dict[str, float | None]
     notes: tuple[str, ...]
 
 
-def nest(
-    curves: Mapping[Place, LossCurve],
-    *,
-    size: float,
-    tokens: float,
-    share_step_alpha: Sharing = "run",
-) -> Nested:
+def nest(curves: Mapping[Place, LossCurve], *, size: float, tokens: float) -> Nested:
     """The losses of each mixture at the target size and tokens (Data Mixing Laws, nested use).
 
     `curves` holds losses over tokens by (size, mixture, target). First a step law for each curve,
-    alpha shared by the targets of one run ("run", the authors' `valid`), by everything ("all") or
-    by nothing ("none"), gives the loss at `tokens`; then a size law for each mixture and target,
-    alpha shared by all, gives the loss at `size`. With runs of the target size only there is no
-    size law. Sizes are non-embedding parameters.
+    alpha shared by the targets of one run (the authors' `valid`), gives the loss at `tokens`; then
+    a size law for each mixture and target that were run at two sizes or more, alpha shared by all,
+    gives the loss at `size`. With runs of the target size only there is no size law. Sizes are
+    non-embedding parameters.
     """
     if not curves:
         raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")
     if not (size > 0 and tokens > 0):
         raise ConfigError(f"the target is {size:g} parameters and {tokens:g} tokens; give both")
-    groups = {
-        "run": {place: place[:2] for place in curves},
-        "all": None,
-        "none": {place: place for place in curves},
-    }
-    steps = fit_step_laws(curves, shared=groups[share_step_alpha])
-    at_tokens = {place: float(law.predict(tokens)) for place, law in steps.laws.items()}
+    steps = fit_step_laws(list(curves.values()), [place[:2] for place in curves])
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for (own, mixture, target), law in zip(curves, steps.laws, strict=True):
+        points.setdefault((mixture, target), []).append((own, float(law.predict(tokens))))
+    tried = sorted({own for own, _, _ in curves})
+    notes, sizes = steps.notes, None
+    if tried == [size]:
+        reached = {pair: loss for pair, [(_, loss)] in points.items()}
+    else:
+        by_size = {
+            pair: LossCurve(*(np.array(part) for part in zip(*sorted(known), strict=True)))
+            for pair, known in points.items()
+            if len(known) >= 2
+        }
+        if not by_size:
+            raise ConfigError(
+                f"all mixtures were run at one size each ({', '.join(f'{own:g}' for own in tried)})"
+                f", and the target is {size:g}: run the same mixtures at three sizes, or at the "
+                "target size"
+            )
+        sizes = fit_size_laws(list(by_size.values()))
+        laws = zip(by_size, sizes.laws, strict=True)
+        reached = {pair: float(law.predict(size)) for pair, law in laws}
+        notes += sizes.notes
     mixtures = list(dict.fromkeys(mixture for _, mixture, _ in curves))
     targets = list(dict.fromkeys(target for _, _, target in curves))
-    loss_NV = np.full((len(mixtures), len(targets)), np.nan)
-    notes, sizes = steps.notes, None
-    if {own for own, _, _ in curves} == {size}:
-        reached = {place[1:]: loss for place, loss in at_tokens.items()}
-    else:
-        sizes = _size_laws(at_tokens, size)
-        reached = {pair: float(law.predict(size)) for pair, law in sizes.laws.items()}
-        notes += sizes.notes
-    for (mixture, target), loss in reached.items():
-        loss_NV[mixtures.index(mixture), targets.index(target)] = loss
+    loss_NV = np.array([[reached.get((m, t), np.nan) for t in targets] for m in mixtures])
     for row, column in np.argwhere(np.isnan(loss_NV)):
         notes += (f"{mixtures[row]} on {targets[column]}: too few sizes to predict from",)
-    return Nested(
-        mixtures,
-        targets,
-        loss_NV,
-        step_in_sample=steps.in_sample,
-        step_held_out=steps.held_out,
-        size_in_sample=sizes.in_sample if sizes else None,
-        size_held_out=sizes.held_out if sizes else None,
-        notes=notes,
-    )
-
-
-def _size_laws(at_tokens: Mapping[Place, float], target: float) -> CurveLaws[tuple[str, str]]:
-    """Size laws of the pairs of mixture and target set that were run at two sizes or more."""
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for (size, mixture, target_set), loss in at_tokens.items():
-        points.setdefault((mixture, target_set), []).append((size, loss))
-    curves = {
-        pair: LossCurve(*(np.array(part) for part in zip(*sorted(known), strict=True)))
-        for pair, known in points.items()
-        if len(known) >= 2
+    errors = {
+        "step_in_sample": steps.in_sample,
+        "step_held_out": steps.held_out,
+        "size_in_sample": sizes.in_sample if sizes else None,
+        "size_held_out": sizes.held_out if sizes else None,
     }
-    if not curves:
-        sizes = ", ".join(f"{size:g}" for size in sorted({place[0] for place in at_tokens}))
-        raise ConfigError(
-            f"all mixtures were run at one size each ({sizes}), and the target is {target:g}: run "
-            "the same mixtures at three sizes, or at the target size"
-        )
-    return fit_size_laws(curves)
+    return Nested(mixtures, targets, loss_NV, errors, notes)

@@ -1,0 +1,442 @@
+"""The mixing laws, a loss as a convex function of the mixture, and their fits by Huber's loss.
+
+The exponential law is that of Ye et al. (Data Mixing Laws); the transfer law is ours: a loss as a
+power of the tokens that a mixture is worth to it.
+
+Shapes: N runs, S sources, R residuals (runs, then penalties), B starts, P parameters, K directions
+in which the mixtures vary.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dograph.errors import ConfigError
+from dograph.mixtures.convex import ConvexLaw
+from dograph.rng import stream
+
+DELTA = 0.05  # nats: where Huber's loss turns linear (Data Mixing Laws, code)
+CONSTANT = 1e-12  # of the losses: a spread below this is rounding
+SAME_DIRECTION = 1e-8  # of the largest spread of the mixtures: below, they do not vary
+RIDGE = 1e-5  # on |slopes of log(L - c)|^2 / 2 where runs are too few: 0.01 counts like a t of 3
+LARGEST_EXPONENT = 60.0  # exp of more would overflow sums of squares; no loss is near it
+NO_LEVEL = "c is at its lower bound of 0: the runs show no level that losses tend to"
+
+# All starts take first steps: those that are lowest before them do not lead to the lowest minimum
+# of the 32 proxies in benchmarks/results/plans.
+FIRST_STEPS = 5  # after which the best
+GO_ON = 10  # go on
+MOST_STEPS = 300
+
+
+def checked(weight_NS: np.ndarray, loss_N: np.ndarray) -> np.ndarray:
+    """Mixtures whose rows sum to 1, where rounding has moved the sums; positive losses only."""
+    if loss_N.min() <= 0:
+        raise ConfigError(
+            f"the lowest loss is {loss_N.min():.4g}; a law whose c and all that is added to it are "
+            "positive needs positive losses (nats): use the surrogate ridge or linear for other "
+            "measures"
+        )
+    divided_NS: np.ndarray = weight_NS / weight_NS.sum(axis=1)[:, None]
+    return divided_NS
+
+
+def huber(error_BN: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Huber's sums, with the slopes and the weights of least squares that has the same slopes.
+
+    h(e) = e^2 / 2 up to |e| = delta, then delta (|e| - delta / 2); its slope is e clipped to
+    [-delta, delta], and its second derivative is 1 where the weight is 1 and 0 elsewhere.
+    """
+    slope_BN = np.clip(error_BN, -delta, delta)
+    value_B = np.einsum("bn,bn->b", slope_BN, error_BN - slope_BN / 2)
+    weight_BN = delta / np.maximum(np.abs(error_BN), delta)
+    return value_B, slope_BN, weight_BN
+
+
+def lowest_huber(
+    fit: "ExponentialFit | TransferFit", start_BP: np.ndarray
+) -> tuple[np.ndarray, bool]:
+    """The lowest point that any start leads to, and whether its descent came to an end.
+
+    Huber's loss counts for the residuals of runs, squares for the penalties after them. scipy's
+    dogbox steps keep exact bounds (its trf only comes near them). It may stop where a first step
+    ends at a bound, so the best point is started from again.
+    """
+    from scipy.optimize import least_squares
+
+    def rho(z_R: np.ndarray) -> np.ndarray:
+        """The loss of squared residuals in units of delta, and two derivatives, as scipy asks."""
+        outside_R = z_R > 1
+        outside_R[len(fit.loss_N) :] = False
+        root_R = np.sqrt(np.where(outside_R, z_R, 1.0))
+        value_R = np.where(outside_R, 2 * root_R - 1, z_R)
+        return np.stack([value_R, 1 / root_R, np.where(outside_R, -0.5 / root_R**3, 0.0)])
+
+    how: dict[str, Any] = {"method": "dogbox", "bounds": (fit.low_P, fit.high_P), "x_scale": "jac"}
+    how |= {"loss": rho, "f_scale": DELTA, "ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15}
+
+    def descend(start_P: np.ndarray, steps: int) -> Any:
+        # a trial step beyond all sense overflows, is refused, and says nothing to a user
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return least_squares(fit.residual, start_P, fit.jacobian, max_nfev=steps, **how)
+
+    ends: list[Any] = []
+    for end in sorted((descend(s, FIRST_STEPS) for s in start_BP), key=lambda end: end.cost):
+        near = 1e-6 * (1 + np.abs(end.x).max())
+        if all(np.abs(end.x - other.x).max() > near for other in ends):
+            ends.append(end)
+    best = min((descend(end.x, MOST_STEPS) for end in ends[:GO_ON]), key=lambda end: end.cost)
+    while (again := descend(best.x, MOST_STEPS)).cost < best.cost * (1 - 1e-12):
+        best = again
+    return best.x, best.status > 0
+
+
+def _undecided(
+    num_runs: int, num_sources: int, rank: int, free: int, *, still: str, smallest: str
+) -> tuple[str, ...]:
+    """What too few runs, or runs too much alike, leave to convention."""
+    notes = []
+    if rank < num_sources - 1:
+        directions = f"{rank} of {num_sources - 1} directions"
+        notes.append(f"the mixtures vary in {directions}: along the others {still}")
+    if num_runs <= free:
+        what = f"the smallest {smallest} that fit are preferred"
+        notes.append(f"{num_runs} runs for {free} free parameters: {what}")
+    return tuple(notes)
+
+
+LEAST_C = 1e-12  # of the lowest loss: c is positive, and this is what a c of 0 becomes
+C_STARTS = 12  # values of c from which each set of row weights starts
+REWEIGHTINGS = 8  # random row weights beside the equal ones, at most,
+ROWS = 25_000  # and as many as keep starts times runs below this, but at least two
+
+
+@dataclass(frozen=True)
+class ExponentialLaw(ConvexLaw):
+    """L(r) = c + exp(log_k + t . r), convex in r (Data Mixing Laws, eq. of one validation set).
+
+    On the simplex one parameter is redundant: t + a with log_k - a is the same law. Compare `c`
+    and `at_sources` (log_k + t_j), or predictions; a fit returns the law with mean(t) = 0.
+    """
+
+    log_k: float
+    t_S: np.ndarray
+
+    @property
+    def at_sources(self) -> np.ndarray:
+        """log_k + t_j: the logarithm of L - c where source j is all there is, free of the gauge."""
+        at_S: np.ndarray = self.log_k + self.t_S
+        return at_S
+
+    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
+        weight_NS = np.asarray(weight_NS, dtype=np.float64)
+        loss_N: np.ndarray = self.c + np.exp(self.log_k + weight_NS @ self.t_S)
+        return loss_N
+
+    @cached_property
+    def mean(self) -> float:
+        return float(self.t_S.mean())
+
+    @cached_property
+    def form_S(self) -> np.ndarray:
+        """T in the gauge with mean(t) = 0."""
+        form_S: np.ndarray = self.t_S - self.mean
+        return form_S
+
+    def at(self, x: float) -> tuple[float, float, float]:
+        grown = float(np.exp(self.log_k + self.mean + x))
+        return grown, grown, grown
+
+    def parameters(self) -> dict[str, float | np.ndarray]:
+        return {"log_k_plus_t": self.at_sources}
+
+
+class ExponentialFit:
+    """One table's residuals as a function of (c, log q, theta_K).
+
+    Mixtures are taken in the coordinates in which they vary: t . (r - mean) = column . theta, so
+    that L = c + q exp(column . theta), q being L - c at the mean mixture.
+    """
+
+    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray) -> None:
+        self.loss_N, self.mean_S = loss_N, weight_NS.mean(axis=0)
+        left_NK, spread_K, right_KS = np.linalg.svd(weight_NS - self.mean_S, full_matrices=False)
+        varies_K = spread_K > SAME_DIRECTION * max(spread_K[0], SAME_DIRECTION)
+        self.rank, root = int(varies_K.sum()), np.sqrt(len(loss_N))
+        # columns of mean 0 and mean square 1, orthogonal; t, like every direction, sums to 0
+        self.column_NK = left_NK[:, varies_K] * root
+        self.to_t_SK = right_KS[varies_K].T * (root / spread_K[varies_K])
+        self.low_P = np.append(LEAST_C * float(loss_N.min()), np.full(self.rank + 1, -np.inf))
+        self.high_P = np.full_like(self.low_P, np.inf)
+        few = len(loss_N) < self.rank + 3
+        self.ridge_K = few * RIDGE * np.square(self.to_t_SK).sum(axis=0)
+
+    def starts(self, draws: np.random.Generator) -> np.ndarray:
+        """A grid of c that thickens towards the lowest loss and passes it; the rest is linear.
+
+        The error of log(L - c) is that of L divided by L - c, hence the weights.
+        """
+        low, high = self.loss_N.min(), self.loss_N.max()
+        below = low * (1 - np.geomspace(1, 1e-4, C_STARTS - 3))
+        c_C = np.concatenate([below, low + (high - low) * np.array([0.02, 0.1, 0.3])])
+        above_CN = np.maximum(self.loss_N - c_C[:, None], 1e-3 * (high - low))
+        affordable = ROWS // (C_STARTS * len(self.loss_N)) - 1
+        reweightings = min(REWEIGHTINGS, max(affordable, 2))
+        weight_RN = draws.exponential(size=(1 + reweightings, len(self.loss_N)))
+        weight_RN[0] = 1
+        each_BN = np.repeat(above_CN, len(weight_RN), axis=0)
+        weight_BN = np.square(each_BN) * np.tile(weight_RN, (len(c_C), 1))
+        weight_BN /= weight_BN.mean(axis=1, keepdims=True)
+        line_NK = np.hstack([np.ones((len(self.loss_N), 1)), self.column_NK])
+        gram_BKK = line_NK.T @ (weight_BN[:, :, None] * line_NK)
+        gram_BKK += 1e-9 * len(self.loss_N) * np.eye(line_NK.shape[1])
+        right_BK = (weight_BN * np.log(each_BN)) @ line_NK
+        theta_BK = np.linalg.solve(gram_BKK, right_BK[:, :, None])[:, :, 0]
+        c_B = np.maximum(np.repeat(c_C, len(weight_RN)), self.low_P[0])
+        return np.column_stack([c_B, theta_BK])
+
+    def _grown(self, point_P: np.ndarray) -> np.ndarray:
+        """L - c of the runs, (N,)."""
+        log_N = point_P[1] + self.column_NK @ point_P[2:]
+        grown_N: np.ndarray = np.exp(np.minimum(log_N, LARGEST_EXPONENT))
+        return grown_N
+
+    def residual(self, point_P: np.ndarray) -> np.ndarray:
+        error_N = point_P[0] + self._grown(point_P) - self.loss_N
+        return np.concatenate([error_N, np.sqrt(self.ridge_K) * point_P[2:]])
+
+    def jacobian(self, point_P: np.ndarray) -> np.ndarray:
+        grown_N = self._grown(point_P)
+        ones_N = np.ones_like(grown_N)
+        by_run_NP = np.column_stack([ones_N, grown_N, grown_N[:, None] * self.column_NK])
+        by_ridge_KP = np.pad(np.diag(np.sqrt(self.ridge_K)), ((0, 0), (2, 0)))
+        return np.vstack([by_run_NP, by_ridge_KP])
+
+
+def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> ExponentialLaw:
+    """The exponential law with the lowest Huber loss over the runs; the same for the same seed.
+
+    The authors start torch's L-BFGS from 6000 points. Here every start takes c from a grid; for a
+    given c the law is linear in log(L - c), so log k and t start at their weighted least squares,
+    for equal row weights and for several random ones. scipy's bounded Gauss-Newton steps follow.
+    Directions in which the mixtures do not vary get no slope: a source that no run has used counts
+    like the mean of the others. With fewer runs than sources + 2 small slopes are preferred.
+    """
+    weight_NS = checked(weight_NS, loss_N)
+    num_runs, num_sources = weight_NS.shape
+    if np.ptp(loss_N) <= CONSTANT * loss_N.max():
+        half = float(loss_N.mean()) / 2
+        note = "all losses are equal: no source matters, and c is a convention"
+        return ExponentialLaw(half, float(np.log(half)), np.zeros(num_sources), notes=(note,))
+    fit = ExponentialFit(weight_NS, loss_N)
+    draws = stream(seed, "exponential", num_runs, num_sources)
+    point_P, converged = lowest_huber(fit, fit.starts(draws))
+    still, smallest, free = "the law is flat by convention", "slopes", fit.rank + 2
+    notes = _undecided(num_runs, num_sources, fit.rank, free, still=still, smallest=smallest)
+    if point_P[0] <= fit.low_P[0]:
+        notes += (NO_LEVEL,)
+    t_S = fit.to_t_SK @ point_P[2:]
+    return ExponentialLaw(
+        c=float(point_P[0]),
+        log_k=float(point_P[1] - fit.mean_S @ t_S),
+        t_S=t_S,
+        huber=float(huber(fit.residual(point_P)[None, :num_runs], DELTA)[0][0]),
+        converged=converged,
+        notes=notes,
+    )
+
+
+# alpha of tokens: 0.095 in Kaplan et al. (2020), 0.28 in Hoffmann et al. (2022)
+ALPHA_RANGE = (0.05, 4.0)
+LEAST_WORTH = 1e-100  # of a run's mixture, relative to the mean one: with less its loss is infinite
+LEAST_LEVEL = 1e-15  # of L - c at the mean mixture: a of a law flatter than this overflows
+START_ALPHAS = (0.1, 0.3, 1.0, 3.0)
+START_C = (0.0, 0.5, 0.8, 0.95)  # of the lowest loss
+
+
+@dataclass(frozen=True)
+class TransferLaw(ConvexLaw):
+    """L(r) = c + (a . r)^-alpha, a_j >= 0: a power law in effective tokens, convex in r.
+
+    a_j says how much a token of source j is worth for this loss, so a . r is proportional to the
+    tokens of a run that count (compare the data term of scaling laws, (D0 / D)^alpha). Sources
+    with a_j = 0 help nothing: a mixture of them alone has an infinite loss. The unit of a depends
+    on alpha: read `worth_S`. For a large alpha the law comes near an exponential one.
+    """
+
+    alpha: float
+    a_S: np.ndarray
+
+    @cached_property
+    def form_S(self) -> np.ndarray:
+        """a_j / max a: a token of source j in tokens of the source that helps most."""
+        worth_S: np.ndarray = self.a_S / self.a_S.max()
+        return worth_S
+
+    @property
+    def worth_S(self) -> np.ndarray:
+        return self.form_S
+
+    @cached_property
+    def log_k(self) -> float:
+        """log(L - c) at the source that helps most: L = c + exp(log_k) (worth . r)^-alpha."""
+        return float(-self.alpha * np.log(self.a_S.max()))
+
+    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
+        x_N = np.asarray(weight_NS, dtype=np.float64) @ self.worth_S
+        with np.errstate(divide="ignore"):
+            loss_N: np.ndarray = self.c + np.exp(self.log_k - self.alpha * np.log(x_N))
+        return loss_N
+
+    def at(self, x: float) -> tuple[float, float, float]:
+        if not x > 0:
+            return np.inf, -np.inf, np.inf
+        alpha, value = self.alpha, float(np.exp(self.log_k - self.alpha * np.log(x)))
+        return value, -alpha * value / x, alpha * (alpha + 1) * value / x**2
+
+    def parameters(self) -> dict[str, float | np.ndarray]:
+        return {"log_k": self.log_k, "alpha": self.alpha, "worth": self.worth_S}
+
+
+class TransferFit:
+    """One table's residuals as a function of (c, tau, p_S); tau = 1 / alpha.
+
+    L = c + y (x / y)^-alpha with x = p . r and y = p . mean mixture: y is L - c at the mean
+    mixture, whatever alpha is, and p_j / y is what a token of source j is worth there. Runs that
+    hardly fix alpha and c fix the loss m, the slopes -s_j and a curvature 1 / h at the mean
+    mixture; laws with these have p_j = h + tau (h + s_j), s less its mean, and c = m - h - tau h:
+    a straight valley, along which steps can be long.
+    """
+
+    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray, few: bool) -> None:
+        self.weight_NS, self.loss_N = weight_NS, loss_N
+        self.mean_S = weight_NS.mean(axis=0)
+        self.ridge = few * RIDGE
+        zero_S = np.zeros(len(self.mean_S))
+        self.low_P = np.concatenate([[0.0, 1 / ALPHA_RANGE[1]], zero_S])
+        self.high_P = np.concatenate([[np.inf, 1 / ALPHA_RANGE[0]], zero_S + np.inf])
+
+    def starts(self) -> np.ndarray:
+        """A grid of c and alpha, (L - c)^(-1 / alpha) being linear in r for the right ones.
+
+        p by non-negative least squares; the error of (L - c)^(-1 / alpha) is that of L times
+        (L - c)^(-1 / alpha) / (alpha (L - c)), hence the weights.
+        """
+        from scipy.optimize import lsq_linear
+
+        points = []
+        for c in self.loss_N.min() * np.array(START_C):
+            log_N = np.log(np.maximum(self.loss_N - c, 1e-3 * np.ptp(self.loss_N)))
+            for alpha in START_ALPHAS:
+                z_N = np.exp((log_N.mean() - log_N) / alpha)
+                root_N = np.exp(log_N - log_N.max()) / z_N
+                left_NS = root_N[:, None] * self.weight_NS
+                p_S = lsq_linear(left_NS, root_N * z_N, (0, np.inf), method="bvls").x
+                # a run of one source that starts at 0 would have an infinite loss
+                p_S = np.maximum(p_S, 0) + 1e-3 * z_N.mean()
+                y = float(p_S @ self.mean_S)
+                level = np.exp(log_N.mean() - alpha * np.log(y))
+                points.append([c, 1 / alpha, *(p_S * (level / y))])
+        return np.array(points)
+
+    def _parts(self, point_P: np.ndarray) -> tuple[float, np.ndarray, float, np.ndarray]:
+        """alpha, x_N, y and bend_N = alpha log(y / x), which is log(L - c) - log(y)."""
+        alpha, p_S = 1 / float(point_P[1]), point_P[2:]
+        y = max(float(p_S @ self.mean_S), LEAST_WORTH)
+        x_N = np.maximum(self.weight_NS @ p_S, LEAST_WORTH * y)
+        bend_N = np.minimum(alpha * np.log(y / x_N), LARGEST_EXPONENT - np.log(y))
+        return alpha, x_N, y, bend_N
+
+    def residual(self, point_P: np.ndarray) -> np.ndarray:
+        """Errors, and where runs are few sqrt(ridge) u_S, u = alpha (p / y - 1).
+
+        Minus u are the slopes of log(L - c) at the mean mixture, beyond their mean there.
+        """
+        alpha, _, y, bend_N = self._parts(point_P)
+        error_N = point_P[0] + y * np.exp(bend_N) - self.loss_N
+        if not self.ridge:
+            return np.asarray(error_N)
+        return np.concatenate([error_N, self.ridge**0.5 * alpha * (point_P[2:] / y - 1)])
+
+    def jacobian(self, point_P: np.ndarray) -> np.ndarray:
+        """The slopes of log(L - c): -alpha bend in tau, (1 + alpha) mean / y - alpha r / x in p."""
+        alpha, x_N, y, bend_N = self._parts(point_P)
+        f_N = y * np.exp(bend_N)
+        by_p_NS = (1 + alpha) / y * self.mean_S - (alpha / x_N)[:, None] * self.weight_NS
+        by_tau_N = -alpha * bend_N * f_N
+        by_run_NP = np.column_stack([np.ones_like(f_N), by_tau_N, f_N[:, None] * by_p_NS])
+        if not self.ridge:
+            return by_run_NP
+        worth_S = point_P[2:] / y
+        by_tau_S = -(alpha**2) * (worth_S - 1)
+        by_p_SS = alpha / y * (np.eye(len(worth_S)) - np.outer(worth_S, self.mean_S))
+        by_ridge_SP = np.column_stack([np.zeros_like(worth_S), by_tau_S, by_p_SS])
+        return np.vstack([by_run_NP, self.ridge**0.5 * by_ridge_SP])
+
+
+def fit_transfer(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> TransferLaw:
+    """The transfer law with the lowest Huber loss over the runs; `seed` changes nothing.
+
+    For given c and alpha, (L - c)^(-1 / alpha) is linear in r: every start takes both from a grid
+    and a from non-negative least squares. scipy's bounded Gauss-Newton steps, within c >= 0,
+    a >= 0 and 0.05 <= alpha <= 4, follow. A source that no run has used counts like a token of the
+    runs' mean mixture, and so does what sources always in one proportion leave open. With fewer
+    runs than sources + 3 the smallest differences between sources are preferred.
+    """
+    weight_NS = checked(weight_NS, loss_N)
+    num_runs, num_sources = weight_NS.shape
+    if np.ptp(loss_N) <= CONSTANT * loss_N.max():
+        half = float(loss_N.mean()) / 2
+        note = "all losses are equal: no source matters, and c and alpha are a convention"
+        return TransferLaw(half, 1.0, np.full(num_sources, 1 / half), notes=(note,))
+    # orthonormal directions along which no run's mixture has any weight, (K, S)
+    _, spread_K, right_SS = np.linalg.svd(weight_NS, full_matrices=num_runs < num_sources)
+    still_KS = right_SS[int((spread_K > SAME_DIRECTION * spread_K[0]).sum()) :]
+    rank = num_sources - 1 - len(still_KS)
+    used_S = weight_NS.any(axis=0)
+    fit = TransferFit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
+    point_P, converged = lowest_huber(fit, fit.starts())
+    c, alpha, y = float(point_P[0]), float(1 / point_P[1]), point_P[2:] @ fit.mean_S
+    worth_S = np.ones(num_sources)  # in units of the mean mixture's
+    worth_S[used_S] = point_P[2:] / y
+    # towards 1 along directions that no run decides, as far as none falls below 0
+    move_S = ((1 - worth_S) @ still_KS.T) @ still_KS
+    falls_S = move_S < 0
+    room_S = np.where(falls_S, worth_S / np.where(falls_S, -move_S, 1.0), np.inf)
+    worth_S = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
+    law = TransferLaw(c, alpha, worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha))
+    error_N = law.predict(weight_NS) - loss_N
+    return replace(
+        law,
+        huber=float(huber(error_N[None], DELTA)[0][0]),
+        converged=converged,
+        notes=_transfer_notes(law, num_runs, rank),
+    )
+
+
+def _transfer_notes(law: TransferLaw, num_runs: int, rank: int) -> tuple[str, ...]:
+    """What the runs leave open, and which parameters are at a bound."""
+    num_sources, worthless = len(law.a_S), int((law.a_S <= 0).sum())
+    still = "a token counts like one of the mean mixture, by convention"
+    smallest, (low, high) = "differences between sources", ALPHA_RANGE
+    bounds = [
+        (law.c <= 0, NO_LEVEL),
+        (
+            law.alpha <= low * (1 + 1e-9),
+            f"alpha is at its lower bound of {low:g}: the runs hardly fix it, nor c",
+        ),
+        (
+            law.alpha >= high * (1 - 1e-9),
+            f"alpha is at its upper bound of {high:g}: the losses bend like an exponential law "
+            "rather than a power",
+        ),
+        (
+            worthless > 0,
+            f"{worthless} of {num_sources} sources {'is' if worthless == 1 else 'are'} worth "
+            "nothing (a = 0): without the others the law predicts an infinite loss",
+        ),
+    ]
+    undecided = _undecided(num_runs, num_sources, rank, rank + 3, still=still, smallest=smallest)
+    return (*undecided, *(note for at_bound, note in bounds if at_bound))
