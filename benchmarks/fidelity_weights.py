@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import fidelity_measures as measures
-from dograph.domains.kmeans import kmeans
-from dograph.domains.scopes import KMeans, Scope
+from dograph.domains.kmeans import KMeans, kmeans
+from dograph.domains.scopes import Scope
 from dograph.mixers.dograph import DoGraph
 from dograph.rng import key64
 from dograph.types import Signals

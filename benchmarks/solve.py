@@ -24,8 +24,7 @@ from torch import Tensor
 from benchmarks import measure
 from dograph import kernels
 from dograph.domains import kmeans as twin
-from dograph.domains.objectives import OBJECTIVES
-from dograph.domains.simplex import solve_qp
+from dograph.domains.objectives import OBJECTIVES, solve_qp
 from dograph.mixers.dograph import DoGraph
 from dograph.types import Domains, Signals
 

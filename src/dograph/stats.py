@@ -188,6 +188,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     (Holm 1979). A test without a p value counts as one of the m, so that a run that failed makes
     no other claim easier.
     """
+    if wrong := [p for p in p_values if p is not None and not 0 <= p <= 1]:
+        raise ValueError(f"p values lie between 0 and 1, got {wrong}; leave one out as None")
     number = len(p_values)
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * number

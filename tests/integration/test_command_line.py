@@ -14,7 +14,7 @@ from corpora import write_corpus
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightLog
-from dograph.eval.explain import samples_of_step
+from dograph.eval.recorded import samples_of_step
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from corpora import write_corpus
 from dograph.cli.main import main
 from dograph.data.corpus import Manifest
-from dograph.eval.explain import samples_of_step
+from dograph.eval.recorded import samples_of_step
 
 SETTINGS = (
     "data.seq_len=32",

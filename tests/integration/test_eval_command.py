@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from dograph.cli.eval import evaluate
 from dograph.cli.main import app as dograph
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, CorpusError
-from dograph.eval.evaluate import open_scorer
-from dograph.eval.graphs import last_validation
+from dograph.eval.evaluate import EvalRequest, find_subject, open_scorer
+from dograph.eval.recorded import last_validation
 from dograph.files import sha256_of
 from dograph.train.run_dir import RunDirectory
 from text_inputs import text
@@ -180,15 +181,8 @@ def test_a_model_folder_is_shown_all_its_positions_and_kept_where_asked(run, ben
 
 
 def test_the_tokenizer_is_the_one_of_the_corpus(run):
-    import torch
-
-    scorer = open_scorer(
-        str(run / "model"),
-        device=torch.device("cpu"),
-        dtype="float32",
-        batch_size=1,
-        end_of_text=0,
-    )
+    corpus = Corpus(run.parent / "corpus")
+    scorer = open_scorer(find_subject(str(run)), EvalRequest(device="cpu"), corpus, None)
     own = Tokenizer.from_file(str(run.parent / "corpus" / "tokenizer.json"))
     for number in range(20):
         sentence = f"{text(number)} {number} — x\n y"

@@ -9,8 +9,7 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.eval.explain import explain_step
-from dograph.eval.graphs import numbering, read_graph
+from dograph.eval.recorded import explain_step, numbering, read_graph
 from dograph.integrations.hf import attach
 from dograph.mixers.base import Mixer
 from dograph.report.domains import Texts, domains_of

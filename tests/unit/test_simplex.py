@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from dograph.domains.simplex import relative_gap, running_sum, solve_qp
+from dograph.domains.objectives import relative_gap, solve_qp
+from dograph.domains.partition import running_sum
 
 
 def problem(rng, size, *, rank=None, spread=0.0, slope=1.0):

@@ -12,8 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from dograph import kernels
-from dograph.domains.objectives import Alignment
-from dograph.domains.simplex import relative_gap, solve_qp
+from dograph.domains.objectives import Alignment, relative_gap, solve_qp
 from dograph.types import Domains
 
 

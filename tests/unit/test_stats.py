@@ -68,6 +68,13 @@ def test_holm_by_hand():
     assert holm([]) == []
 
 
+@pytest.mark.parametrize("bad", [-1e-9, 1.001, math.nan, math.inf])
+def test_what_is_no_p_value_is_refused(bad):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        holm([0.02, bad])
+    assert holm([0.0, 1.0]) == [0.0, 1.0]
+
+
 def test_a_test_that_could_not_be_made_still_counts():
     assert holm([0.02, None, 0.03]) == [pytest.approx(0.06), None, pytest.approx(0.06)]
 

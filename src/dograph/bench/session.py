@@ -22,7 +22,7 @@ from dograph.bench.arms import Arm, open_arm, open_hand, open_model
 from dograph.bench.options import LEAST_WARMUP_STEPS, BenchOptions, open_batches
 from dograph.bench.rivals import Loop, Opacus, Rival, Vmap
 from dograph.config import SketchConfig
-from dograph.eval.graphs import number_table
+from dograph.eval.recorded import number_table
 from dograph.models.presets import PRESETS
 from dograph.stats import median_estimate, median_record
 from dograph.train.distributed import describe_environment
@@ -181,16 +181,16 @@ def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
     for one in (plain, arm) * UNTIMED:  # memory given back since is asked for again
         one.step()
     watch.wait()
-    timed: list[tuple[Arm, Lap]] = []
+    timed: list[tuple[Arm, Lap, list[Lap]]] = []
     for turn in range(steps):
         for one in (arm, plain) if turn % 2 else (plain, arm):
             start = watch.mark()
             laps = one.step()
-            timed.append((one, ("step", start, watch.mark())))
-            one.laps.append(laps)
+            timed.append((one, ("step", start, watch.mark()), laps))
     watch.wait()
-    for one, lap in timed:
-        one.ms.append(milliseconds([lap])["time/step_ms"])
+    for one, whole, laps in timed:
+        one.ms.append(milliseconds([whole])["time/step_ms"])
+        one.laps.append(laps)
 
 
 def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
@@ -259,11 +259,8 @@ class Session:
             "flops_per_step": flops.step,
             "arms": {},
         }
-        self._measure("plain", self._plain)
-        for mode in options.modes:
-            self._measure(mode, partial(self._mode, mode))
-        if options.hand:
-            self._measure("hand", self._hand)
+        for name in ("plain", *options.modes, *(["hand"] if options.hand else [])):
+            self._measure(name, partial(self._arm, name))
         ms = self._plain_median()
         if options.rivals:
             del self.plain
@@ -292,19 +289,44 @@ class Session:
         self.say(f"{name}: {told} ({seconds:.1f} s)")
         self.save(self.findings)
 
-    def _plain(self) -> Findings:
-        held = held_bytes(self.device)
-        self.plain = open_arm(self.options, None, self.batches, self.device)
-        found = steps_alone(self.plain, LEAST_WARMUP_STEPS, self.watch, held)
-        return found | self._speed(found["row_ms"]) | self._profiled(self.plain)
-
-    def _mode(self, mode: str) -> Findings:
-        """A mode beside plain, and what it costs at least, in milliseconds and as a ratio."""
+    def _arm(self, name: str) -> Findings:
+        """An arm by itself, then, unless it is the plain one, in turns with that."""
         options, held = self.options, held_bytes(self.device)
-        arm = open_arm(options, mode, self.batches, self.device)
-        found = self._beside_plain(arm, held, options.warmup_steps)
+        is_mode = name in options.modes
+        if name == "hand":
+            arm = open_hand(options, self.batches, self.device)
+        else:
+            arm = open_arm(options, name if is_mode else None, self.batches, self.device)
+        warmup_steps = options.warmup_steps if is_mode else LEAST_WARMUP_STEPS
+        found = steps_alone(arm, warmup_steps, self.watch, held)
+        if name == "plain":
+            self.plain = arm
+            return found | self._speed(found["row_ms"]) | self._profiled(arm)
+        warm = f"{name}: warm after {found['warmup_seconds']:.1f} s"
+        self.say(f"{warm}; {options.steps} turns with plain")
+        take_turns(arm, self.plain, options.steps, self.watch)
+        median = self._plain_median()
+        plain_ms, found["ms"] = self.plain.ms[-options.steps :], spread(arm.ms)
+        ratio = median_estimate([a / b for a, b in zip(arm.ms, plain_ms, strict=True)])
+        found |= {
+            **self._speed(found["ms"]["median"]),
+            "plain_ms": spread(plain_ms),
+            "ratio": median_record(ratio),
+            "row_ratio": found["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
+            "parts_ms": median_parts(arm.laps),
+            **self._memory_ratio(found["peak_bytes"]),
+            **self._profiled(arm),
+        }
+        if is_mode:
+            least = self._floor(arm.model, name)
+            return found | {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
+        how = f"compiled by {options.hand_compile}" if options.compile else "eager"
+        return found | {"note": f"{how}; plain runs at {ratio.value:.1%} of its speed"}
+
+    def _floor(self, model: torch.nn.Module, mode: str) -> dict[str, float]:
+        options = self.options
         work = extra_work(
-            arm.model,
+            model,
             PRESETS[options.model],
             SketchConfig(mode=mode, dim=options.dim, top_blocks=options.top_blocks),
             options.batch,
@@ -313,35 +335,7 @@ class Session:
             two_sweeps=options.accumulates == "two_sweeps",
         )
         rates = ("copy_bytes_per_second", "matmul_flops_per_second")
-        parts, plain = floor_ms(work, *(self.machine[x] for x in rates)), self._plain_median()
-        return found | {"floor_ms": parts, "floor_ratio": (plain + parts["total"]) / plain}
-
-    def _hand(self) -> Findings:
-        held = held_bytes(self.device)
-        arm = open_hand(self.options, self.batches, self.device)
-        found = self._beside_plain(arm, held, LEAST_WARMUP_STEPS)
-        how = f"compiled by {self.options.hand_compile}" if self.options.compile else "eager"
-        note = f"{how}; plain runs at {found['ratio']['median']:.1%} of its speed"
-        return found | {"note": note}
-
-    def _beside_plain(self, arm: Arm, held: int, warmup_steps: int) -> Findings:
-        found = steps_alone(arm, warmup_steps, self.watch, held)
-        warm, steps = f"{arm.name}: warm after {found['warmup_seconds']:.1f} s", self.options.steps
-        self.say(f"{warm}; {steps} turns with plain")
-        take_turns(arm, self.plain, steps, self.watch)
-        self._plain_median()
-        plain_ms, found["ms"] = self.plain.ms[-steps:], spread(arm.ms)
-        ratios = [a / b for a, b in zip(arm.ms, plain_ms, strict=True)]
-        return {
-            **found,
-            **self._speed(found["ms"]["median"]),
-            "plain_ms": spread(plain_ms),
-            "ratio": median_record(median_estimate(ratios)),
-            "row_ratio": found["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
-            "parts_ms": median_parts(arm.laps),
-            **self._memory_ratio(found["peak_bytes"]),
-            **self._profiled(arm),
-        }
+        return floor_ms(work, *(self.machine[name] for name in rates))
 
     def _rival(self, kind: type[Rival], plain_ms: float) -> Findings:
         """A few steps alone on the device; the ratio is of medians, counted by the sample."""

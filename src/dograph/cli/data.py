@@ -98,8 +98,8 @@ def prepare(
 
 def print_composition(manifest: "Manifest") -> None:
     """The table that a preparation ends with, and what a reader should know beside it."""
-    from dograph.data.finish import REPAIRS
     from dograph.data.options import absent_sources, composition
+    from dograph.data.staging import REPAIRS
 
     rows, options = composition(manifest), manifest.options
     by_bytes = all(row.bytes is not None for row in rows)

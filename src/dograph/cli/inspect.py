@@ -53,7 +53,7 @@ def _print(found: "Inspection") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
 
-    from dograph.eval.graphs import edge_table, node_table
+    from dograph.eval.recorded import edge_table, node_table
 
     def show(title: str, columns: str, rows: list[list[str]]) -> None:
         words = ("source", "sources", "part", "farthest", "text")

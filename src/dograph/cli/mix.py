@@ -1,6 +1,5 @@
 """dograph mix: give a run under way another mixture."""
 
-import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,15 +39,16 @@ def mix(
     """  # noqa: D301
     from dograph.data.corpus import Corpus
     from dograph.train.assembly import facts_of
-    from dograph.train.edits import Requests, is_open, read_offer
+    from dograph.train.edits import Requests, is_open, read_request
     from dograph.train.run_dir import RunDirectory
+    from dograph.types import Mixture
 
     directory, requests = RunDirectory.open(run), Requests(run)
     config = directory.config()
     corpus = Corpus(config.data.corpus)
-    offer = read_offer(mixture, facts_of(config, corpus))
+    request = read_request(mixture, facts_of(config, corpus))
     names = [name for s in corpus.train for name in (s.entry.source, s.entry.stratum)]
-    offer.mixture.require_names(names)
+    Mixture(request["weights"]).require_names(names)
     use = directory.use()
     if use == "free":
         raise RunError(_not_running(directory, mixture))
@@ -58,17 +58,16 @@ def mix(
             "comparison or a proxy of a plan must stay what it was asked to be, and a run that is "
             "still starting takes one when it trains. Then ask again"
         )
-    warn(offer.notes)
+    warn(request["notes"])
     waiting = requests.read()
     if waiting is not None and is_open(waiting):
         raise RunError(
             f"{requests.file} holds another request, of {waiting.get('given')}, which the run has "
             "not taken yet. Wait for it; if whoever asked is gone, remove the file"
         )
-    identity = secrets.token_hex(8)  # what the answer will be known by
-    request = {"identity": identity, "given": offer.given, "weights": dict(offer.mixture.weights)}
-    requests.place(request | {"provenance": offer.provenance, "notes": offer.notes})
-    answer = _Wait(directory, requests, identity, mixture).answer(timeout, config.log.every)
+    requests.place(request)
+    waits = _Wait(directory, requests, request["identity"], mixture)
+    answer = waits.answer(timeout, config.log.every)
     warn(answer.get("warnings", []))
     print(answer["line"])
 

@@ -23,7 +23,7 @@ def explain(run: Path = RUN, step: int = STEP, as_json: bool = console.AS_JSON) 
     """  # noqa: D301
     from rich.markup import escape
 
-    from dograph.eval.explain import explain_step, samples_of_step
+    from dograph.eval.recorded import explain_step, samples_of_step
 
     samples = samples_of_step(run, step)
     found = explain_step(run, step)
@@ -76,19 +76,19 @@ def graph(
     dograph graph runs/mine --out graph.dot                for Graphviz: dot -Tsvg graph.dot
     """  # noqa: D301
     from dograph.domains.graph import write_graph
-    from dograph.eval import graphs
+    from dograph.eval import recorded
 
-    found = graphs.read_graph(run, step)
+    found = recorded.read_graph(run, step)
     if out is None:
         shown = console.open_console()
-        shown.print(graphs.node_table(found, f"domains after step {found.step}"))
-        shown.print(graphs.edge_table(found))
-        if (agreement := graphs.agreement_table(run)) is not None:
+        shown.print(recorded.node_table(found, f"domains after step {found.step}"))
+        shown.print(recorded.edge_table(found))
+        if (agreement := recorded.agreement_table(run)) is not None:
             shown.print(agreement)
     else:
         write_graph(found, out)
         print(f"{out}: {len(found.nodes)} domains after step {found.step}")
-    if (told := graphs.numbering(run)) is not None:
+    if (told := recorded.numbering(run)) is not None:
         print(f"note: {told}")
 
 
@@ -103,7 +103,7 @@ def losses(runs: list[Path] = argument(..., "run directories")) -> None:
 
 
 def print_losses(runs: list[Path]) -> None:
-    from dograph.eval.graphs import losses_table
+    from dograph.eval.recorded import losses_table
 
     width = max(console.PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
     console.open_console(width).print(losses_table(runs))
@@ -122,7 +122,7 @@ def show(
     dograph data show runs/mine --step 100           a table of the samples
     dograph data show runs/mine --step 100 --json    whole texts, an object a line
     """  # noqa: D301
-    from dograph.eval.explain import samples_of_step
+    from dograph.eval.recorded import samples_of_step
 
     samples, rows = samples_of_step(run, step), []
     if as_json:

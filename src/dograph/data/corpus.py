@@ -1,7 +1,6 @@
 """A prepared corpus on disk, opened for reading."""
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ class Manifest(BaseModel):
             )
         try:
             return cls.model_validate_json(path.read_bytes())
-        except (ValidationError, json.JSONDecodeError) as error:
+        except ValidationError as error:
             raise CorpusError(f"{path} is damaged: {error}. Prepare the corpus again.") from error
 
     def write(self, directory: Path) -> None:
@@ -128,13 +127,8 @@ class StratumTokens:
                 f"{path} should hold at least {wanted} bytes, found {have}; "
                 "prepare the corpus again, or copy the whole folder"
             )
-        mapped = np.memmap(
-            path,
-            mode="r",
-            dtype=entry.dtype,
-            offset=entry.header_bytes + entry.first_token * itemsize,
-            shape=(entry.tokens,),
-        )
+        offset = entry.header_bytes + entry.first_token * itemsize
+        mapped = np.memmap(path, entry.dtype, "r", offset, (entry.tokens,))
         self.token_N = mapped.view(np.ndarray)  # the same memory without memmap's slow indexing
 
     @cached_property
@@ -172,10 +166,10 @@ class Corpus:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
         self.manifest = Manifest.read(self.directory)
-        self.train = [StratumTokens(self.directory, entry) for entry in self.manifest.train]
-        self.validation = [
-            StratumTokens(self.directory, entry) for entry in self.manifest.validation
-        ]
+        self.train, self.validation = (
+            [StratumTokens(self.directory, entry) for entry in entries]
+            for entries in (self.manifest.train, self.manifest.validation)
+        )
         if not self.train:
             raise CorpusError(f"{self.directory} holds no training tokens; prepare it again")
         self.sources = list(dict.fromkeys(stratum.entry.source for stratum in self.train))

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from encodings import aliases
 from html.entities import html5
 from http import HTTPStatus
@@ -23,7 +24,7 @@ from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 from zipimport import zipimporter
 
 import numpy as np
@@ -31,18 +32,6 @@ import numpy as np
 from dograph.errors import ConfigError, did_you_mean
 from dograph.rng import key64, stream
 
-# Upper bounds in characters. Sources of a real corpus are unequal, and so are these.
-MAX_CHARS = {
-    "code": 3_500_000,
-    "tests": 1_300_000,
-    "docstrings": 1_000_000,
-    "bytecode": 700_000,
-    "topics": 500_000,
-    "unicode": 250_000,
-    "numbers": 200_000,
-    "tables": 150_000,
-    "mail": 120_000,
-}
 MIN_SOURCE_CHARS = 50_000  # a smaller source would leave nothing to validate on
 SPLIT_CHARS = 8_000  # a longer text becomes several documents of whole lines
 MIN_CHARS = 200  # a shorter text is no document
@@ -51,36 +40,19 @@ PACK_CHARS = 2_000  # short pieces are joined until they are this long
 # Parts of the standard library without prose or code: tables, generated text, and the test
 # suites, which are a source of their own.
 NOT_CODE = {"encodings", "entities", "idle_test", "pydoc_data", "test", "tests"}
+_TESTS = "test/**/test_*.py"
 HEADER_LINE = re.compile(r"^[ \t]*[A-Z][A-Za-z0-9-]*:[ \t]\S", re.MULTILINE)
 
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _Documented = ast.Module | _Definition
 
 
-class Document(NamedTuple):
-    """One text and the human label it came with."""
-
-    source: str
-    text: str
-
-
-def demo_documents() -> Iterator[Document]:
-    """The demo corpus, source by source: the same on every run of one Python installation."""
-    makers: dict[str, Callable[[], Iterable[str]]] = {
-        "code": lambda: (without_docstrings(source, tree) for _, source, tree in _modules()),
-        "tests": lambda: map(_read, _mixed_files(_standard_library().glob("test/**/test_*.py"))),
-        "docstrings": _docstrings,
-        "bytecode": _bytecode,
-        "topics": _topics,
-        "unicode": _unicode,
-        "numbers": _numbers,
-        "tables": _tables,
-        "mail": _mail,
-    }
-    for source, make in makers.items():
-        texts = _bounded(make(), MAX_CHARS[source])
+def demo_documents() -> Iterator[tuple[str, str]]:
+    """Source and text of the demo corpus: the same on every run of one Python installation."""
+    for source, (max_chars, make) in SOURCES.items():
+        texts = _bounded(make(), max_chars)
         if sum(map(len, texts)) >= MIN_SOURCE_CHARS:
-            yield from (Document(source, text) for text in texts)
+            yield from ((source, text) for text in texts)
 
 
 def without_docstrings(source: str, tree: ast.Module) -> str:
@@ -154,12 +126,11 @@ def _disassembled(code: CodeType, name: str) -> Iterator[str]:
             yield from _disassembled(constant, f"{name}.{constant.co_name}")
 
 
-def _topics() -> list[str]:
-    try:
+def _topics() -> Iterator[str]:
+    with suppress(ModuleNotFoundError):  # in a minimal installation
         from pydoc_data.topics import topics  # here, for it is half a megabyte
-    except ModuleNotFoundError:  # a minimal installation
-        return []
-    return [text for _, text in sorted(topics.items())]
+
+        yield from (text for _, text in sorted(topics.items()))
 
 
 def _unicode() -> list[str]:
@@ -167,14 +138,14 @@ def _unicode() -> list[str]:
     for char in map(chr, range(0x20, 0x20000)):
         name = unicodedata.name(char, "")
         if name and not name.startswith(("CJK", "HANGUL", "TANGUT", "EGYPTIAN")):
-            facts = [f"category {unicodedata.category(char)}"]
-            if char.upper() != char:
-                facts.append(f"upper case {char.upper()}")
-            if char.lower() != char:
-                facts.append(f"lower case {char.lower()}")
-            if parts := unicodedata.decomposition(char):
-                facts.append(f"made of {parts}")
-            lines.append(f"{char} U+{ord(char):04X} is {name.lower()}: {', '.join(facts)}.")
+            facts = {
+                "category": unicodedata.category(char),
+                "upper case": char.upper() if char.upper() != char else "",
+                "lower case": char.lower() if char.lower() != char else "",
+                "made of": unicodedata.decomposition(char),
+            }
+            told = ", ".join(f"{key} {fact}" for key, fact in facts.items() if fact)
+            lines.append(f"{char} U+{ord(char):04X} is {name.lower()}: {told}.")
     return _mixed(_packed(lines, "\n"))
 
 
@@ -187,8 +158,8 @@ def _tables() -> Iterator[str]:
     spelled = {text: [unicodedata.name(c, "CONTROL") for c in text] for text in html5.values()}
     entities = (f"&{k}\t{v}\t{', '.join(spelled[v])}" for k, v in sorted(html5.items()))
     yield from _packed(entities, "\n")
-    yield from _packed((f"{k}\t{v}" for k, v in sorted(locale.locale_alias.items())), "\n")
-    yield from _packed((f"{k}\t{v}" for k, v in sorted(aliases.aliases.items())), "\n")
+    for names in (locale.locale_alias, aliases.aliases):
+        yield from _packed((f"{k}\t{v}" for k, v in sorted(names.items())), "\n")
     yield from _packed((f"{s.value}\t{s.phrase}\t{s.description}" for s in HTTPStatus), "\n")
 
 
@@ -231,7 +202,7 @@ def _mixed(texts: Iterable[str]) -> list[str]:
 def _mixed_files(paths: Iterable[Path]) -> list[Path]:
     """Files in an order that depends only on their places inside the standard library."""
     library = _standard_library()
-    return sorted(paths, key=lambda path: key64(0, "demo", path.relative_to(library).as_posix()))
+    return [library / name for name in _mixed(p.relative_to(library).as_posix() for p in paths)]
 
 
 def _read(path: Path) -> str:
@@ -278,6 +249,19 @@ def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:
     return kept
 
 
+# Upper bounds in characters. Sources of a real corpus are unequal, and so are these.
+SOURCES: dict[str, tuple[int, Callable[[], Iterable[str]]]] = {
+    "code": (3_500_000, lambda: (without_docstrings(code, tree) for _, code, tree in _modules())),
+    "tests": (1_300_000, lambda: map(_read, _mixed_files(_standard_library().glob(_TESTS)))),
+    "docstrings": (1_000_000, _docstrings),
+    "bytecode": (700_000, _bytecode),
+    "topics": (500_000, _topics),
+    "unicode": (250_000, _unicode),
+    "numbers": (200_000, _numbers),
+    "tables": (150_000, _tables),
+    "mail": (120_000, _mail),
+}
+
 # Planted corpora: made-up text whose sources, and whose best possible loss, are known exactly.
 #
 # Every source is a stationary Markov chain over one vocabulary, shared by all:
@@ -299,14 +283,9 @@ FOLLOW_PROBABILITIES = {"alpha": 0.995, "beta": 0.99, "gamma": 0.98, "delta": 0.
 
 
 def planted_documents(
-    kind: str,
-    *,
-    noise: bool = False,
-    seed: int = 0,
-    num_documents: int = 300,
-    num_words: int = 300,
-) -> Iterator[Document]:
-    """A planted corpus, source by source: `num_documents` of `num_words` words in each."""
+    kind: str, *, noise: bool = False, seed: int = 0, num_documents: int = 300, num_words: int = 300
+) -> Iterator[tuple[str, str]]:
+    """Source and text of a planted corpus: `num_documents` of `num_words` words in each source."""
     words = vocabulary(seed)
     for source in source_names(noise=noise):
         first_V = word_probabilities(kind, source, seed)
@@ -321,7 +300,7 @@ def planted_documents(
             threshold_DV = threshold_VV[word_DT[:, position - 1]]
             word_DT[:, position] = (threshold_DV <= rng.random((num_documents, 1))).sum(axis=1)
         for word_T in word_DT:
-            yield Document(source, " ".join(words[word] for word in word_T))
+            yield source, " ".join(words[word] for word in word_T)
 
 
 def source_names(*, noise: bool = False) -> list[str]:
@@ -331,18 +310,17 @@ def source_names(*, noise: bool = False) -> list[str]:
 def vocabulary(seed: int = 0) -> list[str]:
     """The made-up words; a word's place here is its index in every array of this module."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    picked = stream(seed, "planted", "vocabulary").choice(
-        len(syllables) ** 2, size=NUM_WORDS, replace=False
-    )
-    return [
-        syllables[first] + syllables[second]
-        for first, second in (divmod(int(index), len(syllables)) for index in picked)
-    ]
+    pairs = [first + second for first in syllables for second in syllables]
+    rng = stream(seed, "planted", "vocabulary")
+    return [pairs[index] for index in rng.choice(len(pairs), size=NUM_WORDS, replace=False)]
 
 
 def word_probabilities(kind: str, source: str, seed: int = 0) -> np.ndarray:
     """How frequent each word is in a source, (V,): the stationary distribution of its chain."""
-    _check(kind, source)
+    known = {kind: ("corpus", ["unigram", "bigram"]), source: ("source", source_names(noise=True))}
+    for given, (what, allowed) in known.items():
+        if given not in allowed:
+            raise ConfigError(f'no planted {what} "{given}"; {did_you_mean(given, allowed)}')
     if kind == "bigram" or source == NOISE:
         return np.full(NUM_WORDS, 1 / NUM_WORDS)
     weight_V = np.arange(1.0, NUM_WORDS + 1) ** -ZIPF_EXPONENTS[source]
@@ -358,9 +336,9 @@ def transitions(kind: str, source: str, seed: int = 0) -> np.ndarray:
     stochastic, hence so is the mixture, hence the uniform distribution is stationary. Every source
     has its own six.
     """
-    _check(kind, source)
+    frequency_V = word_probabilities(kind, source, seed)
     if kind == "unigram" or source == NOISE:
-        return np.tile(word_probabilities(kind, source, seed), (NUM_WORDS, 1))
+        return np.tile(frequency_V, (NUM_WORDS, 1))
     rng = stream(seed, "planted", "permutations", source)
     eye_VV = np.eye(NUM_WORDS)
     follow = FOLLOW_PROBABILITIES[source]
@@ -377,10 +355,3 @@ def entropy_rate(kind: str, source: str, seed: int = 0) -> float:
     """
     p_V, next_VV = word_probabilities(kind, source, seed), transitions(kind, source, seed)
     return float(-p_V @ (next_VV * np.log(next_VV)).sum(axis=1))
-
-
-def _check(kind: str, source: str) -> None:
-    allowed = {"corpus": ["unigram", "bigram"], "source": source_names(noise=True)}
-    for what, given in (("corpus", kind), ("source", source)):
-        if given not in allowed[what]:
-            raise ConfigError(f'no planted {what} "{given}"; {did_you_mean(given, allowed[what])}')

@@ -1,10 +1,12 @@
 """Raw records in, tokens per split and source out: here, or in several processes at once.
 
+Every record is checked first: a bad one is refused with its place named, or mended or skipped.
 The result depends on the records alone, never on how they were gathered into chunks, so the
 corpus is the same for any number of workers and after any interruption.
 """
 
 import hashlib
+import json
 import traceback
 from array import array
 from collections import Counter
@@ -17,11 +19,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dograph import processes
-from dograph.data.corpus import Split, TokenizerEntry
-from dograph.data.formats import Bad, Chunk, Position
+from dograph.data.corpus import DOCUMENT_DTYPE, Split, TokenizerEntry
+from dograph.data.formats import Bad, Chunk, Position, RawRow, pick
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
-from dograph.data.readers import CheckedText, Checker, read_chunks
 from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
 from dograph.errors import CorpusError
 from dograph.rng import key64
@@ -29,17 +30,133 @@ from dograph.rng import key64
 # A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
 RAW_DOCUMENT_DTYPE = np.dtype(
     [
-        ("end", "<i8"),
-        ("record", "<i8"),
-        ("input", "<i4"),
+        *DOCUMENT_DTYPE.descr,
         ("bytes", "<u4"),  # of its text in UTF-8
         ("hash", "<u8"),  # keyed hash of its text: decides the split
     ]
 )
-SAMPLE_BYTES = 20_000_000
+_BOM = b"\xef\xbb\xbf"
+_SNIFF_BYTES = 8192
 SMALL_CHUNKS = 4  # an input of fewer is done sooner than processes start
 _AHEAD = 3  # chunks in flight for each worker
 _SET_UP = -1  # the job of being told how to encode, before any chunk
+
+
+def where(entry: Input, bad: Bad) -> str:
+    """The place of a bad record, for people: lines and rows count from 1."""
+    if bad.file is not None:
+        return bad.file
+    return entry.name if bad.record is None else f"{entry.name}:{bad.record + 1}"
+
+
+def refusal(entry: Input, bad: Bad) -> CorpusError:
+    return CorpusError(
+        f"{where(entry, bad)}: {bad.what}. Mend it, or pass --bad-records repair, which "
+        f"{bad.repair} and counts it in the manifest"
+    )
+
+
+class CheckedText(NamedTuple):
+    """A record that passed the checks."""
+
+    record: int
+    source: str
+    text: str
+    content: bytes  # the text in UTF-8
+    file: str | None
+
+
+class Checker:
+    """Checks the records of one chunk: the good ones come as text, bad ones mended or skipped.
+
+    Where none may be repaired, the first bad one is refused.
+    """
+
+    def __init__(self, chunk: Chunk, entry: Input, options: PrepareOptions) -> None:
+        self.chunk = chunk
+        self.entry = entry
+        self.fields = options.fields
+        self.repair = options.repair
+        self.bad: list[Bad] = []
+
+    def texts(self) -> Iterator[CheckedText]:
+        """The good records, empty ones included; what was wrong with others goes to `bad`."""
+        rows = self.chunk.rows
+        for record, row in enumerate(
+            rows.split(b"\n") if isinstance(rows, bytes) else rows, self.chunk.first
+        ):
+            parsed = self._parse(record, row) if isinstance(row, bytes) else row
+            if isinstance(parsed, RawRow):
+                text, source = self._text(record, parsed), self.entry.source
+                source = self._source(record, parsed) if source is None else source
+                if text is not None and source is not None:
+                    yield CheckedText(record, source, *text, parsed.file)
+
+    def complain(
+        self, record: int, kind: str, what: str, repair: str = "skips it", file: str | None = None
+    ) -> None:
+        """Note a bad record, or refuse it where none may be repaired."""
+        self.bad.append(Bad(record, kind, what, repair, file))
+        if not self.repair:
+            raise refusal(self.entry, self.bad[-1])
+
+    def _not_utf8(self, record: int, error: UnicodeError, file: str | None = None) -> None:
+        what = f"invalid UTF-8 ({error})"
+        self.complain(record, "invalid UTF-8", what, "puts U+FFFD in its place", file)
+
+    def _parse(self, record: int, line: bytes) -> RawRow | None:
+        if record == 0:
+            line = line.removeprefix(_BOM)
+        if not line.strip():
+            return None
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            self._not_utf8(record, error)
+            text = line.decode(errors="replace")
+        try:
+            value = json.loads(text)
+            what = f"the line is a JSON {type(value).__name__}, not an object with fields"
+        # ValueError: also for numbers of thousands of digits; RecursionError: nested too deeply
+        except (ValueError, RecursionError) as error:
+            value, what = None, f"broken JSON ({error})"
+        if not isinstance(value, dict):
+            self.complain(record, "broken JSON", what)
+            return None
+        return RawRow(pick(value, self.fields.text), pick(value, self.fields.source))
+
+    def _text(self, record: int, row: RawRow) -> tuple[str, bytes] | None:
+        text = row.text
+        if isinstance(text, bytes):
+            content = text.removeprefix(_BOM) if row.file else text
+            if row.file and b"\0" in content[:_SNIFF_BYTES]:
+                what = "the file holds zero bytes, so it is not text"
+                self.complain(record, "binary file", what, file=row.file)
+                return None
+            try:
+                return content.decode(), content
+            except UnicodeDecodeError as error:
+                self._not_utf8(record, error, row.file)
+                text = content.decode(errors="replace")
+        if not isinstance(text, str):
+            kind = "is missing or null" if text is None else f"is of type {type(text).__name__}"
+            what = f"the text field {self.fields.text!r} {kind} (--text-field names another)"
+            self.complain(record, "missing text", what, file=row.file)
+            return None
+        try:
+            return text, text.encode()
+        except UnicodeEncodeError as error:  # half a surrogate pair, written as a JSON escape
+            self._not_utf8(record, error, row.file)
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return text, text.encode()
+
+    def _source(self, record: int, row: RawRow) -> str | None:
+        if isinstance(row.source, str) and row.source and row.source.isprintable():
+            return row.source
+        kind = "is missing or null" if row.source is None else f"is {row.source!r:.40}, no name"
+        what = f"the source field {self.fields.source!r} {kind} (--source-field names another)"
+        self.complain(record, "missing source", what, file=row.file)
+        return None
 
 
 @dataclass(slots=True)
@@ -82,7 +199,7 @@ class ChunkEncoder:
         """Encode a chunk; refuses its first bad record if none is allowed."""
         how = self.options
         only, entry = how.only, self.inputs[chunk.input]
-        checker = Checker(chunk, entry, how.fields, repair=how.repair)
+        checker = Checker(chunk, entry, how)
         groups: dict[tuple[Split, str], EncodedGroup] = {}
 
         def group_of(source: str, split: Split = entry.split) -> EncodedGroup:
@@ -161,29 +278,6 @@ def hash_threshold(fraction: float) -> int:
 def is_kept(content: bytes, keep: float, seed: int) -> bool:
     """Whether a text is in the slice; what a fraction keeps, every larger one keeps too."""
     return keep == 1 or text_hash(content, seed, "keep") < hash_threshold(keep)
-
-
-def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
-    """A bounded, fixed sample to train a tokenizer on: the first texts of each training input.
-
-    An equal amount of each. Bad records are passed over: reading everything will name the first.
-    """
-    threshold, only = hash_threshold(options.held_out(inputs)), options.only
-    training = [entry for entry in inputs if entry.split == "train"]
-    for entry in training:
-        left = SAMPLE_BYTES // len(training)
-        pieces = read_chunks([entry], Position(), options, repair=True)
-        checkers = (Checker(chunk, entry, options.fields, repair=True) for chunk in pieces)
-        for text in chain.from_iterable(checker.texts() for checker in checkers):
-            if (
-                (only is None or text.source in only)
-                and is_kept(text.content, options.keep, options.seed)
-                and text_hash(text.content, options.seed, "validation") >= threshold
-            ):
-                yield text.text
-                left -= len(text.content)
-                if left <= 0:
-                    break
 
 
 class EncodingWorkers(processes.Workers):

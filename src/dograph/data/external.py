@@ -4,17 +4,16 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 import dograph
+from dograph.data import staging
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
-from dograph.data.finish import file_stems, publish, write_document_index
 from dograph.data.inputs import Input
-from dograph.data.journal import Journal, Recorded, clear
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TOKENIZER_FILE, FoundTokenizer, place_tokenizer, token_bytes
 from dograph.errors import ConfigError, CorpusError
@@ -174,24 +173,20 @@ class _Run:
     number: int  # of the input
     split: Split
     file: TokenFile
-    ends_D: np.ndarray  # of all documents of the file, memory-mapped
-    first: int
-    last: int
-
-    @property
-    def start(self) -> int:
-        return int(self.ends_D[self.first - 1]) if self.first else 0
+    first: int  # number of its first document in the file
+    start: int  # its first token in the file
+    ends_D: np.ndarray  # of its documents in the file, memory-mapped
 
     @property
     def end(self) -> int:
-        return int(self.ends_D[self.last - 1])
+        return int(self.ends_D[-1])
 
     def documents(self) -> Iterator[np.ndarray]:
-        for first in range(self.first, self.last, _BLOCK_DOCUMENTS):
-            last = min(first + _BLOCK_DOCUMENTS, self.last)
-            block = np.empty(last - first, DOCUMENT_DTYPE)
-            block["end"] = self.ends_D[first:last] - self.start
-            block["record"] = np.arange(first, last)
+        for first in range(0, len(self.ends_D), _BLOCK_DOCUMENTS):
+            ends = self.ends_D[first : first + _BLOCK_DOCUMENTS]
+            block = np.empty(len(ends), DOCUMENT_DTYPE)
+            block["end"] = ends - self.start
+            block["record"] = self.first + first + np.arange(len(ends))
             block["input"] = self.number
             yield block
 
@@ -224,16 +219,17 @@ def prepare_external(
     options: PrepareOptions,
     inputs: list[Input],
     found: FoundTokenizer | None,
-    recorded: Recorded,
+    recorded: staging.Recorded,
 ) -> Manifest:
     """Index token files, check them, and write the manifest of a corpus over them."""
     _refuse(options, inputs, found)
-    staging, built = options.staging, options.staging / "finished"
-    journal = None if options.restart else Journal.read(staging)
+    folder, built = options.staging, options.staging / "finished"
+    journal = None if options.restart else staging.Journal.read(folder)
     if journal is not None:  # of text, half done
         journal.require_same(recorded)
-    clear(staging)
+    staging.clear(folder)
     built.mkdir()
+    held_out = options.held_out(inputs)
     vocab_size, eot_id, bytes_V = options.vocab_size, options.eot_id, None
     tokenizer = None
     if found is not None:
@@ -243,10 +239,18 @@ def prepare_external(
     runs: list[_Run] = []
     guesses = []  # ends of text that no one named
     for number, entry in enumerate(inputs):
-        file, ends_D, guess = _open(entry, eot_id, staging / f"{number:04d}.ends")
+        file, ends_D, guess = _open(entry, eot_id, folder / f"{number:04d}.ends")
         guesses += [guess] if guess is not None else []
-        whole = _Run(entry.source or "", number, entry.split, file, ends_D, 0, len(ends_D))
-        runs += _split(whole, options.held_out(inputs))
+        cut = len(ends_D)
+        if held_out and cut > 1:
+            # the first document that starts where the share begins or later; at least the last
+            share = int(np.searchsorted(ends_D, round(file.tokens * (1 - held_out)))) + 1
+            cut = min(share, len(ends_D) - 1)
+        source = entry.source or ""
+        runs.append(_Run(source, number, entry.split, file, 0, 0, ends_D[:cut]))
+        if cut < len(ends_D):
+            start = runs[-1].end
+            runs.append(_Run(source, number, "validation", file, cut, start, ends_D[cut:]))
     digests = [run.digest(vocab_size, bytes_V) for run in runs]
     tokenizer = tokenizer or TokenizerEntry(
         name="unknown",
@@ -268,7 +272,7 @@ def prepare_external(
         },
         made_by=f"dograph {dograph.__version__}",
     )
-    return publish(options, manifest, built)
+    return staging.publish(options, manifest, built)
 
 
 def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer | None) -> None:
@@ -309,23 +313,12 @@ def _open(entry: Input, eot_id: int | None, ends: Path) -> tuple[TokenFile, np.n
     return file, np.memmap(ends, "<i8", "r"), guess
 
 
-def _split(run: _Run, fraction: float) -> list[_Run]:
-    """Hold out the last documents, about `fraction` of the tokens but at least one of several."""
-    if not fraction or run.last < 2:
-        return [run]
-    wanted = round(run.file.tokens * (1 - fraction))
-    # the first document that starts at or after `wanted`, neither the first nor past the last
-    cut = int(np.searchsorted(run.ends_D, wanted, side="left")) + 1
-    cut = min(max(cut, 1), run.last - 1)
-    return [replace(run, last=cut), replace(run, first=cut, split="validation")]
-
-
 def _entries(
     runs: list[_Run], digests: list[tuple[str, int, int | None]], built: Path
 ) -> dict[Split, list[StratumEntry]]:
     """The strata, with their document files: a source in several files is one stratum a file."""
     files = Counter((run.split, run.source) for run in runs)
-    stems = file_stems({run.source for run in runs})
+    stems = staging.file_stems({run.source for run in runs})
     seen: Counter[tuple[Split, str]] = Counter()
     entries: dict[Split, list[StratumEntry]] = {"train": [], "validation": []}
     for run, (sha256, _, num_bytes) in zip(runs, digests, strict=True):
@@ -334,7 +327,7 @@ def _entries(
         seen[key] += 1
         name = f"{run.split}/{stems[run.source]}{number and f'.{number}'}.documents.npy"
         (built / name).parent.mkdir(exist_ok=True)
-        write_document_index(built / name, run.documents(), run.last - run.first)
+        staging.write_document_index(built / name, run.documents(), len(run.ends_D))
         entries[run.split].append(
             StratumEntry(
                 source=run.source,
@@ -344,7 +337,7 @@ def _entries(
                 header_bytes=run.file.header_bytes,
                 first_token=run.start,
                 tokens=run.end - run.start,
-                documents=run.last - run.first,
+                documents=len(run.ends_D),
                 bytes=num_bytes,
                 sha256=sha256,
                 documents_file=name,

@@ -288,20 +288,15 @@ def count_rows(path: Path) -> int:
     return rows
 
 
-def hub_splits(name: str, config: str | None) -> list[str]:
-    """The splits of a dataset on the hub."""
+def dataset_splits(place: Path | tuple[str, str | None]) -> list[str]:
+    """The splits of a dataset on the hub, or saved on disk: none where it was saved without any."""
     datasets = require("datasets", "corpus")
-    with _named(f"hf:{name}"):
-        splits: list[str] = datasets.get_dataset_split_names(name, config)
-    return splits
-
-
-def disk_splits(folder: Path) -> list[str] | None:
-    """The splits of a dataset saved on disk; None where it was saved without any."""
-    datasets = require("datasets", "corpus")
-    with _named(str(folder)):
-        loaded = datasets.load_from_disk(str(folder))
-    return sorted(loaded) if isinstance(loaded, datasets.DatasetDict) else None
+    if isinstance(place, tuple):
+        with _named(f"hf:{place[0]}"):
+            return list(datasets.get_dataset_split_names(*place))
+    with _named(str(place)):
+        loaded = datasets.load_from_disk(str(place))
+    return sorted(loaded) if isinstance(loaded, datasets.DatasetDict) else []
 
 
 def read_dataset(

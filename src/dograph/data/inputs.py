@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
 from dograph.data.corpus import Split
-from dograph.data.formats import ARCHIVES, disk_splits, hub_splits
+from dograph.data.formats import ARCHIVES, dataset_splits
 from dograph.errors import CorpusError
 
 Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
@@ -71,7 +71,7 @@ class Recipe:
 
     name: str
     hub: str  # Hugging Face dataset
-    splits: Mapping[str, Split]  # split of the dataset -> where it goes
+    validation: str  # which of its splits to validate on
     source_field: str
     sizes: str  # "source size, ..." in the paper's data table, in any unit
     closed: bool  # documents of a source outside the table are left out
@@ -87,29 +87,30 @@ class Recipe:
         return {source: size / total for source, size in self.table.items()}
 
 
-_SLIMPAJAMA = Recipe(
-    name="slimpajama-6b",
-    hub="DKYoon/SlimPajama-6B",
-    splits={"train": "train", "test": "validation"},
-    source_field="meta.redpajama_set_name",
-    # percent of the bytes
-    sizes="RedPajamaCommonCrawl 54.1, RedPajamaC4 28.7, RedPajamaGithub 4.2, RedPajamaBook 3.7, "
-    "RedPajamaArXiv 3.4, RedPajamaWikipedia 3.1, RedPajamaStackExchange 2.8",
-    closed=False,
+_RECIPES = (
+    Recipe(
+        "slimpajama-6b",
+        "DKYoon/SlimPajama-6B",
+        validation="test",
+        source_field="meta.redpajama_set_name",
+        sizes="RedPajamaCommonCrawl 54.1, RedPajamaC4 28.7, RedPajamaGithub 4.2, "  # percent
+        "RedPajamaBook 3.7, RedPajamaArXiv 3.4, RedPajamaWikipedia 3.1, RedPajamaStackExchange 2.8",
+        closed=False,
+    ),
+    Recipe(
+        "pile",
+        "monology/pile-uncopyrighted",
+        validation="validation",
+        source_field="meta.pile_set_name",
+        # effective GiB of the 17 of its 22 sets that are still available
+        sizes="Pile-CC 227.12, PubMed Central 180.55, ArXiv 112.42, Github 95.16, FreeLaw 76.73, "
+        "StackExchange 64.39, USPTO Backgrounds 45.81, PubMed Abstracts 38.53, "
+        "Gutenberg (PG-19) 27.19, Wikipedia (en) 19.13, DM Mathematics 15.49, Ubuntu IRC 11.03, "
+        "EuroParl 9.17, HackerNews 7.80, PhilPapers 4.76, NIH ExPorter 3.79, Enron Emails 1.76",
+        closed=True,
+    ),
 )
-_PILE = Recipe(
-    name="pile",
-    hub="monology/pile-uncopyrighted",
-    splits={"train": "train", "validation": "validation"},
-    source_field="meta.pile_set_name",
-    # effective GiB of the 17 of its 22 sets that are still available
-    sizes="Pile-CC 227.12, PubMed Central 180.55, ArXiv 112.42, Github 95.16, FreeLaw 76.73, "
-    "StackExchange 64.39, USPTO Backgrounds 45.81, PubMed Abstracts 38.53, "
-    "Gutenberg (PG-19) 27.19, Wikipedia (en) 19.13, DM Mathematics 15.49, Ubuntu IRC 11.03, "
-    "EuroParl 9.17, HackerNews 7.80, PhilPapers 4.76, NIH ExPorter 3.79, Enron Emails 1.76",
-    closed=True,
-)
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (_SLIMPAJAMA, _PILE)}
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}
 
 # The first of these that an input has is its validation split.
 VALIDATION_WORDS = ("validation", "valid", "val", "test")
@@ -187,11 +188,7 @@ _Found = Iterator[Input | str]
 
 
 def resolve_all(
-    specs: Sequence[str],
-    validation: Sequence[str],
-    *,
-    labelled: bool,
-    recipe: Recipe | None = None,
+    specs: Sequence[str], validation: Sequence[str], *, labelled: bool, recipe: Recipe | None = None
 ) -> Resolved:
     """Everything to read, in order; an explicit validation replaces one that an input brings."""
     found = [resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs]
@@ -220,10 +217,7 @@ def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = 
     if separator and "/" not in name and not Path(spec).exists():
         named = resolve(rest, split, labelled=False, recipe=recipe)
         return named._replace(inputs=[replace(entry, source=name) for entry in named.inputs])
-    preferred = None
-    if recipe is not None:
-        preferred = next(part for part, into in recipe.splits.items() if into == "validation")
-    found = list(_find(spec, _Wanted(split, labelled, preferred)))
+    found = list(_find(spec, _Wanted(split, labelled, recipe.validation if recipe else None)))
     inputs = [entry for entry in found if isinstance(entry, Input)]
     return Resolved(inputs, [name for name in found if isinstance(name, str)])
 
@@ -241,7 +235,7 @@ def _find(spec: str, wanted: _Wanted) -> _Found:
     elif spec in RECIPES:
         hub = RECIPES[spec].hub
         whole = Input("hub", f"hf:{hub}", wanted.split, None, hub=(hub, None))
-        yield from _divided(whole, RECIPES[spec].splits)
+        yield from _divided(whole, {"train": "train", RECIPES[spec].validation: "validation"})
     elif spec.startswith("hf:") or is_hub_name:
         spec = spec.removeprefix("hf:")
         match = _HUB.fullmatch(spec)
@@ -252,7 +246,7 @@ def _find(spec: str, wanted: _Wanted) -> _Found:
         name, config, part = match["name"], match["config"], match["part"]
         into: Mapping[str, Split | None] = {part: wanted.split}
         if not part:
-            into = _assign(hub_splits(name, config), wanted, f"hf:{spec}")
+            into = _assign(dataset_splits((name, config)), wanted, f"hf:{spec}")
         label = f"hf:{name}:{config}" if config else f"hf:{name}"
         source = None if wanted.labelled else Path(name).name
         yield from _divided(Input("hub", label, wanted.split, source, hub=(name, config)), into)
@@ -318,11 +312,10 @@ def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
     if _is_saved(folder):
         source = None if wanted.labelled else folder.absolute().name
         saved = Input("disk", str(folder), wanted.split, source, folder)
-        parts = disk_splits(folder)
-        if parts is None:
-            yield saved
-        else:
+        if parts := dataset_splits(folder):
             yield from _divided(saved, _assign(parts, wanted, str(folder)))
+        else:
+            yield saved
         return
     everything = list(walk(folder))
     files = _token_pairs(p for p in everything if p.name.endswith((*_RECORDS, *_TOKENS)))

@@ -146,21 +146,16 @@ class WeightLog:
         return WeightLog(self.strata, [entry for entry in self.entries if entry.step <= step])
 
     def dump(self) -> str:
-        def by_name(values: np.ndarray) -> dict[str, float | int]:
-            return dict(zip(self.strata, values.tolist(), strict=True))
-
-        rows = [
-            {
-                "step": entry.step,
-                "reason": entry.reason,
-                "weight": by_name(entry.weight_S),
-                "drawn": by_name(entry.drawn_S),
-                "base_step": entry.base_step,
-                "base_drawn": by_name(entry.base_drawn_S),
-            }
-            for entry in self.entries
-        ]
-        return "".join(json.dumps(row) + "\n" for row in rows)
+        lines = []
+        for entry in self.entries:
+            arrays = (entry.weight_S, entry.drawn_S, entry.base_drawn_S)
+            weight, drawn, base_drawn = (
+                dict(zip(self.strata, value_S.tolist(), strict=True)) for value_S in arrays
+            )
+            row = {"step": entry.step, "reason": entry.reason, "weight": weight, "drawn": drawn}
+            row |= {"base_step": entry.base_step, "base_drawn": base_drawn}
+            lines.append(json.dumps(row) + "\n")
+        return "".join(lines)
 
     @classmethod
     def load(cls, path: Path, strata: list[str]) -> "WeightLog":
@@ -172,14 +167,14 @@ class WeightLog:
                     f"{path} line {number} names the strata {list(row['weight'])}, but the corpus "
                     f"has {strata}; the run was made with another corpus"
                 )
+            weight_S = np.array(list(row["weight"].values()), dtype=np.float64)
+            drawn_S, base_drawn_S = (
+                np.array(list(row[name].values()), dtype=np.int64)
+                for name in ("drawn", "base_drawn")
+            )
             entries.append(
                 WeightEntry(
-                    step=row["step"],
-                    weight_S=np.array(list(row["weight"].values()), dtype=np.float64),
-                    drawn_S=np.array(list(row["drawn"].values()), dtype=np.int64),
-                    base_step=row["base_step"],
-                    base_drawn_S=np.array(list(row["base_drawn"].values()), dtype=np.int64),
-                    reason=row["reason"],
+                    row["step"], weight_S, drawn_S, row["base_step"], base_drawn_S, row["reason"]
                 )
             )
         return cls(strata, entries)
@@ -203,16 +198,8 @@ class Sampler:
     def remix(self, step: int, mixture: Mixture, reason: str) -> None:
         """Draw from `mixture` from `step` on."""
         drawn_S = self.drawn(step) if self.log.entries else np.zeros_like(self.blocks_S)
-        self.log.append(
-            WeightEntry(
-                step=step,
-                weight_S=self.weights_of(mixture),
-                drawn_S=drawn_S,
-                base_step=step,
-                base_drawn_S=drawn_S,
-                reason=reason,
-            )
-        )
+        weight_S = self.weights_of(mixture)
+        self.log.append(WeightEntry(step, weight_S, drawn_S, step, drawn_S, reason))
         self._latest = (-1, drawn_S)
 
     def drawn(self, step: int) -> np.ndarray:
@@ -241,20 +228,17 @@ class Sampler:
         stratum_B = np.repeat(np.arange(len(count_S)), count_S)
         rank_B = np.arange(self.batch_size) - np.repeat(np.cumsum(count_S) - count_S, count_S)
         order_B = stream(self.seed, "order", step).permutation(self.batch_size)
-        return self._read(stratum_B[order_B], (before_S[stratum_B] + rank_B)[order_B])
+        stratum_B, draw_B = stratum_B[order_B], (before_S[stratum_B] + rank_B)[order_B]
 
-    def _read(self, stratum_B: np.ndarray, draw_B: np.ndarray) -> SampleIds:
-        """The samples that are draw number draw_B[i] of stratum stratum_B[i]."""
+        # Sample i is draw number draw_B[i] of stratum stratum_B[i].
         blocks_B = self.blocks_S[stratum_B]
         epoch_B, position_B = np.divmod(draw_B, blocks_B)
         pairs = list(zip(stratum_B.tolist(), epoch_B.tolist(), strict=True))
         key = {(s, e): key64(self.seed, "shuffle", self.names[s], e) for s, e in set(pairs)}
         key_B = np.array([key[pair] for pair in pairs], dtype=np.uint64)
         block_B = permute(position_B, blocks_B, key_B)
-        places = [
-            self.strata[s].locate(token)
-            for s, token in zip(stratum_B.tolist(), (block_B * self.seq_len).tolist(), strict=True)
-        ]
+        tokens = (block_B * self.seq_len).tolist()
+        places = [self.strata[s].locate(at) for (s, _), at in zip(pairs, tokens, strict=True)]
         document_B, offset_B = np.array(places, dtype=np.int64).T
         return SampleIds(stratum_B, block_B, document_B, offset_B, epoch_B)
 
@@ -283,15 +267,15 @@ class Sampler:
         weight_S: np.ndarray = np.zeros(len(self.strata))
         for name, weight in mixture.weights.items():
             members = [s for s, source in enumerate(sources) if source == name]
-            if not members:
-                members = [self.names.index(name)]
-            if weight > 0 and share_S[members].sum() == 0:
+            members = members or [self.names.index(name)]
+            if weight == 0:
+                continue
+            if share_S[members].sum() == 0:
                 tokens = sum(self.strata[s].entry.tokens for s in members)
                 raise ConfigError(
                     f'"{name}" holds {tokens} tokens, less than one block of '
                     f"data.seq_len={self.seq_len}; lower data.seq_len or give it weight 0"
                 )
-            if weight > 0:
-                weight_S[members] += weight * share_S[members] / share_S[members].sum()
+            weight_S[members] += weight * share_S[members] / share_S[members].sum()
         weight_S /= weight_S.sum()
         return weight_S

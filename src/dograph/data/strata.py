@@ -7,7 +7,6 @@ copied one by one, and which group each belongs to lies in a file.
 Shapes: D documents, K groups, V vocabulary.
 """
 
-import hashlib
 import logging
 import os
 import tempfile
@@ -15,16 +14,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from dograph.data.corpus import Manifest, StratumEntry, StratumTokens
-from dograph.data.finish import corpus_files, write_document_index
 from dograph.data.sampler import mix64
+from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
 from dograph.data.tokenizer import token_bytes
 from dograph.errors import ConfigError, CorpusError
-from dograph.files import sync_file
+from dograph.files import sha256_of, sync_file
 from dograph.rng import key64, stream
 
 # Groups of like documents inside one source, found without labels.
@@ -40,6 +38,8 @@ SAMPLE_DOCUMENTS = 10_000  # of a source, to find its groups by
 ITERATIONS = 25
 RESTARTS = 4
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -49,11 +49,21 @@ class Groups:
     mean_F: np.ndarray  # features of the average document, which tell no two groups apart
     centre_KF: np.ndarray  # unit vectors
 
-    def nearest(self, stratum: StratumTokens, document_D: np.ndarray) -> np.ndarray:
-        """The group of each of these documents, (D,). Ties go to the lower index."""
-        unit_DF = _unit(ngram_features(stratum, document_D, self.salt) - self.mean_F)
-        group_D: np.ndarray = (unit_DF @ self.centre_KF.T).argmax(axis=1)
-        return group_D
+    def assign(self, stratum: StratumTokens) -> np.ndarray:
+        """The nearest group of every document, (D,), in a file that vanishes with the array.
+
+        Ties go to the lower index.
+        """
+        num_documents = stratum.entry.documents
+        with tempfile.TemporaryFile(dir=stratum.directory) as file:
+            # A full disk must raise an error here, not a signal when the map is written to.
+            if hasattr(os, "posix_fallocate"):  # macOS has none
+                os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
+            label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
+        for chunk_D in chunks(num_documents):
+            unit_DF = _unit(ngram_features(stratum, chunk_D, self.salt) - self.mean_F)
+            label_D[chunk_D] = (unit_DF @ self.centre_KF.T).argmax(axis=1)
+        return label_D
 
 
 def find_groups(stratum: StratumTokens, num_groups: int, seed: int) -> Groups:
@@ -158,11 +168,6 @@ def _unit(vector_DF: np.ndarray) -> np.ndarray:
     return unit_DF
 
 
-COPY_TOKENS = 1 << 20  # at once
-
-log = logging.getLogger(__name__)
-
-
 def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed: int) -> Manifest:
     """Divide every source of a finished corpus into at most `num_strata` strata.
 
@@ -171,7 +176,20 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     New files are written first, then the manifest, and the old files are deleted last: the corpus
     is whole at every moment.
     """
-    _check(manifest, num_strata)
+    if num_strata < 1:
+        raise ConfigError(f"the number of strata must be at least 1, got {num_strata}")
+    for entry in (*manifest.train, *manifest.validation):
+        if entry.stratum != entry.source:
+            raise CorpusError(
+                f'"{entry.source}" is already divided into strata ("{entry.stratum}"); '
+                "prepare the corpus again with the number of strata you want"
+            )
+        names = {name for group in range(num_strata) for name in _new_files(entry, group)}
+        if taken := sorted(names.intersection(corpus_files(manifest))):
+            raise CorpusError(
+                f'the strata of "{entry.source}" need the file name {taken[0]}, which another '
+                "source has; give one of the two another name"
+            )
     if num_strata == 1:
         return manifest
     bytes_V = None
@@ -186,7 +204,7 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
         new_train += _write_strata(stratum, label_D, bytes_V)
         if entry.source in validation:
             stratum = StratumTokens(directory, validation.pop(entry.source))
-            new_validation += _write_strata(stratum, _assign(stratum, groups), bytes_V)
+            new_validation += _write_strata(stratum, groups.assign(stratum), bytes_V)
     new_validation += validation.values()  # of sources without training text to find groups in
     divided = manifest.model_copy(update={"train": new_train, "validation": new_validation})
     divided.write(directory)
@@ -195,53 +213,18 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     return divided
 
 
-def _check(manifest: Manifest, num_strata: int) -> None:
-    if num_strata < 1:
-        raise ConfigError(f"the number of strata must be at least 1, got {num_strata}")
-    taken = corpus_files(manifest)
-    for entry in (*manifest.train, *manifest.validation):
-        if entry.stratum != entry.source:
-            raise CorpusError(
-                f'"{entry.source}" is already divided into strata ("{entry.stratum}"); '
-                "prepare the corpus again with the number of strata you want"
-            )
-        names = [name for group in range(num_strata) for name in _new_files(entry, group)]
-        for name in names:
-            if name in taken:
-                raise CorpusError(
-                    f'the strata of "{entry.source}" need the file name {name}, which another '
-                    "source has; give one of the two another name"
-                )
-
-
 def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
     """Names of a group's token and document files, relative to the manifest."""
     # A file outside the corpus, or one that holds several strata, lends its name to none.
     is_own = not Path(entry.file).is_absolute() and entry.first_token == 0
-    stem = Path(entry.file if is_own else entry.documents_file)
-    documents = Path(entry.documents_file)
-    return (
-        stem.with_suffix(f".{group}.bin").as_posix(),
-        documents.with_suffix(f".{group}.npy").as_posix(),
-    )
-
-
-def _assign(stratum: StratumTokens, groups: Groups) -> np.ndarray:
-    """The group of every document, (D,), in a file that vanishes with the array."""
-    num_documents = stratum.entry.documents
-    with tempfile.TemporaryFile(dir=stratum.directory) as file:
-        # A full disk must raise an error here, not a signal when the map is written to.
-        if hasattr(os, "posix_fallocate"):  # macOS has none
-            os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
-        label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
-    for chunk_D in chunks(num_documents):
-        label_D[chunk_D] = groups.nearest(stratum, chunk_D)
-    return label_D
+    stem, documents = Path(entry.file if is_own else entry.documents_file), entry.documents_file
+    tokens = stem.with_suffix(f".{group}.bin").as_posix()
+    return tokens, Path(documents).with_suffix(f".{group}.npy").as_posix()
 
 
 def _ranked_by_size(stratum: StratumTokens, groups: Groups) -> tuple[np.ndarray, Groups]:
     """Assign the training documents and number the groups anew: largest first, none empty."""
-    label_D = _assign(stratum, groups)
+    label_D = groups.assign(stratum)
     tokens_K = np.zeros(len(groups.centre_KF), dtype=np.int64)
     for chunk_D in chunks(len(label_D)):
         start_D, end_D = spans(stratum, chunk_D)
@@ -290,32 +273,25 @@ def _write_stratum(
     bytes_V: np.ndarray | None,
 ) -> StratumEntry:
     """Copy the documents of one group, in document order."""
-    directory = stratum.directory
-    file, documents_file = _new_files(stratum.entry, number)
-    digest = hashlib.sha256()
-    num_tokens = num_bytes = 0
 
-    def copied(output: BinaryIO) -> Iterator[np.ndarray]:
-        """Copy the tokens chunk by chunk; the documents, with their ends counted anew."""
-        nonlocal num_tokens, num_bytes
+    def members() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for chunk_D in chunks(len(label_D)):
             member_D = chunk_D[label_D[chunk_D] == number]
-            start_D, end_D = spans(stratum, member_D)
-            for start, end in zip(start_D.tolist(), end_D.tolist(), strict=True):
-                for first in range(start, end, COPY_TOKENS):
-                    token_N = stratum.token_N[first : min(first + COPY_TOKENS, end)]
-                    output.write(token_N.tobytes())
-                    digest.update(token_N.tobytes())
-                    num_bytes += 0 if bytes_V is None else int(bytes_V[token_N].sum())
-            document_D = stratum.documents[member_D]
-            document_D["end"] = num_tokens + (end_D - start_D).cumsum()
-            num_tokens += int((end_D - start_D).sum())
-            yield document_D
+            yield spans(stratum, member_D)[0], stratum.documents[member_D]
 
+    directory, token_N = stratum.directory, stratum.token_N
+    file, documents_file = _new_files(stratum.entry, number)
     with open(directory / file, "wb") as output:
-        write_document_index(directory / documents_file, copied(output), num_documents)
+        copied = copy_documents(output, token_N, members())
+        write_document_index(directory / documents_file, copied, num_documents)
+        num_tokens = output.tell() // token_N.itemsize
     sync_file(directory / file)
     sync_file(directory / documents_file)
+    num_bytes = None
+    if bytes_V is not None:
+        own_N = np.memmap(directory / file, token_N.dtype, "r")
+        firsts = range(0, num_tokens, COPY_TOKENS)
+        num_bytes = sum(int(bytes_V[own_N[first : first + COPY_TOKENS]].sum()) for first in firsts)
     return stratum.entry.model_copy(
         update={
             "stratum": f"{stratum.entry.source}/{number}",
@@ -324,8 +300,8 @@ def _write_stratum(
             "first_token": 0,
             "tokens": num_tokens,
             "documents": num_documents,
-            "bytes": None if bytes_V is None else num_bytes,
-            "sha256": digest.hexdigest(),
+            "bytes": num_bytes,
+            "sha256": sha256_of(directory / file),
             "documents_file": documents_file,
         }
     )

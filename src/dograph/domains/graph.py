@@ -9,7 +9,7 @@ Shapes: M domains, N samples whose domain and source are known.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,6 @@ def cosine(gram_MM: Tensor) -> Tensor:
     norm_MM = norm_M[:, None] * norm_M
     cosine_MM = gram_MM / torch.where(norm_MM == 0, 1.0, norm_MM)
     return torch.where(norm_MM == 0, 0.0, cosine_MM.clamp(-1, 1))
-
-
-def adjacency(gram_MM: Tensor) -> Tensor:
-    """Edge weights A_jl = max(cos(mean_j, mean_l), 0), none from a domain to itself."""
-    cosine_MM = cosine(gram_MM).clamp_min(0)
-    return cosine_MM - torch.diag(cosine_MM.diagonal())
-
-
-def laplacian(adjacency_MM: Tensor) -> Tensor:
-    """L = diag(A 1) - A, so that w'Lw is the sum over edges of A_jl (w_j - w_l)^2."""
-    return torch.diag(adjacency_MM.sum(dim=1)) - adjacency_MM
 
 
 def mmd_squared(gram_MM: Tensor) -> Tensor:
@@ -123,33 +112,35 @@ def build_graph(
     parts = (figure_MX, gram_MM.diagonal()[:, None], count_MS, cosine(gram_MM))
     rows = torch.cat([*parts, mmd_squared(gram_MM)], dim=1).tolist()
     first, last = 5 + len(sources), 5 + len(sources) + num
+    graph = DomainGraph(step, [], [])
     present = [j for j in range(num) if rows[j][0] > 0]
-    nodes = []
     for j in present:
         share, weight, gradient_square, spread, square = rows[j][:5]
         counts = zip(sources, rows[j][5:first], strict=True)
         made = {source: int(count) for source, count in counts if count}
-        nodes.append(
-            Node(
-                domain=j,
-                share=share,
-                weight=weight if weight_M is not None else None,
-                norm=max(square, 0.0) ** 0.5,
-                gradient_norm=max(gradient_square, 0.0) ** 0.5,
-                spread=spread,
-                samples=sum(made.values()),
-                sources=made,
-            )
+        node = Node(
+            domain=j,
+            share=share,
+            weight=weight if weight_M is not None else None,
+            norm=max(square, 0.0) ** 0.5,
+            gradient_norm=max(gradient_square, 0.0) ** 0.5,
+            spread=spread,
+            samples=sum(made.values()),
+            sources=made,
         )
-    edges = [
-        Edge(j, k, rows[j][first + k], rows[j][last + k]) for j in present for k in present if j < k
-    ]
-    return DomainGraph(step, nodes, edges)
+        graph.nodes.append(node)
+        others = (k for k in present if j < k)
+        graph.edges.extend(Edge(j, k, rows[j][first + k], rows[j][last + k]) for k in others)
+    return graph
 
 
 def write_graph(graph: DomainGraph, path: Path) -> None:
     """Write the graph in the format that the file's ending names."""
-    formats = {".json": _to_json_text, ".graphml": to_graphml, ".dot": to_dot}
+    formats: dict[str, Callable[[DomainGraph], str]] = {
+        ".json": lambda graph: json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n",
+        ".graphml": to_graphml,
+        ".dot": to_dot,
+    }
     if path.suffix not in formats:
         raise ConfigError(
             f"{path}: a graph is written as one of {', '.join(formats)}; give the file such an "
@@ -158,10 +149,6 @@ def write_graph(graph: DomainGraph, path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: the folder {path.parent} does not exist; make it first")
     write_text(path, formats[path.suffix](graph))
-
-
-def _to_json_text(graph: DomainGraph) -> str:
-    return json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 
 def to_graphml(graph: DomainGraph) -> str:
@@ -176,11 +163,11 @@ def to_graphml(graph: DomainGraph) -> str:
         '<?xml version="1.0" encoding="UTF-8"?>',
         '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
     ]
-    for name, kind, form in keys:
-        lines.append(
-            f'  <key id="{identity[name, kind]}" for="{kind}" attr.name={quoteattr(_xml(name))} '
-            f'attr.type="{form}"/>'
-        )
+    lines += [
+        f'  <key id="{identity[name, kind]}" for="{kind}" attr.name={quoteattr(_xml(name))} '
+        f'attr.type="{form}"/>'
+        for name, kind, form in keys
+    ]
     lines.append(f'  <graph id="step-{graph.step}" edgedefault="undirected">')
 
     def data(kind: str, values: dict[str, Any]) -> list[str]:

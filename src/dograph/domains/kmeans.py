@@ -3,20 +3,22 @@
 Shapes: B samples, K sketch, M domains, R restarts, L trial seeds.
 
 Products are taken in float64: a batch is small, and a TF32 setting of the surrounding program
-cannot round the differences that the distances are made of. On a GPU the restarts are one kernel
-(kmeans_kernel.py); a batch of more than 128 samples, and every batch on a CPU, takes the way
-written out here.
+cannot round the differences that the distances are made of. Ties go to the lowest index, as
+argmin and argmax have it. On a GPU the restarts are one kernel (dograph.kernels.kmeans); a batch of
+more than 128 samples, and every batch on a CPU, takes the way written out here.
 """
 
 import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.partition import centred
+from dograph.domains.partition import centred, partition
 from dograph.errors import ConfigError
 from dograph.kernels import usable
+from dograph.rng import key64
 from dograph.types import Domains
 
 ITERATIONS = 20  # of Lloyd, which seldom needs ten
@@ -74,7 +76,7 @@ def kmeans(
     space = _space(point_BK @ point_BK.T, finite_B, normalise)
     race_MRLB = races(len(point_BK), num_domains, restarts, generator)
     label_RB, inertia_R = _restarted(space, race_MRLB, iterations)
-    label_1B = label_RB.index_select(0, first_argmin(inertia_R[None]))
+    label_1B = label_RB.index_select(0, inertia_R[None].argmin(dim=-1))
     if min_size > 1:
         label_1B = _dissolve_small(space, finite_B, label_1B, num_domains, min_size)
     inertia = _inertia(space, label_1B, num_domains).squeeze(0)
@@ -95,16 +97,6 @@ def races(size: int, num_domains: int, restarts: int, generator: torch.Generator
     shape = (num_domains, restarts, num_trials, size)
     race_MRLB = torch.empty(shape, dtype=torch.float64, device=generator.device)
     return race_MRLB.exponential_(generator=generator)
-
-
-def first_argmin(value: Tensor) -> Tensor:
-    """Index of the least entry along the last dimension; the lowest index among equals."""
-    return value.argmin(dim=-1)
-
-
-def first_argmax(value: Tensor) -> Tensor:
-    """Index of the greatest entry along the last dimension; the lowest index among equals."""
-    return value.argmax(dim=-1)
 
 
 def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +140,7 @@ def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tenso
     label_RB = _plus_plus(space, race_MRLB)
     for left in reversed(range(iterations)):
         score_RBM = _scores(space, label_RB, num_domains)
-        label_RB = first_argmin(score_RBM)
+        label_RB = score_RBM.argmin(dim=-1)
         if left % REFILL_EVERY == 0:
             label_RB = _fill_empty(space, label_RB, score_RBM)
     return label_RB, _inertia(space, label_RB, num_domains)
@@ -167,9 +159,9 @@ def _plus_plus(space: _Space, race_MRLB: Tensor) -> Tensor:
     nearest_RB = torch.full_like(odds_RB, torch.inf)
     label_RB = torch.zeros(odds_RB.shape, dtype=torch.int64, device=odds_RB.device)
     for domain, race_RLB in enumerate(race_MRLB):
-        distance_RLB = between_BB[first_argmin(race_RLB / odds_RB[:, None])]
+        distance_RLB = between_BB[(race_RLB / odds_RB[:, None]).argmin(dim=-1)]
         remaining_RLB = torch.minimum(distance_RLB, nearest_RB[:, None])
-        chosen_R11 = first_argmin(remaining_RLB @ space.weight_B)[:, None, None]
+        chosen_R11 = (remaining_RLB @ space.weight_B).argmin(dim=-1)[:, None, None]
         distance_RB = distance_RLB.take_along_dim(chosen_R11, dim=1).squeeze(1)
         label_RB = label_RB.masked_fill(distance_RB < nearest_RB, domain)
         nearest_RB = torch.minimum(distance_RB, nearest_RB)
@@ -223,10 +215,10 @@ def _dissolve_small(
     """Samples of domains below `min_size` go to the nearest domain kept."""
     domain_M = torch.arange(num_domains, device=label_1B.device)
     size_M = ((label_1B[0, :, None] == domain_M) & finite_B[:, None]).sum(dim=0)
-    largest_M = domain_M == first_argmax(size_M)
+    largest_M = domain_M == size_M.argmax()
     kept_M = (size_M >= min_size) | (largest_M & (size_M < min_size).all())
     score_1BM = _scores(space, label_1B, num_domains)
-    nearest_1B = first_argmin(score_1BM.masked_fill(~kept_M, torch.inf))
+    nearest_1B = score_1BM.masked_fill(~kept_M, torch.inf).argmin(dim=-1)
     return torch.where(kept_M[label_1B], label_1B, nearest_1B)
 
 
@@ -242,29 +234,54 @@ def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
     return rank_M[label_B].masked_fill(~finite_B, 0)
 
 
-# A batch's sketches to its domains on a GPU: four kernels, one sum and one draw.
+@dataclass
+class KMeans:
+    """The clustering of one mixer: its number of domains, options and seed."""
+
+    num_domains: int
+    normalise: bool
+    restarts: int
+    min_size: int
+    seed: int
+
+    def __call__(self, point_BK: Tensor, step: int) -> Tensor:
+        """The domain of each point."""
+        return kmeans(
+            point_BK,
+            self.num_domains,
+            generator=self._generator(step, point_BK.device),
+            restarts=self.restarts,
+            normalise=self.normalise,
+            min_size=self.min_size,
+        ).label_B
+
+    def domains(self, sketch_BK: Tensor, step: int) -> Domains:
+        """`partition` by the labels of `__call__`; on a GPU four kernels, one sum and one draw."""
+        if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
+            return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
+        from dograph.kernels.gram import sorted_space
+        from dograph.kernels.partition import domains_by_kernel
+
+        batch = sorted_space(sketch_BK.detach(), self.normalise, SAME, RATIO)
+        size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)
+        race_MRLB = races(size, min(self.num_domains, size), self.restarts, generator)
+        space = _Space(batch.gram_BB, batch.weight_B, batch.rounding_B, self.normalise)
+        label_RB, inertia_R = _restarted(space, race_MRLB, ITERATIONS)
+        dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
+        return domains_by_kernel(batch, label_RB, inertia_R, self.num_domains, dtype)
+
+    def centroids(self, point_BK: Tensor, label_B: Tensor) -> Tensor:
+        """Means of the domains in the space that was clustered: of directions if `normalise`."""
+        point_BK = F.normalize(point_BK) if self.normalise else point_BK
+        return domain_means(point_BK, label_B, self.num_domains)
+
+    def _generator(self, step: int, device: torch.device) -> torch.Generator:
+        return torch.Generator(device).manual_seed(key64(self.seed, "kmeans", step) >> 1)
 
 
-def domains_of_batch(
-    sketch_BK: Tensor,
-    num_domains: int,
-    *,
-    generator: torch.Generator,
-    restarts: int,
-    normalise: bool,
-) -> Domains:
-    """What `partition` says of the labels of `kmeans`, for at most 128 samples."""
-    from dograph.kernels.gram import sorted_space
-    from dograph.kernels.kmeans import restarts_by_kernel
-    from dograph.kernels.partition import domains_by_kernel
-
-    dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
-    batch = sorted_space(sketch_BK, normalise, SAME, RATIO)
-    race_MRLB = races(len(sketch_BK), min(num_domains, len(sketch_BK)), restarts, generator)
-    label_RB, inertia_R = restarts_by_kernel(
-        *(batch.gram_BB, batch.weight_B, batch.rounding_B, race_MRLB),
-        spherical=normalise,
-        iterations=ITERATIONS,
-        refill_every=REFILL_EVERY,
-    )
-    return domains_by_kernel(batch, label_RB, inertia_R, num_domains, dtype)
+def domain_means(point_BK: Tensor, label_B: Tensor, num_domains: int) -> Tensor:
+    """The mean of each domain's points; infinite for an empty one, so that nobody is near it."""
+    member_BM = (label_B[:, None] == torch.arange(num_domains, device=label_B.device)).to(point_BK)
+    count_M = member_BM.sum(dim=0)
+    mean_MK = member_BM.T @ point_BK / count_M.clamp_min(1)[:, None]
+    return torch.where(count_M[:, None] > 0, mean_MK, torch.inf)

@@ -1,9 +1,10 @@
 """L_opt: from what is known of the domains to their weights, on the simplex and free of scale.
 
+First the objectives, then the solver of those that are convex; nothing waits for the device.
+
 Shapes: M domains. G is the Gram of the domains' mean gradients g_j, s the mean squared gradient
 norm over all samples. Empty domains get weight 0. The four objectives of the paper
-(App. Objectives) keep their names; `Precision` is ours. `gamma` > 0 draws neighbours in the domain
-graph together by a penalty gamma w'Lw; 0 is the paper.
+(App. Objectives) keep their names; `Precision` is ours.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,19 @@ from pydantic import Field
 from torch import Tensor
 
 from dograph.config import Options
-from dograph.domains.graph import adjacency, laplacian
-from dograph.domains.simplex import MOST_DOMAINS, relative_gap, solve_qp
 from dograph.errors import ConfigError, did_you_mean
 from dograph.kernels import usable
 from dograph.types import Domains
+
+ITERATIONS = 24  # of the interior-point method: mostly 8 to 12, more where Q has a low rank
+CENTRING = 0.05  # each step aims at this fraction of the present gap, or at the gap's square,
+CONVERGED = 1e-13  # but not below this for each domain, in units of the largest curvature
+TO_BOUNDARY = 0.005  # each step stops short of the nearest bound by this share of the way,
+NEAREST = 1e-5  # or by the gap, but not by less than this: no weight may round to 0
+OUT_OF_REACH = 8.0  # a slope so far above the least one that the domain's weight is 0
+RIDGE = 1e-6  # added curvature: a Gram rounded to float32 is indefinite by nearly this much
+NEGLIGIBLE = 1e-9  # a weight below this is a zero that the interior-point method came close to
+MOST_DOMAINS = 32  # of the kernel, whose matrices lie in registers
 
 
 @runtime_checkable
@@ -37,55 +46,37 @@ class Objective(Protocol):
         ...
 
 
-class _Convex(Options):
-    """Objectives that are a convex quadratic w'Qw + b'w; the residual is its relative gap."""
+class _Named(Options):
+    """What objectives of a name have in common."""
 
     prefix: ClassVar[str] = "objective."
     rule: ClassVar[str]  # what it weighs by, as far as a table of domains shows it
 
-    gamma: float = Field(0.0, ge=0)
+
+class _Convex(_Named):
+    """Objectives that are a convex quadratic w'Qw + b'w; the residual is its relative gap."""
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
+        """Q and b."""
         raise NotImplementedError
 
     def __call__(self, domains: Domains) -> Tensor:
-        quadratic_MM, linear_M = self._penalised(domains)
+        quadratic_MM, linear_M = self.problem(domains)
         return solve_qp(quadratic_MM, linear_M, domains.present_M).to(domains.gram_MM.dtype)
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        quadratic_MM, linear_M = self._penalised(domains)
+        quadratic_MM, linear_M = self.problem(domains)
         return relative_gap(quadratic_MM, linear_M, weight_M, domains.present_M)
 
-    def _penalised(self, domains: Domains) -> tuple[Tensor, Tensor]:
-        quadratic_MM, linear_M = self.problem(domains)
-        if self.gamma > 0:
-            laplacian_MM = laplacian(adjacency(domains.gram_MM.double()))
-            quadratic_MM = quadratic_MM + self.gamma * laplacian_MM
-        return quadratic_MM, linear_M
 
-
-class _ClosedForm(_Convex):
-    """Objectives with a formula w0; under a penalty, argmin ||w - w0||^2 + gamma w'Lw."""
-
-    def formula(self, domains: Domains) -> Tensor:
-        raise NotImplementedError
-
-    def unsettled(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        """How far weights are from satisfying the formula."""
-        return (weight_M - self.formula(domains)).abs().amax()
-
-    def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
-        formula_M = self.formula(domains).double()
-        return torch.diag(torch.ones_like(formula_M)), -2 * formula_M
+class _ClosedForm(_Named):
+    """Objectives with a formula; the residual is how far weights are from it."""
 
     def __call__(self, domains: Domains) -> Tensor:
-        return self.formula(domains) if self.gamma == 0 else super().__call__(domains)
+        raise NotImplementedError
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        if self.gamma == 0:
-            return self.unsettled(domains, weight_M)
-        unsettled = self.unsettled(domains, self.formula(domains))
-        return torch.maximum(super().residual(domains, weight_M), unsettled)
+        return (weight_M - self(domains)).abs().amax()
 
 
 class Variance(_Convex):
@@ -124,7 +115,7 @@ class Robust(_ClosedForm):
 
     tau: float = Field(1.0, gt=0)
 
-    def formula(self, domains: Domains) -> Tensor:
+    def __call__(self, domains: Domains) -> Tensor:
         present_M = domains.present_M
         norm_M = torch.where(present_M, domains.gram_MM.double().diagonal().clamp_min(0).sqrt(), 0)
         mean = norm_M.sum() / present_M.sum().clamp_min(1)
@@ -146,12 +137,12 @@ class Alignment(_ClosedForm):
 
     iterations: int = Field(20, ge=1)
 
-    def formula(self, domains: Domains) -> Tensor:
+    def __call__(self, domains: Domains) -> Tensor:
         present_M = domains.present_M.double()
         weight_M = present_M / present_M.sum().clamp_min(1)
         return self._iterated(domains, weight_M, self.iterations).to(domains.gram_MM.dtype)
 
-    def unsettled(self, domains: Domains, weight_M: Tensor) -> Tensor:
+    def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
         return (self._iterated(domains, weight_M.double(), 1) - weight_M).abs().amax()
 
     def _iterated(self, domains: Domains, weight_M: Tensor, iterations: int) -> Tensor:
@@ -209,7 +200,7 @@ class Precision(_ClosedForm):
 
     q: float = 1.0
 
-    def formula(self, domains: Domains) -> Tensor:
+    def __call__(self, domains: Domains) -> Tensor:
         absent_M, share_M = ~domains.present_M, domains.share_M.double()
         ratio_M = domains.square_M.double() / _unit(domains)
         ratio_M = ratio_M.masked_fill(ratio_M <= torch.finfo(torch.float32).eps, 1)
@@ -219,7 +210,7 @@ class Precision(_ClosedForm):
         return weight_M.to(domains.gram_MM.dtype)
 
 
-OBJECTIVES: dict[str, type[_Convex]] = {
+OBJECTIVES: dict[str, type[_Convex] | type[_ClosedForm]] = {
     "variance": Variance,
     "robust": Robust,
     "alignment": Alignment,
@@ -241,7 +232,8 @@ def build_objective(spec: str | Mapping[str, object] | Objective) -> Objective:
     name = str(options["name"])
     if name not in OBJECTIVES:
         raise ConfigError(f'objective="{name}" is not known; {did_you_mean(name, OBJECTIVES)}')
-    given: dict[str, Any] = {option: value for option, value in options.items() if option != "name"}
+    gone = (("name", name), ("gamma", 0))  # runs of before may name a gone option at its default
+    given: dict[str, Any] = dict(option for option in options.items() if option not in gone)
     return OBJECTIVES[name](**given)
 
 
@@ -249,3 +241,99 @@ def _unit(domains: Domains) -> Tensor:
     """The unit s in float64, or 1 where every gradient is zero."""
     scale = domains.scale.double()
     return scale.masked_fill(scale == 0, 1)
+
+
+def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tensor:
+    """Weights on the simplex that minimise w'Qw + b'w, exactly 0 where `present_M` is False.
+
+    A primal-dual interior-point method in float64 that starts feasible on both sides, w = 1/m and
+    y = min(gradient) - 1, so that w'z is the duality gap at every step. Q is positive semidefinite
+    up to the rounding of float32. A small ridge makes the minimum unique: among many, the weights
+    nearest to equal ones; it leaves a relative gap of at most a quarter of the ridge.
+    Without any present domain all weights are 0; numbers that are not finite give weights that
+    are not. On a GPU this is one kernel (dograph.kernels.simplex).
+    """
+    if len(linear_M) > MOST_DOMAINS or not usable(quadratic_MM):
+        return _solve_by_pytorch(quadratic_MM, linear_M, present_M)
+    from dograph.kernels.simplex import solve_qp_by_kernel
+
+    return solve_qp_by_kernel(
+        *(quadratic_MM, linear_M, present_M),
+        ITERATIONS=ITERATIONS,
+        CENTRING=CENTRING,
+        CONVERGED=CONVERGED,
+        TO_BOUNDARY=TO_BOUNDARY,
+        NEAREST=NEAREST,
+        OUT_OF_REACH=OUT_OF_REACH,
+        RIDGE=RIDGE,
+        NEGLIGIBLE=NEGLIGIBLE,
+    )
+
+
+def _solve_by_pytorch(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tensor:
+    # Hessian and slope in units of the largest entry of Q. A domain whose slope exceeds the least
+    # one by more than four units has weight 0 in every minimum. Slopes are therefore cut at eight,
+    # so that no outlier sets the precision of the rest, and an absent domain is one without
+    # curvature and with that slope.
+    q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
+    slope_M = (b_M / unit).clamp_max(OUT_OF_REACH).masked_fill(~present_M, OUT_OF_REACH)
+    curvature_MM = 2 * q_MM / unit
+    identity_MM = torch.eye(len(slope_M), dtype=torch.float64, device=slope_M.device)
+    curvature_MM = curvature_MM + RIDGE * identity_MM
+    w_M = torch.full_like(slope_M, 1 / len(slope_M))
+    gradient_M = curvature_MM @ w_M + slope_M
+    pair_2M = torch.stack((w_M, gradient_M - gradient_M.amin() + 1))  # w and its multipliers z
+    for _ in range(ITERATIONS):
+        w_M, z_M = pair_2M
+        product_M = w_M * z_M
+        duality_gap = product_M.sum()
+        aim = (duality_gap * (duality_gap.clamp_max(CENTRING) / len(w_M))).clamp_min(CONVERGED)
+        root_M = (w_M / z_M).sqrt()
+        system_MM = torch.addcmul(identity_MM, root_M[:, None] * root_M, curvature_MM)
+        right_M2 = torch.stack(((aim - product_M) * product_M.rsqrt(), root_M), dim=1)
+        solved_M2 = torch.linalg.solve_ex(system_MM, right_M2, check_errors=False).result
+        toward_M, along_M = solved_2M = solved_M2.T * root_M
+        total_2 = solved_2M.sum(dim=1)
+        dy = total_2[0] / total_2[1]  # downwards: keeps the sum of w
+        dw_M = toward_M - dy * along_M
+        change_2M = torch.stack((dw_M, curvature_MM @ dw_M + dy))
+        short = duality_gap.clamp(NEAREST, TO_BOUNDARY)
+        length = 1 / (-(change_2M / pair_2M).amin() / (1 - short)).clamp_min(1)
+        next_2M = pair_2M + length * change_2M
+        better = next_2M.prod(dim=0).sum() < duality_gap
+        better = better & (duality_gap > 2 * len(w_M) * CONVERGED)  # else all is rounding
+        pair_2M = torch.where(better, next_2M, pair_2M)
+    w_M = pair_2M[0].masked_fill(~present_M | (pair_2M[0] < NEGLIGIBLE), 0)
+    weight_M = w_M / w_M.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    finite = torch.isfinite(curvature_MM.sum() + slope_M.sum())
+    return weight_M.masked_fill(~finite, torch.nan).to(quadratic_MM.dtype)
+
+
+def relative_gap(
+    quadratic_MM: Tensor, linear_M: Tensor, weight_M: Tensor, present_M: Tensor
+) -> Tensor:
+    """How far weights are from the minimum of w'Qw + b'w, at most: w'g - min_j g_j, g = 2Qw + b.
+
+    The Frank-Wolfe gap over the present domains, in units of the problem's largest curvature, the
+    scale that `solve_qp` works in; 0 exactly at the minimum, where it is the Karush-Kuhn-Tucker
+    residual.
+    """
+    q_MM, b_M, unit = _within(quadratic_MM, linear_M, present_M)
+    gradient_M = 2 * q_MM @ weight_M.double() + b_M
+    # a common offset of the slopes must not meet the rounding of the weights' sum
+    least = gradient_M.masked_fill(~present_M, torch.inf).amin()
+    above_M = (gradient_M - least).masked_fill(~present_M, 0)
+    return weight_M.double() @ above_M / unit
+
+
+def _within(
+    quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q and the slopes above the least one, over the present domains, and their unit."""
+    absent_MM = ~(present_M[:, None] & present_M)
+    q_MM = quadratic_MM.double()
+    q_MM = ((q_MM + q_MM.T) / 2).masked_fill(absent_MM, 0)  # the symmetric part
+    b_M = linear_M.double()
+    b_M = (b_M - b_M.masked_fill(~present_M, torch.inf).amin()).masked_fill(~present_M, 0)
+    unit = torch.maximum(q_MM.abs().amax(), 1e-12 * b_M.amax())
+    return q_MM, b_M, unit.masked_fill(unit == 0, 1)

@@ -1,8 +1,4 @@
-"""Domains of a batch: what the objectives know of each, what samples count, whom they agree with.
-
-From labels to statistics; from domain weights to sample weights, inside bounds that are each in
-closed form; and how far the domains that the model perceives agree with the sources that people
-named.
+"""Domains of a batch: their statistics, what their samples count, and whom they agree with.
 
 Shapes: B samples, b those of a micro-batch, K sketch, M domains, S sources, X any of these. A
 sample weight is what one sample counts; those of a batch of n samples are >= 0 and sum to 1, before
@@ -10,13 +6,14 @@ and after. Where an entry stands for all samples of a domain, `share_X` says wha
 samples that is. Tables of counts: X tables, Y the sides of a table.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.simplex import running_sum
 from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.types import Domains
@@ -108,11 +105,9 @@ class Budget:
             weight_X = keep_shares(weight_X, source_X)
         if self.cap is not None:
             weight_X = cap(weight_X, self.cap, size=size, share_X=share_X)
-        if self.effective_floor is not None:
+        if (rho := self.effective_floor) is not None:
             mean = None if total is None else total / len(weight_X)
-            weight_X = effective_floor(
-                weight_X, self.effective_floor, size=size, share_X=share_X, mean=mean
-            )
+            weight_X = effective_floor(weight_X, rho, size=size, share_X=share_X, mean=mean)
         return weight_X
 
     def hold_lagged(
@@ -194,6 +189,16 @@ def cap(
     level_X = torch.where(left_X > 0, over_X[:-1] / left_X, 0.0)
     level = torch.cat((level_X, level_X.new_zeros(1))).amax()
     return (weight_X.double() + level).clamp_max(most).to(weight_X.dtype)
+
+
+def running_sum(value_B: Tensor) -> Tensor:
+    """Inclusive running sum by two triangular products: CUDA's cumsum does not repeat."""
+    side = math.isqrt(max(value_B.numel() - 1, 0)) + 1
+    grid = F.pad(value_B, (0, side * side - value_B.numel())).view(side, side)
+    upper = torch.ones(side, side, dtype=value_B.dtype, device=value_B.device).triu()
+    inside = grid @ upper
+    before = inside[:, -1] @ upper.triu(1)
+    return (inside + before[:, None]).view(-1)[: value_B.numel()]
 
 
 def effective_floor(

@@ -15,52 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.kmeans import domains_of_batch, first_argmax, first_argmin, fits_kernel, kmeans
+from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import partition
 from dograph.errors import ConfigError
-from dograph.rng import key64
 from dograph.types import Domains
 
-
-class KMeans:
-    """The clustering of one mixer: its number of domains, options and seed."""
-
-    def __init__(
-        self, num_domains: int, *, normalise: bool, restarts: int, min_size: int, seed: int
-    ) -> None:
-        self.num_domains, self.normalise, self.restarts = num_domains, normalise, restarts
-        self.min_size, self.seed = min_size, seed
-
-    def __call__(self, point_BK: Tensor, step: int) -> Tensor:
-        """The domain of each point."""
-        return kmeans(
-            point_BK,
-            self.num_domains,
-            generator=self._generator(step, point_BK.device),
-            restarts=self.restarts,
-            normalise=self.normalise,
-            min_size=self.min_size,
-        ).label_B
-
-    def domains(self, sketch_BK: Tensor, step: int) -> Domains:
-        """The domains of these samples: `partition` by the labels of `__call__`."""
-        if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
-            return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
-        return domains_of_batch(
-            sketch_BK.detach(),
-            self.num_domains,
-            generator=self._generator(step, sketch_BK.device),
-            restarts=self.restarts,
-            normalise=self.normalise,
-        )
-
-    def centroids(self, point_BK: Tensor, label_B: Tensor) -> Tensor:
-        """Means of the domains in the space that was clustered: of directions if `normalise`."""
-        point_BK = F.normalize(point_BK) if self.normalise else point_BK
-        return domain_means(point_BK, label_B, self.num_domains)
-
-    def _generator(self, step: int, device: torch.device) -> torch.Generator:
-        return torch.Generator(device).manual_seed(key64(self.seed, "kmeans", step) >> 1)
+FIT_BATCHES = 10  # K-means of a stream is over this many batches
+_SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 
 
 class Scope:
@@ -113,11 +74,16 @@ class EpochScope(Scope):
             require_lasting("epoch", self.projection, projection, self.every)
             self.projection, self.pool = projection, []
             self.centroid_MK = self.domains = None
-        if self.domains is None or self.centroid_MK is None:
+        if self.domains is None or (located := self.locate(sketch_BK, step)) is None:
+            return None
+        return replace(self.domains.to(sketch_BK.device), label_B=located[0])
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        if self.centroid_MK is None:
             return None
         self.centroid_MK = self.centroid_MK.to(sketch_BK.device)
         near_BM = closeness(sketch_BK, self.centroid_MK, self.cluster.normalise)
-        return replace(self.domains.to(sketch_BK.device), label_B=first_argmax(near_BM))
+        return near_BM.argmax(dim=1), near_BM
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         self.pool.append(sketch_BK)
@@ -132,29 +98,25 @@ class EpochScope(Scope):
         self.centroid_MK = centroid_MK
         self.domains = partition(pool_PK, label_P, self.cluster.num_domains)
 
-    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
-        if self.centroid_MK is None:
-            return None
-        near_BM = closeness(sketch_BK, self.centroid_MK.to(sketch_BK), self.cluster.normalise)
-        return first_argmax(near_BM), near_BM
-
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"projection": self.projection}
-        state |= {f"pool/{i}": sketch_BK for i, sketch_BK in enumerate(self.pool)}
+        state: dict[str, Any] = {"projection": self.projection, **_pool_state(self.pool)}
         if self.domains is not None:
             state["centroid_MK"] = self.centroid_MK
             state |= {f"domains/{n}": getattr(self.domains, n) for n in Domains.__slots__}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.projection = state["projection"]
-        self.pool = _pooled(state)
+        self.projection, self.pool = state["projection"], _pool_of(state)
         if "centroid_MK" in state:
             self.centroid_MK = state["centroid_MK"]
             self.domains = Domains(**{n: state[f"domains/{n}"] for n in Domains.__slots__})
 
 
-def _pooled(state: Mapping[str, Any]) -> list[Tensor]:
+def _pool_state(pool: list[Tensor]) -> dict[str, Tensor]:
+    return {f"pool/{i}": sketch_BK for i, sketch_BK in enumerate(pool)}
+
+
+def _pool_of(state: Mapping[str, Any]) -> list[Tensor]:
     """The batches of a pool, in their order."""
     names = (name for name in state if name.startswith("pool/"))
     return [state[name] for name in sorted(names, key=lambda name: int(name[5:]))]
@@ -162,76 +124,33 @@ def _pooled(state: Mapping[str, Any]) -> list[Tensor]:
 
 def require_lasting(scope: str, old: int | None, new: int, needed: int) -> None:
     """Refuse projections, known by their first steps, under which no domains could be used."""
-    if old is None or not 0 < new - old <= needed:
-        return
-    raise ConfigError(
-        f"scope={scope} needs sketches under one projection: domains are found from {needed} "
-        f"steps, and this projection changed after {new - old}; set refresh to never, or to some "
-        "hundreds of steps, or scope to batch"
-    )
-
-
-def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
-    """Cosine to each centroid, or minus the squared distance; -inf to that of an empty domain."""
-    known_M = torch.isfinite(centroid_MK).all(dim=1)
-    centroid_MK = torch.where(known_M[:, None], centroid_MK, 0.0)
-    cross_BM = point_BK @ centroid_MK.T
-    square_B1, square_M = point_BK.square().sum(dim=1)[:, None], centroid_MK.square().sum(dim=1)
-    if normalise:
-        near_BM = cross_BM / (square_B1.sqrt() * square_M.sqrt()).clamp_min(1e-30)
-    else:
-        near_BM = 2 * cross_BM - square_B1 - square_M
-    return torch.where(known_M, near_BM, -torch.inf)
-
-
-def domain_means(point_BK: Tensor, label_B: Tensor, num_domains: int) -> Tensor:
-    """The mean of each domain's points; infinite for an empty one, so that nobody is near it."""
-    member_BM = (label_B[:, None] == torch.arange(num_domains, device=label_B.device)).to(point_BK)
-    count_M = member_BM.sum(dim=0)
-    mean_MK = member_BM.T @ point_BK / count_M.clamp_min(1)[:, None]
-    return torch.where(count_M[:, None] > 0, mean_MK, torch.inf)
-
-
-def matched(old_MK: Tensor, new_MK: Tensor) -> Tensor:
-    """Which new centroid continues each old one: pairs by falling cosine, ties by index."""
-    old_MK, new_MK = (F.normalize(torch.where(torch.isfinite(c), c, 0.0)) for c in (old_MK, new_MK))
-    cosine_MM = old_MK @ new_MK.T
-    num = len(cosine_MM)
-    order_M = torch.zeros(num, dtype=torch.int64, device=cosine_MM.device)
-    index_M = torch.arange(num, device=cosine_MM.device)
-    for _ in range(num):
-        best = first_argmax(cosine_MM.flatten())
-        row, col = best // num, best % num
-        order_M = torch.where(index_M == row, col, order_M)
-        taken_MM = (index_M[:, None] == row) | (index_M == col)
-        cosine_MM = cosine_MM.masked_fill(taken_MM, -torch.inf)
-    return order_M
-
-
-# Persistent domains: centroids that follow the model, statistics that forget slowly.
-#
-# A sketch is divided by its norm, centred on the running mean of such directions and divided by its
-# norm again; it belongs to the centroid it makes the smallest angle with. Counts, centroids, mean
-# gradients and spreads are sums that decay with a half-life, so 48 samples a step become thousands.
-# The first domains, and better ones if there are, come from K-means over the last batches.
-
-
-FIT_BATCHES = 10  # K-means is over this many batches
-_SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
+    if old is not None and 0 < new - old <= needed:
+        raise ConfigError(
+            f"scope={scope} needs sketches under one projection: domains are found from {needed} "
+            f"steps, and this projection changed after {new - old}; set refresh to never, or to "
+            "some hundreds of steps, or scope to batch"
+        )
 
 
 class StreamScope(Scope):
-    """Domains with an identity over the whole run."""
+    """Domains whose centroids follow the model over the whole run, and forget slowly.
+
+    A sketch is divided by its norm, centred on the running mean of such directions and divided by
+    its norm again; it belongs to the centroid it makes the smallest angle with. Counts, centroids,
+    mean gradients and spreads are sums that decay with a half-life, so 48 samples a step become
+    thousands. The first domains, and better ones if there are, come from K-means over the last
+    batches.
+    """
 
     keeps_identity: ClassVar[bool] = True
 
     def __init__(self, cluster: KMeans, *, half_life: float = 70.0, refit_every: int = 25) -> None:
         super().__init__(cluster)
         self.refit_every, self.decay = refit_every, 0.5 ** (1 / half_life)
-        self.index_M: Tensor | None = None
-        self.reset(projection=None)
+        self.index_M = torch.arange(cluster.num_domains)
+        self._reset(projection=None)
 
-    def reset(self, projection: int | None) -> None:
+    def _reset(self, projection: int | None) -> None:
         self.projection, self.seen = projection, 0
         self.pool: list[Tensor] = []
         self.sums: dict[str, Tensor] = {}
@@ -239,17 +158,15 @@ class StreamScope(Scope):
     def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
         if projection != self.projection:
             require_lasting("stream", self.projection, projection, FIT_BATCHES)
-            self.reset(projection)
-        if "count_M" not in self.sums:
+            self._reset(projection)
+        if (located := self.locate(sketch_BK, step)) is None:
             return None
-        self._move(sketch_BK.device)
-        sums, label_B = self.sums, first_argmax(self._cosines(self._directions(sketch_BK)))
-        count_M = sums["count_M"]
+        sums, count_M = self.sums, self.sums["count_M"]
         total, safe_M = count_M.sum(), count_M.clamp_min(1e-6)
         mean_MK = sums["gradient_MK"] / safe_M[:, None]
         spread_M = sums["spread_M"] / safe_M
         return Domains(
-            label_B=label_B,
+            label_B=located[0],
             share_M=count_M / total,
             gram_MM=mean_MK @ mean_MK.T,
             square_M=sums["square_M"] / safe_M,
@@ -257,6 +174,13 @@ class StreamScope(Scope):
             spread_variance_M=(sums["spread_square_M"] / safe_M - spread_M.square()).clamp_min(0),
             scale=sums["square_M"].sum() / total,
         )
+
+    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        if "count_M" not in self.sums:
+            return None
+        self._move(sketch_BK.device)
+        near_BM = self._cosines(self._directions(sketch_BK))
+        return near_BM.argmax(dim=1), near_BM
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
         sketch_BK = sketch_BK.float()
@@ -273,7 +197,7 @@ class StreamScope(Scope):
             direction_BK = self._centred(unit_BK)
             if self.seen % self.refit_every == 0:
                 self._refit(direction_BK, step)
-            label_B = first_argmax(self._cosines(direction_BK))
+            label_B = self._cosines(direction_BK).argmax(dim=1)
             added = self._sums_of(sketch_BK, direction_BK, label_B)
             for name in _SUMS:
                 self.sums[name] = torch.add(added[name], self.sums[name], alpha=self.decay)
@@ -282,22 +206,11 @@ class StreamScope(Scope):
         if "count_M" not in self.sums and len(self.pool) == FIT_BATCHES:
             self.sums |= self._fitted(step)
 
-    def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
-        if "count_M" not in self.sums:
-            return None
-        self._move(sketch_BK.device)
-        near_BM = self._cosines(self._directions(sketch_BK))
-        return first_argmax(near_BM), near_BM
-
     def _move(self, device: torch.device) -> None:
         """A restored state comes on the CPU."""
+        self.index_M = self.index_M.to(device)
         self.sums = {name: value.to(device) for name, value in self.sums.items()}
         self.pool = [sketch_BK.to(device) for sketch_BK in self.pool]
-
-    def _domain_M(self, device: torch.device) -> Tensor:
-        if self.index_M is None or self.index_M.device != device:
-            self.index_M = torch.arange(self.cluster.num_domains, device=device)
-        return self.index_M
 
     def _directions(self, sketch_BK: Tensor) -> Tensor:
         return self._centred(F.normalize(sketch_BK.float()))
@@ -311,7 +224,7 @@ class StreamScope(Scope):
     def _sums_of(
         self, sketch_BK: Tensor, direction_BK: Tensor, label_B: Tensor
     ) -> dict[str, Tensor]:
-        member_MB = (label_B == self._domain_M(label_B.device)[:, None]).to(sketch_BK.dtype)
+        member_MB = (label_B == self.index_M[:, None]).to(sketch_BK.dtype)
         gradient_MK, count_M = member_MB @ sketch_BK, member_MB.sum(dim=1)
         if "count_M" in self.sums:  # distances to the mean as it was before this batch
             mean_MK = self.sums["gradient_MK"] / self.sums["count_M"].clamp_min(1e-6)[:, None]
@@ -347,16 +260,15 @@ class StreamScope(Scope):
 
     def _reseed(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
         """A domain that has lost its samples starts again at the sample farthest from its own."""
-        num, sums = self.cluster.num_domains, self.sums
-        count_M = sums["count_M"]
-        mass = count_M.sum() / (2 * num)
+        sums, count_M = self.sums, self.sums["count_M"]
+        mass = count_M.sum() / (2 * len(count_M))
         needed = count_M.amin() < mass / 2
         # Not direction_BK[far]: an index that is a scalar on the device would be waited for.
         far_1 = self._cosines(direction_BK).amax(dim=1).argmin(keepdim=True)
         direction_K, sketch_K = (
             t.index_select(0, far_1).squeeze(0) for t in (direction_BK, sketch_BK)
         )
-        one_M = (self._domain_M(count_M.device) == first_argmin(count_M)) & needed
+        one_M = (self.index_M == count_M.argmin()) & needed
         square = sketch_K.square().sum()
         mass_square = mass * square
         fresh = {
@@ -372,14 +284,40 @@ class StreamScope(Scope):
             sums[name] = torch.where(where, value, sums[name])
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "projection": self.projection,
-            "seen": self.seen,
-            **{f"sums/{name}": value for name, value in self.sums.items()},
-            **{f"pool/{i}": value for i, value in enumerate(self.pool)},
-        }
+        sums = {f"sums/{name}": value for name, value in self.sums.items()}
+        own = {"projection": self.projection, "seen": self.seen}
+        return {**own, **sums, **_pool_state(self.pool)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.projection, self.seen = state["projection"], state["seen"]
+        self.projection, self.pool = state["projection"], _pool_of(state)
+        self.seen = state["seen"]
         self.sums = {n[5:]: value for n, value in state.items() if n.startswith("sums/")}
-        self.pool = _pooled(state)
+
+
+def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
+    """Cosine to each centroid, or minus the squared distance; -inf to that of an empty domain."""
+    known_M = torch.isfinite(centroid_MK).all(dim=1)
+    centroid_MK = torch.where(known_M[:, None], centroid_MK, 0.0)
+    cross_BM = point_BK @ centroid_MK.T
+    square_B1, square_M = point_BK.square().sum(dim=1)[:, None], centroid_MK.square().sum(dim=1)
+    if normalise:
+        near_BM = cross_BM / (square_B1.sqrt() * square_M.sqrt()).clamp_min(1e-30)
+    else:
+        near_BM = 2 * cross_BM - square_B1 - square_M
+    return torch.where(known_M, near_BM, -torch.inf)
+
+
+def matched(old_MK: Tensor, new_MK: Tensor) -> Tensor:
+    """Which new centroid continues each old one: pairs by falling cosine, ties by index."""
+    old_MK, new_MK = (F.normalize(torch.where(torch.isfinite(c), c, 0.0)) for c in (old_MK, new_MK))
+    cosine_MM = old_MK @ new_MK.T
+    num = len(cosine_MM)
+    order_M = torch.zeros(num, dtype=torch.int64, device=cosine_MM.device)
+    index_M = torch.arange(num, device=cosine_MM.device)
+    for _ in range(num):
+        best = cosine_MM.argmax()
+        row, col = best // num, best % num
+        order_M = torch.where(index_M == row, col, order_M)
+        taken_MM = (index_M[:, None] == row) | (index_M == col)
+        cosine_MM = cosine_MM.masked_fill(taken_MM, -torch.inf)
+    return order_M

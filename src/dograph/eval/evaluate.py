@@ -18,7 +18,7 @@ from rich.table import Table
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.eval.graphs import loss_cells, number_table
+from dograph.eval.recorded import loss_cells, number_table
 from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_folder, read_hub
 from dograph.files import sha256_of
@@ -87,14 +87,7 @@ class EvalRequest:
 
 
 def open_scorer(
-    name: str,
-    *,
-    device: torch.device,
-    dtype: Precision,
-    batch_size: int,
-    max_length: int | None = None,
-    trained_length: int | None = None,
-    end_of_text: int | None = None,
+    subject: Subject, request: EvalRequest, corpus: Corpus | None, trained_length: int | None
 ) -> Scorer:
     """A folder saved by save_pretrained, or a name of the hub, ready to score.
 
@@ -105,6 +98,7 @@ def open_scorer(
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would tear our own progress line
+    name, length, device = subject.model, request.max_length, pick_device(request.device)
     if Path(name).is_dir() and not list(Path(name).glob("tokenizer*")):
         raise ConfigError(
             f"{name} has no tokenizer, so it cannot be asked anything; put its tokenizer.json "
@@ -115,20 +109,21 @@ def open_scorer(
     except (OSError, ValueError) as error:
         raise ConfigError(f"the tokenizer of {name} could not be loaded: {error}") from error
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, request.dtype))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{name} could not be loaded: {error}. Give a run, a folder saved by save_pretrained, "
             "or a Hugging Face name"
         ) from error
     positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
-    if max_length is not None and not 2 <= max_length <= positions:
-        raise ConfigError(f"--max-length {max_length}, but {name} has {positions} positions")
+    if length is not None and not 2 <= length <= positions:
+        raise ConfigError(f"--max-length {length}, but {name} has {positions} positions")
+    end_of_text = corpus.manifest.tokenizer.eot_id if corpus else None
     return Scorer(
         model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
         encoder=PromptEncoder.of(tokenizer, end_of_text),
-        max_length=max_length or min(trained_length or positions, positions),
-        batch_size=batch_size,
+        max_length=length or min(trained_length or positions, positions),
+        batch_size=request.batch_size,
     )
 
 
@@ -152,22 +147,13 @@ def evaluate(
     check_with(request.using)
     documents = read_documents(request, report)
     config = None if subject.run is None else subject.run.config()
-    device = pick_device(request.device)
     report("loading the model", 0, 0)
-    scorer = open_scorer(
-        subject.model,
-        device=device,
-        dtype=request.dtype,
-        batch_size=request.batch_size,
-        max_length=request.max_length,
-        trained_length=config.data.seq_len if config else None,
-        end_of_text=corpus.manifest.tokenizer.eot_id if corpus else None,
-    )
+    scorer = open_scorer(subject, request, corpus, config.data.seq_len if config else None)
     scores = evaluate_tasks(scorer, documents, request.using, report)
     sources: Row = {}
     if config is not None and corpus is not None:
         report("validation loss per source", 0, 0)
-        sources = source_losses(scorer.model, corpus, config, device, request.batch_size)
+        sources = source_losses(scorer, corpus, config)
     notes = [note for found in documents for note in found.notes]
     if cut := ", ".join(f"{score.task} {score.truncated}" for score in scores if score.truncated):
         shown = scorer.max_length
@@ -195,21 +181,25 @@ def evaluate(
     }
 
 
-def source_losses(
-    model: PerSampleLoss, corpus: Corpus, config: RunConfig, device: torch.device, batch_size: int
-) -> Row:
+def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
     """Loss, perplexity and bits per byte of every source, on the blocks of the run's validations.
 
     Named as in metrics.jsonl, with the mean over sources, the natural-weighted one and the worst.
     """
+    model = scorer.model
     if model.vocab_size < corpus.vocab_size:
         raise ConfigError(
             f"the model knows {model.vocab_size} tokens, {corpus.directory} has "
             f"{corpus.vocab_size}; is it the corpus that the run was trained on?"
         )
+    device = model.model.device
     blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_blocks)
-    world = World(rank=0, size=1, device=device)
-    nats, _ = validate(lambda token_BT: model(token_BT.to(device)), blocks_of, batch_size, world)
+    nats, _ = validate(
+        lambda token_BT: model(token_BT.to(device)),
+        blocks_of,
+        scorer.batch_size,
+        World(rank=0, size=1, device=device),
+    )
     row = validation_row(0, nats, corpus)
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 

@@ -250,7 +250,6 @@ class Principal:
 class ProbePCA:
     """The probes of a run on principal axes, step by step."""
 
-    basis: Basis
     sources: list[str]
     source_N: Tensor  # index into sources, the same at every step
     at: dict[int, Principal]  # by step
@@ -304,4 +303,4 @@ def probe_pca(run: Path, basis: Basis = "last") -> ProbePCA:
     last = probes[-1]
     like_NK = last.sketch_NK if basis == "last" else None
     at = {probe.step: principal(probe.sketch_NK, like_NK=like_NK) for probe in probes}
-    return ProbePCA(basis, last.sources, last.source_N, at)
+    return ProbePCA(last.sources, last.source_N, at)

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from dograph.data.corpus import Block, Corpus, Split, blocks_by_source, even_blocks
 from dograph.domains.graph import DomainGraph, build_graph, write_graph
+from dograph.domains.kmeans import KMeans, domain_means
 from dograph.domains.partition import agreement, partition
-from dograph.domains.scopes import KMeans, closeness, domain_means
+from dograph.domains.scopes import closeness
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import find_subject
 from dograph.eval.scores import Report

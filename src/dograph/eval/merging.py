@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import agreement, agreement_of_counts
-from dograph.domains.scopes import KMeans
 from dograph.errors import ConfigError, RunError
 from dograph.eval.gradients import (
     LEAST_ROWS,

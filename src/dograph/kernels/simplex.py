@@ -1,4 +1,4 @@
-"""Triton: the quadratic of dograph.domains.simplex on the simplex, solved in one program.
+"""Triton: the quadratic of dograph.domains.objectives on the simplex, solved in one program.
 
 The twin is `solve_qp`, which has the formulas. Weights and multipliers of domains
 beyond M, where the block is padded to a power of two, are held at 0 and 1 and move nothing. Each
@@ -20,7 +20,7 @@ from dograph.kernels import launch, power_of_two
 def solve_qp_by_kernel(
     quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor, **constants: float
 ) -> Tensor:
-    """Weights (M,) in the precision of Q; the constants are those of dograph.domains.simplex."""
+    """Weights (M,) in the precision of Q; the constants are those of dograph.domains.objectives."""
     num_domains = len(linear_M)
     weight_M = torch.empty_like(linear_M, dtype=torch.float64)
     # Triton 3.6 miscompiles a block of 8: weights of six domains were off by up to 1e-2.

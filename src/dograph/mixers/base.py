@@ -6,6 +6,7 @@ each sample counts (`weigh`, each step), and whether to draw differently (`remix
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dograph.config import Refresh, RunConfig
@@ -83,8 +84,8 @@ class Lab(Protocol):
 class Mixer:
     """Natural mixing: draw by tokens, count every sample alike.
 
-    Everything that training, pages and commands want to know of a mixer, they ask it here; a
-    subclass overrides what differs, and nobody asks for its name.
+    All that training, pages and commands want to know of a mixer is asked here; a subclass
+    overrides what differs.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -92,6 +93,7 @@ class Mixer:
     has_domains: ClassVar[bool] = False  # it groups samples; `graph` and `locate` tell of it
     reads_mixtures: ClassVar[bool] = False  # its options may name mixture files (`inlined`)
     reference: str | None = None  # the model that `reference_loss` is of
+    _report: Report = MappingProxyType({})
 
     def plan(self, lab: Lab) -> Mixture:
         """What to draw from at first."""
@@ -122,13 +124,12 @@ class Mixer:
 
     @property
     def requires_sources(self) -> bool:
-        """Whether it cannot weigh without sources; others with this need only report by them."""
+        """Whether it cannot weigh without sources, beyond reporting by them."""
         return "source" in self.needs
 
     def refuses_edits(self) -> str | None:
         """Why nobody else may change what is drawn on the way (after "NAME ..."), or None."""
-        own = self.changes_sampling
-        return "decides itself what is drawn (it has a `remix`)" if own else None
+        return "decides itself what is drawn (it has a `remix`)" if self.changes_sampling else None
 
     def refuses_lagged(self) -> str | None:
         """Why it has no weights for a micro-batch alone (after "NAME ..."), or None.
@@ -142,8 +143,8 @@ class Mixer:
     def weigh_lagged(self, signals: Signals, num_samples: int) -> "Tensor":
         """Weights of one micro-batch by what was known before the step: (b,), of B = `num_samples`.
 
-        Those of all micro-batches sum to 1 in the mean. Where gradients are accumulated without a
-        second look (accumulation lagged), this takes the place of `weigh`, and `observe` follows.
+        Those of all micro-batches sum to 1 in the mean. With accumulation lagged this takes the
+        place of `weigh`, and `observe` follows.
         """
         return self.weigh(replace(signals, num_samples=num_samples))[: signals.num_samples]
 
@@ -172,8 +173,8 @@ class Mixer:
     def locate(self, sketch_BK: "Tensor", step: int) -> "tuple[Tensor, Tensor] | None":
         """Where samples fall that were not in the batch: label_B, and closeness_BM to each domain.
 
-        It changes nothing. Greater is nearer, -inf for domains without samples; None while no
-        domains are known. Where domains last, sketches are under the projection of the run's own.
+        Greater is nearer, -inf for domains without samples; None while no domains are known.
+        Nothing changes. Where domains last, sketches are under the projection of the run's own.
         """
         return None
 
@@ -210,7 +211,7 @@ class Mixer:
 
         A vector has one entry a domain; `samples/domain` has one a sample, its domain.
         """
-        return {}
+        return self._report
 
 
 class LateReport(Mapping[str, "float | Tensor"]):

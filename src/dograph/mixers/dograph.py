@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
+from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import (
     Budget,
@@ -24,9 +25,9 @@ from dograph.domains.partition import (
     sample_weights,
     share_out,
 )
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, KMeans, Scope, StreamScope
+from dograph.domains.scopes import FIT_BATCHES, EpochScope, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, Report, with_options
+from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, with_options
 from dograph.mixers.fixed import Sampling, sampling_mixture
 from dograph.mixers.remixing import Remixing
 from dograph.types import Domains, Mixture, Signals
@@ -137,7 +138,6 @@ class DoGraph(Mixer):
         self.recent: list[tuple[Tensor, Tensor]] = []  # label_B and source_B of the last batches
         self.domains: Domains | None = None
         self.weight_M: Tensor | None = None
-        self._report: Report = {}
 
     def plan(self, lab: Lab) -> Mixture:
         """As `sampling` says at first; `realise: sampling` moves it later."""
@@ -156,9 +156,8 @@ class DoGraph(Mixer):
         """Algorithm 1: cluster the sketches, solve for the domains' weights, share them out."""
         sketch_BK, finite, domains = self._clustered(signals)  # R' g_i, and D_1 .. D_m of them
         if domains is not None:
-            self.weight_M = self.objective(
-                self.remixing.at_first(domains)
-            )  # w = argmin L_opt on the simplex
+            known = self.remixing.at_first(domains)
+            self.weight_M = self.objective(known)  # w = argmin L_opt on the simplex
             weight_B, finite = self._shared(domains, self.weight_M, signals, finite)  # c_i
         if domains is None or signals.step < self.warmup_steps:
             weight_B = super().weigh(signals)
@@ -218,10 +217,8 @@ class DoGraph(Mixer):
         times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
         if self.options.realise == "sampling":
             times_M = torch.ones_like(times_M)
-        each_M, norm_b = times_M / num_samples, self._norms(signals)
-        weight_b = self.budget.hold_lagged(
-            each_M, share_M, domains.label_B, norm_b, size=num_samples
-        )
+        each_M, label_b, norm_b = times_M / num_samples, domains.label_B, self._norms(signals)
+        weight_b = self.budget.hold_lagged(each_M, share_M, label_b, norm_b, size=num_samples)
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
@@ -262,11 +259,10 @@ class DoGraph(Mixer):
 
     def _recent_batches(self) -> dict[str, Tensor]:
         """Labels and sources of the last batches, by name."""
-        pairs = enumerate(self.recent)
-        names = ("label", "source")
-        return {
-            f"{name}/{i}": part for i, pair in pairs for name, part in zip(names, pair, strict=True)
-        }
+        named: dict[str, Tensor] = {}
+        for i, (label_B, source_B) in enumerate(self.recent):
+            named |= {f"label/{i}": label_B, f"source/{i}": source_B}
+        return named
 
     def _metrics(self, held: dict[str, Tensor]) -> Metrics:
         """The report of a step; metrics of domains are left out while none are known."""
@@ -296,9 +292,6 @@ class DoGraph(Mixer):
             report["domains/nmi"], report["domains/batch_nmi"] = nmi_2
             report["domains/purity"] = purity_2[0]
         return report
-
-    def report(self) -> Report:
-        return self._report
 
     def remix(self, signals: Signals) -> Mixture | None:
         if signals.step < self.warmup_steps:
@@ -388,19 +381,11 @@ class DoGraph(Mixer):
         if self.domains is None or self.weight_M is None or not self.recent:
             return None
         batches = self.recent if self.domains_last else self.recent[-1:]
-        label_N, source_N = (
-            torch.cat([part_B.to(self.weight_M.device) for part_B in parts])
-            for parts in zip(*batches, strict=True)
-        )
-        return build_graph(
-            self.domains,
-            self.weight_M,
-            label_N,
-            source_N,
-            sources,
-            step=step,
-            order_M=self.listing(self.weight_M),
-        )
+        known, weight_M, device = self.domains, self.weight_M, self.weight_M.device
+        label_N = torch.cat([label_B.to(device) for label_B, _ in batches])
+        source_N = torch.cat([source_B.to(device) for _, source_B in batches])
+        order_M = self.listing(weight_M)
+        return build_graph(known, weight_M, label_N, source_N, sources, step=step, order_M=order_M)
 
     def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
         return self.scope.locate(sketch_BK, step)
@@ -428,21 +413,17 @@ class DoGraph(Mixer):
         if options.realise == "sampling":
             steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
         if options.within == "unit":
-            steps.append("divided by its own gradient norm (within: unit)")
+            steps += ["divided by its own gradient norm (within: unit)"]
         if options.keep_shares:
-            steps.append(
-                "scaled so that each source keeps the share it was drawn with (keep_shares)"
-            )
+            steps += ["scaled so that each source keeps the share it was drawn with (keep_shares)"]
         if options.cap is not None:
-            steps.append(f"at most {options.cap:g} equal weights (cap)")
-        if options.effective_floor is not None:
+            steps += [f"at most {options.cap:g} equal weights (cap)"]
+        if (floor := options.effective_floor) is not None:
             # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
             pieces = (config.train.micro_batch_size or size) < size
             lagged = pieces and config.sketch.accumulation == "lagged"
-            steps.append(
-                f"drawn towards 1 until {options.effective_floor:.0%} of the samples are effective"
-                f"{', in the mean over batches' if lagged else ''}"
-            )
+            often = ", in the mean over batches" if lagged else ""
+            steps += [f"drawn towards 1 until {floor:.0%} of the samples are effective{often}"]
         effective = row["weights/effective_samples"]
         return [*told, ", ".join(steps), f"effective samples: {effective:.1f} of {size}"]
 
@@ -454,12 +435,12 @@ class DoGraph(Mixer):
     @classmethod
     def describe(cls, name: str, options: Mapping[str, Any]) -> str:
         """What its recipe and options come to: domains, objective, scope."""
-        found = DoGraphOptions(**options)
+        found, given = DoGraphOptions(**options), dict(options)
+        given.pop("recipe", None)
         objective = found.objective
         if isinstance(objective, Mapping):
-            rest = {option: value for option, value in objective.items() if option != "name"}
-            objective = with_options(str(objective["name"]), rest)
-        given = {option: value for option, value in options.items() if option != "recipe"}
+            rest = dict(objective)
+            objective = with_options(str(rest.pop("name")), rest)
         return (
             f"{name}, recipe {with_options(found.recipe, given)}: {found.num_domains} domains, "
             f"objective {objective}, scope {found.scope}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from dograph.config import Options
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Mixer, Report
+from dograph.mixers.base import Lab, Mixer
 from dograph.mixers.fixed import Sampling, sampling_mixture
 from dograph.types import Mixture, Signals
 
@@ -55,7 +55,6 @@ class DynamicLoss(Mixer):
     def __init__(self, strategy: str = "linupper", **options: Any) -> None:
         self.options = DynamicLossOptions(**{"strategy": strategy, **options})
         self.warmup_steps = self.options.warmup_steps or 0
-        self._report: Report = {}
 
     def warm_up(self, steps: int) -> None:
         """A share of the run, unless it was asked for in steps."""
@@ -80,9 +79,6 @@ class DynamicLoss(Mixer):
         weight_B = torch.where(finite, weight_B, equal_B)
         self._report = {"weights/max_times_equal": signals.num_samples * weight_B.max()}
         return weight_B
-
-    def report(self) -> Report:
-        return self._report
 
     def state_dict(self) -> dict[str, Any]:
         return {"warmup_steps": self.warmup_steps}

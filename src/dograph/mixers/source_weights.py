@@ -14,7 +14,7 @@ from torch import Tensor
 from dograph.config import Options
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Mixer, Report
+from dograph.mixers.base import Lab, Mixer
 from dograph.mixers.fixed import sampling_mixture
 from dograph.types import Mixture, Signals
 
@@ -48,7 +48,6 @@ class SourceMixer(Mixer):
         self.every = 1  # points of the path are this many counts apart
         self.path: list[tuple[Tensor, Tensor]] = []  # (weights, average) at every, 2 every, ...
         self.weight_S = self.average_S = torch.zeros(0, dtype=torch.float64)
-        self._report: Report = {}
         if sources is not None:
             self._open(sources)
 
@@ -157,9 +156,6 @@ class SourceMixer(Mixer):
             for name, value in zip(self.names, value_S.unbind(), strict=True):
                 report[f"weights/{name}/{quantity}"] = value
         return report
-
-    def report(self) -> Report:
-        return self._report
 
     def state_dict(self) -> dict[str, Any]:
         points = self.path or [(self.weight_S[:0], self.average_S[:0])]

@@ -230,15 +230,8 @@ class MixingLaw(SweepPlanner):
             for source in result.losses:
                 curves[float(result.parameters), run, source] = late_curve(result, source)
         size = float(lab.parameters if self.options.sizes else results[0].parameters)
-        nested = nest(curves, size=size, tokens=lab.budget)
-        losses = [dict(zip(nested.targets, row, strict=True)) for row in nested.loss_NV.tolist()]
-        told = {
-            "parameters": size,
-            "tokens": lab.budget,
-            **nested.errors,
-            "notes": list(nested.notes),
-        }
-        return list(losses), {"nested": told}
+        losses, told = nest(curves, size=size, tokens=lab.budget)
+        return losses, {"nested": told}
 
 
 def late_curve(result: ProxyResult, source: str) -> LossCurve:

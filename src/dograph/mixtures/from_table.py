@@ -280,28 +280,17 @@ def _simulated(
     rows: _Rows, objective: PlanObjective, seed: int, draws: int, top: int
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """RegMix's optimum, and how much hangs on the number of mixtures averaged."""
-    result = simulate(objective.predict, rows.prior_S, rows.cap_S, seed=seed, draws=draws, top=top)
-    if result.constant:
+    weight_S, findings = simulate(
+        objective.predict, rows.prior_S, rows.cap_S, seed=seed, draws=draws, top=top
+    )
+    if findings["constant"]:
         rows.notes.append(
             "the surrogate predicts the same loss for every mixture, so none is better than "
             "another: the proposal is the prior, within the caps"
         )
-    sensitivity = [
-        {
-            "top": average.top,
-            "predicted_loss": average.loss,
-            "distance": average.distance,
-            "weights": rows.by_source(average.weight_S),
-        }
-        for average in result.averages
-    ]
-    return result.chosen.weight_S, {
-        "draws": draws,
-        "top": result.chosen.top,
-        "constant": result.constant,
-        "cut_to_caps": result.cut,
-        "sensitivity": sensitivity,
-    }
+    for average in findings["sensitivity"]:
+        average["weights"] = rows.by_source(average["weights"])
+    return weight_S, findings
 
 
 def _lowest(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str, Any]]:

@@ -5,7 +5,8 @@ Shapes: J curves, X points of the longest curve, P columns, G groups, A values o
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -275,24 +276,9 @@ def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
 Place = tuple[float, str, str]  # size, mixture, target
 
 
-@dataclass(frozen=True)
-class Nested:
-    """Losses predicted at the target size and tokens, to fit the mixing law on.
-
-    `loss_NV` is NaN where the runs do not reach, and `notes` name these places. `errors` are mean
-    absolute ones of step and size laws, in nats: `*_in_sample` on points the laws were fitted on,
-    `*_held_out` on points that laws fitted without them predicted (None where no point could be
-    spared, or no size law was needed). Neither is the error at the target, which nobody has run.
-    """
-
-    mixtures: list[str]
-    targets: list[str]
-    loss_NV: np.ndarray
-    errors: dict[str, float | None]
-    notes: tuple[str, ...]
-
-
-def nest(curves: Mapping[Place, LossCurve], *, size: float, tokens: float) -> Nested:
+def nest(
+    curves: Mapping[Place, LossCurve], *, size: float, tokens: float
+) -> tuple[list[Mapping[str, float]], dict[str, Any]]:
     """The losses of each mixture at the target size and tokens (Data Mixing Laws, nested use).
 
     `curves` holds losses over tokens by (size, mixture, target). First a step law for each curve,
@@ -300,6 +286,10 @@ def nest(curves: Mapping[Place, LossCurve], *, size: float, tokens: float) -> Ne
     a size law for each mixture and target that were run at two sizes or more, alpha shared by all,
     gives the loss at `size`. With runs of the target size only there is no size law. Sizes are
     non-embedding parameters.
+
+    A loss is NaN where the runs do not reach, and notes name these places. The findings have the
+    mean absolute errors of both laws, in nats: in sample, and on points that laws fitted without
+    them predicted. Neither is the error at the target, which nobody has run.
     """
     if not curves:
         raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")
@@ -331,13 +321,14 @@ def nest(curves: Mapping[Place, LossCurve], *, size: float, tokens: float) -> Ne
         notes += sizes.notes
     mixtures = list(dict.fromkeys(mixture for _, mixture, _ in curves))
     targets = list(dict.fromkeys(target for _, _, target in curves))
-    loss_NV = np.array([[reached.get((m, t), np.nan) for t in targets] for m in mixtures])
-    for row, column in np.argwhere(np.isnan(loss_NV)):
-        notes += (f"{mixtures[row]} on {targets[column]}: too few sizes to predict from",)
-    errors = {
+    missing = [pair for pair in product(mixtures, targets) if pair not in reached]
+    findings = {
+        "parameters": size,
+        "tokens": tokens,
         "step_in_sample": steps.in_sample,
         "step_held_out": steps.held_out,
         "size_in_sample": sizes.in_sample if sizes else None,
         "size_held_out": sizes.held_out if sizes else None,
+        "notes": [*notes, *(f"{m} on {t}: too few sizes to predict from" for m, t in missing)],
     }
-    return Nested(mixtures, targets, loss_NV, errors, notes)
+    return [{t: reached.get((m, t), np.nan) for t in targets} for m in mixtures], findings

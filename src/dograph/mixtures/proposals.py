@@ -5,7 +5,7 @@ Shapes: N draws, S sources, K numbers of draws averaged.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,26 +60,6 @@ TOP = 128
 SENSITIVITY = (1, 16, 64, 128, 256, 512, 1024)
 
 
-@dataclass(frozen=True, slots=True)
-class Average:
-    """The mean of the `top` draws with the lowest predicted loss."""
-
-    top: int
-    weight_S: np.ndarray
-    loss: float  # predicted
-    distance: float  # L1, to the mixture that was chosen
-
-
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """What came of it; `chosen` is also among `averages` where its top is one of theirs."""
-
-    chosen: Average
-    averages: list[Average]
-    cut: float  # share of the draws that passed a cap and were cut to it
-    constant: bool  # the surrogate told no two draws apart; the prior was chosen
-
-
 def simulate(
     predict: Callable[[np.ndarray], np.ndarray],
     prior_S: np.ndarray,
@@ -88,13 +68,14 @@ def simulate(
     seed: int = 42,
     draws: int = DRAWS,
     top: int = TOP,
-) -> Simulation:
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Average the `top` of `draws` mixtures from Dirichlet(prior) by predicted loss.
 
     That is RegMix's optimum (regression notebook: 100,000 draws with the plain prior, concentration
     1, the 128 lowest), with two additions: draws that pass a cap are cut to it, as theirs ignores
     the usage cap; and the averages for other numbers than `top` say how much hangs on that number:
     the more are averaged, the nearer the mean comes to the prior. Equal losses: the earlier draw.
+    A surrogate that tells no two draws apart leaves the prior, cut to the caps.
     """
     raw_NS, there_S = np.zeros((draws, len(prior_S))), prior_S > 0
     raw_NS[:, there_S] = stream(seed, "plans", "simulate").dirichlet(prior_S[there_S], size=draws)
@@ -102,17 +83,19 @@ def simulate(
     cut = float((raw_NS > cap_S).any(1).mean())
     loss_N = predict(weight_NS)
     if is_constant(loss_N):
-        prior_S = capped(prior_S[None], cap_S, prior_S)[0]
-        return Simulation(Average(draws, prior_S, float(loss_N[0]), 0.0), [], cut, True)
+        found = {"draws": draws, "top": draws, "constant": True, "cut_to_caps": cut}
+        return capped(prior_S[None], cap_S, prior_S)[0], {**found, "sensitivity": []}
     order_N = np.argsort(loss_N, kind="stable")
     tops = sorted({k for k in (*SENSITIVITY, top) if k <= draws})
     mean_KS = np.array([weight_NS[order_N[:k]].mean(0) for k in tops])
     mean_KS = np.minimum(mean_KS / mean_KS.sum(1, keepdims=True), cap_S)
     chosen = tops.index(min(top, draws))
-    away_K = np.abs(mean_KS - mean_KS[chosen]).sum(1)
-    each_K = zip(tops, mean_KS, predict(mean_KS).tolist(), away_K.tolist(), strict=True)
-    averages = [Average(*each) for each in each_K]
-    return Simulation(averages[chosen], averages, cut, False)
+    away_K = np.abs(mean_KS - mean_KS[chosen]).sum(1)  # L1, to the mixture that is chosen
+    found = {"draws": draws, "top": tops[chosen], "constant": False, "cut_to_caps": cut}
+    each_K = zip(tops, predict(mean_KS).tolist(), away_K.tolist(), mean_KS, strict=True)
+    names = ("top", "predicted_loss", "distance", "weights")
+    sensitivity = [dict(zip(names, each, strict=True)) for each in each_K]
+    return mean_KS[chosen], {**found, "sensitivity": sensitivity}
 
 
 # RegMix's constants for the mixtures to try in proxies.

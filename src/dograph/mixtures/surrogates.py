@@ -108,11 +108,8 @@ def fit_ridge(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Li
     return LinearLaw(mean - float(mean_S @ slope_S), slope_S, penalty)
 
 
-class Surrogate(Protocol):
-    """Fits a family of functions from mixtures to one loss: the member that fits the runs best."""
-
-    def __call__(self, weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Fitted: ...
-
+# Fits a family of functions to runs: (weight_NS, loss_N, *, seed) -> the member that fits best.
+Surrogate = Callable[..., Fitted]
 
 SURROGATES: dict[str, Surrogate] = {
     "lightgbm": fit_trees,

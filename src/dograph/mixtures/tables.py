@@ -143,15 +143,63 @@ class MixtureTable:
         return notes
 
 
-class Sheet:
-    """The cells of a file of mixtures or of losses, whose first line names its columns.
+class TableFile:
+    """What a file of mixtures or of losses says: one number for each run and name, or NaN.
 
-    As people's tools write them: byte-order marks, CRLF, spaces, quotes, blank lines. Cells are
-    stripped, and every row is as wide as the header and has its line's number.
+    In the long form there is a line for each run and name; a source that a run does not name was
+    not drawn from, and such a target is missing. Else there is a line for each run, a column for
+    each name, and names lose what RegMix's scripts put around them, so that sources and targets
+    meet; `aliases` has the columns' own.
     """
 
     def __init__(self, path: Path, kind: Kind) -> None:
         self.path, self.kind = path, kind
+        self.aliases: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.header, self.rows = self._read()
+        layout = self._layout()
+        if layout is None:
+            run_at, name_at, value_at = (self.header.index(name) for name in LONG[kind])
+            cells_of = [(line, cells, cells[name_at], value_at) for line, cells in self.rows]
+            unused = [c for c in self.header if c not in LONG[kind] and not _UNNAMED.fullmatch(c)]
+            if unused:
+                self.notes.append(f"{path}: not used: {', '.join(unused)}")
+        else:
+            run_at, labels = layout
+            if _UNNAMED.fullmatch(self.header[run_at]):
+                self.notes.append(f"{path}: runs are named by its first column, which has no name")
+            named = self._named(labels | {run_at})
+            cells_of = [
+                (line, cells, name, column)
+                for line, cells in self.rows
+                for name, column in named.items()
+            ]
+        line_of: dict[tuple[str, str], int] = {}
+        values: dict[tuple[str, str], float] = {}
+        for line, cells, name, column in cells_of:
+            run = cells[run_at]
+            if not run:
+                raise CorpusError(f"{self._at(line, run_at)}: the run has no name")
+            if layout is None and not name:
+                raise CorpusError(f"{self._at(line, name_at)}: the cell is empty")
+            if (run, name) in line_of:
+                twice = f'run "{run}" has "{name}" twice, first in line {line_of[run, name]}'
+                raise CorpusError(f"{path}, line {line}: {twice}")
+            line_of[run, name] = line
+            values[run, name] = self._number(line, column, cells[column])
+        self.runs = list(dict.fromkeys(run for run, _ in values))
+        self.names = list(dict.fromkeys(name for _, name in values))
+        absent = 0.0 if kind == "mixtures" else math.nan
+        self.value_NK = np.array(
+            [[values.get((run, name), absent) for name in self.names] for run in self.runs]
+        )
+
+    def _read(self) -> tuple[list[str], list[tuple[int, list[str]]]]:
+        """The first line's names, and rows of stripped cells with their lines' numbers.
+
+        As people's tools write them: byte-order marks, CRLF, spaces, quotes, blank lines.
+        """
+        path = self.path
         try:
             with open(path, encoding="utf-8-sig", newline="") as file:
                 text = file.read()
@@ -189,15 +237,15 @@ class Sheet:
             if name in header[:number]:
                 both = f"{header.index(name) + 1} and {number + 1}"
                 raise CorpusError(f'{path}: column "{name}" is there twice, as {both}')
-        self.header, self.rows = header, rows
+        return header, rows
 
-    def at(self, line: int, column: int) -> str:
+    def _at(self, line: int, column: int) -> str:
         """Where a cell is, for messages."""
         return f'{self.path}, line {line}, column "{self.header[column]}"'
 
-    def number(self, line: int, column: int, text: str) -> float:
+    def _number(self, line: int, column: int, text: str) -> float:
         """A cell as a number. A loss may be missing (NaN); a weight may not, nor be negative."""
-        where = self.at(line, column)
+        where = self._at(line, column)
         if text.casefold() in MISSING:
             if self.kind == "losses":
                 return math.nan
@@ -215,7 +263,7 @@ class Sheet:
             raise CorpusError(f"{where}: the weight is {text}; weights are >= 0")
         return value
 
-    def layout(self) -> tuple[int, set[int]] | None:
+    def _layout(self) -> tuple[int, set[int]] | None:
         """The column that names a run, and those that name it again; None for the long form."""
         header = self.header
         other: Kind = "losses" if self.kind == "mixtures" else "mixtures"
@@ -243,63 +291,12 @@ class Sheet:
             f"{start}\nThree layouts are read (first line: mixtures, second: losses):\n{LAYOUTS}"
         )
 
-
-class Grid:
-    """What a file says: one number for each run and name; NaN where it says none.
-
-    In the long form there is a line for each run and name; a source that a run does not name was
-    not drawn from, and such a target is missing. Else there is a line for each run, a column for
-    each name, and names lose what RegMix's scripts put around them, so that sources and targets
-    meet; `aliases` has the columns' own.
-    """
-
-    def __init__(self, path: Path, kind: Kind) -> None:
-        sheet, self.path = Sheet(path, kind), path
-        self.aliases: dict[str, str] = {}
-        self.notes: list[str] = []
-        layout = sheet.layout()
-        if layout is None:
-            run_at, name_at, value_at = (sheet.header.index(name) for name in LONG[kind])
-            cells_of = [(line, cells, cells[name_at], value_at) for line, cells in sheet.rows]
-            unused = [c for c in sheet.header if c not in LONG[kind] and not _UNNAMED.fullmatch(c)]
-            if unused:
-                self.notes.append(f"{path}: not used: {', '.join(unused)}")
-        else:
-            run_at, labels = layout
-            if _UNNAMED.fullmatch(sheet.header[run_at]):
-                self.notes.append(f"{path}: runs are named by its first column, which has no name")
-            named = self._named(sheet, labels | {run_at})
-            cells_of = [
-                (line, cells, name, column)
-                for line, cells in sheet.rows
-                for name, column in named.items()
-            ]
-        line_of: dict[tuple[str, str], int] = {}
-        values: dict[tuple[str, str], float] = {}
-        for line, cells, name, column in cells_of:
-            run = cells[run_at]
-            if not run:
-                raise CorpusError(f"{sheet.at(line, run_at)}: the run has no name")
-            if layout is None and not name:
-                raise CorpusError(f"{sheet.at(line, name_at)}: the cell is empty")
-            if (run, name) in line_of:
-                twice = f'run "{run}" has "{name}" twice, first in line {line_of[run, name]}'
-                raise CorpusError(f"{path}, line {line}: {twice}")
-            line_of[run, name] = line
-            values[run, name] = sheet.number(line, column, cells[column])
-        self.runs = list(dict.fromkeys(run for run, _ in values))
-        self.names = list(dict.fromkeys(name for _, name in values))
-        absent = 0.0 if kind == "mixtures" else math.nan
-        self.value_NK = np.array(
-            [[values.get((run, name), absent) for name in self.names] for run in self.runs]
-        )
-
-    def _named(self, sheet: Sheet, labels: set[int]) -> dict[str, int]:
+    def _named(self, labels: set[int]) -> dict[str, int]:
         """The columns of a wide file by the names used here."""
-        raw = {c: column for c, column in enumerate(sheet.header) if c not in labels}
+        raw = {c: column for c, column in enumerate(self.header) if c not in labels}
         if not raw:
-            what = "source" if sheet.kind == "mixtures" else "target"
-            raise CorpusError(f"{sheet.path} has no column for any {what}, only {sheet.header}")
+            what = "source" if self.kind == "mixtures" else "target"
+            raise CorpusError(f"{self.path} has no column for any {what}, only {self.header}")
         split = "train_" if all(column.startswith("train_") for column in raw.values()) else ""
         named: dict[str, int] = {}
         for c, column in raw.items():
@@ -307,7 +304,7 @@ class Grid:
             name = match[1] if match else column.removeprefix(split)
             if name in named:
                 both = f'"{raw[named[name]]}" and "{column}"'
-                raise CorpusError(f'{sheet.path}: columns {both} both mean "{name}"')
+                raise CorpusError(f'{self.path}: columns {both} both mean "{name}"')
             named[name] = c
             if name != column:
                 self.aliases[column] = name
@@ -319,7 +316,7 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
 
     Runs are joined by name. Whatever is left out or mended is said in `notes`.
     """
-    weights, measured = Grid(Path(mixtures), "mixtures"), Grid(Path(losses), "losses")
+    weights, measured = TableFile(Path(mixtures), "mixtures"), TableFile(Path(losses), "losses")
     notes = [*weights.notes, *measured.notes]
     weight_NS = _normalised(weights, measured, notes)
     runs = _joined(weights, measured, notes)
@@ -335,7 +332,7 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
     return table
 
 
-def _normalised(weights: Grid, measured: Grid, notes: list[str]) -> np.ndarray:
+def _normalised(weights: TableFile, measured: TableFile, notes: list[str]) -> np.ndarray:
     """Weights whose rows sum to 1; files with rounded shares sum to it only nearly."""
     sum_N = weights.value_NK.sum(1)
     off_N = np.abs(sum_N - 1)
@@ -359,7 +356,7 @@ def _normalised(weights: Grid, measured: Grid, notes: list[str]) -> np.ndarray:
     return normalised_NS
 
 
-def _joined(weights: Grid, measured: Grid, notes: list[str]) -> list[str]:
+def _joined(weights: TableFile, measured: TableFile, notes: list[str]) -> list[str]:
     """Runs that both files have, in the order of the mixtures."""
     starts = []
     for grid in (weights, measured):

@@ -17,7 +17,6 @@ from dograph.report.charts import DotChart, DotRow, PageTable, PageText, Shown, 
 from dograph.report.comparison import (
     Comparison,
     Points,
-    Trained,
     from_findings,
     from_runs,
     group_names,
@@ -26,7 +25,7 @@ from dograph.report.comparison import (
     verdict_of,
 )
 from dograph.report.domains import CorpusText, Texts
-from dograph.report.one_run import ENVIRONMENT, OpenRun, RunData, parameters_of, run_data
+from dograph.report.one_run import ENVIRONMENT, OpenRun, RunData, run_data
 from dograph.report.series import SMOOTHED_SHARE, Columns, read_json
 from dograph.stats import Estimate, Interval, mean_estimate
 from dograph.train.run_dir import RunDirectory
@@ -59,16 +58,16 @@ class PageData:
     texts: list[CorpusText]
 
 
-def tasks_of(paths: Sequence[Path], groups: Sequence[str]) -> tuple[list[DotChart], list[str]]:
+def tasks_of(runs: Sequence[RunData]) -> tuple[list[DotChart], list[str]]:
     """Scores of `dograph eval` by task and group in per cent, with what guessing scores; notes.
 
     Over seeds where a group has several, else over the tasks' items.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    for path, group in zip(paths, groups, strict=True):
-        if record := read_json(path / EVALUATION):
+    for run in runs:
+        if record := read_json(run.path / EVALUATION):
             record["tasks"][AVERAGE] = record.pop("average") | {"primary": None}
-            found.setdefault(group, []).append(record)
+            found.setdefault(run.group, []).append(record)
     every = [record for own in found.values() for record in own]
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
     tasks = dict.fromkeys(task for record in every for task in record["tasks"] if task != AVERAGE)
@@ -209,32 +208,24 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
 
     `keep` holds on to what was read, for the next look; twenty long runs are some hundred MB.
     """
-    texts, opened = Texts(), subjects.runs
+    texts, opened, runs = Texts(), subjects.runs, list[RunData]()
     names = run_names([run.path for run in opened])
     methods = [(run.origin, run.label) if run.label and run.origin else None for run in opened]
     groups = group_names([run.as_trained() for run in opened], methods)
-    runs = []
+    by_group: dict[str, list[str]] = {}
     for run, name, group in zip(opened, names, groups, strict=True):
+        by_group.setdefault(group, []).append(name)
         runs.append(run_data(run, name, group, subjects.buckets, texts))
         if not keep:
             run.columns = Columns(run.columns.path)  # the next look reads from the start
-    runs = beside_plain(runs, opened)
+    runs = beside_plain(runs)
     comparisons = []
     for path in subjects.comparisons:
-        cells = [run.path for run in opened if path.resolve() in run.path.resolve().parents]
-        size = next(filter(None, map(parameters_of, cells)), None)
+        own = [run for run in runs if path.resolve() in run.path.resolve().parents]
+        size = next((run.parameters for run in own if run.parameters), None)
         comparisons.append(from_findings(Findings.read(path), path.resolve().name, size))
-    comparisons += from_runs(
-        [
-            Trained(run, own.as_trained(), parameters_of(own.path))
-            for run, own in zip(runs, opened, strict=True)
-            if own.label is None
-        ]
-    )
-    by_group: dict[str, list[str]] = {}
-    for name, group in zip(names, groups, strict=True):
-        by_group.setdefault(group, []).append(name)
-    tasks, task_notes = tasks_of([run.path for run in opened], groups)
+    comparisons += from_runs(runs)
+    tasks, task_notes = tasks_of(runs)
     title = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
     if len(subjects.comparisons) == 1:
         title = f"comparison {subjects.comparisons[0].resolve().name}"
@@ -255,22 +246,21 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     )
 
 
-def beside_plain(runs: Sequence[RunData], opened: Sequence[OpenRun]) -> list[RunData]:
+def beside_plain(runs: Sequence[RunData]) -> list[RunData]:
     """Set every run beside the plain ones of the same shape on the page, where there are any."""
-    shapes, is_plain, plain = [], [], dict[str, list[float]]()
-    for own, run in zip(opened, runs, strict=True):
-        config = own.config.model_dump(mode="json")
+    shapes, plain = [], dict[str, list[float]]()
+    for run in runs:
+        config = run.config.model_dump(mode="json")
         train = {k: v for k, v in config["train"].items() if k != "steps"}
-        machine = read_json(own.path / ENVIRONMENT).get("gpus")
+        machine = read_json(run.path / ENVIRONMENT).get("gpus")
         parts = [config["model"], config["data"]["seq_len"], train, machine]
         shapes.append(json.dumps(parts, sort_keys=True))
-        is_plain.append(not {"sketch", "weigh"} & set(run.cost.parts))
-        if run.cost.step_ms and is_plain[-1]:
+        if run.cost.step_ms and run.cost.is_plain:
             plain.setdefault(shapes[-1], []).append(run.cost.step_ms)
     found = []
-    for shape, is_one, run in zip(shapes, is_plain, runs, strict=True):
+    for shape, run in zip(shapes, runs, strict=True):
         cost = run.cost
-        if cost.step_ms and is_one:
+        if cost.step_ms and cost.is_plain:
             cost = replace(cost, plain="plain")
         elif cost.step_ms and shape in plain:
             num, usual = len(plain[shape]), median(plain[shape])

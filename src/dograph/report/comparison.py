@@ -51,15 +51,6 @@ class Comparison:
         return claim_of(self.baseline, self.methods, is_planned=self.is_planned)
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A run with its settings and size."""
-
-    run: RunData
-    config: RunConfig
-    parameters: int | None
-
-
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The folder's name, with as much of its path before it as tells runs apart."""
     parts = [path.resolve().parts for path in paths]
@@ -125,7 +116,7 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
     losses = {run.name: run.mean_loss for run in runs if run.mean_loss is not None}
     if not losses:
         return f"{len(runs)} runs, none of them validated yet."
-    unfinished = sum(run.steps < run.total_steps for run in runs)
+    unfinished = sum(not run.is_complete for run in runs)
     if len(losses) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
         mean = mean_estimate([nats.value for nats in losses.values()]).text(".4f", " ")
         seeds = f"{len(runs)} seeds of {runs[0].group}"
@@ -140,8 +131,8 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
 
 def _single_verdict(run: RunData) -> str:
     how_far = f"Complete after {run.steps:,} steps"
-    if run.steps < run.total_steps:
-        how_far = f"{run.steps:,} of {run.total_steps:,} steps made"
+    if not run.is_complete:
+        how_far = f"{run.steps:,} of {run.config.train.steps:,} steps made"
     level, nmi = run.mean_loss, run.health.get("domains/nmi")
     loss = level and f"mean validation loss {level.text('.4f', ' ')} nats"
     parts = [f"{how_far}: {loss or 'no validation loss yet'}"]
@@ -249,46 +240,43 @@ def spread_estimate(told: Spread) -> Estimate:
     return Estimate(told.mean, t_interval(told.mean, error, told.seeds - 1))
 
 
-def from_runs(trained: Sequence[Trained]) -> list[Comparison]:
+def from_runs(runs: Sequence[RunData]) -> list[Comparison]:
     """Runs that were not made by a comparison, where two methods or more were trained alike."""
-    alike: dict[str, list[Trained]] = {}
-    for one in trained:
-        if one.run.steps >= one.run.total_steps and one.run.losses:
+    alike: dict[str, dict[str, list[RunData]]] = {}
+    for run in runs:
+        if run.label is None and run.is_complete and run.losses:
             # What has to be equal for a difference to be the method's.
-            values = one.config.model_dump(mode="json")
+            values = run.config.model_dump(mode="json")
             parts = {name: values[name] for name in ("data", "model", "optim", "eval")}
             train = {k: values["train"][k] for k in ("steps", "batch_size", "dtype")}
-            alike.setdefault(json.dumps([parts, train], sort_keys=True), []).append(one)
-    found = []
-    for runs in alike.values():
-        groups: dict[str, list[Trained]] = {}
-        for one in runs:
-            groups.setdefault(one.run.group, []).append(one)
-        if len(groups) > 1:
-            # Here their names need to tell methods apart, and no more.
-            configs = [own[0].config for own in groups.values()]
-            names = group_names(configs, [None] * len(configs))
-            found.append(_loose(dict(zip(names, groups.values(), strict=True))))
-    return found
+            same = alike.setdefault(json.dumps([parts, train], sort_keys=True), {})
+            same.setdefault(run.group, []).append(run)
+    return [_loose(list(groups.values())) for groups in alike.values() if len(groups) > 1]
 
 
-def _loose(groups: Mapping[str, list[Trained]]) -> Comparison:
-    mixers = {name: own[0].config.mixer for name, own in groups.items()}
-    natural = [name for name, m in mixers.items() if m.name == "natural" and not m.options]
-    baseline = natural[0] if natural else next(iter(groups))
-    base = {one.run.seed: _figures(one.run) for one in groups[baseline]}
-    methods = [_loose_method(name, own, base, name == baseline) for name, own in groups.items()]
-    methods.sort(key=lambda method: method.name != baseline)
-    first = next(iter(groups.values()))[0]
+def _loose(groups: Sequence[list[RunData]]) -> Comparison:
+    """Methods that were not planned as a comparison; the plain one is the baseline."""
+    configs = [own[0].config for own in groups]
+    names = group_names(configs, [None] * len(groups))  # that tell them apart, and no more
+    natural = [
+        k for k, c in enumerate(configs) if (c.mixer.name, c.mixer.options) == ("natural", {})
+    ]
+    at = natural[0] if natural else 0
+    base = {run.config.seed: _figures(run) for run in groups[at]}
+    methods = [
+        _loose_method(name, own, base if k != at else {})
+        for k, (name, own) in enumerate(zip(names, groups, strict=True))
+    ]
+    model, first = configs[0].model, groups[0][0]
     return Comparison(
-        title=f"{first.config.model.preset or first.config.model.path}, {first.run.steps:,} steps",
-        baseline=baseline,
+        title=f"{model.preset or model.path}, {first.steps:,} steps",
+        baseline=names[at],
         parameters=first.parameters,
         command=None,
         is_planned=False,
-        methods=methods,
+        methods=[methods.pop(at), *methods],
         notes=[
-            f"differences are to {baseline}, seed by seed where both have the seed; intervals are "
+            f"differences are to {names[at]}, seed by seed where both have the seed; intervals are "
             "95 % t intervals over seeds. No claim is made of runs picked by hand: dograph compare"
         ],
     )
@@ -302,31 +290,31 @@ def _figures(run: RunData) -> dict[str, float]:
 
 
 def _loose_method(
-    name: str, own: list[Trained], base: Mapping[int, Mapping[str, float]], is_baseline: bool
+    name: str, own: list[RunData], base: Mapping[int, Mapping[str, float]]
 ) -> MethodRow:
-    by_seed = {one.run.seed: _figures(one.run) for one in own}
-    sources = [loss.name for loss in own[0].run.losses if not loss.is_summary]
-
-    def level(figure: str) -> Estimate:
-        return mean_estimate([values[figure] for values in by_seed.values()])
-
-    shared = [] if is_baseline else [seed for seed in by_seed if seed in base]
-
-    def differences(figures: Sequence[str]) -> dict[str, Contrast]:
-        found = {}
-        for figure in figures if shared else ():
-            e = mean_estimate([by_seed[seed][figure] - base[seed][figure] for seed in shared])
-            found[figure] = Contrast(e.value, e.num, e.interval, None, None, None, None, "")
-        return found
-
+    by_seed = {run.config.seed: _figures(run) for run in own}
+    pairs = [(values, base[seed]) for seed, values in by_seed.items() if seed in base]
+    sources = [loss.name for loss in own[0].losses if not loss.is_summary]
     figures = [figure for figure in METRICS if figure in next(iter(by_seed.values()))]
-    spent = [one.run.cost.seconds for one in own if one.run.cost.seconds is not None]
+
+    def levels(names: list[str]) -> dict[str, Estimate]:
+        return {x: mean_estimate([values[x] for values in by_seed.values()]) for x in names}
+
+    def differences(names: list[str]) -> dict[str, Contrast]:
+        found = {x: mean_estimate([one[x] - other[x] for one, other in pairs]) for x in names}
+        return {
+            x: Contrast(e.value, e.num, e.interval, None, None, None, None, "")
+            for x, e in found.items()
+            if pairs
+        }
+
+    spent = [run.cost.seconds for run in own if run.cost.seconds is not None]
     return MethodRow(
         name=name,
         mixer=own[0].config.mixer.model_dump(mode="json"),
         seeds=len(by_seed),
-        losses={figure: level(figure) for figure in figures},
-        sources={source: level(source) for source in sources},
+        losses=levels(figures),
+        sources=levels(sources),
         differences=differences(figures),
         source_differences=differences(sources),
         costs=[("time, s", f"{sum(spent) / len(spent):.0f}")] if spent else [],

@@ -14,9 +14,8 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
-from dograph.eval.explain import labels_of_steps
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.eval.graphs import domains_last
+from dograph.eval.recorded import domains_last, labels_of_steps
 from dograph.report.charts import (
     BarChart,
     BlockGroup,
@@ -154,12 +153,6 @@ def pushed_apart(place_M2: np.ndarray, radius_M: np.ndarray) -> np.ndarray:
     return place_M2
 
 
-# Texts of domains: of the probe rows nearest a centre, or of the samples of a step.
-#
-# Domains that last are shown by the probe rows nearest their centre. Those of one batch have no
-# place for other rows: they are shown by the samples of that batch which were in them.
-
-
 class Texts:
     """Texts of a page, each once, whichever runs show it."""
 
@@ -184,7 +177,8 @@ def with_samples(
 ) -> list[Placed]:
     """Some of the graphs, the last one among them, with samples of their batch.
 
-    By domain, the first samples of the step's batch that were in the domain.
+    Domains that last are shown by the probe rows nearest their centre. Those of one batch have no
+    place for other rows: they are shown by its first samples that were in them.
     """
     chosen = {round(k * (len(graphs) - 1) / (SAMPLED - 1)) for k in range(SAMPLED)}
     kept = labels_of_steps(run, {graphs[k].step for k in chosen if graphs})

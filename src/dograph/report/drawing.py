@@ -14,7 +14,7 @@ from typing import Any
 
 from dograph.errors import MissingExtraError, require
 from dograph.files import write_text
-from dograph.report.charts import FEW, BarChart, DotChart, LineChart, PageTable, Series, TableCell
+from dograph.report.charts import FEW, BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.domains import Placed, node_radius
 
 COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and both
@@ -50,6 +50,9 @@ ASIDE = 0.1  # steps between points that stand for the same step
 GREY = "#555555"  # of lines that values are seen by
 MARKED = 6  # marks of a line of many points
 LETTERS = 15  # of a legend's text in an inch, at least
+ACROSS = 6  # panels beside each other
+MARGIN = 0.05  # around the points, of their width
+LETTER = 0.06  # inches of one in the legend
 
 
 def colour(index: int) -> str:
@@ -108,7 +111,19 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
         x = [where + ASIDE * one.index for where in one.x] if len(steps) == 1 else one.x
         if one.raw is not None:
             axis.plot(one.raw.x, one.raw.y, color=colour(one.index), alpha=0.25, linewidth=0.5)
-        draw_line(axis, x, one, marked=not lone or one.dots or one.low is not None)
+        num, marked = len(x), not lone or one.dots or one.low is not None
+        axis.plot(
+            x,
+            one.y,
+            dashes(one.index),
+            color=colour(one.index),
+            label=one.name,
+            marker=mark(one.index) if marked else None,
+            markersize=3,
+            markerfacecolor=face(one.index),
+            # A few marks on a long line, where others have none.
+            markevery=(one.index % MARKED * num // MARKED**2, num // MARKED) if num > FEW else 1,
+        )
         if one.low is None or one.high is None:
             continue
         if is_steps and len(x) > 1:
@@ -135,22 +150,6 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
             own = axis.xaxis if which == "x" else axis.yaxis
             own.set_major_formatter(formatter())
             own.set_minor_formatter(formatter())
-
-
-def draw_line(axis: Any, x: Sequence[float], one: Series, *, marked: bool) -> None:
-    """A line with its colour, dashes and marks: a few on a long one, where others have none."""
-    index, num = one.index, len(x)
-    axis.plot(
-        x,
-        one.y,
-        dashes(index),
-        color=colour(index),
-        label=one.name,
-        marker=mark(index) if marked else None,
-        markersize=3,
-        markerfacecolor=face(index),
-        markevery=(index % MARKED * num // MARKED**2, num // MARKED) if num > FEW else 1,
-    )
 
 
 def draw_scatter(
@@ -265,38 +264,18 @@ def legend_of(axis: Any, where: str = "upper") -> None:
     width, height = figure.get_size_inches()
     lines = [textwrap.fill(label, int(LETTERS * width)) for label in labels]
     for columns in range(min(len(labels), 6), 0, -1):
-        legend = figure.legend(
-            handles,
-            lines,
-            loc=f"outside {where} center",
-            ncols=columns,
-            markerscale=1.3,
-            columnspacing=1.2,
-            handlelength=2.4,
-        )
+        look = {"markerscale": 1.3, "columnspacing": 1.2, "handlelength": 2.4}
+        place = f"outside {where} center"
+        legend = figure.legend(handles, lines, loc=place, ncols=columns, **look)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             break
         legend.remove()
     figure.set_size_inches(width, height + legend.get_window_extent().height / figure.dpi)
 
 
-# The picture of `dograph reproduce gradient-pca`: how the rows of sources lie, probe by probe.
-#
-# A panel for each probe and method, on the probe's own components as in the paper, and one range
-# for all: directions have length 1, so widths can be compared. How much of its variance two
-# components hold stands over each. Colours and marks are those of the page and of `dograph
-# figures`.
-
-
-ACROSS = 6  # panels beside each other
-MARGIN = 0.05  # around the points, of their width
-LETTER = 0.06  # inches of one in the legend
-Points = Mapping[str, Any]  # what pca.json has of one method
-
-
 def picture_notes(coordinates: Path, file: Path) -> list[str]:
     """Draw what there is to draw; what to tell of it, and what to install where it cannot be."""
-    found: dict[str, Points] = json.loads(coordinates.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(coordinates.read_text(encoding="utf-8"))
     if not found:
         return []
     try:
@@ -311,8 +290,13 @@ def picture_notes(coordinates: Path, file: Path) -> list[str]:
     return [f"the first two components of every probe row, by source: {file}"]
 
 
-def draw_components(found: Mapping[str, Points]) -> Any:
-    """A figure with a row of panels for each method, and more where there are many probes."""
+def draw_components(found: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The picture of `dograph reproduce gradient-pca`, from what pca.json has of each method.
+
+    A row of panels for each method, and more where there are many probes, on the probe's own
+    components as in the paper, and one range for all: directions have length 1, so widths can be
+    compared. How much of its variance two components hold stands over each.
+    """
     sources = list(dict.fromkeys(name for points in found.values() for name in points["sources"]))
     across = min(ACROSS, max(len(points["coordinates"]) for points in found.values()))
     rows_of = {name: math.ceil(len(p["coordinates"]) / across) for name, p in found.items()}
@@ -325,13 +309,19 @@ def draw_components(found: Mapping[str, Points]) -> Any:
         row += rows_of[name]
         for line in own:
             line[0].set_ylabel(name)
+        kind_N = [sources.index(points["sources"][of]) for of in points["source"]]
         # An empty place after the last probe.
         for axis, probe in zip_longest(own.flat, points["coordinates"].items()):
             if probe is None:
                 axis.set_axis_off()
-            else:
-                step, coordinates = probe
-                _panel(axis, points, step, coordinates, sources)
+                continue
+            step, place_N2 = probe
+            for index, source in enumerate(sources):
+                at = [where for where, kind in zip(place_N2, kind_N, strict=True) if kind == index]
+                look = {"s": 4, "marker": mark(index), "color": colour(index), "alpha": 0.7}
+                places = ([where[part] for where in at] for part in (0, 1))
+                axis.scatter(*places, **look, linewidths=0, label=source)
+            axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
     # One square for all panels, with every point in it; numbers at the outer ones alone.
     every = [row for p in found.values() for probe in p["coordinates"].values() for row in probe]
     low, high = ([end(row[part] for row in every) for part in (0, 1)] for end in (min, max))
@@ -346,24 +336,3 @@ def draw_components(found: Mapping[str, Points]) -> Any:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=beside, markerscale=2)
     return figure
-
-
-def _panel(axis: Any, points: Points, step: str, coordinates: Any, sources: list[str]) -> None:
-    """The rows of one probe, by source."""
-    for index, source in enumerate(sources):
-        own = [
-            row
-            for row, of in zip(coordinates, points["source"], strict=True)
-            if points["sources"][of] == source
-        ]
-        axis.scatter(
-            [row[0] for row in own],
-            [row[1] for row in own],
-            s=4,
-            marker=mark(index),
-            color=colour(index),
-            label=source,
-            linewidths=0,
-            alpha=0.7,
-        )
-    axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")

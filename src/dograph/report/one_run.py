@@ -13,7 +13,7 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
-from dograph.eval.graphs import domains_last
+from dograph.eval.recorded import domains_last
 from dograph.plan.jobs import RESULT
 from dograph.report.domains import DomainsShown, Texts, domains_of
 from dograph.report.series import Columns, Curve, curve, read_json
@@ -90,17 +90,23 @@ class StepCosts:
     over_plain: float | None = None
     seconds: float | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Nothing was sketched or weighed."""
+        return not {"sketch", "weigh"} & set(self.parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """One run."""
 
+    path: Path
     name: str
     group: str  # runs that differ in their seed alone share it
-    seed: int
+    label: str | None  # the method's name in a comparison
+    config: RunConfig  # with what edits made of it
+    parameters: int | None
     steps: int
-    total_steps: int
-    batch_size: int
     facts: list[tuple[str, str]]
     command: str
     losses: list[SourceLoss]
@@ -112,6 +118,10 @@ class RunData:
     health: dict[str, Curve]
     cost: StepCosts
     domains: DomainsShown | None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.steps >= self.config.train.steps
 
     @property
     def mean_loss(self) -> Estimate | None:
@@ -146,44 +156,39 @@ def of_blocks(value: float, parts: Sequence[tuple[float, BlockLoss]]) -> Estimat
 
 def warnings_of(run: RunDirectory, config: RunConfig, columns: Columns) -> list[str]:
     """What a reader should be warned of, one line each; none where all is well."""
-    told, steps, most = [], config.train.steps, config.data.warn_epochs
+    told, steps, most = list[str](), config.train.steps, config.data.warn_epochs
     if stopped := sorted(path.stem for path in run.path.glob("nonfinite-step-*.json")):
-        told.append(
-            f"a loss was not a number: {', '.join(stopped)}; docs/runs.md says what is kept"
-        )
+        told += [f"a loss was not a number: {', '.join(stopped)}; docs/runs.md says what is kept"]
     if columns.last_step < steps:
-        told.append(
-            f"not complete: {columns.last_step} of {steps} steps. "
-            f"If it has stopped, go on: dograph train --resume {run.path}"
-        )
+        go_on = f"If it has stopped, go on: dograph train --resume {run.path}"
+        told += [f"not complete: {columns.last_step} of {steps} steps. {go_on}"]
     told += [
         f"edited on the way, so config.yaml alone does not make it again: {edit.line} "
         f"(from {edit.given}, {edit.time})"
         for edit in edits_of(run)
     ]
     for source in columns.middles("data/", "/epochs"):
-        epochs = columns.last(f"data/{source}/epochs")
-        if epochs is not None and epochs > most:
-            told.append(
-                f"{source} was read through {epochs:.1f} times, more than data.warn_epochs={most:g}"
-            )
+        epochs = columns.last(f"data/{source}/epochs") or 0.0
+        if epochs > most:
+            limit = f"more than data.warn_epochs={most:g}"
+            told += [f"{source} was read through {epochs:.1f} times, {limit}"]
     step_N, fell_N = columns.get("weights/fallback")
     if len(at := step_N[fell_N > 0]):
-        told.append(
+        told += [
             f"equal weights in {len(at)} of {len(step_N)} steps, because a gradient was not finite "
             f"or the problem had no solution (first in step {int(at[0])})"
-        )
+        ]
     step_N, residual_N = columns.get(RESIDUAL)
     if len(at := step_N[residual_N > UNSOLVED]):
-        told.append(
+        told += [
             f"solves that did not converge: residual above {UNSOLVED:g} in {len(at)} of "
             f"{len(step_N)} steps, at most {float(np.max(residual_N)):.2g} (first in step "
             f"{int(at[0])})"
-        )
+        ]
     if columns.damaged:
-        told.append(f"{columns.damaged} lines of metrics.jsonl could not be read")
+        told += [f"{columns.damaged} lines of metrics.jsonl could not be read"]
     if columns.last_step and not columns.middles("valid/", "/loss_nats"):
-        told.append("no validation yet, or no validation text: there is no loss to judge by")
+        told += ["no validation yet, or no validation text: there is no loss to judge by"]
     return told
 
 
@@ -245,13 +250,14 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         for name in ("optim/lr", "time/tokens_per_second")
     )
     return RunData(
+        path=run.path,
         name=name,
         group=group,
-        seed=config.seed,
+        label=run.label,
+        config=run.as_trained(),
+        parameters=(parameters := parameters_of(run.path)),
         steps=columns.last_step,
-        total_steps=config.train.steps,
-        batch_size=config.train.batch_size,
-        facts=_facts(run),
+        facts=_facts(run, parameters),
         command=f"dograph train {directory.config_file} run=ELSEWHERE",
         losses=last_losses(directory, columns, corpus),
         warnings=warnings_of(directory, config, columns),
@@ -325,9 +331,8 @@ def cost_of(path: Path, columns: Columns) -> StepCosts:
     )
 
 
-def _facts(run: OpenRun) -> list[tuple[str, str]]:
+def _facts(run: OpenRun, parameters: int | None) -> list[tuple[str, str]]:
     config, train, environment = run.config, run.config.train, read_json(run.path / ENVIRONMENT)
-    parameters = parameters_of(run.path)
     size = f", {parameters:,} parameters" if parameters else ""
     tokens = run.columns.last_step * config.tokens_per_step
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())

@@ -22,6 +22,7 @@ from dograph.report.sections import page_json
 # In this order: later files use what earlier ones define.
 PARTS = ("dom", "chart", "lines", "dots", "scatter", "graph", "domains", "blocks", "main")
 SCRIPTS = [f"{part}.js" for part in PARTS]
+PAGE = "page.html"  # that a run or a comparison ends with
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 
@@ -80,12 +81,6 @@ def render(data: PageData, *, live: bool = False) -> str:
     }
     # One pass: what is filled in is not looked at again.
     return _BLANK.sub(lambda found: blanks[found[1]], asset("page.html"))
-
-
-# Pages as files, and the page that a run or a comparison ends with.
-
-
-PAGE = "page.html"
 
 
 def write_page(paths: Sequence[Path], out: Path, benches: Sequence[Path] = ()) -> int:

@@ -98,7 +98,7 @@ def _several(data: PageData) -> list[Shown]:
         {
             "run": lambda run: run.name,
             "<method": lambda run: TableCell(run.group, left=True),
-            "seed": lambda run: str(run.seed),
+            "seed": lambda run: str(run.config.seed),
             "steps": lambda run: dict(run.facts)["steps"],
             "tokens": lambda run: dict(run.facts)["tokens"],
             "time": lambda run: TableCell(run.cost.seconds, "seconds"),
@@ -234,7 +234,7 @@ def health_charts(data: PageData) -> list[LineChart]:
         title, meaning = HEALTH[name]
         # An exact solution has nothing to take logarithms of.
         log = name == RESIDUAL and any(y > 0 for run in found for y in run.health[name].raw.y)
-        note = meaning.format(batch=found[0].batch_size)
+        note = meaning.format(batch=found[0].config.train.batch_size)
         note += "; logarithmic, zeros are not drawn" if log else ""
         series, few = run_series(data, [run.health.get(name) for run in data.runs]), len(found) <= 4
         charts.append(LineChart(title, series, note, height=220, log_y=log, faint=few))

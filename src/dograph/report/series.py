@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
+DIGITS = 5
 _NUMBERS = (int, float)
 # Losses under another name, and what no chart shows.
 _UNUSED = ("/ppl", "/bits_per_byte", "/samples", "/gradient_norm", "/mean_norm")
@@ -108,13 +110,6 @@ class Columns:
             for name in self.by_name
             if name.startswith(prefix) and name.endswith(suffix) and len(name) > least
         ]
-
-
-# Fewer points that show the same: extremes are kept, and smoothing sees every point.
-
-
-SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
-DIGITS = 5
 
 
 @dataclass(frozen=True, slots=True)

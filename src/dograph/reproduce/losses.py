@@ -10,7 +10,7 @@ import torch
 
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import partition
-from dograph.eval.balance import balance as balance_of
+from dograph.eval.recorded import balance as balance_of
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.verdicts import (

@@ -116,10 +116,9 @@ class Figure:
 
     def more_per_cent(self, label: str, other: str) -> Estimate:
         """By how many per cent a method is above another, pair by pair."""
-        per_cent = paired_difference(
-            self.of(label), self.of(other), of=lambda a, b: 100 * (a / b - 1)
-        )
-        return per_cent.within((-100.0, math.inf))
+        own, theirs = self.of(label), self.of(other)
+        found = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
+        return found.within((-100.0, math.inf))
 
 
 def losses(findings: Findings, name: str = "mean") -> Figure:
@@ -170,6 +169,7 @@ def table_of(title: str, first: str, rows: Rows, columns: Sequence[FigureColumn]
 Change = Callable[[Figure, str, str], Estimate]  # of a method to another
 Word = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
 _AGAINST: tuple[Word, ...] = ("confirmed", "unclear", "no verdict", "opposite")  # ever more
+_SIDES: dict[int, Word] = {1: "confirmed", 0: "unclear", -1: "opposite"}
 _SAID: dict[Word, str] = {
     "confirmed": "confirmed",
     "sign only": "confirmed in sign, not in size",
@@ -243,10 +243,7 @@ class Claim:
         return replace(self, word=word, ours=ours, line=f"{who}: {self.says}{end}")
 
     def _side(self, interval: Interval | None) -> Word:
-        if interval is None:
-            return "no verdict"
-        side = self.sign * interval.side
-        return "confirmed" if side > 0 else "opposite" if side < 0 else "unclear"
+        return "no verdict" if interval is None else _SIDES[self.sign * interval.side]
 
     def _told(self, word: Word, figure: Estimate) -> str:
         """`-0.040 [-0.060, -0.020]: confirmed`."""

@@ -69,7 +69,8 @@ class LinearAttention:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.tau) and self.tau > 0):
             raise ConfigError(f"tau must be finite and > 0, got {self.tau}")
-        shape = {block: tuple(weight.shape) for block, weight in self._weights().items()}
+        weights = (self.weight_V, self.weight_Q, self.weight_K, self.weight_O, self.weight_W)
+        shape = {b: tuple(weight.shape) for b, weight in zip(BLOCKS, weights, strict=True)}
         if any(len(size) != 2 for size in shape.values()):
             raise ConfigError(f"every weight must be a matrix, got the shapes {shape}")
         if not (
@@ -82,10 +83,6 @@ class LinearAttention:
                 "the weights do not fit together: V is (D, F), Q and K are (D, E), O is (F, H) "
                 f"and W is (H, V); got {shape}"
             )
-
-    def _weights(self) -> dict[Block, Tensor]:
-        weights = (self.weight_V, self.weight_Q, self.weight_K, self.weight_O, self.weight_W)
-        return dict(zip(BLOCKS, weights, strict=True))
 
     def activations(self, x_TD: Tensor) -> Activations:
         """Every intermediate of the forward pass of one sample."""

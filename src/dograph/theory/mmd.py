@@ -1,7 +1,7 @@
 """Theorem 1: how far apart groups of samples are in gradient space, and whether by chance.
 
 Shapes: N samples (of the first group, or of all groups), M samples of the second group, P = N + M
-pooled samples, K gradient or sketch, G groups (sources or domains), R relabellings, C pairs.
+pooled samples, K gradient or sketch, G groups (sources or domains), R relabellings.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,6 @@ Estimator = Literal["biased", "unbiased"]
 # Sums of kernel values that differ by less than this, relative to the kernel's diagonal, are
 # equal: the same relabelling summed in another order must count as a tie, not as smaller.
 ROUNDING = 1e-12
-
-
-@dataclass(frozen=True, slots=True)
-class MMDTest:
-    """Outcome of a permutation test; the null figures describe the relabellings drawn."""
-
-    mmd_squared: float
-    p_value: float
-    null_mean: float
-    null_std: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +49,16 @@ def mmd_squared(x_NK: Tensor, y_MK: Tensor, estimator: Estimator = "biased") -> 
     tr cov(y) / M. The unbiased one leaves every sample's product with itself out of E_xx and
     E_yy; it may be negative.
     """
-    _check_options(estimator)
-    _check_pair(x_NK, y_MK, estimator)
-    kernel_PP = _centred_kernel(torch.cat([x_NK, y_MK]))
+    if x_NK.ndim != 2 or y_MK.ndim != 2 or x_NK.shape[1] != y_MK.shape[1]:
+        raise ConfigError(
+            "both groups must be (samples, K) with the same K, got "
+            f"{tuple(x_NK.shape)} and {tuple(y_MK.shape)}; flatten each sample's gradient"
+        )
+    both_PK = torch.cat([x_NK, y_MK])
+    _check_samples(both_PK, {"first": len(x_NK), "second": len(y_MK)}, estimator)
+    kernel_PP = _centred_kernel(both_PK)
     first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < len(x_NK)
     return _statistics(kernel_PP, first_P[None], estimator)[0]
-
-
-def permutation_test(
-    x_NK: Tensor,
-    y_MK: Tensor,
-    *,
-    num_permutations: int = 999,
-    seed: int,
-    estimator: Estimator,
-) -> MMDTest:
-    """Whether two groups of gradients differ in distribution, as far as their MMD can tell.
-
-    Under the null the samples are exchangeable, so the observed MMD^2 is one of the values that
-    random relabellings give: p = (1 + #{null >= observed}) / (1 + num_permutations), valid at any
-    sample size. The linear kernel sees means only. For groups of equal size both estimators give
-    the same p-value.
-    """
-    _check_options(estimator, num_permutations)
-    _check_pair(x_NK, y_MK, estimator)
-    kernel_PP = _centred_kernel(torch.cat([x_NK, y_MK]))
-    generator = stream(seed, "theory", "mmd")
-    return _test(kernel_PP, len(x_NK), num_permutations, generator, estimator)
 
 
 def pairwise_mmd(
@@ -99,14 +72,18 @@ def pairwise_mmd(
 ) -> PairwiseMMD:
     """MMD^2, corrected p-value and separation of every pair of groups.
 
+    Under the null the samples of two groups are exchangeable, so the observed MMD^2 is one of the
+    values that random relabellings give: p = (1 + #{null >= observed}) / (1 + num_permutations),
+    valid at any sample size. The linear kernel sees means only. For groups of equal size both
+    estimators give the same p-value. Corrected p-values cannot go below num_pairs /
+    (1 + num_permutations); with G groups, take num_permutations >= 10 G^2 to be able to see 0.05.
+
     The separation is the unbiased MMD^2 over the mean of tr cov of the two groups: the squared
     distance of the means in units of the spread of single samples, so free of the gradient's
     scale. Where both groups have no spread it is infinite, or zero where their means agree.
-
-    The corrected p-values cannot go below num_pairs / (1 + num_permutations); with G groups, take
-    num_permutations >= 10 G^2 to be able to see 0.05.
     """
-    _check_options(estimator, num_permutations)
+    if num_permutations < 1:
+        raise ConfigError(f"num_permutations must be at least 1, got {num_permutations}; try 999")
     _check_groups(feature_NK, group_N, num_groups, estimator)
     kernel_NN = _centred_kernel(feature_NK)
     group_N = group_N.to(kernel_NN.device)
@@ -121,14 +98,17 @@ def pairwise_mmd(
     for g, h in pairs:
         pooled_P = torch.cat([rows[g], rows[h]])
         kernel_PP = kernel_NN[pooled_P][:, pooled_P]
+        own_P = np.arange(len(pooled_P)) < len(rows[g])
+        labelling_RP = np.tile(own_P, (1 + num_permutations, 1))  # the first one is the observed
         generator = stream(seed, "theory", "mmd", g, h)
-        test = _test(kernel_PP, len(rows[g]), num_permutations, generator, estimator)
-        p_values.append(test.p_value)
-        mmd_GG[g, h] = mmd_GG[h, g] = test.mmd_squared
-        spread = (spread_G[g] + spread_G[h]) / 2
-        first_P = torch.arange(len(kernel_PP), device=kernel_PP.device) < len(rows[g])
-        distance = float(_statistics(kernel_PP, first_P[None], "unbiased")[0])
-        rounding = _rounding(kernel_NN)
+        generator.permuted(labelling_RP[1:], axis=1, out=labelling_RP[1:])
+        first_RP = torch.from_numpy(labelling_RP).to(kernel_PP.device)
+        value_R = _statistics(kernel_PP, first_RP, estimator)
+        as_large = int((value_R[1:] >= value_R[0] - _rounding(kernel_PP)).sum())
+        p_values.append((1 + as_large) / (1 + num_permutations))
+        mmd_GG[g, h] = mmd_GG[h, g] = value_R[0]
+        distance = float(_statistics(kernel_PP, first_RP[:1], "unbiased")[0])
+        spread, rounding = (spread_G[g] + spread_G[h]) / 2, _rounding(kernel_NN)
         separation = float("inf") if distance > rounding else 0.0
         if np.isnan(spread) or spread > rounding:
             separation = distance / spread
@@ -167,27 +147,6 @@ def _statistics(kernel_PP: Tensor, first_RP: Tensor, estimator: Estimator) -> Te
     return xx_R / pairs_xx + yy_R / pairs_yy - 2 * xy_R / (n * m)
 
 
-def _test(
-    kernel_PP: Tensor,
-    num_first: int,
-    num_permutations: int,
-    generator: np.random.Generator,
-    estimator: Estimator,
-) -> MMDTest:
-    labelling_RP = np.tile(np.arange(len(kernel_PP)) < num_first, (1 + num_permutations, 1))
-    generator.permuted(labelling_RP[1:], axis=1, out=labelling_RP[1:])
-    first_RP = torch.from_numpy(labelling_RP).to(kernel_PP.device)
-    value_R = _statistics(kernel_PP, first_RP, estimator)
-    observed, null_R = value_R[0], value_R[1:]
-    as_large = int((null_R >= observed - _rounding(kernel_PP)).sum())
-    return MMDTest(
-        mmd_squared=float(observed),
-        p_value=(1 + as_large) / (1 + num_permutations),
-        null_mean=float(null_R.mean()),
-        null_std=float(null_R.std(correction=0)),
-    )
-
-
 def _rounding(kernel_PP: Tensor) -> float:
     return ROUNDING * float(kernel_PP.diagonal().mean())
 
@@ -198,24 +157,6 @@ def _spread(kernel_PP: Tensor) -> float:
         return float("nan")
     scatter = kernel_PP.trace() - kernel_PP.mean() * len(kernel_PP)
     return float(scatter / (len(kernel_PP) - 1))
-
-
-def _check_options(estimator: str, num_permutations: int = 1) -> None:
-    known = get_args(Estimator)
-    if estimator not in known:
-        raise ConfigError(f'estimator="{estimator}" is not known; {did_you_mean(estimator, known)}')
-    if num_permutations < 1:
-        raise ConfigError(f"num_permutations must be at least 1, got {num_permutations}; try 999")
-
-
-def _check_pair(x_NK: Tensor, y_MK: Tensor, estimator: Estimator) -> None:
-    if x_NK.ndim != 2 or y_MK.ndim != 2 or x_NK.shape[1] != y_MK.shape[1]:
-        raise ConfigError(
-            "both groups must be (samples, K) with the same K, got "
-            f"{tuple(x_NK.shape)} and {tuple(y_MK.shape)}; flatten each sample's gradient"
-        )
-    sizes = {"first": len(x_NK), "second": len(y_MK)}
-    _check_samples(torch.cat([x_NK, y_MK]), sizes, estimator)
 
 
 def _check_groups(
@@ -236,6 +177,9 @@ def _check_groups(
 
 
 def _check_samples(feature_NK: Tensor, sizes: Mapping[str, int], estimator: Estimator) -> None:
+    known = get_args(Estimator)
+    if estimator not in known:
+        raise ConfigError(f'estimator="{estimator}" is not known; {did_you_mean(estimator, known)}')
     if not bool(feature_NK.isfinite().all()):
         raise ConfigError(
             "the gradients hold values that are not finite, so they have no MMD; "

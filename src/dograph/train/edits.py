@@ -92,6 +92,7 @@ def edits_of(run: RunDirectory) -> list[Edit]:
 
 
 NAME = "mixture-request.json"
+REQUESTED = ("identity", "given", "weights", "provenance", "notes")  # of an edit, by who asks
 Message = dict[str, Any]
 
 
@@ -158,35 +159,26 @@ def is_open(found: Message | None, identity: str | None = None) -> bool:
     return identity is None or found.get("identity") == identity
 
 
-# A mixture offered to a run on the way: a mixture file, or the name of a published one.
+def read_request(name: str, facts: RunFacts) -> Message:
+    """A request for the mixture file or published mixture `name` in a run of which `facts` hold.
 
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Weights by the corpus' own names, and where they are from."""
-
-    given: str  # the file, from the root, or the preset's name
-    mixture: Mixture
-    provenance: Mapping[str, Any] | None
-    notes: list[str]  # what speaks against using it in this run
-
-
-def read_offer(name: str, facts: RunFacts) -> Offer:
-    """What `name` stands for in a run of which `facts` hold."""
+    Its weights go by the corpus' own names; its notes are what speaks against using it.
+    """
     path = Path(name)
     if path.exists():
         file = read_mixture_file(path)
-        notes = mismatches(file.provenance, facts, file.weights)
-        record = file.provenance.record() if file.provenance else None
-        return Offer(str(path.resolve()), file.mixture, record, notes)
-    if name not in PRESETS:
+        given, mixture, provenance = str(path.resolve()), file.mixture, file.provenance
+        notes = mismatches(provenance, facts, file.weights)
+    elif name in PRESETS:
+        given, provenance = name, PRESETS[name].provenance
+        mixture, left_over = PRESETS[name].fit(facts.sources)
+        notes = mismatches(provenance, facts) + left_over
+    else:
         raise ConfigError(
             f"{name} is no mixture file and no preset; of presets, {did_you_mean(name, PRESETS)}"
         )
-    preset = PRESETS[name]
-    mixture, left_over = preset.fit(facts.sources)
-    notes = mismatches(preset.provenance, facts) + left_over
-    return Offer(name, mixture, preset.provenance.record(), notes)
+    asked = {"identity": secrets.token_hex(8), "given": given, "weights": dict(mixture.weights)}
+    return asked | {"provenance": provenance.record() if provenance else None, "notes": notes}
 
 
 REASON = "edited"  # of an edit's entry in the weight log
@@ -215,9 +207,9 @@ class Edits:
         if done in self.due:
             self.sampler.remix(done, Mixture(self.due[done].weights), REASON)
 
-    def check(self, mixture: Mixture, done: int) -> None:
+    def check(self, request: Message, done: int) -> None:
         """Refuse what cannot be drawn from, and a run or a mixer that takes no other mixture."""
-        self.sampler.weights_of(mixture)
+        self.sampler.weights_of(Mixture(request["weights"]))
         if done >= self.config.train.steps:
             raise ConfigError(
                 f"{self.run.path} is complete after {done} steps: none is left to draw by another "
@@ -233,10 +225,9 @@ class Edits:
                 "model.preset=null model.path=DIR"
             )
 
-    def make(self, done: int, offer: Offer) -> None:
-        """Draw by an offered mixture after `done` steps, in a run that goes on; every rank asks."""
-        identity = secrets.token_hex(8)
-        self._take(self._record(done, offer, "resume", identity) if self.world.is_main else None)
+    def make(self, done: int, request: Message) -> None:
+        """Draw by another mixture after `done` steps, in a run that goes on; every rank asks."""
+        self._take(self._record(done, request, "resume") if self.world.is_main else None)
 
     def listen(self) -> None:
         """Take requests from now on; what a dead process left unanswered is dropped."""
@@ -253,10 +244,9 @@ class Edits:
         edit, asked = None, self.requests.claim() if self.listening else None
         if asked is not None:
             try:
-                given, mixture = asked["given"], Mixture(asked["weights"])
-                offer = Offer(given, mixture, asked["provenance"], asked["notes"])
-                self.check(mixture, done)
-                edit = self._record(done, offer, "mix", str(asked["identity"]))
+                asked = {name: asked[name] for name in REQUESTED}
+                self.check(asked, done)
+                edit = self._record(done, asked | {"identity": str(asked["identity"])}, "mix")
             except (DographError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
                 self.requests.reply({"identity": asked.get("identity"), "refused": why})
@@ -270,21 +260,18 @@ class Edits:
             self.requests.reply(told | {"warnings": warnings})
         return warnings
 
-    def _record(self, done: int, offer: Offer, how: str, identity: str) -> Edit:
+    def _record(self, done: int, request: Message, how: str) -> Edit:
         """Add an edit to edits.jsonl: it is on disk before it is in force."""
         stages = [step for step in self.mixer.schedule() if done < step < self.config.train.steps]
+        weight_S = self.sampler.weights_of(Mixture(request["weights"]))
         edit = Edit(
+            **request,
             step=done,
-            weights=dict(offer.mixture.weights),
             old=self.sampler.by_source(self.sampler.log.find(done).weight_S),
-            new=self.sampler.by_source(self.sampler.weights_of(offer.mixture)),
-            given=offer.given,
-            provenance=offer.provenance,
+            new=self.sampler.by_source(weight_S),
             how=how,
-            identity=identity,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             made_by=f"dograph {__version__}",
-            notes=offer.notes,
             until=min(stages, default=None),
             undoes=sorted(step for step in self.due if step >= done),
         )

@@ -267,20 +267,30 @@ class Forecast:
 
 
 def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
-    """Costs of the run on one process of this machine."""
-    model = open_shape(config, corpus)
+    """Costs of the run on one process of this machine.
+
+    Activations are what the backward pass keeps. Checkpointing saves none of them where weight
+    gradients wait for the samples' weights: the layers' inputs are kept for them.
+    """
+    model, train = open_shape(config, corpus), config.train
     parameters = sum(p.numel() for p in model.parameters())
     layers, width = model.model.config.num_hidden_layers, model.model.config.hidden_size
     flops, speed = run_flops(config, corpus), measure_matmul(config, width)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
-    sampler, sketches = open_sampler(config, corpus), "sketch" in mixer.needs
+    sampler = open_sampler(config, corpus)
     require_compatible(config, mixer)
     sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
-    kept = activation_bytes(config, layers, width, model.vocab_size, sketches=sketches)
+    tokens = (train.micro_batch_size or train.batch_size) * config.data.seq_len
+    per_unit = tokens * width * (1 if train.half else 2)
+    kept = layers * per_unit * KEPT_PER_LAYER
+    waiting = "sketch" in mixer.needs and config.sketch.mode in DETACHING
+    if train.activation_checkpointing and not waiting:
+        kept = layers * per_unit * 2 + per_unit * KEPT_PER_LAYER
     return Forecast(
         parameters=parameters,
         state_bytes=16 * parameters,
-        activation_bytes=kept,
+        # with the logits, their log-softmax and its gradient
+        activation_bytes=kept + 3 * 4 * tokens * model.vocab_size,
         tokens=config.tokens,
         weights=sampler.by_source(sampler.log.entries[0].weight_S),
         epochs=planned_epochs(config, sampler, mixer),
@@ -288,24 +298,6 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         flops_per_second=speed,
         seconds=flops / (EFFICIENCY * speed),
     )
-
-
-def activation_bytes(
-    config: RunConfig, layers: int, width: int, vocab_size: int, *, sketches: bool = False
-) -> int:
-    """What the backward pass keeps, for one micro-batch.
-
-    Checkpointing saves none of it where weight gradients wait for the samples' weights: the layers'
-    inputs are kept for them.
-    """
-    train, scale = config.train, 1 if config.train.half else 2
-    tokens = (train.micro_batch_size or train.batch_size) * config.data.seq_len
-    per_layer = tokens * width * scale * KEPT_PER_LAYER
-    kept = layers * per_layer
-    waiting = sketches and config.sketch.mode in DETACHING
-    if train.activation_checkpointing and not waiting:
-        kept = layers * tokens * width * 2 * scale + per_layer
-    return kept + 3 * 4 * tokens * vocab_size  # logits, their log-softmax and its gradient
 
 
 def measure_matmul(config: RunConfig, width: int) -> float:

@@ -30,7 +30,7 @@ from dograph.progress import Progress
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
-from dograph.train.edits import Edits, read_offer
+from dograph.train.edits import Edits, read_request
 from dograph.train.metrics import (
     SUMMARIES,
     RunFiles,
@@ -75,10 +75,10 @@ def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> "
     if mixture is None:
         trainer.resume()
         return trainer
-    offer = read_offer(mixture, facts_of(config, trainer.corpus))
-    trainer.edits.check(offer.mixture, max(run.checkpoint_steps(), default=0))
+    request = read_request(mixture, facts_of(config, trainer.corpus))
+    trainer.edits.check(request, max(run.checkpoint_steps(), default=0))
     trainer.resume()
-    trainer.edits.make(trainer.done, offer)
+    trainer.edits.make(trainer.done, request)
     trainer.write_weights()
     return trainer
 

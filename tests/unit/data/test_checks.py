@@ -1,23 +1,26 @@
 """Bad records: refused with their place named, or repaired and counted."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dograph.data.formats import Chunk, Fields, Position, RawRow
+from dograph.data.encode import Checker
+from dograph.data.formats import Chunk, Position, RawRow
 from dograph.data.inputs import Input
-from dograph.data.readers import Checker
+from dograph.data.options import PrepareOptions
 from dograph.errors import CorpusError
 
-FIELDS = Fields("text", "meta.set")
+OPTIONS = {"inputs": ("any",), "out": Path("nowhere"), "source_field": "meta.set"}
 GOOD = b'{"text": "good", "meta": {"set": "a"}}'
 
 
 def check(rows, *, repair, first=0, source=None):
     entry = Input("lines", "input", "train", source)
-    checker = Checker(Chunk(0, first, rows, Position(), []), entry, FIELDS, repair=repair)
+    options = PrepareOptions(**OPTIONS, bad_records="repair" if repair else "refuse")
+    checker = Checker(Chunk(0, first, rows, Position(), []), entry, options)
     return [(t.record, t.source, t.text) for t in checker.texts()], checker.bad
 
 

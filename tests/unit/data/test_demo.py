@@ -17,7 +17,7 @@ from dograph.data import embedded as demo
 DIGEST_OF_A_TENTH = """
 import hashlib
 from dograph.data import embedded as demo
-demo.MAX_CHARS = {source: chars // 10 for source, chars in demo.MAX_CHARS.items()}
+demo.SOURCES = {name: (chars // 10, make) for name, (chars, make) in demo.SOURCES.items()}
 demo.MIN_SOURCE_CHARS = 0
 digest = hashlib.sha256()
 for document in demo.demo_documents():
@@ -40,7 +40,7 @@ def test_sources_are_several_unequal_and_within_their_bounds(documents):
     assert 0.35 < max(chars.values()) / chars.total() < 0.65
     assert min(chars.values()) / chars.total() > 0.01
     for source, count in chars.items():
-        assert count <= demo.MAX_CHARS[source] + 2 * demo.SPLIT_CHARS
+        assert count <= demo.SOURCES[source][0] + 2 * demo.SPLIT_CHARS
 
 
 def test_documents_are_utf8_of_sensible_length_and_many_in_each_source(documents):

@@ -144,15 +144,15 @@ def test_any_number_of_workers_gives_the_same_slice(tmp_path, tokenizer, monkeyp
 
 
 def test_sources_keep_their_shares_within_sampling_error(tmp_path, tokenizer, monkeypatch):
-    quarter = {source: chars // 4 for source, chars in demo.MAX_CHARS.items()}
-    monkeypatch.setattr(demo, "MAX_CHARS", quarter)
+    quarter = {name: (chars // 4, make) for name, (chars, make) in demo.SOURCES.items()}
+    monkeypatch.setattr(demo, "SOURCES", quarter)
     monkeypatch.setattr(demo, "MIN_SOURCE_CHARS", 0)
     documents = list(demo.demo_documents())
     monkeypatch.setattr(demo, "demo_documents", lambda: iter(documents))
     keep = 0.25
     options = {"tokenizer": tokenizer, "validation_fraction": 0, "keep": keep}
     manifest = prepare(tmp_path / "out", "demo", **options).manifest
-    whole = Counter(document.source for document in documents)
+    whole = Counter(source for source, _ in documents)
     kept = {entry.source: entry.documents for entry in manifest.train}
     assert len(whole) >= 6
     assert kept.keys() == whole.keys()

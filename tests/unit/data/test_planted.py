@@ -39,7 +39,7 @@ def test_shape_of_the_corpus(corpus):
 
 def test_noise_is_left_out_unless_asked_for():
     documents = planted.planted_documents("bigram", num_documents=2, num_words=5)
-    sources = Counter(d.source for d in documents)
+    sources = Counter(source for source, _ in documents)
     assert sources == dict.fromkeys(planted.source_names(), 2)
     assert planted.NOISE not in sources
 

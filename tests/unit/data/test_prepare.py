@@ -12,9 +12,9 @@ from dograph.data import encode as workers
 from dograph.data import formats
 from dograph.data import pipeline as outputs
 from dograph.data.corpus import Corpus
-from dograph.data.journal import lock
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
+from dograph.data.staging import lock
 from dograph.errors import ConfigError, CorpusError
 from text_inputs import (
     COMPRESS,

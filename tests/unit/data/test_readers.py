@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dograph.data import formats
+from dograph.data.encode import Checker
 from dograph.data.formats import Fields, Position, pick
 from dograph.data.inputs import Input, resolve
 from dograph.data.options import PrepareOptions
-from dograph.data.readers import Checker, read_chunks
+from dograph.data.pipeline import read_chunks
 from dograph.errors import CorpusError
 from text_inputs import COMPRESS, lines, text, write_jsonl
 
@@ -63,7 +64,7 @@ def named(source):
 def texts_of(pieces, fields):
     found = []
     for chunk in pieces:
-        checker = Checker(chunk, named(None), fields, repair=False)
+        checker = Checker(chunk, named(None), reading(fields))
         found += [(good.record, good.source, good.text) for good in checker.texts()]
     return found
 
@@ -97,7 +98,7 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path, monke
     (entry,) = resolve(str(tmp_path / "in"), "train", labelled=False).inputs
     found = []
     for chunk in read_chunks([entry], Position(), reading()):
-        found += [(t.text, t.source) for t in Checker(chunk, entry, Fields(), repair=False).texts()]
+        found += [(t.text, t.source) for t in Checker(chunk, entry, reading()).texts()]
     assert found == [("three\r\n", "src"), ("one", "src"), ("two", "src")]
 
 
@@ -137,7 +138,7 @@ def test_a_line_without_end_is_not_swallowed(tmp_path, monkeypatch, policy, suff
             list(pieces)
         return
     pieces = list(pieces)
-    good = [t for p in pieces for t in Checker(p, named("s"), Fields(), repair=False).texts()]
+    good = [t for p in pieces for t in Checker(p, named("s"), reading()).texts()]
     assert [(t.record, t.text) for t in good] == [(0, "a"), (2, "b"), (3, "c")]
     assert [bad.record for piece in pieces for bad in piece.bad] == [1]
 
@@ -174,11 +175,7 @@ def test_a_damaged_row_group_loses_no_other(tmp_path):
     with pytest.raises(CorpusError, match=r"a\.parquet:1\d: row group 1 is damaged"):
         list(read_chunks([entry], Position(), reading()))
     pieces = list(read_chunks([entry], Position(), reading(policy="repair")))
-    good = {
-        t.record: t.text
-        for p in pieces
-        for t in Checker(p, named("s"), Fields(), repair=False).texts()
-    }
+    good = {t.record: t.text for p in pieces for t in Checker(p, named("s"), reading()).texts()}
     assert {*range(10), *range(20, 30)} <= set(good)
     assert all(good[n] == content["text"][n] for n in good)
     assert sum(len(piece.bad) for piece in pieces) == 1
@@ -212,5 +209,5 @@ def test_a_file_of_text_beyond_the_limit_is_named_or_skipped(tmp_path, monkeypat
     with pytest.raises(CorpusError, match=r"b\.txt: .*longer than"):
         list(read_chunks(inputs, Position(), reading()))
     pieces = list(read_chunks(inputs, Position(), reading(policy="repair")))
-    good = [t for p in pieces for t in Checker(p, named("s"), Fields(), repair=False).texts()]
+    good = [t for p in pieces for t in Checker(p, named("s"), reading()).texts()]
     assert [(t.record, len(t.text)) for t in good] == [(0, 10), (2, 100)]

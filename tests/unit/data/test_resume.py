@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from disk_calls import DiskCalls
-from dograph.data import finish, formats
+from dograph.data import formats, staging
 from dograph.data import pipeline as preparation
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
@@ -93,7 +93,7 @@ def test_stopped_again_and_again(tmp_path, job, monkeypatch):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("step", range(0, 44, 5))
+@pytest.mark.parametrize("step", range(1, 45, 5))
 def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
     """At every rename, removal and write of the last step; also in place of an older corpus."""
     options, truth = job
@@ -114,9 +114,9 @@ def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
 
     with monkeypatch.context() as patch, suppress(Killed):
         patch.setattr(os, "replace", dying(os.replace))
-        patch.setattr(finish, "link", dying(finish.link))
-        patch.setattr(finish, "clear", dying(finish.clear))
-        patch.setattr(finish.Path, "unlink", dying(finish.Path.unlink))
+        patch.setattr(staging, "link", dying(staging.link))
+        patch.setattr(staging, "clear", dying(staging.clear))
+        patch.setattr(staging.Path, "unlink", dying(staging.Path.unlink))
         patch.setattr(preparation, "COMMIT_SECONDS", 1e9)
         prepare_corpus(PrepareOptions(out=out, **options))
     prepare_corpus(PrepareOptions(out=out, **options))
@@ -125,10 +125,10 @@ def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
 
 def test_a_finished_corpus_keeps_files_that_a_replaced_one_had_too(tmp_path, job):
     _, truth = job
-    staging, out = tmp_path / "staging", tmp_path / "true"
-    staging.mkdir()
-    (staging / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
-    finish.remove_replaced(staging, out)
+    folder, out = tmp_path / "staging", tmp_path / "true"
+    folder.mkdir()
+    (folder / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
+    staging.remove_replaced(folder, out)
     assert files_of(out) == truth
 
 
@@ -248,7 +248,7 @@ def test_killed_while_the_old_corpus_is_removed(tmp_path, job, monkeypatch, rest
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(finish.Path, "unlink", killed)
+        patch.setattr(staging.Path, "unlink", killed)
         with pytest.raises(Killed):
             prepare_corpus(PrepareOptions(out=out, overwrite=True, **options))
     prepare_corpus(PrepareOptions(out=out, restart=restart, **options))

@@ -18,8 +18,8 @@ def planted_documents(kind, per_group, seed=0):
     place = {word: index for index, word in enumerate(planted.vocabulary())}
     texts = list(planted.planted_documents(kind, num_documents=per_group, num_words=300))
     order = stream(seed, "test").permutation(len(texts))
-    tokens = [[place[word] for word in texts[i].text.split(" ")] for i in order]
-    return tokens, [texts[i].source for i in order]
+    tokens = [[place[word] for word in texts[i][1].split(" ")] for i in order]
+    return tokens, [texts[i][0] for i in order]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bigram"])

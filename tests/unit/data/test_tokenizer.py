@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from dograph.data import encode as sample
+from dograph.data import pipeline
 from dograph.data.tokenizer import (
     end_of_text,
     find_tokenizer,
@@ -57,7 +57,7 @@ def test_training_is_deterministic_and_complete():
 
 
 def test_the_default_tokenizer_learns_from_training_text_of_every_input(tmp_path, monkeypatch):
-    monkeypatch.setattr(sample, "SAMPLE_BYTES", 4000)
+    monkeypatch.setattr(pipeline, "SAMPLE_BYTES", 4000)
     words = {"a": "zanzibar", "b": "quetzalcoatl"}
     for name, word in words.items():
         write_jsonl(tmp_path / f"{name}.jsonl", [f"{n} {word}" * 3 for n in range(500)])

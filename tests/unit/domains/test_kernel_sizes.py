@@ -8,10 +8,9 @@ import torch
 
 from dograph import kernels
 from dograph.domains import kmeans as twin
-from dograph.domains.objectives import Alignment
+from dograph.domains.kmeans import KMeans
+from dograph.domains.objectives import Alignment, solve_qp
 from dograph.domains.partition import share_out
-from dograph.domains.scopes import KMeans
-from dograph.domains.simplex import solve_qp
 from dograph.types import Domains
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -4,7 +4,7 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from dograph.domains.kmeans import _fill_empty, _Space, first_argmin, kmeans
+from dograph.domains.kmeans import _fill_empty, _Space, kmeans
 from dograph.errors import ConfigError
 
 
@@ -186,6 +186,9 @@ def test_small_domains_dissolve_into_the_nearest():
     merged = cluster(near_BK, 4, min_size=2)
     assert merged.label_B.tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 0]
     assert float(merged.inertia) == pytest.approx(vector_inertia(near_BK, merged.label_B), rel=1e-5)
+    at_border = cluster(near_BK, 4, min_size=3)  # a domain of so many stays
+    assert at_border.label_B.tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 0]
+    assert cluster(near_BK, 4, min_size=4).label_B.tolist() == [0] * 9
     assert cluster(near_BK, 4, min_size=5).label_B.tolist() == [0] * 9
     assert cluster(near_BK, 4, min_size=100).label_B.tolist() == [0] * 9
 
@@ -229,9 +232,10 @@ def test_empty_domains_come_back(monkeypatch, normalise):
 
 
 def test_ties_go_to_the_lowest_index():
+    """Of torch, which K-means relies on."""
     value = torch.tensor([[2.0, 1.0, 1.0], [0.0, 0.0, 0.0], [3.0, 2.0, 1.0]])
-    assert first_argmin(value).tolist() == [1, 0, 2]
-    assert int(first_argmin(torch.full((4,), torch.inf))) == 0
+    assert value.argmin(dim=-1).tolist() == [1, 0, 2]
+    assert int(torch.full((4,), torch.inf).argmin()) == 0
 
 
 @pytest.mark.parametrize("option", ["num_domains", "restarts", "iterations", "min_size"])

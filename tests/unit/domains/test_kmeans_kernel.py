@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from dograph import kernels
 from dograph.domains import kmeans as twin
+from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import share_out
-from dograph.domains.scopes import KMeans
 from dograph.types import Domains
 
 STATISTICS = ("share_M", "gram_MM", "square_M", "spread_M", "spread_variance_M", "scale")

@@ -6,7 +6,8 @@ Shapes: B samples, K sketch, M domains, P pooled samples.
 import pytest
 import torch
 
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, KMeans, StreamScope, closeness
+from dograph.domains.kmeans import KMeans
+from dograph.domains.scopes import FIT_BATCHES, EpochScope, StreamScope, closeness
 from dograph.errors import ConfigError
 
 M, K, EVERY, SIZE = 6, 16, 10, 48

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dograph.domains.scopes import FIT_BATCHES, KMeans, StreamScope
+from dograph.domains.kmeans import KMeans
+from dograph.domains.scopes import FIT_BATCHES, StreamScope
 
 SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError
-from dograph.eval.balance import balance
+from dograph.eval.recorded import balance
 
 SOURCES = ("arxiv", "book", "web")
 

@@ -7,8 +7,7 @@ import pytest
 from dograph.config import resolve_config
 from dograph.domains.objectives import OBJECTIVES
 from dograph.errors import RunError
-from dograph.eval.explain import explain_step
-from dograph.eval.graphs import read_graph
+from dograph.eval.recorded import explain_step, read_graph
 from dograph.train.run_dir import RunDirectory
 
 DOMAINS = {

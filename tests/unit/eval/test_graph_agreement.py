@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dograph.config import resolve_config
-from dograph.eval.graphs import agreement_table
+from dograph.eval.recorded import agreement_table
 from dograph.train.run_dir import RunDirectory
 
 

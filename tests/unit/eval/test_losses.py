@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dograph.config import resolve_config
 from dograph.errors import RunError
-from dograph.eval.graphs import losses_table
+from dograph.eval.recorded import losses_table
 from dograph.train.metrics import validation_row
 from dograph.train.run_dir import RunDirectory
 

@@ -229,13 +229,18 @@ def nested_truth(noise=0.0):
     return curves, loss_NV, size, tokens
 
 
+def rows(losses):
+    return np.array([list(row.values()) for row in losses])
+
+
 def test_nesting_recovers_what_was_planted():
     curves, loss_NV, size, tokens = nested_truth()
-    found = nest(curves, size=size, tokens=tokens)
-    assert found.mixtures == ["mix0", "mix1", "mix2", "mix3"]
-    assert found.targets == ["set0", "set1"]
-    np.testing.assert_allclose(found.loss_NV, loss_NV, atol=1e-6)
-    assert max(found.errors.values()) < 1e-7
+    losses, findings = nest(curves, size=size, tokens=tokens)
+    assert all(list(row) == ["set0", "set1"] for row in losses)
+    np.testing.assert_allclose(rows(losses), loss_NV, atol=1e-6)
+    for error in ("step_in_sample", "step_held_out", "size_in_sample", "size_held_out"):
+        assert findings[error] < 1e-7
+    assert (findings["parameters"], findings["tokens"]) == (size, tokens)
 
 
 def test_alpha_is_that_of_each_run():
@@ -248,28 +253,27 @@ def test_alpha_is_that_of_each_run():
     truth = [
         [1.5 + v + (2e5 * (1 + v) / 1e9) ** alpha for v in range(2)] for alpha in (0.3, 0.6, 0.9)
     ]
-    found = nest(curves, size=1e6, tokens=1e9)
-    np.testing.assert_allclose(found.loss_NV, truth, atol=1e-6)
+    losses, _ = nest(curves, size=1e6, tokens=1e9)
+    np.testing.assert_allclose(rows(losses), truth, atol=1e-6)
     shared = fit_step_laws(list(curves.values())).laws
     assert np.abs([law.predict(1e9) for law in shared] - np.ravel(truth)).max() > 0.01
 
 
 def test_nesting_reports_the_two_errors_apart():
     curves, loss_NV, size, tokens = nested_truth(noise=0.003)
-    found = nest(curves, size=size, tokens=tokens)
-    assert 0.001 < found.errors["step_in_sample"] < 0.004
-    assert found.errors["step_held_out"] > found.errors["step_in_sample"]
-    assert found.errors["size_held_out"] > found.errors["size_in_sample"] > 0
-    assert np.abs(found.loss_NV - loss_NV).max() < 0.2
+    losses, found = nest(curves, size=size, tokens=tokens)
+    assert 0.001 < found["step_in_sample"] < 0.004
+    assert found["step_held_out"] > found["step_in_sample"]
+    assert found["size_held_out"] > found["size_in_sample"] > 0
+    assert np.abs(rows(losses) - loss_NV).max() < 0.2
 
 
 def test_nesting_at_the_size_that_was_run_needs_no_size_law():
     curves, _, _, tokens = nested_truth()
     one = {place: curve for place, curve in curves.items() if place[0] == 2e7}
-    found = nest(one, size=2e7, tokens=tokens)
-    last = found.loss_NV[0, 0]
-    assert last < one[2e7, "mix0", "set0"].loss_X.min()
-    assert found.errors["size_in_sample"] is None
+    losses, found = nest(one, size=2e7, tokens=tokens)
+    assert losses[0]["set0"] < one[2e7, "mix0", "set0"].loss_X.min()
+    assert found["size_in_sample"] is None
     with pytest.raises(ConfigError, match=r"one size each \(2e\+07\), and the target is 1e\+09"):
         nest(one, size=1e9, tokens=tokens)
 
@@ -278,11 +282,11 @@ def test_places_the_runs_do_not_reach_are_missing_and_named():
     curves, loss_NV, size, tokens = nested_truth()
     for own in (1e6, 5e6, 2e7):
         del curves[own, "mix2", "set1"]
-    found = nest(curves, size=size, tokens=tokens)
-    assert np.isnan(found.loss_NV[2, 1])
-    assert np.isfinite(found.loss_NV).sum() == 7
-    assert any("mix2 on set1" in note for note in found.notes)
-    np.testing.assert_allclose(found.loss_NV[0], loss_NV[0], atol=1e-6)
+    losses, found = nest(curves, size=size, tokens=tokens)
+    assert np.isnan(losses[2]["set1"])
+    assert np.isfinite(rows(losses)).sum() == 7
+    assert any("mix2 on set1" in note for note in found["notes"])
+    np.testing.assert_allclose(rows(losses)[0], loss_NV[0], atol=1e-6)
 
 
 def test_nesting_needs_curves_and_a_target():

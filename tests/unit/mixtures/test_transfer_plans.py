@@ -159,7 +159,7 @@ def test_an_infinite_error_loses_to_any_other(monkeypatch):
 
 def test_a_simulation_passes_over_infinite_losses():
     prior_S = np.array([0.6, 0.3, 0.1])
-    result = simulate(Beyond(0.5).predict, prior_S, np.ones(3), draws=2000, top=64)
-    assert not result.constant
-    assert result.chosen.weight_S[0] < 0.1
-    assert all(np.isfinite(average.loss) for average in result.averages)
+    weight_S, result = simulate(Beyond(0.5).predict, prior_S, np.ones(3), draws=2000, top=64)
+    assert not result["constant"]
+    assert weight_S[0] < 0.1
+    assert all(np.isfinite(average["predicted_loss"]) for average in result["sensitivity"])

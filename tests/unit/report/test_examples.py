@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dograph.data.corpus import Corpus
-from dograph.eval.explain import samples_of_step
+from dograph.eval.recorded import samples_of_step
 from dograph.report.collect import collect, open_subjects
 from dograph.report.domains import TEXT
 from dograph.train.assembly import open_sampler

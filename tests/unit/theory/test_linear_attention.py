@@ -42,8 +42,12 @@ def printed_logits(model, x_TD, weights):
     return output @ weights["O"] @ weights["W"]
 
 
+def weights_of(model):
+    return {block: getattr(model, f"weight_{block}") for block in BLOCKS}
+
+
 def autograd(model, x_TD, label_T):
-    leaves = {block: weight.clone().requires_grad_() for block, weight in model._weights().items()}
+    leaves = {block: w.clone().requires_grad_() for block, w in weights_of(model).items()}
     log_prob_TV = printed_logits(model, x_TD, leaves).log_softmax(-1)
     loss = -log_prob_TV[torch.arange(len(x_TD)), label_T].sum()
     grads = torch.autograd.grad(loss, list(leaves.values()))
@@ -58,7 +62,7 @@ def test_loss_and_gradients_equal_autograd(shape, tau):
     assert_close(model.loss(x_TD, label_T), loss, rtol=1e-12, atol=1e-12)
     assert_close(
         model.forward(x_TD),
-        printed_logits(model, x_TD, model._weights()),
+        printed_logits(model, x_TD, weights_of(model)),
         rtol=1e-12,
         atol=1e-12,
     )
@@ -82,7 +86,7 @@ def test_gradients_of_many_samples_at_once():
 
 
 def mismatch_by_hand(model, x_TD, label_T):
-    logit_TV = printed_logits(model, x_TD, model._weights())
+    logit_TV = printed_logits(model, x_TD, weights_of(model))
     g_z = logit_TV.softmax(-1)
     g_z[torch.arange(len(label_T)), label_T] -= 1
     return g_z @ (model.weight_W.T @ model.weight_O.T)
@@ -160,7 +164,7 @@ def test_theorem_1_for_every_block(block):
         label_NT = torch.randint(7, (num_samples, 5), generator=draw)
         samples = list(zip(x_NTD, label_NT, strict=True))
         groups.append(torch.stack([model.gradients(*s)[block].flatten() for s in samples]))
-        leaf = {name: w.clone().requires_grad_() for name, w in model._weights().items()}
+        leaf = {name: w.clone().requires_grad_() for name, w in weights_of(model).items()}
         losses = [
             torch.nn.functional.cross_entropy(
                 printed_logits(model, x, leaf), label, reduction="sum"
@@ -227,7 +231,7 @@ def test_both_forms_agree_where_tokens_sum_to_zero():
 
 
 def test_weights_that_do_not_fit_are_refused():
-    good = example(SHAPES[0])[0]._weights()
+    good = weights_of(example(SHAPES[0])[0])
     weights = {f"weight_{block}": weight for block, weight in good.items()}
     for name in weights:
         with pytest.raises(ConfigError, match="do not fit together"):

@@ -13,7 +13,7 @@ from dograph.errors import ConfigError, RunError
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import open_sampler
-from dograph.train.edits import Offer, edits_of, read_edits
+from dograph.train.edits import edits_of, read_edits
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture
 from edited_runs import (
@@ -29,6 +29,7 @@ from edited_runs import (
     go_on_on_ranks,
     log_of,
     metrics,
+    request_of,
     scheduled,
     stop_after,
     write,
@@ -188,10 +189,9 @@ def test_an_edit_that_cannot_be_written_down_is_not_made(stopped, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    offer = Offer("by hand", Mixture(SECOND), None, [])
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="mixture stays as it was"):
-        trainer.edits.make(7, offer)
+        trainer.edits.make(7, request_of("one", SECOND))
     assert trainer.state.sampler.log.dump() == before
     assert trainer.edits.due == {}
     trainer.run.unlock()

@@ -9,7 +9,7 @@ from dograph.data.corpus import Corpus
 from dograph.mixers.registry import build_mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.checkpoint import save_model
-from dograph.train.forecast import activation_bytes, forecast, planned_epochs, repeat_warnings
+from dograph.train.forecast import forecast, planned_epochs, repeat_warnings
 from dograph.types import Mixture
 
 
@@ -81,8 +81,7 @@ def test_activation_memory_is_near_what_autograd_keeps(corpus):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss_B = model(torch.randint(0, 100, (10, 256)))
-    shape = model.model.config
-    expected = activation_bytes(config, shape.n_layer, shape.n_embd, model.vocab_size)
+    expected = forecast(config, corpus).activation_bytes
     assert loss_B.shape == (10,)
     assert 0.5 < expected / sum(kept.values()) < 2.0
 

@@ -1,37 +1,29 @@
 // How the model perceives the corpus: probes in the plane, the graph, what is known of a domain.
 
+const ABSENT = {
+  runs: "No run here has domains: they come with mixer.name=dograph. What any model perceives: dograph inspect.",
+  probes:
+    "This run was not probed (probe.rows=0, or no probe is due yet), so there is no picture of its gradients.",
+  graphs: "No domain graph yet: it is written at every validation, from when domains are known.",
+};
+
 function domains(known) {
-  const soft = TEXTS.soft;
-  if (!known.length)
-    return [
-      soft(
-        "No run here has domains: they come with mixer.name=dograph. What any model perceives: dograph inspect.",
-      ),
-    ];
+  if (!known.length) return [TEXTS.soft(ABSENT.runs)];
   const [name, own] = known.find(([run]) => run === state.run) || known[0];
   const chosen = (run) => {
     Object.assign(state, { run, probe: null, graph: null });
     again("domains");
   };
   const runs = known.map(([run]) => [run, run]);
+  const choose = el("div", { class: "controls" }, choice("Run", "domain-run", runs, name, chosen));
   const at = (rows, k) => rows[Math.min(k ?? rows.length - 1, rows.length - 1)];
   const probeAt = () => at(own.probes, state.probe);
   const graphAt = () => at(own.graphs, state.graph);
   return [
-    ...(known.length > 1
-      ? [el("div", { class: "controls" }, choice("Run", "domain-run", runs, name, chosen))]
-      : []),
-    ...own.notes.map(soft),
-    own.probes.length
-      ? probePart(own, probeAt)
-      : soft(
-          "This run was not probed (probe.rows=0, or no probe is due yet), so there is no picture of its gradients.",
-        ),
-    own.graphs.length
-      ? graphPart(own, probeAt, graphAt)
-      : soft(
-          "No domain graph yet: it is written at every validation, from when domains are known.",
-        ),
+    ...(known.length > 1 ? [choose] : []),
+    ...own.notes.map(TEXTS.soft),
+    own.probes.length ? probePart(own, probeAt) : TEXTS.soft(ABSENT.probes),
+    own.graphs.length ? graphPart(own, probeAt, graphAt) : TEXTS.soft(ABSENT.graphs),
     el("div", { class: "grid" }, own.lines.map(lineChart)),
     el("div", {}, own.made_of.map(block)),
   ];
@@ -118,57 +110,47 @@ function domainPanel(own, graph, probe, domain) {
 
 function nearTexts(probe, domain) {
   const title = `Texts nearest its centre${probe ? ` (probe after step ${probe.step})` : ""}`;
-  const found = (probe && probe.examples[domain]) || [];
-  return [title, found, "No held-out row is in this domain, or none were probed."];
+  const none = "No held-out row is in this domain, or none were probed.";
+  return [title, probe?.examples[domain] || [], none];
 }
 
 // A domain of one batch is the samples that were in it.
 function batchTexts(own, graph, domain) {
   const steps = own.graphs.filter((one) => one.examples).map((one) => one.step);
-  const found = (graph.examples && graph.examples[domain]) || [];
-  const none = steps.length
-    ? `Samples are on this page for the graphs after steps ${steps.join(", ")}.`
-    : "Its samples are not at hand.";
-  return [`Samples of step ${graph.step} in it`, found, none];
+  const none = `Samples are on this page for the graphs after steps ${steps.join(", ")}.`;
+  const title = `Samples of step ${graph.step} in it`;
+  return [title, graph.examples?.[domain] || [], steps.length ? none : "Its samples are not at hand."];
 }
 
 function nodeFacts(node, step) {
+  const written = (name, value) => `${name} ${number(value, 3)}`;
   const figures = [
-    ["share", node.share],
-    ["weight", node.weight],
-    ["norm of the mean gradient", node.norm],
-    ["spread", node.spread],
-  ].map(([name, value]) => `${name} ${number(value, 3)}`);
+    written("share", node.share),
+    written("weight", node.weight),
+    written("norm of the mean gradient", node.norm),
+    written("spread", node.spread),
+  ];
+  const heads = ["source", "samples", "of the domain"];
   return [
     el("p", {}, `After step ${step}: ${figures.join(", ")}.`),
     el("h4", {}, "Sources"),
-    table({
-      name: "sources of the domain",
-      heads: ["source", "samples", "of the domain"],
-      rows: sourcesOf(node),
-    }),
+    table({ name: "sources of the domain", heads, rows: sourcesOf(node) }),
   ];
 }
 
 function driftFacts(drift) {
-  if (!drift.length) return [];
-  return [
-    el("h4", {}, "Drift"),
-    TEXTS.soft(
-      "kept: rows in both this probe and the one before, over rows in either; " +
-        "cosine: of its centre to that of the last probe",
-    ),
-    table({
-      name: "drift of the domain",
-      heads: ["step", "rows", "kept", "cosine"],
-      rows: drift.map((row) => [
-        number(row.step),
-        String(row.rows),
-        number(row.kept, 2),
-        number(row.cosine, 2),
-      ]),
-    }),
-  ];
+  const rows = drift.map(({ step, rows, kept, cosine }) => [
+    number(step),
+    String(rows),
+    number(kept, 2),
+    number(cosine, 2),
+  ]);
+  const note =
+    "kept: rows in both this probe and the one before, over rows in either; " +
+    "cosine: of its centre to that of the last probe";
+  const heads = ["step", "rows", "kept", "cosine"];
+  const found = table({ name: "drift of the domain", heads, rows });
+  return rows.length ? [el("h4", {}, "Drift"), TEXTS.soft(note), found] : [];
 }
 
 function sample(example) {
