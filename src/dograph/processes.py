@@ -42,11 +42,6 @@ class Worker:
     place: int  # which of the pool's places it fills
     jobs: deque[int] = field(default_factory=deque)
 
-    @property
-    def job(self) -> int | None:
-        """What it is doing."""
-        return self.jobs[0] if self.jobs else None
-
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -132,21 +127,21 @@ def serve(descriptor: int, answer: Callable[[Any], object]) -> None:
     """In a worker: answer the messages in order until told to stop, or until the parent is gone."""
     os.set_inheritable(descriptor, False)
     messages: SimpleQueue[Any] = SimpleQueue()
+
+    def listen() -> None:
+        """Also while a job runs: a parent that was killed cannot tell anybody.
+
+        And a parent that sends is never kept waiting while we wait for it to take an answer.
+        """
+        with suppress(Exception):  # it is gone, or sends what cannot be read here
+            while (message := parent.recv()) != _STOP:
+                messages.put(message)
+        # A trainer notes it, saves and returns; outside of one it ends the process.
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(GRACE_SECONDS)
+        os._exit(1)
+
     with Connection(descriptor) as parent, suppress(OSError):  # nobody hears the answer
-        threading.Thread(target=_listen, args=(parent, messages), daemon=True).start()
+        threading.Thread(target=listen, daemon=True).start()
         while True:
             parent.send(answer(messages.get()))
-
-
-def _listen(parent: Connection, messages: SimpleQueue[Any]) -> None:
-    """Also while a job runs: a parent that was killed cannot tell anybody.
-
-    And a parent that sends is never kept waiting while we wait for it to take an answer.
-    """
-    with suppress(Exception):  # it is gone, or sends what cannot be read here
-        while (message := parent.recv()) != _STOP:
-            messages.put(message)
-    # A trainer notes it, saves and returns; outside of one it ends the process.
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(GRACE_SECONDS)
-    os._exit(1)

@@ -95,7 +95,7 @@ def test_what_a_plan_reads_of_a_proxy(inputs, tmp_path):
     }
     outcome = LearntWeights.of(json.loads(json.dumps(state)), ["alpha", "gamma"])
     assert [point["steps"] for point in outcome.trajectory] == list(range(1, 13))
-    assert set(outcome.mixture.weights) == {"alpha", "gamma"}
+    assert set(outcome.average) == {"alpha", "gamma"}
     assert sum(outcome.average.values()) == pytest.approx(1)
     metrics = [row for row in rows(tmp_path / "run") if "weights/alpha/now" in row]
     for row, point in zip(metrics, outcome.trajectory, strict=True):

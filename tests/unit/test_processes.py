@@ -53,12 +53,12 @@ def test_jobs_queue_up_and_are_answered_in_order(pool):
     messages = [bytes([n]) * 2_000_000 for n in range(4)]
     for number, message in enumerate(messages):
         pool.give(worker, number, message)
-    assert worker.job == 0
+    assert worker.jobs[0] == 0
     found = collect(pool, 4)
     assert [number for number, _ in found] == [0, 1, 2, 3]
     assert [message for _, (_, message) in found] == messages
     assert {pid for _, (pid, _) in found} == {worker.process.pid}
-    assert worker.job is None
+    assert not worker.jobs
 
 
 def test_work_goes_to_the_least_busy_and_to_new_workers_first(pool):

@@ -3,17 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dograph.cli.console import (
-    argument,
-    ensured,
-    open_console,
-    option,
-    options_as,
-    require_writable,
-    say,
-    split_names,
-    stages,
-)
+from dograph.cli import console
+from dograph.cli.console import argument, ensured, option, options_as, say, stages
 from dograph.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -56,7 +47,7 @@ def evaluate(
     """  # noqa: D301
     from dograph.eval.evaluate import EvalRequest
 
-    _evaluate(run, out, options_as(EvalRequest, locals(), tasks=split_names(tasks)))
+    _evaluate(run, out, options_as(EvalRequest, locals(), tasks=console.split_names(tasks)))
 
 
 def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
@@ -74,16 +65,16 @@ def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
             say(f"warning: no loss per source: {error}")
     file = out or subject.result_file
     if file is not None:
-        require_writable(file)
+        console.require_writable(file)
     with stages("texts", live=request.using == "builtin") as report:
         found = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, found)
-    open_console().print(task_table(found))
+    console.open_console().print(task_table(found))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
     if found["sources"]:
-        open_console().print(source_table(found))
+        console.open_console().print(source_table(found))
     for note in found["notes"]:
         print(f"note: {note}")
     print("the result was not kept; give --out FILE" if file is None else f"result: {file}")

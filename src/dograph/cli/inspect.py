@@ -3,16 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dograph.cli.console import (
-    argument,
-    ensured,
-    open_console,
-    option,
-    options_as,
-    print_table,
-    require_writable,
-    stages,
-)
+from dograph.cli import console
+from dograph.cli.console import argument, option, options_as, print_table, stages
 
 if TYPE_CHECKING:
     from dograph.eval.inspect import Inspection
@@ -45,8 +37,8 @@ def inspect(
     """  # noqa: D301
     from dograph.eval.inspect import InspectRequest, inspect_model
 
-    request = options_as(InspectRequest, locals(), corpus=ensured(corpus))
-    require_writable(out / "inspection.json")
+    request = options_as(InspectRequest, locals(), corpus=console.ensured(corpus))
+    console.require_writable(out / "inspection.json")
     with stages("rows") as report:
         found = inspect_model(request, report)
         found.save(out)
@@ -88,7 +80,7 @@ def _print(found: "Inspection") -> None:
         show("sources, farthest first", "sources, MMD^2, separation, p", pairs)
         parts = [[p.name, figure(p.mean_separation), " - ".join(p.farthest)] for p in found.parts]
         show("where in the model sources lie apart", "part, mean separation, farthest", parts)
-    shown = open_console()
+    shown = console.open_console()
     shown.print(node_table(found.graph, "domains that the model perceives"))
     shown.print(edge_table(found.graph))
     absent = "(no tokenizer: text cannot be shown)"

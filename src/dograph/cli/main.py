@@ -30,44 +30,39 @@ DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 
 
 class SettingsCommand(TyperCommand):
-    """A command whose arguments are name=value.
-
-    Somebody who types one as an option is shown how it is given.
-    """
+    """A command whose arguments are name=value: one typed as an option is shown how it is given."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:
+        except Exception as wrong:
             # by its name, because older typers raise click's and newer ones their own copy of it
-            if type(error).__name__ != "NoSuchOption":
+            if type(wrong).__name__ != "NoSuchOption":
                 raise
-            raise ConfigError(_answer(ctx.command_path, typed, error)) from None
+            error: Any = wrong
+        from dograph.config import setting_names, settings_called
 
-
-def _answer(command: str, typed: list[str], error: Any) -> str:
-    """What to type in place of an option that there is not."""
-    from dograph.config import setting_names, settings_called
-
-    option: str = error.option_name
-    name = option.lstrip("-").replace("-", "_")
-    settings = [name] if name in setting_names() else settings_called(name)
-    near = sorted(name for name in error.possibilities or [] if name != "--help")
-    if settings:
-        value = ""  # what came with the option: after its equals sign, or as the next word
-        for word, following in zip(typed, [*typed[1:], ""], strict=True):
-            own, equals, after = word.partition("=")
-            if own == option:
-                value = after if equals else following
-                break
-        value = "VALUE" if not value or value.startswith("--") else value
-        how = f"give it as {' or '.join(f'{name}={value}' for name in settings)}, without dashes"
-    elif near:
-        how = f"did you mean {' or '.join(near)}?"
-    else:
-        how = f"settings are given as train.steps=200, without dashes; options: {command} --help"
-    return f"{option} is not an option of {command}; {how}"
+        option: str = error.option_name
+        name = option.lstrip("-").replace("-", "_")
+        settings = [name] if name in setting_names() else settings_called(name)
+        near = sorted(name for name in error.possibilities or [] if name != "--help")
+        if settings:
+            value = ""  # what came with the option: after its equals sign, or as the next word
+            for word, following in zip(typed, [*typed[1:], ""], strict=True):
+                own, equals, after = word.partition("=")
+                if own == option:
+                    value = after if equals else following
+                    break
+            value = "VALUE" if not value or value.startswith("--") else value
+            given = " or ".join(f"{name}={value}" for name in settings)
+            how = f"give it as {given}, without dashes"
+        elif near:
+            how = f"did you mean {' or '.join(near)}?"
+        else:
+            how = "settings are given as train.steps=200, without dashes; options: "
+            how += f"{ctx.command_path} --help"
+        raise ConfigError(f"{option} is not an option of {ctx.command_path}; {how}")
 
 
 app = typer.Typer(

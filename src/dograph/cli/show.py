@@ -4,22 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dograph.cli.console import (
-    AS_JSON,
-    PIPE_WIDTH,
-    RUN,
-    argument,
-    open_console,
-    option,
-    print_table,
-)
+from dograph.cli import console
+from dograph.cli.console import RUN, argument, option, print_table
 
 PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown beside domains, and by itself
 STEP = option(..., "a step, counted from 1 as in metrics.jsonl")
 PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 
 
-def explain(run: Path = RUN, step: int = STEP, as_json: bool = AS_JSON) -> None:
+def explain(run: Path = RUN, step: int = STEP, as_json: bool = console.AS_JSON) -> None:
     """Show which samples one training step saw, their domains and weights, and why.
 
     A weight of 1 is an equal weight. Nothing is trained or replayed.
@@ -43,7 +36,7 @@ def explain(run: Path = RUN, step: int = STEP, as_json: bool = AS_JSON) -> None:
         print(json.dumps(whole, ensure_ascii=False))
         return
     for line in (f"{run}, step {step}", *(f"  {reason}" for reason in found.reasons)):
-        open_console().print(line, highlight=False, markup=False)
+        console.open_console().print(line, highlight=False, markup=False)
     if found.domains:
         norms = ("gradient norm", "mean norm")
         rows = []
@@ -87,7 +80,7 @@ def graph(
 
     found = recorded.read_graph(run, step)
     if out is None:
-        shown = open_console()
+        shown = console.open_console()
         shown.print(recorded.node_table(found, f"domains after step {found.step}"))
         shown.print(recorded.edge_table(found))
         if (agreement := recorded.agreement_table(run)) is not None:
@@ -112,8 +105,8 @@ def losses(runs: list[Path] = argument(..., "run directories")) -> None:
 def print_losses(runs: list[Path]) -> None:
     from dograph.eval.recorded import losses_table
 
-    width = max(PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
-    open_console(width).print(losses_table(runs))
+    width = max(console.PIPE_WIDTH, 40 + 40 * len(runs))  # a column a run
+    console.open_console(width).print(losses_table(runs))
 
 
 def show(

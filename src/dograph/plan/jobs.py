@@ -111,12 +111,9 @@ class Stopped(DographError):
     """A signal asked to stop before all was done."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(number)
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name}; nothing is lost: the same command goes on")
         self.number = number
-
-    def __str__(self) -> str:
-        name = signal.Signals(self.number).name
-        return f"stopped by {name}; nothing is lost: the same command goes on"
 
 
 class DamagedResultError(DographError):

@@ -99,10 +99,10 @@ class Pool(ABC):
     """Makes jobs while it is entered."""
 
     @abstractmethod
-    def __enter__(self) -> Self: ...
-
-    @abstractmethod
     def __exit__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
 
     @abstractmethod
     def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:

@@ -101,7 +101,7 @@ def test_a_killed_worker_is_replaced_and_its_job_goes_on(corpus, pool, tmp_path)
     deaths, first = [], []
 
     def kill():
-        first.extend(w.process.pid for w in pool._crew if w.job is not None)
+        first.extend(w.process.pid for w in pool._crew if w.jobs)
         os.kill(first[0], signal.SIGKILL)
 
     watcher = when(lambda: len(run.checkpoint_steps()) > 0, kill)
