@@ -252,7 +252,7 @@ CASES: dict[str, Case] = {
             ("robust", "tau: 0.5", "mixer.cap=1.5"),
             ("alignment", "iterations: 20", "mixer.normalise=true"),
             ("uncertainty", "beta: 2, sigma: mean", "mixer.effective_floor=0.9"),
-            ("precision", "q: 0.5", "mixer.keep_shares=true"),
+            ("precision", "q: 0.5, gamma: 0.1", "mixer.keep_shares=true"),
         )
     },
     "scope-batch": trained(*DOGRAPH, "mixer.scope=batch", "mixer.min_size=2", "seed=1"),

@@ -3,6 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from dograph.domains.graph import adjacency, laplacian
 from dograph.domains.objectives import (
     OBJECTIVES,
     Alignment,
@@ -27,6 +28,7 @@ READINGS = [
     Precision(),
     Precision(q=2),
 ]
+PENALISED = [kind(gamma=0.7) for kind in OBJECTIVES.values()]
 
 
 def example(seed=0, num_domains=5):
@@ -55,12 +57,12 @@ def slsqp(loss, size):
     return min(results, key=lambda result: result.fun)
 
 
-@pytest.mark.parametrize("objective", READINGS, ids=repr)
+@pytest.mark.parametrize("objective", READINGS + PENALISED, ids=repr)
 def test_the_contract_of_objectives(objective):
     check_objective(objective)
 
 
-@pytest.mark.parametrize("objective", READINGS, ids=repr)
+@pytest.mark.parametrize("objective", READINGS + PENALISED, ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_residuals_are_small_at_the_weights_and_not_elsewhere(objective, dtype):
     sketch_BK, label_B = random_domains(1, 11)
@@ -192,9 +194,28 @@ def test_precision_neither_overflows_nor_trusts_a_silent_domain():
     assert Precision(q=-5000)(domains).tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("kind", OBJECTIVES)
-def test_a_run_of_before_may_name_a_gone_option_at_its_default(kind):
-    assert build_objective({"name": kind, "gamma": 0.0}) == OBJECTIVES[kind]()
+@pytest.mark.parametrize("kind", [Robust, Alignment, Precision])
+def test_no_penalty_returns_the_formula_bit_for_bit(kind):
+    domains, *_ = example()
+    assert torch.equal(kind(gamma=0.0)(domains), kind().formula(domains))
+    assert not torch.allclose(kind(gamma=1.0)(domains), kind()(domains), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Robust, Alignment, Precision])
+def test_penalised_formula_on_the_simplex(kind):
+    domains, *_ = example(1)
+    formula = kind()(domains).numpy()
+    l_MM = laplacian(adjacency(domains.gram_MM)).numpy()
+    oracle = slsqp(lambda w: np.sum((w - formula) ** 2) + 0.5 * w @ l_MM @ w, 5)
+    np.testing.assert_allclose(kind(gamma=0.5)(domains).numpy(), oracle.x, atol=2e-5)
+
+
+def test_penalised_uncertainty():
+    domains, means, _, scale = example(1)
+    l_MM = laplacian(adjacency(domains.gram_MM)).numpy()
+    sigma2 = domains.spread_variance_M.numpy() / scale**2
+    oracle = slsqp(lambda w: np.sum((w @ means) ** 2) / scale + sigma2 @ w + 0.5 * w @ l_MM @ w, 5)
+    np.testing.assert_allclose(Uncertainty(gamma=0.5)(domains).numpy(), oracle.x, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES.values())
@@ -219,7 +240,7 @@ def test_not_finite_gradients_end_in_equal_sample_weights(kind):
         ),
         ({"name": "robust", "tau": 0.0}, r"tau=0\.0: give a finite number above 0"),
         ({"name": "robust", "tau": "hot"}, "tau='hot': give a finite number above 0"),
-        ({"name": "robust", "gamma": 1}, "gamma is not an option of robust"),
+        ({"name": "robust", "gamma": -1}, "gamma=-1: give a finite number of at least 0"),
         ({"name": "alignment", "iterations": 0}, "iterations=0: give a whole number of at least 1"),
         ({"name": "alignment", "iterations": 2.5}, r"iterations=2\.5: give a whole number"),
         ({"name": "alignment", "iterations": True}, "iterations=True: give a whole number"),

@@ -31,6 +31,17 @@ def cosine(gram_MM: Tensor) -> Tensor:
     return torch.where(norm_MM == 0, 0.0, cosine_MM.clamp(-1, 1))
 
 
+def adjacency(gram_MM: Tensor) -> Tensor:
+    """Edge weights A_jl = max(cos(mean_j, mean_l), 0), none from a domain to itself."""
+    cosine_MM = cosine(gram_MM).clamp_min(0)
+    return cosine_MM - torch.diag(cosine_MM.diagonal())
+
+
+def laplacian(adjacency_MM: Tensor) -> Tensor:
+    """L = diag(A 1) - A, so that w'Lw is the sum over edges of A_jl (w_j - w_l)^2."""
+    return torch.diag(adjacency_MM.sum(dim=1)) - adjacency_MM
+
+
 def mmd_squared(gram_MM: Tensor) -> Tensor:
     """Squared distances between domain means, G_jj + G_ll - 2 G_jl.
 

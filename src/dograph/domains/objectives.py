@@ -4,7 +4,8 @@ First the objectives, then the solver of those that are convex; nothing waits fo
 
 Shapes: M domains. G is the Gram of the domains' mean gradients g_j, s the mean squared gradient
 norm over all samples. Empty domains get weight 0. The four objectives of the paper
-(App. Objectives) keep their names; `Precision` is ours.
+(App. Objectives) keep their names; `Precision` is ours. `gamma` > 0 draws neighbours in the domain
+graph together by a penalty gamma w'Lw; 0 is the paper.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dograph.config import Options
+from dograph.domains.graph import adjacency, laplacian
 from dograph.errors import ConfigError, did_you_mean
 from dograph.kernels import usable
 from dograph.types import Domains
@@ -46,37 +48,56 @@ class Objective(Protocol):
         ...
 
 
-class _Named(Options):
-    """What objectives of a name have in common."""
+class _Convex(Options):
+    """Objectives that are a convex quadratic w'Qw + b'w; the residual is its relative gap."""
 
     prefix: ClassVar[str] = "objective."
     rule: ClassVar[str]  # what it weighs by, as far as a table of domains shows it
 
-
-class _Convex(_Named):
-    """Objectives that are a convex quadratic w'Qw + b'w; the residual is its relative gap."""
+    gamma: float = Field(0.0, ge=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
-        """Q and b."""
+        """Q and b, before the penalty."""
         raise NotImplementedError
 
     def __call__(self, domains: Domains) -> Tensor:
-        quadratic_MM, linear_M = self.problem(domains)
+        quadratic_MM, linear_M = self._penalised(domains)
         return solve_qp(quadratic_MM, linear_M, domains.present_M).to(domains.gram_MM.dtype)
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        quadratic_MM, linear_M = self.problem(domains)
+        quadratic_MM, linear_M = self._penalised(domains)
         return relative_gap(quadratic_MM, linear_M, weight_M, domains.present_M)
 
+    def _penalised(self, domains: Domains) -> tuple[Tensor, Tensor]:
+        quadratic_MM, linear_M = self.problem(domains)
+        if self.gamma > 0:
+            laplacian_MM = laplacian(adjacency(domains.gram_MM.double()))
+            quadratic_MM = quadratic_MM + self.gamma * laplacian_MM
+        return quadratic_MM, linear_M
 
-class _ClosedForm(_Named):
-    """Objectives with a formula; the residual is how far weights are from it."""
 
-    def __call__(self, domains: Domains) -> Tensor:
+class _ClosedForm(_Convex):
+    """Objectives with a formula w0; under a penalty, argmin ||w - w0||^2 + gamma w'Lw."""
+
+    def formula(self, domains: Domains) -> Tensor:
         raise NotImplementedError
 
+    def unsettled(self, domains: Domains, weight_M: Tensor) -> Tensor:
+        """How far weights are from satisfying the formula."""
+        return (weight_M - self.formula(domains)).abs().amax()
+
+    def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
+        formula_M = self.formula(domains).double()
+        return torch.diag(torch.ones_like(formula_M)), -2 * formula_M
+
+    def __call__(self, domains: Domains) -> Tensor:
+        return self.formula(domains) if self.gamma == 0 else super().__call__(domains)
+
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        return (weight_M - self(domains)).abs().amax()
+        if self.gamma == 0:
+            return self.unsettled(domains, weight_M)
+        unsettled = self.unsettled(domains, self.formula(domains))
+        return torch.maximum(super().residual(domains, weight_M), unsettled)
 
 
 class Variance(_Convex):
@@ -115,7 +136,7 @@ class Robust(_ClosedForm):
 
     tau: float = Field(1.0, gt=0)
 
-    def __call__(self, domains: Domains) -> Tensor:
+    def formula(self, domains: Domains) -> Tensor:
         present_M = domains.present_M
         norm_M = torch.where(present_M, domains.gram_MM.double().diagonal().clamp_min(0).sqrt(), 0)
         mean = norm_M.sum() / present_M.sum().clamp_min(1)
@@ -137,12 +158,12 @@ class Alignment(_ClosedForm):
 
     iterations: int = Field(20, ge=1)
 
-    def __call__(self, domains: Domains) -> Tensor:
+    def formula(self, domains: Domains) -> Tensor:
         present_M = domains.present_M.double()
         weight_M = present_M / present_M.sum().clamp_min(1)
         return self._iterated(domains, weight_M, self.iterations).to(domains.gram_MM.dtype)
 
-    def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
+    def unsettled(self, domains: Domains, weight_M: Tensor) -> Tensor:
         return (self._iterated(domains, weight_M.double(), 1) - weight_M).abs().amax()
 
     def _iterated(self, domains: Domains, weight_M: Tensor, iterations: int) -> Tensor:
@@ -200,7 +221,7 @@ class Precision(_ClosedForm):
 
     q: float = 1.0
 
-    def __call__(self, domains: Domains) -> Tensor:
+    def formula(self, domains: Domains) -> Tensor:
         absent_M, share_M = ~domains.present_M, domains.share_M.double()
         ratio_M = domains.square_M.double() / _unit(domains)
         ratio_M = ratio_M.masked_fill(ratio_M <= torch.finfo(torch.float32).eps, 1)
@@ -210,7 +231,7 @@ class Precision(_ClosedForm):
         return weight_M.to(domains.gram_MM.dtype)
 
 
-OBJECTIVES: dict[str, type[_Convex] | type[_ClosedForm]] = {
+OBJECTIVES: dict[str, type[_Convex]] = {
     "variance": Variance,
     "robust": Robust,
     "alignment": Alignment,
@@ -232,8 +253,7 @@ def build_objective(spec: str | Mapping[str, object] | Objective) -> Objective:
     name = str(options["name"])
     if name not in OBJECTIVES:
         raise ConfigError(f'objective="{name}" is not known; {did_you_mean(name, OBJECTIVES)}')
-    gone = (("name", name), ("gamma", 0))  # runs of before may name a gone option at its default
-    given: dict[str, Any] = dict(option for option in options.items() if option not in gone)
+    given: dict[str, Any] = {option: value for option, value in options.items() if option != "name"}
     return OBJECTIVES[name](**given)
 
 
