@@ -87,10 +87,13 @@ def lowest_huber(
         near = 1e-6 * (1 + np.abs(end.x).max())
         if all(np.abs(end.x - other.x).max() > near for other in ends):
             ends.append(end)
-    best = min((descend(end.x, MOST_STEPS) for end in ends[:GO_ON]), key=lambda end: end.cost)
+    ends = [descend(end.x, MOST_STEPS) for end in ends[:GO_ON]]
+    best = min(ends, key=lambda end: end.cost)
     while (again := descend(best.x, MOST_STEPS)).cost < best.cost * (1 - 1e-12):
         best = again
-    return best.x, best.status > 0
+    # Of several descents to one minimum, some turn over the last digits and never stop.
+    lowest = [end for end in (*ends, again) if end.cost <= best.cost * (1 + 1e-9)]
+    return best.x, any(end.status > 0 for end in lowest)
 
 
 def _undecided(
