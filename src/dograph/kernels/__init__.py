@@ -1,6 +1,6 @@
 """Which code runs: a Triton kernel on a GPU, or its twin in plain PyTorch anywhere else.
 
-A module NAME_kernel.py holds a kernel; it imports Triton, so it is imported when it is needed.
+The other modules of this package import Triton, so each is imported when it is needed.
 """
 
 import importlib.util
