@@ -23,8 +23,10 @@ TURNS = ("old", "new", "new", "old")
 def measure(source: Path, arguments: list[str], out: Path) -> dict[str, Any]:
     """One `dograph bench` of the code in `source`."""
     path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "dograph", "bench", *arguments, "--out", str(out)]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path})
+    # By its name alone: the file holds the command, and is to name no folder of a machine.
+    command = [sys.executable, "-m", "dograph", "bench", *arguments, "--out", out.name]
+    environment = os.environ | {"PYTHONPATH": path}
+    subprocess.run(command, check=True, env=environment, cwd=out.resolve().parent)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
