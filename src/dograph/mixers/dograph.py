@@ -33,7 +33,7 @@ from dograph.mixers.remixing import Remixing
 from dograph.types import Domains, Mixture, Signals
 
 DEFAULT_RECIPE = "recommended"
-RETIRED = {"weight_floor": 0}  # gone options, at the values that older runs may still name
+RETIRED = {"weight_floor": 0}  # removed options, with the value that older runs may still name
 RECENT = 10  # batches over which domains and sources are compared; one alone may agree by chance
 # Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks
 # first. The paper also draws a new projection every step: sketch.refresh=step.
@@ -91,8 +91,14 @@ class DoGraphOptions(Options):
             raise ConfigError(
                 f'mixer.recipe="{recipe}" is not known; {did_you_mean(recipe, RECIPES)}'
             )
-        gone = {option for option, value in RETIRED.items() if given.get(option) == value}
-        return RECIPES[recipe] | {name: value for name, value in given.items() if name not in gone}
+        for option, value in RETIRED.items():
+            if given.get(option, value) != value:
+                raise ConfigError(
+                    f"mixer.{option}={given[option]}: this option was removed; leave it out, and "
+                    "bound weights with mixer.effective_floor or mixer.cap"
+                )
+        kept = {name: value for name, value in given.items() if name not in RETIRED}
+        return RECIPES[recipe] | kept
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -328,8 +328,11 @@ def _compared(one: Comparison) -> list[Shown]:
         "method": lambda method: method.name,
         "seeds": lambda method: str(method.seeds),
     }
-    for name in figures:
-        columns[name] = lambda method, name=name: TableCell.of(method.losses.get(name))  # type: ignore[misc]
+
+    def loss_column(name: str) -> Callable[[MethodRow], Entry]:
+        return lambda method: TableCell.of(method.losses.get(name))
+
+    columns |= {name: loss_column(name) for name in figures}
     columns[f"mean less {one.baseline}'s"] = _mean_difference
     if one.is_planned:
         tests = {method.name: method.differences.get("mean") for method in one.methods}

@@ -23,7 +23,7 @@ from dograph_batches import SIZE, Lab, batch
         ({"warmup_steps": 2.5}, "mixer.warmup_steps=2.5"),
         ({"warmup_step": 2}, 'did you mean "warmup_steps"'),
         ({"effective_floor": 1.5}, "at most 1"),
-        ({"weight_floor": 0.2}, "mixer.weight_floor is not an option of dograph"),
+        ({"weight_floor": 0.2}, r"mixer.weight_floor=0\.2: this option was removed; leave it out"),
         ({"objective": "varance"}, "variance"),
         ({"objective": {"name": "robust", "tau": 0}}, "tau"),
         ({"recipe": "papper"}, "paper"),
