@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dograph.errors import ConfigError, did_you_mean, either
+from dograph.renamed import with_new_names, with_new_settings
 from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
 from dograph.run_presets import merge as merge
 
@@ -79,7 +80,7 @@ class Options(BaseModel):
 
     def __init__(self, **given: Any) -> None:
         try:
-            super().__init__(**given)
+            super().__init__(**with_new_names(self.owner or self.prefix, given, self.prefix))
         except ValidationError as error:
             raise ConfigError("\n".join(self._refusal(one) for one in error.errors())) from None
 
@@ -181,7 +182,7 @@ class TrainConfig(Part):
 
 class EvalConfig(Part):
     every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
-    max_blocks: int = Field(32, ge=1, description="validation samples per source")
+    max_samples_per_source: int = Field(32, ge=1, description="validation samples of a source")
 
 
 class ProbeConfig(Part):
@@ -220,6 +221,11 @@ class RunConfig(Part):
     probe: ProbeConfig = Field(default_factory=ProbeConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, values: Any) -> Any:
+        return with_new_settings(values) if isinstance(values, Mapping) else values
 
     @property
     def tokens_per_step(self) -> int:
@@ -433,12 +439,15 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
         values = merge(_preset(values.pop("preset", "demo")), values)
     else:
         values = _preset(name)
+    values = with_new_settings(values)
     changes = merge({}, *(parse_override(override) for override in overrides))
-    merged = merge(values, changes)
     old, new = values.get("mixer"), changes.get("mixer")
-    named = new.get("name") if isinstance(new, dict) else None
-    if named is not None and isinstance(old, dict) and named != old.get("name"):
-        merged |= {"mixer": new}  # naming another mixer drops the options of the one it replaces
+    before = old.get("name", "dograph") if isinstance(old, dict) else "dograph"
+    named = new.get("name", before) if isinstance(new, dict) else before
+    changes = with_new_settings(changes, mixer=str(named))
+    merged = merge(values, changes)
+    if named != before:  # naming another mixer drops the options of the one it replaces
+        merged |= {"mixer": changes["mixer"]}
     # A warm-up that nobody set takes no larger part of a short run than of the default one. What is
     # wrong with these values is told by parse_config.
     train, optim, default = merged.get("train"), merged.get("optim", {}), RunConfig()
@@ -469,4 +478,4 @@ def parse_override(text: str) -> dict[str, Any]:
     for part in reversed(name.split(".")):
         parsed = {part: parsed}
     nested: dict[str, Any] = parsed
-    return nested
+    return with_new_settings(nested, mixer="")  # its options once it is known which mixer it is

@@ -21,6 +21,7 @@ LAYERS = [
     "processes",
     "progress",
     "stats",
+    "renamed",
     "run_presets",
     "config",
     "kernels",

@@ -4,8 +4,8 @@ First the objectives, then the solver of those that are convex; nothing waits fo
 
 Shapes: M domains. G is the Gram of the domains' mean gradients g_j, s the mean squared gradient
 norm over all samples. Empty domains get weight 0. The four objectives of the paper
-(App. Objectives) keep their names; `Precision` is ours. `gamma` > 0 draws neighbours in the domain
-graph together by a penalty gamma w'Lw; 0 is the paper.
+(App. Objectives) keep their names; `Precision` is ours. `graph_penalty` gamma > 0 draws neighbours
+in the domain graph together by a penalty gamma w'Lw; 0 is the paper.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class _Convex(Options):
     prefix: ClassVar[str] = "objective."
     rule: ClassVar[str]  # what it weighs by, as far as a table of domains shows it
 
-    gamma: float = Field(0.0, ge=0)
+    graph_penalty: float = Field(0.0, ge=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         """Q and b, before the penalty."""
@@ -70,9 +70,9 @@ class _Convex(Options):
 
     def _penalised(self, domains: Domains) -> tuple[Tensor, Tensor]:
         quadratic_MM, linear_M = self.problem(domains)
-        if self.gamma > 0:
+        if self.graph_penalty > 0:
             laplacian_MM = laplacian(adjacency(domains.gram_MM.double()))
-            quadratic_MM = quadratic_MM + self.gamma * laplacian_MM
+            quadratic_MM = quadratic_MM + self.graph_penalty * laplacian_MM
         return quadratic_MM, linear_M
 
 
@@ -91,10 +91,10 @@ class _ClosedForm(_Convex):
         return torch.diag(torch.ones_like(formula_M)), -2 * formula_M
 
     def __call__(self, domains: Domains) -> Tensor:
-        return self.formula(domains) if self.gamma == 0 else super().__call__(domains)
+        return self.formula(domains) if self.graph_penalty == 0 else super().__call__(domains)
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        if self.gamma == 0:
+        if self.graph_penalty == 0:
             return self.unsettled(domains, weight_M)
         unsettled = self.unsettled(domains, self.formula(domains))
         return torch.maximum(super().residual(domains, weight_M), unsettled)
@@ -103,7 +103,7 @@ class _ClosedForm(_Convex):
 class Variance(_Convex):
     """Small variance of gradient norms and a short update: Var_j[||g_j||] + lambda w'Gw / s.
 
-    As printed the variance does not depend on w, so `variance="printed"` minimises the norm of the
+    As printed the variance does not depend on w, so `variance="paper"` minimises the norm of the
     update alone, whatever lambda. `"weighted"` is our repaired reading, Var_j[||w_j g_j||] / s over
     the m' present domains: w'D (I/m' - 11'/m'^2) D w with D = diag(||g_j||) / sqrt(s).
     """
@@ -111,7 +111,7 @@ class Variance(_Convex):
     rule: ClassVar[str] = "the weights that make the update shortest"
 
     lambda_: float = Field(1.0, gt=0)
-    variance: Literal["printed", "weighted"] = "printed"
+    variance: Literal["paper", "weighted"] = "paper"
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         gram_MM = domains.gram_MM.double() / _unit(domains)
@@ -188,7 +188,7 @@ class Alignment(_ClosedForm):
 class Uncertainty(_Convex):
     """A short update from steady domains: w'Gw / s + beta sum_j sigma_j^2 w_j.
 
-    `sigma="printed"` is the paper's sigma_j^2, the variance of squared distances to the domain's
+    `sigma="paper"` is the paper's sigma_j^2, the variance of squared distances to the domain's
     mean, a fourth power of gradients and therefore over s^2. `"mean"` is our repaired reading, the
     mean squared distance over s. A domain of one sample has sigma 0; `sigma_floor` is the least
     scaled sigma^2 that any domain is given.
@@ -197,12 +197,12 @@ class Uncertainty(_Convex):
     rule: ClassVar[str] = "a short update from domains of little spread"
 
     beta: float = Field(1.0, ge=0)
-    sigma: Literal["printed", "mean"] = "printed"
+    sigma: Literal["paper", "mean"] = "paper"
     sigma_floor: float = Field(0.0, ge=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         unit = _unit(domains)
-        if self.sigma == "printed":
+        if self.sigma == "paper":
             sigma_M = domains.spread_variance_M.double() / unit.square()
         else:
             sigma_M = domains.spread_M.double() / unit

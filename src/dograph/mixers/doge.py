@@ -24,7 +24,7 @@ class DoGEUpdate(Options):
     """Of the update of the weights; those of the authors' code."""
 
     targets: Any = None  # names of sources; None: all
-    clip: float = Field(5.0, gt=0)
+    clip_norm: float = Field(5.0, gt=0)
     exclude_self: bool = False  # no source counts for helping itself
     smoothing: Fraction = 0.0  # c
 
@@ -53,9 +53,9 @@ class DoGEProxy(SourceMixer):
         log a <- log a + s / mu; a <- softmax; a <- (1 - c) a + c / S
 
     g_i is the mean gradient of the source's samples in the world batch, seen through its sketch
-    and scaled down to norm `clip`; a source that is absent keeps its last one. Inner products of
-    sketches of K numbers are unbiased, with variance <= 2 |g|^2 |h|^2 / K about. The result is the
-    average of a over the steps.
+    and scaled down to norm `clip_norm`; a source that is absent keeps its last one. Inner products
+    of sketches of K numbers are unbiased, with variance of about 2 |g|^2 |h|^2 / K or less. The
+    result is the average of a over the steps.
 
     A sample of source i weighs a_i * (its scaling) / (the source's samples), with the new a: the
     gradient points along sum_i a_i g_i. Weights are divided by their sum, so its length differs
@@ -109,7 +109,7 @@ class DoGEProxy(SourceMixer):
         own_BS, lr = self._ready(signals), signals.lr
         count_S, finite = own_BS.sum(dim=0), all_finite(sketch_BK)
         mean_SK = (own_BS.mT @ sketch_BK.double()) / count_S.clamp_min(1)[:, None]
-        scale_S: Tensor = (self.options.clip / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
+        scale_S: Tensor = (self.options.clip_norm / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
         if self.gradient_SK is None:
             self.gradient_SK, self.projection = torch.zeros_like(mean_SK), signals.projection
         if self.projection != signals.projection:

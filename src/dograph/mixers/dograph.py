@@ -25,7 +25,7 @@ from dograph.domains.partition import (
     sample_weights,
     share_out,
 )
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, Scope, StreamScope
+from dograph.domains.scopes import FIT_BATCHES, PeriodScope, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, with_options
 from dograph.mixers.fixed import Sampling, sampling_mixture
@@ -40,9 +40,9 @@ RECENT = 10  # batches over which domains and sources are compared; one alone ma
 _PAPER = {
     "scope": "batch",
     "objective": "uncertainty",
-    "normalise": False,
-    "effective_floor": None,
-    "warmup": 0.0,
+    "spherical_kmeans": False,
+    "min_effective_fraction": None,
+    "warmup_ratio": 0.0,
 }
 # What a recipe changes in the defaults of `DoGraphOptions`.
 RECIPES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     # The paper's domains under our objective: what did best on tuning seeds (docs/results.md).
     "recommended": _PAPER | {"objective": "precision"},
     # No domains needed: each sample's gradient counts by its direction, w_j = |D_j| / n.
-    "inverse-norm": _PAPER | {"objective": {"name": "precision", "q": 0.0}, "within": "unit"},
+    "inverse-norm": _PAPER
+    | {"objective": {"name": "precision", "q": 0.0}, "normalize_gradients": True},
 }
 
 
@@ -62,24 +63,28 @@ class DoGraphOptions(Options):
 
     recipe: str = DEFAULT_RECIPE
     num_domains: int = Field(11, ge=1)
-    scope: Literal["batch", "epoch", "stream"] = "stream"
-    every: int = Field(100, ge=1)  # steps of a period, scope epoch
+    scope: Literal["batch", "period", "stream"] = "stream"
+    period_steps: int = Field(100, ge=1)  # steps of a period, scope period
     half_life: float = Field(70.0, ge=1)  # steps after which a sample counts half, scope stream
     objective: Any = "precision"  # a name, {name: ..., option: ...}, or an object
-    normalise: bool = True  # spherical K-means; stream always is
-    restarts: int = Field(16, ge=1)
-    min_size: int = Field(1, ge=1)
-    cap: float | None = Field(None, ge=1)  # most that a sample may count, in equal weights
-    effective_floor: float | None = Field(0.9, ge=1e-6, le=1)  # least effective share 1/(n sum c^2)
-    keep_shares: bool = False  # weigh inside sources: each keeps the share that was drawn
-    within: Literal["mean", "unit"] = "mean"
-    norm_from: Literal["blocks", "all"] = "blocks"
+    spherical_kmeans: bool = True  # spherical K-means; stream always is
+    kmeans_restarts: int = Field(16, ge=1)
+    min_domain_size: int = Field(1, ge=1)
+    max_relative_weight: float | None = Field(
+        None, ge=1
+    )  # most that a sample may count, in equal weights
+    min_effective_fraction: float | None = Field(
+        0.9, ge=1e-6, le=1
+    )  # least effective share 1/(n sum c^2)
+    keep_source_shares: bool = False  # weigh inside sources: each keeps the share that was drawn
+    normalize_gradients: bool = False  # each sample counts by the direction of its gradient
+    gradient_norm_from: Literal["blocks", "all"] = "blocks"
     sampling: Sampling = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
-    realise: Literal["loss", "sampling"] = "loss"
+    apply_weights_to: Literal["loss", "sampling"] = "loss"
     remix_every: int = Field(50, ge=1)
-    remix_floor: float = Field(0.25, ge=0, le=1)  # of a stratum's share at first
+    remix_min_fraction: float = Field(0.25, ge=0, le=1)  # of a stratum's share at first
     max_epochs: float = Field(4.0, ge=0)  # how often remixing may have a stratum read through
-    warmup: Fraction = 0.05  # share of the run with equal weights
+    warmup_ratio: Fraction = 0.05  # share of the run with equal weights
     warmup_steps: int | None = Field(None, ge=0)  # in place of it
     seed: int = 0
 
@@ -95,36 +100,37 @@ class DoGraphOptions(Options):
             if given.get(option, value) != value:
                 raise ConfigError(
                     f"mixer.{option}={given[option]}: this option was removed; leave it out, and "
-                    "bound weights with mixer.effective_floor or mixer.cap"
+                    "bound weights with mixer.min_effective_fraction or mixer.max_relative_weight"
                 )
         kept = {name: value for name, value in given.items() if name not in RETIRED}
         return RECIPES[recipe] | kept
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.keep_shares and self.cap is not None:
+        if self.keep_source_shares and (limit := self.max_relative_weight) is not None:
             raise ConfigError(
-                f"mixer.cap={self.cap:g} with mixer.keep_shares=true: what a cap cuts off goes to "
-                "all sources alike; bound weights with mixer.effective_floor instead"
+                f"mixer.max_relative_weight={limit:g} with mixer.keep_source_shares=true: the "
+                "excess over the limit would go to all sources; limit weights with "
+                "mixer.min_effective_fraction instead"
             )
-        if self.realise != "loss" and self.scope == "batch":
+        if self.apply_weights_to != "loss" and self.scope == "batch":
             raise ConfigError(
-                "mixer.realise=sampling needs domains with an identity over time: "
-                "mixer.scope=stream or epoch, not batch"
+                "mixer.apply_weights_to=sampling needs domains with an identity over time: "
+                "mixer.scope=stream or period, not batch"
             )
         return self
 
     def open_scope(self) -> Scope:
         cluster = KMeans(
             self.num_domains,
-            normalise=self.normalise or self.scope == "stream",
-            restarts=self.restarts,
-            min_size=self.min_size,
+            normalise=self.spherical_kmeans or self.scope == "stream",
+            restarts=self.kmeans_restarts,
+            min_size=self.min_domain_size,
             seed=self.seed,
         )
         if self.scope == "stream":
             return StreamScope(cluster, half_life=self.half_life)
-        return EpochScope(cluster, self.every) if self.scope == "epoch" else Scope(cluster)
+        return PeriodScope(cluster, self.period_steps) if self.scope == "period" else Scope(cluster)
 
 
 class DoGraph(Mixer):
@@ -138,7 +144,7 @@ class DoGraph(Mixer):
         self.options = DoGraphOptions(recipe=recipe, **options)
         self.objective = build_objective(self.options.objective)
         self.scope, self.remixing = self.options.open_scope(), Remixing(self.options)
-        self.budget = Budget(self.options.cap, self.options.effective_floor)
+        self.budget = Budget(self.options.max_relative_weight, self.options.min_effective_fraction)
         self.warmup_steps = self.options.warmup_steps or 0
         self.num_sources = 64  # until a plan knows the run's
         self.recent: list[tuple[Tensor, Tensor]] = []  # label_B and source_B of the last batches
@@ -146,7 +152,7 @@ class DoGraph(Mixer):
         self.weight_M: Tensor | None = None
 
     def plan(self, lab: Lab) -> Mixture:
-        """As `sampling` says at first; `realise: sampling` moves it later."""
+        """As `sampling` says at first; `apply_weights_to: sampling` moves it later."""
         self.warm_up(lab.steps)
         self.num_sources = len(lab.tokens)
         mixture = sampling_mixture(self.options.sampling, lab.tokens)
@@ -156,7 +162,7 @@ class DoGraph(Mixer):
     def warm_up(self, steps: int) -> None:
         """Count samples alike in the first part of a run of `steps`, or as long as was asked."""
         if self.options.warmup_steps is None:
-            self.warmup_steps = round(self.options.warmup * steps)
+            self.warmup_steps = round(self.options.warmup_ratio * steps)
 
     def weigh(self, signals: Signals) -> Tensor:
         """Algorithm 1: cluster the sketches, solve for the domains' weights, share them out."""
@@ -184,27 +190,32 @@ class DoGraph(Mixer):
     ) -> tuple[Tensor, Tensor]:
         """c_B: domain weights to sample weights, inside the budget; and if all was finite."""
         options, source_B = self.options, signals.source_B
-        plain = (options.realise, options.within, options.cap, options.keep_shares)
-        if plain == ("loss", "mean", None, False):
-            return share_out(domains, weight_M, finite, options.effective_floor)
-        if options.keep_shares and source_B is None:
+        plain = (
+            options.apply_weights_to,
+            options.normalize_gradients,
+            options.max_relative_weight,
+            options.keep_source_shares,
+        )
+        if plain == ("loss", False, None, False):
+            return share_out(domains, weight_M, finite, options.min_effective_fraction)
+        if options.keep_source_shares and source_B is None:
             raise ConfigError(
-                "mixer.keep_shares=true needs the source of every sample: pass source_B to "
+                "mixer.keep_source_shares=true needs the source of every sample: pass source_B to "
                 "Sketcher.backward or Sketcher.signals"
             )
-        sampled = options.realise == "sampling"
+        sampled = options.apply_weights_to == "sampling"
         weight_B = super().weigh(signals) if sampled else sample_weights(domains, weight_M)
-        kept_B = source_B if options.keep_shares else None
+        kept_B = source_B if options.keep_source_shares else None
         weight_B = self.budget.hold(weight_B, self._norms(signals), kept_B)
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
     def _norms(self, signals: Signals) -> Tensor | None:
-        """What samples are divided by where they count by their direction (`within: unit`)."""
-        if self.options.within == "mean":
+        """Gradient norms that sample weights are divided by, with `normalize_gradients`."""
+        if not self.options.normalize_gradients:
             return None
         assert signals.sketch_BK is not None
-        own = signals.block_norm_B if self.options.norm_from == "blocks" else None
+        own = signals.block_norm_B if self.options.gradient_norm_from == "blocks" else None
         return signals.sketch_BK.norm(dim=1) if own is None else own
 
     def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
@@ -221,7 +232,7 @@ class DoGraph(Mixer):
             return equal_b
         weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
         times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
-        if self.options.realise == "sampling":
+        if self.options.apply_weights_to == "sampling":
             times_M = torch.ones_like(times_M)
         each_M, label_b, norm_b = times_M / num_samples, domains.label_B, self._norms(signals)
         weight_b = self.budget.hold_lagged(each_M, share_M, label_b, norm_b, size=num_samples)
@@ -327,11 +338,11 @@ class DoGraph(Mixer):
 
     @property
     def changes_sampling(self) -> bool:
-        return self.options.realise != "loss"
+        return self.options.apply_weights_to != "loss"
 
     @property
     def requires_sources(self) -> bool:
-        return self.options.keep_shares
+        return self.options.keep_source_shares
 
     @property
     def domains_last(self) -> bool:
@@ -341,7 +352,7 @@ class DoGraph(Mixer):
         if not self.changes_sampling:
             return None
         return (
-            "with mixer.realise=sampling sets it from the model's domains, every "
+            "with mixer.apply_weights_to=sampling sets it from the model's domains, every "
             f"mixer.remix_every={self.options.remix_every} steps"
         )
 
@@ -349,12 +360,12 @@ class DoGraph(Mixer):
         if not self.domains_last:
             return (
                 f"with mixer.scope={self.options.scope} knows no domains before it has seen a "
-                "whole batch: set mixer.scope=stream or epoch"
+                "whole batch: set mixer.scope=stream or period"
             )
-        if self.options.keep_shares:
+        if self.options.keep_source_shares:
             return (
-                "with mixer.keep_shares=true needs whole batches to know what a source weighs: "
-                "set mixer.keep_shares=false"
+                "with mixer.keep_source_shares=true needs whole batches to know the weight of a "
+                "source: set mixer.keep_source_shares=false"
             )
         return None
 
@@ -368,7 +379,7 @@ class DoGraph(Mixer):
             raise ConfigError(
                 f"{given}: domains that last need sketches under one projection; {remedy}"
             )
-        first = self.options.every if self.options.scope == "epoch" else FIT_BATCHES
+        first = self.options.period_steps if self.options.scope == "period" else FIT_BATCHES
         if isinstance(asked, int) and 0 < asked <= first:
             raise ConfigError(
                 f"{given}: domains are found from {first} steps, and would be forgotten before "
@@ -416,15 +427,21 @@ class DoGraph(Mixer):
             return [*told, "some gradient was not finite: all samples counted alike"]
         # From domain weights to sample weights, in the order in which it is done.
         steps = ["a sample counts its domain's weight over its domain's share"]
-        if options.realise == "sampling":
-            steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
-        if options.within == "unit":
-            steps += ["divided by its own gradient norm (within: unit)"]
-        if options.keep_shares:
-            steps += ["scaled so that each source keeps the share it was drawn with (keep_shares)"]
-        if options.cap is not None:
-            steps += [f"at most {options.cap:g} equal weights (cap)"]
-        if (floor := options.effective_floor) is not None:
+        if options.apply_weights_to == "sampling":
+            steps = [
+                "domain weights change what is drawn (apply_weights_to: sampling), not the loss"
+            ]
+        if options.normalize_gradients:
+            steps += ["divided by its own gradient norm (normalize_gradients)"]
+        if options.keep_source_shares:
+            steps += [
+                "scaled so that each source keeps the share it was drawn with (keep_source_shares)"
+            ]
+        if options.max_relative_weight is not None:
+            steps += [
+                f"at most {options.max_relative_weight:g} equal weights (max_relative_weight)"
+            ]
+        if (floor := options.min_effective_fraction) is not None:
             # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
             pieces = (config.train.micro_batch_size or size) < size
             lagged = pieces and config.sketch.accumulation == "lagged"

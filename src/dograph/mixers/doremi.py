@@ -26,8 +26,8 @@ class DoReMiUpdate(Options):
     """Of the update of the weights; those of the authors' code."""
 
     smoothing: Fraction = 1e-3  # c
-    normaliser: Literal["global", "per_domain"] = "global"
-    excess: Literal["token", "domain"] = "token"
+    loss_normalization: Literal["global", "per_source"] = "global"
+    clip_excess_per: Literal["token", "source"] = "token"
     sampling: Literal["uniform", "natural"] = "uniform"
 
 
@@ -49,11 +49,11 @@ class DoReMiProxy(SourceMixer):
 
     The result is the average of a over the steps, a_0 among them. A token of source d counts
     a_d / p_d (p: the sampling shares) in the same step, divided by the sum over all tokens
-    (`normaliser: global`, the authors' code), or a_d / (its tokens in the batch), which is the
-    paper's mean by source (`per_domain`). A source not seen yet has s_d = log(vocabulary).
+    (`loss_normalization: global`, the authors' code), or a_d / (its tokens in the batch), which is
+    the paper's mean by source (`per_source`). A source not seen yet has s_d = log(vocab_size).
 
-    `excess: domain` clips the difference of the source's mean losses instead of the tokens' (the
-    DoGE and Sow code bases, with eta 0.1 and c 0).
+    `clip_excess_per: source` clips the difference of the source's mean losses instead of the
+    tokens' (as the code of DoGE and of Sow et al. does, with eta 0.1 and c 0).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "reference_loss", "source"})
@@ -70,7 +70,7 @@ class DoReMiProxy(SourceMixer):
         loss_B = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
         count_S = own_BS.sum(dim=0)
-        if self.options.excess == "token":
+        if self.options.clip_excess_per == "token":
             beside_B = self._require(signals, "excess_loss_B")
             mean_S = means_by_source(beside_B, own_BS)
         else:
@@ -89,7 +89,7 @@ class DoReMiProxy(SourceMixer):
         log_S = self.weight_S.log() + self.options.eta * excess_S
         weight_S, c = torch.softmax(log_S, dim=0), self.options.smoothing
         self.update((1 - c) * weight_S + c / len(weight_S), finite)
-        if self.options.normaliser == "per_domain":
+        if self.options.loss_normalization == "per_source":
             each_S = self.weight_S / count_S.clamp_min(1)
         elif self.sampling == "natural":
             token_S = self.known_token_S("mixer.sampling=natural")
@@ -99,10 +99,11 @@ class DoReMiProxy(SourceMixer):
         return self.share_out(each_S, own_BS, finite, loss_B, excess_nats=excess_S)
 
     def refuses_edits(self) -> str | None:
-        if self.options.normaliser != "global":
+        if self.options.loss_normalization != "global":
             return None
         return (
-            f"with mixer.normaliser=global divides by the shares of mixer.sampling={self.sampling}"
+            "with mixer.loss_normalization=global divides by the shares of "
+            f"mixer.sampling={self.sampling}"
         )
 
 

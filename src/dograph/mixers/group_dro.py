@@ -25,7 +25,7 @@ class GroupDROOptions(Options):
     mode: Literal["online", "cvar"] = "online"
     eta: float = Field(0.01, ge=0)
     adjustment: float = Field(0.0, ge=0)  # C
-    normalise: bool = False  # divide the losses by their sum first
+    normalize_losses: bool = False  # divide the losses by their sum first
     absent: Literal["skip", "zero"] = "skip"
     alpha: float = Field(0.2, gt=0, le=1)
     gamma: float = Field(0.1, gt=0, le=1)
@@ -76,7 +76,7 @@ class GroupDRO(SourceMixer):
         skips, eta = self.options.absent == "skip", self.options.eta
         if skips:
             score_S = torch.where(drawn_S, score_S, 0.0)
-        if self.options.normalise:
+        if self.options.normalize_losses:
             score_S = score_S / score_S.sum().clamp_min(1e-12)
         if not skips:
             return torch.softmax(self.weight_S.log() + eta * score_S, dim=0)

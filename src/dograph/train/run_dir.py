@@ -7,7 +7,8 @@ weights.jsonl   the weight log: mixtures and counters by step
 edits.jsonl     mixtures given on the way: after which step, what, from where
 samples.jsonl   for mixers that look at samples: one line a step, weight and domain of each sample
 validation.jsonl  once the run is complete: one line a source, the last loss of each block, in an
-                order that is the same in every run on the corpus (data.seq_len, eval.max_blocks)
+                order that is the same in every run on the corpus (data.seq_len,
+                eval.max_samples_per_source)
 graph.jsonl     for DoGraph: the domain graph at every validation
 probes/         for mixers that need sketches: step-00000100: sketches of the same held-out rows
 checkpoints/    step-00000100/: model (Hugging Face), optimizer, mixer, weight log

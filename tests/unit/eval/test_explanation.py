@@ -63,13 +63,13 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("mixer.effective_floor=0.7", "until 70% of the samples are effective"),
-        ("mixer.cap=2.5", "at most 2.5 equal weights"),
-        ("mixer.within=unit", "divided by its own gradient norm"),
-        ("mixer.keep_shares=true", "each source keeps the share it was drawn with"),
-        ("mixer.realise=sampling", "change what is drawn"),
+        ("mixer.min_effective_fraction=0.7", "until 70% of the samples are effective"),
+        ("mixer.max_relative_weight=2.5", "at most 2.5 equal weights"),
+        ("mixer.normalize_gradients=true", "divided by its own gradient norm"),
+        ("mixer.keep_source_shares=true", "each source keeps the share it was drawn with"),
+        ("mixer.apply_weights_to=sampling", "change what is drawn"),
         ("mixer.recipe=paper", "the domains are those of this batch alone"),
-        ("mixer.warmup=0.5", "warm-up until step 50: all 4 samples counted alike"),
+        ("mixer.warmup_ratio=0.5", "warm-up until step 50: all 4 samples counted alike"),
         ("mixer.warmup_steps=60", "warm-up until step 60: all 4 samples counted alike"),
     ],
 )

@@ -33,11 +33,11 @@ class Watch(TorchDispatchMode):
         ("dynamic-loss", {"strategy": "linupper", "clip_quantile": 0.1}),
         ("dynamic-loss", {"strategy": "quadratic"}),
         ("dynamic-loss", {"strategy": "extremes"}),
-        ("group-dro", {"adjustment": 1.0, "normalise": True}),
+        ("group-dro", {"adjustment": 1.0, "normalize_losses": True}),
         ("group-dro", {"absent": "zero"}),
         ("group-dro", {"mode": "cvar"}),
         ("doremi-proxy", {"sampling": "natural"}),
-        ("doremi-proxy", {"excess": "domain", "normaliser": "per_domain"}),
+        ("doremi-proxy", {"clip_excess_per": "source", "loss_normalization": "per_source"}),
         ("doge-proxy", {"targets": ["b"], "exclude_self": True}),
     ],
 )
