@@ -21,6 +21,7 @@ LAYERS = [
     "processes",
     "progress",
     "stats",
+    "choices",
     "renamed",
     "run_presets",
     "config",

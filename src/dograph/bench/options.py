@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from dograph.config import DEFAULT_DIM, MODES, Accumulation, Mode, RunConfig, resolve_config
+from dograph.choices import MODES, Accumulation, Mode
+from dograph.config import DEFAULT_DIM, RunConfig, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.data.sampler import Sampler

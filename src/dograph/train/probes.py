@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from dograph.config import DEFAULT_DIM, TWO_SIDED, Mode
+from dograph.choices import TWO_SIDED, Mode
+from dograph.config import DEFAULT_DIM
 from dograph.data.corpus import Corpus, even_blocks
 from dograph.files import write_bytes, write_json
 from dograph.models.loss import PerSampleLoss, uncompiled
