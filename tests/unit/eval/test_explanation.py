@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from dograph.choices import OBJECTIVES
 from dograph.config import resolve_config
-from dograph.domains.objectives import OBJECTIVES
 from dograph.errors import RunError
 from dograph.eval.recorded import explain_step, read_graph
 from dograph.train.run_dir import RunDirectory
@@ -52,7 +52,7 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
     overrides = ["mixer.name=dograph", f"mixer.objective={objective}"]
     sample = {"weight": [0.8, 1.2, 1.0, 1.0], "domain": [0, 1, 1, 0]}
     found = explained(tmp_path / "run", overrides, dograph_row(), sample)
-    rule = OBJECTIVES[objective].rule
+    rule = OBJECTIVES[objective].does
     assert found.reasons[0] == f"objective {objective}: {rule}; residual 1e-07"
     assert found.weight_B == sample["weight"]
     assert found.domain_B == sample["domain"]
@@ -66,7 +66,7 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
         ("mixer.min_effective_fraction=0.7", "until 70% of the samples are effective"),
         ("mixer.max_relative_weight=2.5", "at most 2.5 equal weights"),
         ("mixer.normalize_gradients=true", "divided by its own gradient norm"),
-        ("mixer.keep_source_shares=true", "each source keeps the share it was drawn with"),
+        ("mixer.keep_source_shares=true", "each source keeps its share"),
         ("mixer.apply_weights_to=sampling", "change what is drawn"),
         ("mixer.recipe=paper", "the domains are those of this batch alone"),
         ("mixer.warmup_ratio=0.5", "warm-up until step 50: all 4 samples counted alike"),
