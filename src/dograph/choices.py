@@ -5,7 +5,8 @@ of a step without a mixer (GPT-2 with 24 layers on an H200, docs/cost.md); diffe
 are from docs/results.md.
 """
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 
@@ -48,7 +49,7 @@ _MODES: dict[Mode, Choice] = {
     ),
     "reference": Choice(
         "runs one backward per sample",
-        "about 40 x time",
+        "not measured; a similar loop took 41 x time",
         "tests: the simple definition that the other modes must agree with",
     ),
 }
@@ -95,7 +96,7 @@ Accumulation = Literal["two_sweeps", "keep", "lagged"]
 _ACCUMULATIONS: dict[Accumulation, Choice] = {
     "two_sweeps": Choice(
         "a first pass over all micro-batches for the sketches, a second one for the gradient",
-        "one extra forward and backward to the layers' outputs",
+        "one more forward, and a backward for the sketches",
         "the default; exact",
     ),
     "keep": Choice(
@@ -119,7 +120,7 @@ _RECIPES = {
     "safe": Choice(
         "domains that persist (scope stream), precision, at least 90 % effective samples, warm-up",
         "0.22 ms per step; 0.49 with its running averages",
-        "to watch domains over time, apply_weights_to=sampling, lagged; +0.003 nats: no gain",
+        "domains over time, apply_weights_to=sampling, lagged; no lower loss than plain training",
     ),
     "paper": Choice(
         "domains of each batch, objective uncertainty, as the paper describes it",
@@ -128,25 +129,25 @@ _RECIPES = {
     ),
     "inverse-norm": Choice(
         "every sample's gradient divided by its norm: c_i ~ 1 / |g_i|; domains do not matter",
-        "0.23 ms per step",
+        "about that of recommended; not measured on its own",
         "the baseline to compare a gain with; recommended is 0.003 nats lower, which may be chance",
     ),
 }
 _SCOPES = {
     "batch": Choice(
         "K-means on the samples of each batch",
-        "up to 0.3 ms per step on a GPU",
+        "0.2 to 0.5 ms per step on a GPU, by batch size and objective",
         "the lowest loss so far; domains have no identity over time",
     ),
     "period": Choice(
         "pools the sketches of period_steps steps, clusters once, holds the domains for the next",
         "memory for period_steps x batch x sketch.dim numbers",
-        "domains from more samples than a batch; noisy weights in our runs",
+        "domains from more samples than a batch; no lower loss than batch in our runs",
     ),
     "stream": Choice(
         "centroids that follow the model; samples count half after half_life steps",
-        "a refit every 25 steps",
-        "domains with an identity over time: graphs, sampling, lagged accumulation",
+        "0.22 ms per step on a GPU, and a refit every 25 steps",
+        "domains with an identity over time: recipe safe, sampling, lagged accumulation",
     ),
 }
 # G: Gram of the domains' mean gradients; s: mean squared gradient norm; w: weights, summing to 1.
@@ -164,7 +165,7 @@ OBJECTIVES = {
     "variance": Choice(
         "min Var_j |g_j| + lambda w'Gw / s: the weights that make the update shortest",
         "0.33 ms, a quadratic program",
-        "the paper's second; +0.032 nats, an interval that includes 0",
+        "to compare with the paper; +0.032 nats, an interval that includes 0",
     ),
     "robust": Choice(
         "w_j ~ exp(|g_j| / tau), norms in units of their average: the hardest domains",
@@ -187,14 +188,12 @@ CHOICES: dict[str, Mapping[Any, Choice]] = {
 }
 
 
-def help_text() -> str:
-    """Every choice for the command line, a line for each of its three texts."""
-
-    def lines() -> Iterator[str]:
-        for setting, values in CHOICES.items():
-            yield f"\b\n{setting}=\n" + "\n".join(
-                f"  {value}: {choice.does}\n    cost: {choice.cost}\n    use: {choice.use}"
-                for value, choice in values.items()
-            )
-
-    return "\n\n".join(lines())
+def help_text(width: int = 80) -> str:
+    """Every choice, for the command line."""
+    lines = ["Choices (settings: docs/configuration.md)"]
+    for setting, values in CHOICES.items():
+        lines += ["", f"{setting}="]
+        for value, choice in values.items():
+            text = f"  {value:<12} {choice.does}. Cost: {choice.cost}. Use: {choice.use}."
+            lines.append(textwrap.fill(text, width, subsequent_indent=15 * " "))
+    return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from dograph.choices import help_text
 from dograph.cli import (
     bench,
     compare,
@@ -63,6 +64,11 @@ class SettingsCommand(TyperCommand):
             how = "settings are given as train.steps=200, without dashes; options: "
             how += f"{ctx.command_path} --help"
         raise ConfigError(f"{option} is not an option of {ctx.command_path}; {how}")
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        if self.name == "train":
+            print(help_text())
 
 
 app = typer.Typer(

@@ -61,16 +61,18 @@ class DoGraphOptions(Options):
 
     recipe: str = Field(DEFAULT_RECIPE, description="a named set of the options below")
     num_domains: int = Field(11, ge=1, description="m, the number of domains")
-    scope: Literal["batch", "period", "stream"] = Field("stream", description="how long they last")
+    scope: Literal["batch", "period", "stream"] = Field(
+        "stream", description="how long domains last"
+    )
     period_steps: int = Field(100, ge=1, description="scope period: steps of a period")
     half_life: float = Field(70.0, ge=1, description="scope stream: steps until samples count half")
     objective: Any = Field("precision", description="how domains are weighed: a name, or options")
-    spherical_kmeans: bool = Field(True, description="divide gradients by their norms; stream: yes")
+    spherical_kmeans: bool = Field(True, description="K-means on directions; stream: always")
     kmeans_restarts: int = Field(16, ge=1, description="the best of so many K-means runs")
     min_domain_size: int = Field(1, ge=1, description="samples; smaller domains are dissolved")
-    normalize_gradients: bool = Field(False, description="divide each sample's by its norm")
+    normalize_gradients: bool = Field(False, description="divide sample gradients by their norms")
     gradient_norm_from: Literal["blocks", "all"] = Field(
-        "blocks", description="norm of the blocks' matrices, or of the whole sketch"
+        "blocks", description="which norm: of the blocks' weight matrices, or of the whole sketch"
     )
     keep_source_shares: bool = Field(False, description="a source keeps the share that was drawn")
     max_relative_weight: float | None = Field(
@@ -84,7 +86,9 @@ class DoGraphOptions(Options):
         "loss", description="weigh samples in the loss, or change what is drawn"
     )
     remix_every: int = Field(50, ge=1, description="sampling: steps between two mixtures")
-    remix_min_fraction: float = Field(0.25, ge=0, le=1, description="of a stratum's initial share")
+    remix_min_fraction: float = Field(
+        0.25, ge=0, le=1, description="sampling: lowest share of a stratum, over its initial share"
+    )
     max_epochs: float = Field(4.0, ge=0, description="sampling: most repeats of a stratum")
     warmup_ratio: Fraction = Field(0.05, description="part of the run with equal weights")
     warmup_steps: int | None = Field(None, ge=0, description="the same in steps, if given")
