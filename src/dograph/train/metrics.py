@@ -14,27 +14,30 @@ Shapes: B samples of a step, b rows at once, N steps or probe rows, T tokens, K 
 
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from dograph.config import DEFAULT_DIM, TWO_SIDED, Mode
+from dograph.config import DEFAULT_DIM, TWO_SIDED, Mode, RunConfig
 from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
 from dograph.files import write_bytes, write_json
-from dograph.mixers.base import read_together
+from dograph.mixers.base import Mixer, read_together
 from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import sketch_rows
 from dograph.train.distributed import World
-from dograph.train.run_dir import Row, RunDirectory
+from dograph.train.run_dir import Row as Row
+from dograph.train.run_dir import RunDirectory, Sink, open_sink
 from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketcher
 
 SUMMARIES = ("mean", "natural", "worst")
@@ -53,14 +56,25 @@ def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
 def step_rows(
     records: Sequence[StepRecord], sources: list[str], bytes_per_token: Mapping[str, float | None]
 ) -> list[Row]:
-    """One row per step; the tensors of all steps are copied to the host together."""
+    """One row per step; the tensors of all steps are copied to the host together.
+
+    A vector that the mixer reports has one entry per domain. What it reports of single samples goes
+    to samples.jsonl instead.
+    """
     if not records:
         return []
     loss_NB = torch.stack([record.loss_B for record in records]).double().cpu().numpy()
     weight_NB = torch.stack([record.weight_B for record in records]).double().cpu().numpy()
     norm_N = torch.stack([record.grad_norm for record in records]).tolist()
     source_NB = torch.stack([record.source_B for record in records]).cpu().numpy()
-    rows, reported = [], _report_rows(records)
+    read_together(record.report for record in records)
+    reports = [
+        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
+        for record in records
+    ]
+    tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
+    flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
+    numbers, rows = iter(flat), []
     for n, record in enumerate(records):
         row: Row = {"step": record.step + 1}
         row |= loss_row("train", float(loss_NB[n].mean()), None)
@@ -73,26 +87,7 @@ def step_rows(
         row["weights/effective_samples"] = float(1 / (weight_NB[n] ** 2).sum())
         row["optim/lr"] = record.lr
         row["optim/grad_norm"] = norm_N[n]
-        rows.append(row | reported[n] | milliseconds(record.laps))
-    return rows
-
-
-def _report_rows(records: Sequence[StepRecord]) -> list[Row]:
-    """The mixer's metrics, copied in one transfer; vectors have one entry per domain.
-
-    Its metrics of single samples go to samples.jsonl instead.
-    """
-    read_together(record.report for record in records)
-    reports = [
-        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
-        for record in records
-    ]
-    tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
-    flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
-    numbers, rows = iter(flat), []
-    for report in reports:
-        row: Row = {}
-        for name, value in report.items():
+        for name, value in reports[n].items():
             if not isinstance(value, Tensor):
                 row[name] = value
             elif value.dim() == 0:
@@ -100,7 +95,7 @@ def _report_rows(records: Sequence[StepRecord]) -> list[Row]:
             else:
                 area, _, quantity = name.partition("/")
                 row |= {f"{area}/{j}/{quantity}": next(numbers) for j in range(len(value))}
-        rows.append(row)
+        rows.append(row | milliseconds(record.laps))
     return rows
 
 
@@ -228,6 +223,59 @@ def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics file; an incomplete last line, left by a kill, is skipped."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+class RunFiles:
+    """The files that a run appends to (metrics, samples, domain graph) and its sinks.
+
+    Only the first rank writes, whole lines. The rows of a step are on disk before the checkpoint
+    of that step, and a resume cuts the files back to its checkpoint, so the files of a stopped run
+    are those of one that never stopped.
+    """
+
+    def __init__(self, config: RunConfig, run: RunDirectory, mixer: Mixer, *, main: bool) -> None:
+        self.config, self.run, self.main = config, run, main
+        self.paths = {"metrics": run.metrics_file}
+        if mixer.needs:  # other mixers give all samples the same weight
+            self.paths["samples"] = run.samples_file
+        if mixer.has_domains:
+            self.paths["graph"] = run.graph_file
+        self._files: dict[str, IO[str]] = {}
+        self.sinks: list[Sink] = []
+
+    def open(self, done: int) -> None:
+        """Open the files of a run that has made `done` steps."""
+        if not self.main:
+            return
+        for name, path in self.paths.items():
+            self._files[name] = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        about = (self.run.path, self.run.path.name, self.config.model_dump(mode="json"), done + 1)
+        self.sinks = [open_sink(sink, *about) for sink in self.config.log.sinks]
+
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append to one of the files; other ranks than the first do nothing."""
+        if name in self._files:
+            self._files[name].write("".join(json.dumps(row) + "\n" for row in rows))
+            self._files[name].flush()
+
+    def write_metrics(self, rows: Sequence[Row]) -> None:
+        """Append to the metrics, here and in the sinks."""
+        self.write("metrics", rows)
+        for sink in self.sinks:
+            for row in rows:
+                sink.log(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
+
+    def sync(self) -> None:
+        """Force what was written onto the disk."""
+        for file in self._files.values():
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            with suppress(OSError):  # a full disk was reported when the line was written
+                file.close()
+        for sink in self.sinks:
+            sink.close()
 
 
 class Probes:

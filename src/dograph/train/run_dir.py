@@ -1,20 +1,6 @@
-"""A run on disk: its directory, the files it appends to, and the tools that get its metrics too.
+"""A run on disk: its directory, and the tools that get its metrics besides metrics.jsonl.
 
-config.yaml       the resolved configuration; `dograph train config.yaml` repeats the run
-env.json          versions and devices
-metrics.jsonl     one line per step, and one per validation
-weights.jsonl     the weight log: mixtures and counters by step
-edits.jsonl       mixtures set during the run: after which step, which one, from where
-samples.jsonl     for mixers that look at samples: weight and domain of each sample, by step
-validation.jsonl  of a complete run: per source the last loss of each block, in an order that is
-                  the same in every run on the corpus (data.seq_len, eval.max_blocks)
-graph.jsonl       for DoGraph: the domain graph at every validation
-probes/           for mixers that need sketches: sketches of the same held-out rows, by step
-checkpoints/      step-00000100/: model (Hugging Face), optimizer, mixer, weight log
-eval.json         the results of `dograph eval`
-result.json       of a complete run of a plan or a comparison: its results
-page.html         of a complete run: the page that `dograph report` writes
-model             of a complete run: link to the newest checkpoint's model
+docs/runs.md lists the files of a run and their content.
 """
 
 import fcntl
@@ -23,8 +9,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import urlsplit
@@ -32,7 +17,6 @@ from urllib.parse import urlsplit
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import DographError, RunError, require
 from dograph.files import sync_file, write_bytes, write_json, write_text
-from dograph.mixers.base import Mixer
 
 CHECKPOINT = "step-{:08d}"
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
@@ -177,59 +161,6 @@ def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:
     return (run, int(step)) if run.config_file.is_file() and step.isdecimal() else None
 
 
-class RunFiles:
-    """The files that a run appends to (metrics, samples, domain graph) and its sinks.
-
-    Only the first rank writes, whole lines. The rows of a step are on disk before the checkpoint
-    of that step, and a resume cuts the files back to its checkpoint, so the files of a stopped run
-    are those of one that never stopped.
-    """
-
-    def __init__(self, config: RunConfig, run: RunDirectory, mixer: Mixer, *, main: bool) -> None:
-        self.config, self.run, self.main = config, run, main
-        self.paths = {"metrics": run.metrics_file}
-        if mixer.needs:  # other mixers give all samples the same weight
-            self.paths["samples"] = run.samples_file
-        if mixer.has_domains:
-            self.paths["graph"] = run.graph_file
-        self._files: dict[str, IO[str]] = {}
-        self.sinks: list[Sink] = []
-
-    def open(self, done: int) -> None:
-        """Open the files of a run that has made `done` steps."""
-        if not self.main:
-            return
-        for name, path in self.paths.items():
-            self._files[name] = open(path, "a", encoding="utf-8")  # noqa: SIM115
-        about = (self.run.path, self.run.path.name, self.config.model_dump(mode="json"), done + 1)
-        self.sinks = [open_sink(sink, *about) for sink in self.config.log.sinks]
-
-    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append to one of the files; other ranks than the first do nothing."""
-        if name in self._files:
-            self._files[name].write("".join(json.dumps(row) + "\n" for row in rows))
-            self._files[name].flush()
-
-    def write_metrics(self, rows: Sequence[Row]) -> None:
-        """Append to the metrics, here and in the sinks."""
-        self.write("metrics", rows)
-        for sink in self.sinks:
-            for row in rows:
-                sink.log(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
-
-    def sync(self) -> None:
-        """Force what was written onto the disk."""
-        for file in self._files.values():
-            os.fsync(file.fileno())
-
-    def close(self) -> None:
-        for file in self._files.values():
-            with suppress(OSError):  # a full disk was reported when the line was written
-                file.close()
-        for sink in self.sinks:
-            sink.close()
-
-
 # Sinks: tools that get the metrics besides metrics.jsonl; each needs its extra to be installed.
 #
 # All of them write below the run's directory, and nothing leaves the machine unless the user has
@@ -250,8 +181,8 @@ class Sink:
         try:
             self.write(step, metrics)
         except Exception as error:
-            why = "the run goes on, and metrics.jsonl has everything"
-            log.warning("the sink %s failed at step %d: %s: %r", self.name, step, why, error)
+            why = "it is closed, the run goes on, and metrics.jsonl has everything"
+            log.warning("the sink %s failed at step %d; %s: %r", self.name, step, why, error)
             self.close()
 
     def close(self) -> None:

@@ -34,9 +34,9 @@ from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
-from dograph.sketch.coverage import unwrapped
 from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals
 from dograph.sketch.projection import Projection
+from dograph.sketch.rules import unwrapped
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
 from dograph.types import Batch, Signals
@@ -177,7 +177,7 @@ class TrainStep:
             with ExitStack() as taps:
                 taps.enter_context(self.world.accumulating(self.model, last=micro.last))
                 result = self.collect(taps, micro, keep=True)
-                num, epoch = len(result.loss_B), self._projection(step)
+                num, epoch = len(result.loss_B), self.projection_epoch(step)
                 alone = WorldRows(num, self.world.device, sizes=[num])
                 own = gather_signals([result], [alone], losses=False, step=step, projection=epoch)
                 weights.append(self.mixer.weigh_lagged(own, len(batch.source_B)))
@@ -251,12 +251,12 @@ class TrainStep:
             device=device,
             source_B=source_B,
             stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
-            projection=self._projection(step),
+            projection=self.projection_epoch(step),
             lr=learning_rate(step, self.config.optim, self.config.train.steps),
             vocab_size=self.vocab_size,
         )
 
-    def _projection(self, step: int) -> int:
+    def projection_epoch(self, step: int) -> int:
         return self.sketcher.projection.epoch(step) if self.sketcher else 0
 
 
