@@ -65,14 +65,15 @@ def deferred_backward(
     """Mode `full`: each weight gradient from its layer's input and output gradient.
 
     Modes `topdown` and `head` have these for the layers above the cut only. At the `cut` they have
-    the residual stream and its gradient: scaled by the weights, it goes down by autograd.
+    the residual stream and its gradient: scaled by the weights, autograd takes it to the layers
+    below.
     """
     times_B = len(weight_B) * weight_B
     with torch.autocast(weight_B.device.type, enabled=False):
         while halves:  # each pair is freed as soon as it is used
             rule, left, right = halves.pop()
             rule.add_weighted(left, right, times_B)
-        if vectors:  # all in one product: a model has hundreds, each of them short
+        if vectors:  # all in one product: a model has hundreds of short ones
             vector_BF = torch.cat([vector for _, vector in vectors], dim=1)
             vector_F = weight_B.to(vector_BF.dtype) @ vector_BF
             parts = vector_F.split([vector.shape[1] for _, vector in vectors])

@@ -14,8 +14,8 @@ The tap is an identity on a layer's output. Its backward sees both halves of a g
 a and the output gradient b, and returns what the mode needs as the gradients of *slots*: the sketch
 of every sample, full gradients of vectors such as a bias, and a and b themselves where the weighted
 gradient is computed later. A slot is a tensor of zeros with all strides 0, so it stores one number,
-and nothing reads its value. There are no hooks and no side lists: slots go in and gradients come
-out, which autograd, torch.compile, activation checkpointing and wrappers all support.
+and nothing reads its value. There are no hooks and no state outside the graph: slots go in and
+gradients come out, which autograd, torch.compile, activation checkpointing and wrappers support.
 
 Shapes: B samples, T tokens, N = B T, K sketch, F numbers of a vector.
 """
@@ -483,7 +483,7 @@ def _problem(module: nn.Module, own: dict[str, str]) -> str | None:
         strange = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
         return "Embedding with max_norm, scale_grad_by_freq or sparse" if strange else None
     if "weight" not in own:
-        return f"{kind} with a frozen, excluded or missing weight beside a trained bias"
+        return f"{kind} with a trained bias, but a frozen, excluded or missing weight"
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         return f"{kind} over several axes"
     return None if known is not None or known_by_name(module) else kind

@@ -126,7 +126,7 @@ class Sketcher:
         left_out = [name for name in self.parameters if name not in covered]
         if left_out and mode not in SPARING:
             raise ConfigError(
-                f"mode {mode} makes every gradient itself, but {left_out} are excluded from "
+                f"mode {mode} computes every gradient itself, but {left_out} are excluded from "
                 "the sketch; use mode twopass, or freeze them"
             )
         if self.reduces and self.sharded:
@@ -136,8 +136,8 @@ class Sketcher:
             )
         if kind not in TWO_SIDED and mode not in EXPLICIT:
             raise ConfigError(
-                f"projection={kind} needs the gradients in full: mode exact or "
-                f"reference, got {mode}; taps project with rademacher or two-sided"
+                f"projection={kind} needs full gradients, but mode={mode} has none; use mode "
+                "exact or reference, or projection rademacher or two-sided"
             )
         if mode == "topdown":
             name, blocks = blocks_of(self.model)
@@ -216,7 +216,7 @@ class Sketcher:
         """Sketch the samples of the recorded forward; `keep` its graph for the backward."""
         if loss_B.dim() != 1 or len(loss_B) != self._num_samples:
             raise ConfigError(
-                f"loss_B must hold one loss for each of the {self._num_samples} recorded samples, "
+                f"loss_B must have one loss for each of the {self._num_samples} recorded samples, "
                 f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
             )
         if self.mode == "reference":
@@ -282,7 +282,7 @@ class Sketcher:
         names = [name for name, gradient in grads.items() if gradient is not None]
         if names:
             raise ConfigError(
-                f"{names} are used outside the layer that holds them, where no tap sees it; "
+                f"{names} are used outside the layer that owns them, where there is no tap; "
                 "use mode twopass, whose gradient is right (its sketch misses that use)"
             )
 

@@ -147,8 +147,8 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     index = local_rank if device.index is None else device.index
     if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"cuda:{index} was asked for, but torch sees {torch.cuda.device_count()} GPU(s); start "
-            "fewer processes or name another device"
+            f"this process needs cuda:{index}, but torch sees {torch.cuda.device_count()} GPU(s); "
+            "start fewer processes, or set train.device to another device"
         )
     return torch.device("cuda", index)
 

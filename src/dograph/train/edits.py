@@ -83,10 +83,10 @@ def edits_of(run: RunDirectory) -> list[Edit]:
     return held
 
 
-# A request for another mixture lies in the directory of the running run, then its answer.
+# A file in the run directory holds a request for another mixture, then its answer.
 #
-# One file holds the request until the trainer claims it, then the answer. Claiming and withdrawing
-# are renames of this file, so exactly one side wins and both know which.
+# The trainer claims a request, and `dograph mix` withdraws it, by renaming this file: exactly one
+# side wins, and both know which.
 
 
 NAME = "mixture-request.json"
@@ -110,7 +110,7 @@ class Requests:
         write_json(self.file, request)
 
     def withdraw(self, identity: str) -> bool:
-        """Take a request back; False if the run has claimed it, or another one lies there."""
+        """Take a request back; False if the run has claimed it, or the file has another one."""
         if not is_open(self.read(), identity):
             return False
         moved = _moved(self.file, self._withdrawn)
@@ -212,15 +212,15 @@ class Edits:
         if done >= self.config.train.steps:
             raise ConfigError(
                 f"{self.run.path} is complete after {done} steps: none is left to draw by another "
-                f"mixture. Train on in a run of its own: model.preset=null "
+                f"mixture. Train on in a new run: model.preset=null "
                 f"model.path={self.run.path}/model mixer.name=static mixer.file=FILE"
             )
         if (why := self.mixer.refuses_edits()) is not None:
             raise ConfigError(
-                f"the mixture of {self.run.path} cannot be given by hand: mixer.name="
-                f"{self.config.mixer.name} {why}. Mixers that keep to the mixture they began with "
+                f"the mixture of {self.run.path} cannot be changed: mixer.name="
+                f"{self.config.mixer.name} {why}. Mixers that do not change the mixture themselves "
                 "allow it (natural, uniform, static, scheduled, unimax, plans, and those that "
-                "weigh samples). With this one, start another run from its last model: "
+                "weigh samples). With this one, start a new run from its last model: "
                 "model.preset=null model.path=DIR"
             )
 

@@ -42,7 +42,7 @@ from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketche
 
 SUMMARIES = ("mean", "natural", "worst")
 NEAREST = 8  # rows named for each domain
-AT_ONCE = 16  # rows computed together where train.micro_batch_size does not say
+AT_ONCE = 16  # probe rows computed together if train.micro_batch_size is not set
 
 
 def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
@@ -58,8 +58,8 @@ def step_rows(
 ) -> list[Row]:
     """One row per step; the tensors of all steps are copied to the host together.
 
-    A vector that the mixer reports has one entry per domain. What it reports of single samples goes
-    to samples.jsonl instead.
+    Vectors of the mixer's report have one entry per domain. Its values per sample go to
+    samples.jsonl instead.
     """
     if not records:
         return []
@@ -114,9 +114,10 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
         return []
     read_together(record.report for record in records)
     nowhere = torch.full_like(records[0].weight_B, -1.0)
-    found = [record.report.get("samples/domain") for record in records]
+    reported = [record.report.get("samples/domain") for record in records]
     weight_NB = torch.stack([len(record.weight_B) * record.weight_B for record in records])
-    domain_NB = torch.stack([x.to(nowhere) if isinstance(x, Tensor) else nowhere for x in found])
+    own = [x.to(nowhere) if isinstance(x, Tensor) else nowhere for x in reported]
+    domain_NB = torch.stack(own)
     weights, domains = torch.stack([weight_NB, domain_NB]).tolist()  # one transfer
     return [
         {
@@ -180,8 +181,8 @@ def validate(
     joined = torch.cat([sums_S2.flatten(), *each])
     sizes = [sums_S2.numel(), *map(len, each)]
     sums, *each = world.total(joined.to(world.device)).cpu().split(sizes)
-    found = zip(blocks_of, sums.view(-1, 2).tolist(), strict=True)
-    nats = {source: nats / predictions for source, (nats, predictions) in found if predictions}
+    totals = zip(blocks_of, sums.view(-1, 2).tolist(), strict=True)
+    nats = {source: nats / predictions for source, (nats, predictions) in totals if predictions}
     return nats, {s: loss_n.tolist() for s, loss_n in zip(blocks_of, each, strict=True)}
 
 
