@@ -109,7 +109,7 @@ class Tap(torch.autograd.Function):
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Inside it the module runs another forward."""
-    # Through __dict__: Module.__setattr__ would not restore an instance attribute.
+    # Through __dict__: to restore it, we must know if the instance had a forward of its own.
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:
@@ -122,7 +122,25 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 
 class Rule:
-    """A layer with input a and output gradient b, its canonical parameter names and its slots."""
+    """A layer with input a and output gradient b, its canonical parameter names and its slots.
+
+    Subclasses implement, for the layer and its two halves, left (a) and right (b):
+
+    detached(value)                 the forward without a graph to the parameters
+    vector(seen, grad)              per-sample gradients of `vectors`, concatenated: (B, F)
+    empty_halves(shape, dtype)      slots of the shapes and dtypes of the halves
+    sketch(left, right, projection) the projected gradient of the matrix, before folding: (B, q p)
+    per_sample(left, right)         the gradient of the matrix for each sample, by name
+    add_weighted(left, right, times_B)  adds the gradient of the mean of times_i loss_i to `.grad`;
+                                    times = n c is exactly 1 for equal weights: no rounding
+    """
+
+    detached: Callable[[Tensor], Tensor]
+    vector: Callable[[Tensor, Tensor], Tensor]
+    empty_halves: Callable[[tuple[int, int], torch.dtype], tuple[Tensor, Tensor]]
+    sketch: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Tensor]
+    per_sample: Callable[[Tensor, Tensor], Gradients]
+    add_weighted: Callable[[Tensor, Tensor, Tensor], None]
 
     matrix: str | None = "weight"  # the parameter that has two halves and a sketch
     vectors: tuple[str, ...] = ()  # the parameters held as vectors, in this order
@@ -185,10 +203,6 @@ class Rule:
         parts = vector_BF.split(list(sizes.values()), dim=-1)
         return dict(zip(sizes, parts, strict=True))
 
-    def detached(self, value: Tensor) -> Tensor:
-        """The forward with detached parameters: autograd computes no weight gradient."""
-        raise NotImplementedError
-
     def seen(self, value: Tensor, output: Tensor) -> Tensor:
         """The part of the input that the tap saves."""
         return value.detach()
@@ -200,29 +214,6 @@ class Rule:
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The two factors of the matrix' gradient: a, b."""
         return seen, grad
-
-    def empty_halves(self, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Slots of the shapes and dtypes of the two halves."""
-        raise NotImplementedError
-
-    def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
-        """The projected gradient of the matrix for each sample, before it is folded: (B, q p)."""
-        raise NotImplementedError
-
-    def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
-        """Per-sample gradients of `vectors`, short enough to hold, end to end: (B, F)."""
-        raise NotImplementedError
-
-    def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor) -> None:
-        """Add the gradient of the mean of times_i loss_i to the matrix' `.grad`.
-
-        times = n c is of order 1, and exactly 1 for equal weights, where scaling loses nothing.
-        """
-        raise NotImplementedError
-
-    def per_sample(self, left: Tensor, right: Tensor) -> Gradients:
-        """Each sample's gradient of the matrix."""
-        raise NotImplementedError
 
 
 def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:
