@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dograph.choices import OBJECTIVES
+from dograph.choices import CHOICES
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.kmeans import KMeans
@@ -409,7 +409,7 @@ class DoGraph(Mixer):
         if "domains/0/mean_norm" not in row:
             return [f"no domains were known yet (scope {options.scope}): {equal}"]
         objective = type(self.objective).__name__.lower()
-        known = OBJECTIVES.get(objective)
+        known = CHOICES["mixer.objective"].get(objective)
         rule = known.does if known else "an objective of your own"
         lasting = "domains last, shares and norms are averages over time"
         passing = "the domains are those of this batch alone, listed by falling weight"

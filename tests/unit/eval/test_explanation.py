@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dograph.choices import OBJECTIVES
+from dograph.choices import CHOICES
 from dograph.config import resolve_config
 from dograph.errors import RunError
 from dograph.eval.recorded import explain_step, read_graph
@@ -47,12 +47,12 @@ def dograph_row(**more):
     return {**STEP, **DOMAINS, "weights/solver_residual": 1e-7, "weights/fallback": 0.0, **more}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", CHOICES["mixer.objective"])
 def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective):
     overrides = ["mixer.name=dograph", f"mixer.objective={objective}"]
     sample = {"weight": [0.8, 1.2, 1.0, 1.0], "domain": [0, 1, 1, 0]}
     found = explained(tmp_path / "run", overrides, dograph_row(), sample)
-    rule = OBJECTIVES[objective].does
+    rule = CHOICES["mixer.objective"][objective].does
     assert found.reasons[0] == f"objective {objective}: {rule}; residual 1e-07"
     assert found.weight_B == sample["weight"]
     assert found.domain_B == sample["domain"]
