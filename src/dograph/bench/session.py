@@ -18,8 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from dograph.bench.arms import Arm, open_arm, open_model
-from dograph.bench.options import LEAST_WARMUP_STEPS, BenchOptions, open_batches
+from dograph.bench.arms import (
+    LEAST_WARMUP_STEPS,
+    Arm,
+    BenchOptions,
+    open_arm,
+    open_batches,
+    open_model,
+)
 from dograph.config import SketchConfig
 from dograph.eval.recorded import number_table
 from dograph.models.presets import PRESETS

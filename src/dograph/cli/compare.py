@@ -38,7 +38,6 @@ def compare(
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,
     on: str = console.ON,
-    ray_address: str | None = console.RAY_ADDRESS,
     lab: Path = console.LAB,
     dry_run: bool = console.DRY_RUN,
 ) -> None:
@@ -64,7 +63,7 @@ def compare(
 
         print("\n".join(forecast_lines(ask, open_corpus(ask))))
     else:
-        _run(ask, console.open_pool(ask.config.train.device, on, workers, ray_address))
+        _run(ask, console.open_pool(ask.config.train.device, on, workers))
 
 
 def _asked(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask":

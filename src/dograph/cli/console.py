@@ -1,11 +1,12 @@
-"""What the commands share: options, tables, progress, settings, where runs are made."""
+"""Shared by the commands: options, settings, tables, progress, where many runs are trained."""
 
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,15 +38,26 @@ def argument(default: Any, help: str, metavar: str | None = None) -> Any:
 
 
 CONFIG = "[CONFIG] [NAME=VALUE]..."
-WORKERS = option(None, "runs at once (default: one a GPU, else one a core)")
-ON = option("local", "this machine's processes, or Ray", metavar="local|ray")
-RAY_ADDRESS = option(None, "a running Ray cluster; without it one is started here")
-# Of commands that train many runs, and may plan for some of them.
-PROXY = option(None, "a setting of the plans' proxies; repeat", metavar="NAME=VALUE")
-LAB = option(Path("runs/lab"), "where the plans' proxies are kept")
-DRY_RUN = option(False, "tell what it would cost, and stop", "--dry-run")
-AS_JSON = option(False, "print one JSON object", "--json")
-RUN = argument(..., "a run directory")
+WORKERS = option(None, "runs at the same time (default: one per GPU, else one per core)")
+ON = option(
+    "local",
+    "where runs are trained: processes of this machine, or a Ray cluster; ray: the cluster of "
+    "$RAY_ADDRESS, else one that is started for this command",
+    metavar="local|ray|ray://HOST:PORT",
+)
+PROXY = option(None, "a setting of the proxies of plans; may be repeated", metavar="NAME=VALUE")
+LAB = option(Path("runs/lab"), "folder that keeps the proxies of plans, to be used again")
+DRY_RUN = option(False, "print the cost and stop", "--dry-run")
+AS_JSON = option(False, "print JSON instead of tables", "--json")
+# Of the commands that score downstream tasks.
+BENCHMARKS = option(
+    None, "folder with the tasks' data, TASK/SPLIT.jsonl or .jsonl.xz (default: the hub)"
+)
+TASKS = option(None, "some of the nine tasks, separated by commas")
+LIMIT = option(None, "items per task, evenly spaced: 200, or 200,hellaswag=1000")
+USING = option("builtin", "scorer: builtin, or lm-eval (pip install 'dograph\\[eval]')", "--with")
+BATCH_SIZE = option(32, "texts scored at the same time", min=1)
+SEEDS = "how many, or which: 5, or 10,11,12"
 
 
 def options_as(kind: type[Record], given: dict[str, Any], **own: Any) -> Record:
@@ -163,16 +175,15 @@ def with_corpus(config: "RunConfig", *, resolve: bool = False) -> "RunConfig":
     return config.model_copy(update={"data": data})
 
 
-def open_pool(device: str, on: str, workers: int | None, address: str | None) -> "Pool":
-    """Where many runs are made, as --on, --workers and --ray-address say."""
-    if on not in ("local", "ray"):
-        raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
-    if on == "ray":
+def open_pool(device: str, on: str, workers: int | None) -> "Pool":
+    """Where many runs are trained, as --on and --workers say."""
+    if on == "ray" or on.startswith("ray://"):
         from dograph.plan.pool import RayPool
 
+        address = {"ray": None, "ray://auto": "auto"}.get(on, on)
         return RayPool(address, workers=workers)
-    if address is not None:
-        raise ConfigError(f"--ray-address={address} needs --on ray")
+    if on != "local":
+        raise ConfigError(f"--on={on}: allowed are local, ray and ray://HOST:PORT")
     from dograph.plan.pool import LocalPool, default_workers
 
     return LocalPool(default_workers(device) if workers is None else workers)
@@ -202,6 +213,18 @@ def split_settings(settings: list[str]) -> tuple[str | None, list[str]]:
     """[CONFIG] [NAME=VALUE]... as the name and the overrides."""
     name = settings[0] if settings and "=" not in settings[0] else None
     return name, settings[1:] if name else settings
+
+
+def chosen_settings(settings: Sequence[str] | None, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Checked values of NAME=VALUE, under the names of a request's `fields` by setting."""
+    from dograph.config import resolve_config
+
+    names = [setting.partition("=")[0] for setting in settings or []]
+    for name, setting in zip(names, settings or [], strict=True):
+        if name not in fields:
+            raise ConfigError(f'"{setting}": the settings of this command are {", ".join(fields)}')
+    config = resolve_config(None, settings or [])
+    return {fields[name]: reduce(getattr, name.split("."), config) for name in names}
 
 
 def split_names(names: str | None) -> tuple[str, ...]:

@@ -10,10 +10,6 @@ from dograph.cli.console import argument, option, options_as, preparing, print_t
 if TYPE_CHECKING:
     from dograph.data.corpus import Manifest
 
-app = typer.Typer(
-    help="Prepare corpora and look into them.", no_args_is_help=True, add_completion=False
-)
-
 # A backslash joins lines into one paragraph; before a bracket it keeps rich from reading it.
 HELP = """\
 Turn text into a corpus: memory-mapped tokens per source, and a manifest.
@@ -41,7 +37,6 @@ repeated.
 """
 
 
-@app.command(help=HELP)
 def prepare(
     inputs: list[str] = argument(..., "what to read; NAME names its source", "[NAME=]INPUT..."),
     out: Path = option(..., "folder for the corpus"),
@@ -51,8 +46,9 @@ def prepare(
     vocab_size: int | None = option(
         None, "of bpe (4096 if not given), or of tokens made elsewhere"
     ),
-    eot: str | None = option(None, "token that ends a document, where it cannot be told"),
-    eot_id: int | None = option(None, "its id in tokens made elsewhere, without --tokenizer"),
+    eot: str | None = option(
+        None, "token that ends a document, if not known; of tokens made elsewhere: its id"
+    ),
     recipe: str | None = option(None, "slimpajama-6b or pile: their labels and the paper's shares"),
     text_field: str = option("text", "dotted path of the text in a record"),
     source_field: str | None = option(
@@ -84,7 +80,10 @@ def prepare(
     from dograph.data import pipeline
     from dograph.data.options import PrepareOptions
 
-    options = options_as(PrepareOptions, locals())
+    given = locals()
+    if eot is not None and eot.isdecimal():
+        given |= {"eot": None, "eot_id": int(eot)}
+    options = options_as(PrepareOptions, given)
     try:
         with preparing() as report:
             manifest, already = pipeline.prepare(options, report)
@@ -131,7 +130,7 @@ def print_composition(manifest: "Manifest") -> None:
     if options.get("eot_guessed"):
         print(
             f"documents were taken to end at token {manifest.tokenizer.eot_id}, GPT-2's end of "
-            "text; --eot-id names another"
+            "text; name another with --eot ID"
         )
     if (left_out := options.get("left_out")) is not None:
         print(f"not read: {left_out} (name it as an input, or with --validation, to take it)")

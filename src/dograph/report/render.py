@@ -49,7 +49,7 @@ def script() -> str:
 
 
 def policy(code: str, style: str, *, live: bool) -> str:
-    """What the page may do: run this script, use this style, and ask `dograph watch` if live."""
+    """What the page may do: run this script, use this style, and if live ask its server."""
     rules = [
         "default-src 'none'",
         f"script-src '{_digest(code)}'",

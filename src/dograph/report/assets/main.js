@@ -87,7 +87,7 @@ async function follow(version, wait) {
     const time = new Date().toLocaleTimeString();
     line.textContent = `Live: ${isNew ? "new data" : "nothing new"} at ${time}.`;
   } catch {
-    line.textContent = "Live: dograph watch does not answer; what is shown is the last it said.";
+    line.textContent = "Live: `dograph report --watch` does not answer; this is its last state.";
   }
   setTimeout(() => follow(next.version, next.wait), 1000 * next.wait);
 }
