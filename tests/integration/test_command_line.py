@@ -106,7 +106,7 @@ def test_print_config_is_a_config(corpus, tmp_path):
 def test_dry_run_trains_nothing(corpus, tmp_path):
     directory = tmp_path / "run"
     out, _ = run("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, "--dry-run")
-    for word in ("parameters", "memory", "training tokens", "times read through", "time on this"):
+    for word in ("parameters", "memory", "training tokens", "epochs", "time on this"):
         assert word in out
     assert not directory.exists()
 

@@ -62,7 +62,10 @@ OLD_SPELLINGS = {
 
 def refuse_old(ctx: Any, word: str) -> None:
     """Raise an error with the new spelling if `word` is one of an earlier version."""
-    path = " ".join([*ctx.command_path.split()[1:], word])
+    names = [word]
+    while ctx.parent is not None:  # the program's own name may be `python -m dograph`
+        names, ctx = [ctx.info_name, *names], ctx.parent
+    path = " ".join(names)
     if path in OLD_SPELLINGS:
         raise ConfigError(f"dograph {path} has a new spelling: {OLD_SPELLINGS[path]}")
 

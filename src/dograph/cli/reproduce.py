@@ -95,7 +95,7 @@ def _run(
     *,
     dry_run: bool,
 ) -> None:
-    """Check everything, make the runs, judge them, and show what came of it."""
+    """Check everything, train what is missing, and show the results."""
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
     from dograph.reproduce.artefacts import build_asks, require_corpus
@@ -105,10 +105,10 @@ def _run(
     asked = request != EvalRequest(batch_size=request.batch_size)
     if asked and artefact.kind != "downstream":
         raise ConfigError(
-            f"--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
-            f"{artefact.name} asks no questions"
+            "--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
+            f"{artefact.name} has none"
         )
-    build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
+    build_asks(wanted)  # refuses wrong settings before a corpus is prepared
     if wanted.corpus is None:
         require_corpus(wanted)
     wanted = replace(wanted, corpus=str(console.ensured(wanted.corpus_name)))
@@ -127,7 +127,7 @@ def _run(
             with stages("models", live=request.using == "builtin") as report:
                 outcome, record = session.finish(study, request, folder, report)
     except KeyboardInterrupt:
-        say("stopped; nothing is lost: the same command goes on")
+        say("stopped; nothing is lost: the same command continues")
         sys.exit(130)
     if artefact.kind == "gradient-pca":
         from dograph.report.drawing import picture_notes
@@ -135,7 +135,7 @@ def _run(
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
         record = replace(record, notes=[*record.notes, *notes])
     session.print_outcome(console.open_console(WIDTH), artefact, outcome, record)
-    print(f"all of it: {folder / session.RESULT}; the runs: {folder}")
+    print(f"results: {folder / session.RESULT}; runs: {folder}")
     if record.failures:
         say(f"failed: {', '.join(record.failures)}; the same command tries them again")
         sys.exit(1)

@@ -61,7 +61,7 @@ def test_help_shows_examples():
         (["validation-los"], ConfigError, 'did you mean "validation-loss"'),
         (["cost"], CorpusError, "dograph data prepare slimpajama-6b --tokenizer gpt2"),
         (["cost", "data.corpus=nowhere"], CorpusError, "nowhere is not a prepared corpus"),
-        (["cost", "--limit", "9", "data.corpus=demo"], ConfigError, "cost asks no questions"),
+        (["cost", "--limit", "9", "data.corpus=demo"], ConfigError, "cost has none"),
         (["cost", "mixer.name=doge"], ConfigError, "--methods names the mixers"),
         (["cost", "--seeds", "none"], ConfigError, "--seeds"),
     ],
@@ -100,7 +100,7 @@ def test_a_table_is_made_and_the_same_command_goes_on(pool, corpus, tmp_path):
     assert [job.label for job in pool.asked] == [
         f"{method}-s{seed}" for seed in (10, 11) for method in ("uniform", "natural")
     ]
-    for words in ("losses over sources in nats", "natural", "claims of the paper", "all of it: "):
+    for words in ("losses over sources in nats", "natural", "claims of the paper", "results: "):
         assert words in out
     stored = json.loads((tmp_path / "mine" / "reproduce.json").read_text())
     assert stored["artefacts"]["balance"]["seeds"] == [10, 11]

@@ -66,7 +66,7 @@ def test_a_guess_and_what_is_not_read_are_told(tmp_path):
         assert "50256" in shown
         assert f"not read: {folder / 'test.bin'}" in shown
     given = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "b"), "--eot", "50256"])
-    assert "taken to end" not in given.stdout
+    assert "assumed end" not in given.stdout
 
 
 def test_strata_without_bytes_warn_and_are_not_compared_with_the_paper(tmp_path, caplog):
