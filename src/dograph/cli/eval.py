@@ -60,20 +60,20 @@ def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
     if subject.run is not None:
         try:
             corpus = Corpus(ensured(subject.run.config().data.corpus))
-        except CorpusError as error:  # there are tasks, but no sources
+        except CorpusError as error:  # the tasks do not need it
             say(f"warning: no loss per source: {error}")
     file = out or subject.result_file
     if file is not None:
         console.require_writable(file)
     with stages("texts", live=request.using == "builtin") as report:
-        found = evaluated(subject, request, corpus, report)
+        result = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, found)
-    console.open_console().print(task_table(found))
+        write_json(file, result)
+    console.open_console().print(task_table(result))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
-    if found["sources"]:
-        console.open_console().print(source_table(found))
-    for note in found["notes"]:
+    if result["sources"]:
+        console.open_console().print(source_table(result))
+    for note in result["notes"]:
         print(f"note: {note}")
     print("not written to a file; name one with --out" if file is None else f"result: {file}")

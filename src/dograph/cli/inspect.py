@@ -10,7 +10,7 @@ from dograph.errors import ConfigError
 if TYPE_CHECKING:
     from dograph.eval.inspect import Inspection
 
-LEVEL = 0.05  # corrected p-value at which two sources count as told apart
+LEVEL = 0.05  # corrected p-value below which two sources count as told apart
 MOST_PAIRS = 30  # shown; the file has them all
 
 
@@ -53,16 +53,16 @@ def inspect(
     request = options_as(InspectRequest, locals() | chosen)
     console.require_writable(out / "inspection.json")
     with stages("rows") as report:
-        found = inspect_model(request, report)
-        found.save(out)
-    _print(found)
-    for note in found.notes:
+        inspection = inspect_model(request, report)
+        inspection.save(out)
+    _print(inspection)
+    for note in inspection.notes:
         print(f"note: {note}")
-    print(f"findings: {out}")
+    print(f"results: {out}")
 
 
 def _print(found: "Inspection") -> None:
-    """Losses, how far sources and parts lie apart, the domains, and samples of each."""
+    """Losses, separation of sources overall and by part, the domains, and samples of each."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
 
@@ -92,9 +92,9 @@ def _print(found: "Inspection") -> None:
             pairs.append([f"{len(found.pairs) - MOST_PAIRS} more in inspection.json"])
         show("sources, farthest first", "sources, MMD^2, separation, p", pairs)
         parts = [[p.name, figure(p.mean_separation), " - ".join(p.farthest)] for p in found.parts]
-        show("where in the model sources lie apart", "part, mean separation, farthest", parts)
+        show("separation of sources by part of the model", "part, mean separation, farthest", parts)
     shown = console.open_console()
-    shown.print(node_table(found.graph, "domains that the model perceives"))
+    shown.print(node_table(found.graph, "domains of the model"))
     shown.print(edge_table(found.graph))
     absent = "(no tokenizer: text cannot be shown)"
     examples = []
@@ -102,4 +102,4 @@ def _print(found: "Inspection") -> None:
         text = absent if one.text is None else one.text
         examples.append([str(one.domain), one.source, str(one.document), text])
     show("samples nearest each domain's centre", "domain, source, document, text", examples)
-    print(f"domains against sources: NMI {found.nmi:.3f}, purity {found.purity:.3f}")
+    print(f"agreement of domains and sources: NMI {found.nmi:.3f}, purity {found.purity:.3f}")

@@ -200,7 +200,7 @@ def test_epochs_need_a_run(folder, tables):
         (["mixer.caps={gamma: lots}"], "mixer.caps={'gamma': 'lots'}: give shares from 0 to 1"),
         (["mixer.caps={gamma: 20}"], "mixer.caps={'gamma': 20}: give shares from 0 to 1"),
         (["mixer.max_epochs=0"], "mixer.max_epochs=0: give a finite number above 0"),
-        (["mixer.target=C5"], 'the table has no .*"C5"; did you mean "C4"'),
+        (["mixer.target=C5"], 'the table has no target "C5"; allowed: Book, C4'),
         (["mixer.top=0"], "top=0: of 100,000 simulated"),
         (["mixer.top=100001"], "top=100001: of 100,000 simulated"),
     ],
