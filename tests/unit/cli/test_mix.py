@@ -148,7 +148,10 @@ def test_processes_that_take_no_mixture(corpus, tmp_path, mixture):
     ("arguments", "told"),
     [
         (["--mixture", "m.yaml"], "mixer.name=static mixer.file=m.yaml"),
-        (["--resume", "RUN", "--mixture", "m.yaml", "--dry-run"], "leave out --print-config and --dry-run"),
+        (
+            ["--resume", "RUN", "--mixture", "m.yaml", "--dry-run"],
+            "leave out --print-config and --dry-run",
+        ),
     ],
 )
 def test_mixture_goes_with_resume_alone(arguments, told):
