@@ -18,9 +18,7 @@ def export(
         "yaml", "hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
     ),
     place: list[str] | None = option(
-        None,
-        "where a source is stored; hf:NAME for a dataset of the hub; may be repeated",
-        metavar="NAME=PATH",
+        None, "where a source is stored; hf:NAME: on the hub; may be repeated", metavar="NAME=PATH"
     ),
     size: list[str] | None = option(
         None, "tokens of a source, needed for axolotl; may be repeated", metavar="NAME=TOKENS"
@@ -87,7 +85,7 @@ def _find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[s
         return read_mixture_file(path), sizes
     if name not in PRESETS:
         raise ConfigError(
-            f"{name} is no file, no run and no preset; of presets, {did_you_mean(name, PRESETS)}"
+            f"{name} is no file, no run and no published mixture; of these, {did_you_mean(name, PRESETS)}"
         )
     if not sizes:
         return PRESETS[name].file, sizes
