@@ -39,7 +39,7 @@ from dograph.files import write_json
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.rng import key64
-from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, joined
+from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import pick_device
 from dograph.train.step import Stopwatch, build_optimizer
@@ -84,7 +84,7 @@ class Rival:
     def weigh(self, results: list[MicroBatchResult]) -> Tensor:
         zero_B = torch.zeros(self.num_samples, dtype=torch.int64, device=self.device)
         signals = gather_signals(
-            [joined(results)],
+            results,
             [WorldRows(self.num_samples, self.device)],
             losses=False,
             step=self.done,

@@ -157,7 +157,7 @@ def sketched(model, token_BT, mode, *, half, weight_B=None):
         loss_B = model(token_BT)
     sketch = sketcher.sketch(loss_B)
     if weight_B is not None:
-        sketch.pending.backward(weight_B)
+        sketch.backward(weight_B)
     context.__exit__(None, None, None)
     return sketch.sketch_BK, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
