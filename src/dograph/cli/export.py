@@ -85,7 +85,7 @@ def _find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[s
         return read_mixture_file(path), sizes
     if name not in PRESETS:
         raise ConfigError(
-            f"{name} is no file, no run and no published mixture; of these, {did_you_mean(name, PRESETS)}"
+            f"{name} is no file, no run and no published mixture; {did_you_mean(name, PRESETS)}"
         )
     if not sizes:
         return PRESETS[name].file, sizes

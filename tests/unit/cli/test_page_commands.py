@@ -42,7 +42,7 @@ def test_report_refuses_a_bench_that_is_none(run, tmp_path, content):
         bench.write_text(content)
     found = invoke("report", run, "--bench", bench, "--out", tmp_path / "page.html").exception
     assert isinstance(found, ConfigError)
-    assert "is no file of `dograph bench`" in str(found)
+    assert "is not a file of `dograph bench`" in str(found)
 
 
 def test_figures_need_a_folder(run, tmp_path):
