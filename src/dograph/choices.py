@@ -98,7 +98,7 @@ TWO_SIDED: tuple[Kind, ...] = ("rademacher", "two-sided")  # can be computed lay
 Accumulation = Literal["two_sweeps", "keep", "lagged"]
 
 
-class Choice(NamedTuple):
+class ChoiceText(NamedTuple):
     """A value of a setting."""
 
     does: str
@@ -106,13 +106,13 @@ class Choice(NamedTuple):
     use: str
 
 
-def _parsed(texts: str) -> dict[str, dict[str, Choice]]:
+def _parsed(texts: str) -> dict[str, dict[str, ChoiceText]]:
     """Choices by setting and value."""
-    choices, setting = dict[str, dict[str, Choice]](), ""
+    choices, setting = dict[str, dict[str, ChoiceText]](), ""
     for line in re.sub(r"\n {4}", " ", texts.strip()).splitlines():
         if line.startswith(" "):
             value, text = line.strip(" .").split(": ", 1)
-            choices[setting][value] = Choice(*re.split(r"\. (?:Cost|Use): ", text))
+            choices[setting][value] = ChoiceText(*re.split(r"\. (?:Cost|Use): ", text))
         else:
             setting = line.rstrip(":")
             choices[setting] = {}
