@@ -442,10 +442,7 @@ class SketchBuilder:
         return {group: torch.stack(parts).sum(dim=0) for group, parts in groups.items()}
 
     def result(
-        self,
-        loss_B: Tensor,
-        groups: dict[str, Tensor],
-        pending: Callable[[Tensor], None] | None,
+        self, loss_B: Tensor, groups: dict[str, Tensor], pending: Callable[[Tensor], None] | None
     ) -> MicroBatchResult:
         """The parts joined to one sketch."""
         parts = list(groups.values())
@@ -456,12 +453,7 @@ class SketchBuilder:
 
 
 def sketch_rows(
-    sketcher: Sketcher,
-    token_NT: Tensor,
-    *,
-    at_once: int,
-    step: int = 0,
-    half: bool = False,
+    sketcher: Sketcher, token_NT: Tensor, *, at_once: int, step: int = 0, half: bool = False
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
     """Loss, sketch and its parts, `at_once` rows at a time; `half` runs the model in bfloat16.
 
