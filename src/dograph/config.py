@@ -174,7 +174,9 @@ class EvalConfig(Section):
 class ProbeConfig(Section):
     """Sketches of the same held-out rows as the model changes, for mixers that need sketches."""
 
-    rows: int = Field(512, ge=0, description="held-out samples, alike from every source; 0: none")
+    rows: int = Field(
+        512, ge=0, description="held-out samples, equally many of each source; 0: none"
+    )
     at: list[Fraction] = Field(
         default=[0.0, 0.01, 0.03, 0.1, 0.3, 1.0], description="fractions of the run's steps"
     )
