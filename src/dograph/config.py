@@ -67,7 +67,8 @@ class Options(BaseModel):
 
     def __init__(self, **given: Any) -> None:
         try:
-            super().__init__(**with_new_names(self.owner or self.prefix, given, self.prefix))
+            owner = self.owner or self.prefix.rstrip(".")
+            super().__init__(**with_new_names(owner, given, self.prefix))
         except ValidationError as error:
             raise ConfigError("\n".join(self._refusal(one) for one in error.errors())) from None
 

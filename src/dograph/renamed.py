@@ -36,7 +36,7 @@ RENAMED: dict[str, Rows] = {
         "remix_floor": ("remix_min_fraction", {}),
         "warmup": ("warmup_ratio", {}),
     },
-    "objective.": {
+    "objective": {
         "gamma": ("graph_penalty", {}),
         "variance": ("variance", {"printed": "paper"}),
         "sigma": ("sigma", {"printed": "paper"}),
@@ -109,5 +109,5 @@ def _each_section(
             owner = str(own.get("name", mixer)) if section == "mixer" else f"{section}."
             result[section] = new = rename(owner, own, f"{section}.")
             if owner == "dograph" and isinstance(objective := new.get("objective"), Mapping):
-                new["objective"] = rename("objective.", objective, "mixer.objective.")
+                new["objective"] = rename("objective", objective, "mixer.objective.")
     return result
