@@ -156,7 +156,8 @@ def evaluate(
     tasks = {}
     for score, one in zip(scores, documents, strict=True):
         values = asdict(score) | {"primary": one.task.metric, "split": one.split}
-        tasks[values.pop("task")] = values | {"available": one.available, "files": one.files}
+        values |= {"available": one.available, "files": one.files}
+        tasks[values.pop("task")] = values
     chance = sum(score.chance for score in scores) / len(scores)
     weights = sorted(Path(subject.model).glob("*.safetensors"))
     libraries = ["lm_eval"] if request.using == "lm-eval" else []

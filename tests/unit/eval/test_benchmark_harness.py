@@ -23,7 +23,8 @@ import sys
 import torch
 from pathlib import Path
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-from dograph.eval.scores import PromptEncoder, Scorer, evaluate_tasks, harness_log
+from dograph.eval import scores
+from dograph.eval.scores import PromptEncoder, Scorer, evaluate_tasks
 from dograph.eval.tasks import TASKS, read_task
 from dograph.models.loss import PerSampleLoss
 
@@ -43,7 +44,8 @@ scorer = Scorer(
     batch_size=16,
 )
 documents = [read_task(t, shared / "benchmarks").limited({ITEMS}) for t in TASKS.values()]
-samples = harness_log(scorer, documents)
+samples = scores.harness_log(scorer, documents)
+scores.harness_log = lambda *_: samples  # once is slow enough
 assert set(samples) == set(TASKS)
 ours = evaluate_tasks(scorer, documents, "builtin", lambda *_: None)
 theirs = evaluate_tasks(scorer, documents, "lm-eval", lambda *_: None)
