@@ -62,7 +62,7 @@ class NoResidual(Equal):
     ("broken", "message"),
     [
         (NotScaleFree, "ten times as large"),
-        (FavoursLabels, "when these change numbers"),
+        (FavoursLabels, "when the numbers change"),
         (WeighsTheEmpty, "empty domains must get weight 0"),
         (CountsTheEmpty, "must not change the weights of the others"),
         (TakesTheFirst, "must get the same weight"),
