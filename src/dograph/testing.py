@@ -98,9 +98,8 @@ def _require_capabilities(mixer: Mixer, lab: "TinyLab") -> None:
     signals = random_signals(mixer, SIZE, len(lab.tokens), step=STEPS)
     if mixer.refuses_lagged() is None:
         weight_b = mixer.weigh_lagged(signals, 2 * SIZE)
-        is_valid = (weight_b >= 0).all() & weight_b.isfinite().all()
-        is_valid = weight_b.shape == (SIZE,) and bool(is_valid)
-        assert is_valid, (
+        is_finite = bool((weight_b >= 0).all() & weight_b.isfinite().all())
+        assert weight_b.shape == (SIZE,) and is_finite, (
             f"lagged weights must be {SIZE} finite numbers >= 0, got {weight_b.tolist()}"
         )
     if mixer.has_domains and signals.sketch_BK is not None:
@@ -183,18 +182,14 @@ def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: fl
         sketch_BK, label_B = random_domains(seed, num_domains)
         weight_M = weights(sketch_BK, label_B, num_domains)
         order_M = torch.randperm(num_domains, generator=torch.Generator().manual_seed(seed))
-        changes = {
-            "weights must not change if all gradients are ten times as large": weights(
-                10 * sketch_BK, label_B, num_domains
-            ),
-            "weights must move with their domains when the numbers change": weights(
-                sketch_BK, order_M[label_B], num_domains
-            )[order_M],
-            "empty domains must not change the weights of the others": weights(
-                sketch_BK, 2 * label_B, 2 * num_domains
-            )[::2],
-        }
-        for rule, changed_M in changes.items():
+        larger_M = weights(10 * sketch_BK, label_B, num_domains)
+        moved_M = weights(sketch_BK, order_M[label_B], num_domains)[order_M]
+        gappy_M = weights(sketch_BK, 2 * label_B, 2 * num_domains)[::2]
+        for rule, changed_M in (
+            ("weights must not change if all gradients are ten times as large", larger_M),
+            ("weights must move with their domains when the numbers change", moved_M),
+            ("empty domains must not change the weights of the others", gappy_M),
+        ):
             is_same = torch.allclose(changed_M, weight_M, atol=tolerance)
             assert is_same, f"{rule}: {weight_M.tolist()} became {changed_M.tolist()}"
         twin_BK, twin_B = sketch_BK.repeat(2, 1), torch.cat((label_B, label_B + num_domains))
