@@ -98,10 +98,10 @@ def _require_capabilities(mixer: Mixer, lab: "TinyLab") -> None:
     signals = random_signals(mixer, SIZE, len(lab.tokens), step=STEPS)
     if mixer.refuses_lagged() is None:
         weight_b = mixer.weigh_lagged(signals, 2 * SIZE)
-        is_finite = bool((weight_b >= 0).all() & weight_b.isfinite().all())
-        assert weight_b.shape == (SIZE,) and is_finite, (
-            f"lagged weights must be {SIZE} finite numbers >= 0, got {weight_b.tolist()}"
-        )
+        is_valid = (weight_b >= 0) & weight_b.isfinite()
+        wrong = f"lagged weights must be {SIZE} finite numbers >= 0, got {weight_b.tolist()}"
+        assert weight_b.shape == (SIZE,), wrong
+        assert bool(is_valid.all()), wrong
     if mixer.has_domains and signals.sketch_BK is not None:
         located = mixer.locate(signals.sketch_BK, STEPS)
         if mixer.graph(list(lab.tokens), STEPS) is not None:
