@@ -113,7 +113,7 @@ def open_scorer(
     positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
     if length is not None and not 2 <= length <= positions:
         raise ConfigError(
-            f"--max-length {length}, but {name} has {positions} positions; give 2 to {positions}"
+            f"data.seq_len={length}, but {name} has {positions} positions; give 2 to {positions}"
         )
     return Scorer(
         model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),

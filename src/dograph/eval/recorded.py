@@ -116,7 +116,7 @@ def read_graph(path: Path, step: int | None) -> DomainGraph:
         raise RunError(
             f"the mixer of {path}, {run.config().mixer.name}, has no domains and so no graph; "
             "train with one that has them (mixer.name=dograph), or see what the model perceives: "
-            f"dograph inspect {path}/model --corpus DIR"
+            f"dograph inspect {path}/model data.corpus=DIR"
         )
     graphs: list[Any] = read_metrics(run.graph_file)
     steps = [graph["step"] for graph in graphs]

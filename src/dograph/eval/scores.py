@@ -305,7 +305,7 @@ def harness_log(scorer: Scorer, documents: Sequence[Documents]) -> dict[str, lis
         if any(text.answer_cut for text in scorer.texts(one.items)):
             raise ConfigError(
                 f"{one.task.name} has an answer of more than {scorer.max_length} tokens, which "
-                "lm-eval cannot score; give a larger --max-length, leave the task out, or use "
+                "lm-eval cannot score; give a larger data.seq_len, leave the task out, or use "
                 "--with builtin"
             )
     lm_eval = require("lm_eval", "eval")

@@ -129,7 +129,7 @@ def test_forwards_are_restored(tiny, token_BT, weight_B, mode, fails):
     plain = tiny.autograd(model, token_BT, weight_B)
     assert set(plain) == {name for name, _ in model.named_parameters()}
     with sketcher.record(token_BT):  # and the next step is none the worse
-        sketched(tiny, sketcher, token_BT).pending.backward(weight_B)
+        sketched(tiny, sketcher, token_BT).backward(weight_B)
     assert tiny.gradient_error(tiny.gradients(model), plain) < 1e-10
 
 
