@@ -22,8 +22,6 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError, RunError, did_you_mean
@@ -77,6 +75,8 @@ def attach(
     input that holds each sample's source, for metrics. The mixer's state is saved in every
     checkpoint folder and restored by `train(resume_from_checkpoint=...)`.
     """
+    from transformers import TrainerCallback
+
     if "training_step" in vars(trainer):
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     _require_trainer(trainer)
@@ -88,7 +88,10 @@ def attach(
     trainer.training_step, trainer.train = attached.training_step, attached.train
     trainer.get_batch_samples = attached.get_batch_samples
     trainer.loss_is_scaled_for_ga = True  # older versions infer it from compute_loss_func
-    trainer.add_callback(attached)
+    callback = TrainerCallback()
+    for event in ("on_train_begin", "on_step_end", "on_epoch_end", "on_save"):
+        setattr(callback, event, getattr(attached, event))
+    trainer.add_callback(callback)
 
 
 def store_mixer(mixer: Mixer, folder: Path, step: int) -> None:
@@ -123,8 +126,8 @@ def restore_mixer(mixer: Mixer, folder: Path) -> None:
     mixer.load_state_dict({**stored["mixer"], **tensors})
 
 
-@dataclass(eq=False)
-class AttachedMixer(TrainerCallback):  # type: ignore[misc]
+@dataclass
+class AttachedMixer:
     """The methods that replace the Trainer's own, and its callbacks."""
 
     trainer: "Trainer"
@@ -144,6 +147,8 @@ class AttachedMixer(TrainerCallback):  # type: ignore[misc]
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
+        from transformers.trainer_utils import get_last_checkpoint
+
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.trainer.args.output_dir)
@@ -182,6 +187,8 @@ class AttachedMixer(TrainerCallback):  # type: ignore[misc]
     on_epoch_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             store_mixer(self.mixer, folder, state.global_step)
