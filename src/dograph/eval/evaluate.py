@@ -49,7 +49,7 @@ class Subject:
 
 
 def find_subject(name: str) -> Subject:
-    """A run stands for its last model; for a checkpoint's model the run is found."""
+    """A run stands for its last model; a checkpoint's model belongs to its run."""
     folder = Path(name)
     if (folder / "config.yaml").is_file():
         folder = folder / "model"

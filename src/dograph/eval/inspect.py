@@ -264,12 +264,12 @@ def _compared(
 ) -> list[Pair]:
     """Pairs of sources, those farthest apart first."""
     options = {"num_permutations": num_permutations, "seed": seed}
-    found = pairwise_mmd(sketch_NK, source_N, len(sources), **options, estimator="unbiased")
+    mmd = pairwise_mmd(sketch_NK, source_N, len(sources), **options, estimator="unbiased")
     pairs = []
     for g, h in combinations(range(len(sources)), 2):
-        both = (float(found.mmd_squared_GG[g, h]), float(found.separation_GG[g, h]))
+        both = (float(mmd.mmd_squared_GG[g, h]), float(mmd.separation_GG[g, h]))
         mmd_squared, separation = (value if isfinite(value) else None for value in both)
-        p_value = float(found.p_value_GG[g, h])
+        p_value = float(mmd.p_value_GG[g, h])
         pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
     return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 

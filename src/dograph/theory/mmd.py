@@ -28,7 +28,7 @@ class PairwiseMMD(NamedTuple):
 
     mmd_squared_GG: Tensor  # zero on the diagonal
     p_value_GG: Tensor  # Holm-corrected over the pairs, one on the diagonal
-    separation_GG: Tensor  # unbiased MMD^2 over mean spread; NaN where a group has one sample
+    separation_GG: Tensor  # unbiased MMD^2 over mean spread; NaN if a group has one sample
 
 
 def gradient_kernel(x_NK: Tensor, y_MK: Tensor) -> Tensor:
