@@ -311,7 +311,8 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
             f"{measured.path} has {listed(measured.runs, 3)}"
         )
     for file in (weights, measured):
-        if alone := [run for run in file.runs if run not in both]:
+        alone = [run for run in file.runs if run not in both]
+        if alone:
             notes.append(f"left out, in {file.path} only: {len(alone)} runs: {listed(alone)}")
     runs = [run for run in weights.runs if run in both]
     table = MixtureTable(

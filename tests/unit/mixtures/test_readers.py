@@ -174,7 +174,13 @@ def test_a_bad_cell_of_a_wide_file_is_found(tmp_path):
     bad = WIDE_LOSSES.replace("4", "four")
     refused(tmp_path, WIDE_MIXTURES, bad, 'l.csv, line 3, column "code"', '"four"')
     bad = WIDE_LOSSES.replace("4", "inf")
-    refused(tmp_path, WIDE_MIXTURES, bad, 'l.csv, line 3, column "code"', "leave the cell of a missing loss empty")
+    refused(
+        tmp_path,
+        WIDE_MIXTURES,
+        bad,
+        'l.csv, line 3, column "code"',
+        "leave the cell of a missing loss empty",
+    )
 
 
 def test_an_empty_weight_is_refused_and_an_empty_loss_is_missing(tmp_path):
