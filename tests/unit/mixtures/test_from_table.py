@@ -13,6 +13,8 @@ from dograph.mixtures.surrogates import SURROGATES, fit_ridge
 from dograph.mixtures.tables import MixtureTable, read_table
 from planned_tables import exponential_table, regmix_files
 
+pytestmark = pytest.mark.usefixtures("shared_fits")
+
 SOURCES = ["a", "b", "c", "d"]
 FAST = {"draws": 10_000}
 

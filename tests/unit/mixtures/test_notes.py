@@ -1,9 +1,12 @@
 """What a plan from a table says against itself."""
 
 import numpy as np
+import pytest
 
 from dograph.mixtures.from_table import propose_from_table
 from dograph.mixtures.tables import MixtureTable
+
+pytestmark = pytest.mark.usefixtures("shared_fits")
 
 
 def test_a_fit_that_ranks_by_chance_is_noted_and_targets_share_their_notes():

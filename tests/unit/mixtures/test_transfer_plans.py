@@ -14,6 +14,8 @@ from dograph.mixtures.proposals import simulate
 from dograph.mixtures.surrogates import choose_surrogate, is_constant, score
 from dograph.mixtures.tables import MixtureTable, read_table
 
+pytestmark = pytest.mark.usefixtures("shared_fits")
+
 PROXIES = Path(__file__).parents[3] / "benchmarks" / "results" / "plans"
 SOURCES = ["a", "b", "c", "d"]
 # a token of the source of the same name is worth 1
