@@ -13,9 +13,8 @@ from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-import yaml
-
 from dograph.errors import ConfigError, did_you_mean
+from dograph.mixtures.file import as_yaml
 from dograph.types import Mixture
 
 FEWEST_DIGITS, MOST_DIGITS = 6, 12  # after the decimal point
@@ -67,7 +66,7 @@ def export_mixture(
         content = {"weights": {source: weights.get(source, 0.0) for source in mixture}}
         if name == "json":
             return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        return "# Share of training tokens by source.\n" + _yaml(content)
+        return "# Share of training tokens by source.\n" + as_yaml(content)
     trainer = TRAINERS[name]
     sources = []
     for source, weight in weights.items():
@@ -86,7 +85,7 @@ def export_mixture(
         lines.append(f"placeholders, put the real places here: {', '.join(unplaced)}")
     wrapped = [part for line in lines for part in textwrap.wrap(" ".join(line.split()), 98)]
     comments = "".join(f"# {line}\n" for line in wrapped)
-    return comments + (content if isinstance(content, str) else _yaml(content))
+    return comments + (content if isinstance(content, str) else as_yaml(content))
 
 
 def printed(mixture: Mapping[str, float]) -> dict[str, float]:
@@ -116,11 +115,6 @@ def file_kind(place: str) -> str | None:
     """The `datasets` builder for a file or a pattern of files; None for other places."""
     suffixes = [suffix for suffix in PurePosixPath(place).suffixes if suffix not in COMPRESSION]
     return FILE_KINDS.get(suffixes[-1]) if suffixes and not place.startswith(HUB) else None
-
-
-def _yaml(content: Any) -> str:
-    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
-    return text
 
 
 def _dict(sources: Sources, field: str) -> str:

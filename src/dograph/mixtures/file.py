@@ -101,6 +101,11 @@ class _EachNameOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def as_yaml(content: Any) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
+    return text
+
+
 def write_mixture(path: Path, file: MixtureFile) -> None:
     """Write a mixture file: weights first, then provenance, then findings."""
     parts = {
@@ -108,11 +113,9 @@ def write_mixture(path: Path, file: MixtureFile) -> None:
         "provenance": file.provenance and file.provenance.record(),
         "findings": _plain(file.findings, "findings"),
     }
-    content = {name: part for name, part in parts.items() if part}
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        write_text(path, as_yaml({name: part for name, part in parts.items() if part}))
     except OSError as error:
         raise ConfigError(f"the mixture file {path} cannot be written: {error}") from error
 
