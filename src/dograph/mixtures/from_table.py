@@ -316,8 +316,8 @@ def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> d
     proposal, prior, at_best = objective.predict(points_PS).tolist()
     if not np.isfinite(proposal):
         raise ConfigError(
-            "an infinite loss is predicted for every mixture within prior and caps: they exclude all "
-            "sources that some target is learned from; allow one, or name another surrogate"
+            "an infinite loss is predicted for every mixture within prior and caps: they exclude "
+            "all sources that some target is learned from; allow one, or name another surrogate"
         )
     return {
         "proposal": proposal,

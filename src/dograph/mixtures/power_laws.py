@@ -254,23 +254,23 @@ def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
             "and alpha; train proxies of a third size"
         )
     laws = fit_power_laws(curves, delta=SIZE_DELTA)
-    alpha: float | None = None
-    notes: tuple[str, ...] = ()
-    if len(size_X) == 3:
-        alpha = laws[0].alpha
-        notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
+    in_sample = mean_error(laws, curves)
     small, large = [], []
     for x_X, loss_X in curves:
         below_X = x_X < size_X[-1]
         if len(np.unique(x_X[below_X])) >= 2 and not below_X.all():
             small.append(LossCurve(x_X[below_X], loss_X[below_X]))
             large.append(LossCurve(x_X[~below_X], loss_X[~below_X]))
-    held_out = None
-    if small:
-        held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha), large)
-    else:
-        notes = ("no curve has the largest size and two smaller ones: no held-out error",)
-    return CurveLaws(laws, mean_error(laws, curves), held_out, notes)
+    if not small:
+        note = "no curve has the largest size and two smaller ones: no held-out error"
+        return CurveLaws(laws, in_sample, None, (note,))
+    alpha: float | None = None
+    notes: tuple[str, ...] = ()
+    if len(size_X) == 3:
+        alpha = laws[0].alpha
+        notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
+    small_laws = fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha)
+    return CurveLaws(laws, in_sample, mean_error(small_laws, large), notes)
 
 
 Place = tuple[float, str, str]  # size, mixture, target

@@ -33,6 +33,7 @@ _NAMES = {
         "YoutubeSubtitles: youtube",
     ),
 }
+# By collection: a corpus' spelling of a source, squashed, and our name for it.
 CANONICAL: Mapping[str, Mapping[str, str]] = {
     collection: {
         prefix + spelling: ours
@@ -42,11 +43,6 @@ CANONICAL: Mapping[str, Mapping[str, str]] = {
     }
     for collection, (prefixes, names) in _NAMES.items()
 }
-
-
-def canonical(name: str, collection: str) -> str | None:
-    """Our name for a corpus' source; None if the collection does not have it."""
-    return CANONICAL[collection].get(squash(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class Preset:
         """The mixture under a corpus' own source names, and notes on unmatched sources."""
         theirs: dict[str, str] = {}  # our name -> the corpus' own
         for source in sources:
-            ours = canonical(source, self.collection)
+            ours = CANONICAL[self.collection].get(squash(source))
             if ours in theirs:
                 raise ConfigError(
                     f'the corpus has both "{theirs[ours]}" and "{source}", which are spellings of '

@@ -395,9 +395,8 @@ def score_table(
     if absent := [source for source in table.sources if source not in drawn]:
         notes.append(f"the test table does not name {listed(absent)}: weight 0 is assumed")
     zero_N = np.zeros(len(test.runs))
-    guess_NV = objective.each(
-        np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
-    )
+    weight_NS = np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
+    guess_NV = objective.each(weight_NS)
     fitted_on = set(_rows(table))
     if same := sum(row in fitted_on for row in _rows(test)):
         notes.append(

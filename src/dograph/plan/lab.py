@@ -243,13 +243,12 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
     model: dict[str, Any] = {"preset": None, "path": None}
     if target.model.preset is not None and not named.get("path"):
         model["preset"] = "tiny" if target.model.preset in LIGHT else "gpt2-proxy"
+    every = min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
     own = {
         "model": model,
         "train": {"steps": steps, "activation_checkpointing": False},
         "optim": {"warmup_steps": target.warmup_over(steps)},
-        "eval": {
-            "every": min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
-        },
+        "eval": {"every": every},
         "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 1},
         "probe": {"rows": 0},
         "log": {"sinks": []},

@@ -91,10 +91,6 @@ def on_device(job: Job, device: str) -> Job:
     return Job(job.label, job.config.model_copy(update={"train": train}))
 
 
-def _ignore(*_: object) -> None:
-    """The default of callbacks."""
-
-
 class Pool(ABC):
     """Runs jobs; a context manager."""
 
@@ -115,9 +111,9 @@ class Pool(ABC):
     def run(
         self,
         jobs: Sequence[Job],
-        on_done: OnDone = _ignore,
-        on_start: OnStart = _ignore,
-        on_death: OnDeath = _ignore,
+        on_done: OnDone = lambda job, result: None,
+        on_start: OnStart = lambda job: None,
+        on_death: OnDeath = lambda job, how: None,
     ) -> list[Result]:
         """Run all jobs; the results have the order of the jobs.
 
