@@ -56,10 +56,25 @@ def fit_power_laws(
     """
     labels = list(group_J or [0] * len(curves))
     number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
-    number_J = np.array([number[label] for label in labels])
-    _check(curves, number_J, alpha)
+    group_of_J = np.array([number[label] for label in labels])
+    points_J = np.array([len(np.unique(curve.x_X)) for curve in curves])
+    for index, (x_X, loss_X) in enumerate(curves):
+        finite = np.isfinite(x_X).all() and np.isfinite(loss_X).all()
+        if not (finite and np.min(x_X, initial=1) > 0):
+            raise ConfigError(f"curve {index} has an x or a loss that is not a positive number")
+        if points_J[index] < 2:
+            raise ConfigError(
+                f"curve {index} has {points_J[index]} different x; c and x0 need at least 2"
+            )
+    for group in number.values() if alpha is None else ():
+        members, points = (group_of_J == group).sum(), points_J[group_of_J == group].sum()
+        if points < 2 * members + 1:
+            raise ConfigError(
+                f"{points} points on {members} curve(s) cannot fix {2 * members + 1} parameters "
+                "(c and x0 for each curve, one alpha): add a point, or fix alpha"
+            )
     problem = _Problem(curves, delta)
-    alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, number_J)
+    alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, group_of_J)
     c_J, b_J, _, _ = problem.solve(alpha_J)
     # B = 0 is a curve that does not fall: x0 = 0, whose logarithm must be finite for JSON.
     log_x0_J = problem.centre_J + np.log(np.maximum(b_J, 1e-300)) / alpha_J
@@ -72,26 +87,6 @@ def mean_error(laws: Sequence[PowerLaw], curves: Sequence[LossCurve]) -> float:
     pairs = zip(laws, curves, strict=True)
     errors = [np.abs(law.predict(curve.x_X) - curve.loss_X) for law, curve in pairs]
     return float(np.concatenate(errors).mean())
-
-
-def _check(curves: Sequence[LossCurve], group_J: np.ndarray, alpha: float | None) -> None:
-    """Refuse curves with too few points to determine their parameters."""
-    points_J = np.array([len(np.unique(curve.x_X)) for curve in curves])
-    for number, (x_X, loss_X) in enumerate(curves):
-        finite = np.isfinite(x_X).all() and np.isfinite(loss_X).all()
-        if not (finite and np.min(x_X, initial=1) > 0):
-            raise ConfigError(f"curve {number} has an x or a loss that is not a positive number")
-        if points_J[number] < 2:
-            raise ConfigError(
-                f"curve {number} has {points_J[number]} different x; c and x0 need at least 2"
-            )
-    for group in range(group_J.max() + 1) if alpha is None else ():
-        members, points = (group_J == group).sum(), points_J[group_J == group].sum()
-        if points < 2 * members + 1:
-            raise ConfigError(
-                f"{points} points on {members} curve(s) cannot fix {2 * members + 1} parameters "
-                "(c and x0 for each curve, one alpha): add a point, or fix alpha"
-            )
 
 
 class _Problem:
