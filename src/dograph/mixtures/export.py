@@ -173,7 +173,7 @@ def _hf(sources: Sources) -> Exported:
         long, so pack each source into blocks first, or divide each weight by the mean tokens
         of its documents and by the sum of them all.""",
         """The stream ends once every source was read through, others repeat until then;
-        dataset.repeat(None) goes on for ever.""",
+        dataset.repeat(None) never ends.""",
     ]
     text = f"""from datasets import interleave_datasets, load_dataset
 

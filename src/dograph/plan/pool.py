@@ -74,8 +74,8 @@ def job_lost(job: Job, why: str) -> JobError:
     """The error for a job whose process died too often."""
     return JobError(
         job,
-        f": its process died {RETRIES + 1} times ({why}), most likely because memory ran out; the "
-        "same command goes on where it stopped: try it with fewer --workers",
+        f": its process died {RETRIES + 1} times ({why}), most likely because memory ran out; run "
+        "the same command with fewer --workers: it continues from the last checkpoint",
     )
 
 
