@@ -83,7 +83,7 @@ def test_findings_of_the_law(planted):
 
 
 def test_without_a_name_the_mixing_law_is_the_authors(planted):
-    findings = propose_from_table("mixing-law", planted, target="a").findings
+    findings = propose_from_table("mixing-law", planted, target="b").findings
     assert findings["surrogate"]["name"] == "exponential"
     with pytest.raises(ConfigError, match=r"exponential or transfer; to plan with .lightgbm., use"):
         propose_from_table("mixing-law", planted, target="a", surrogate="lightgbm")
