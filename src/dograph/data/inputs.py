@@ -1,4 +1,4 @@
-"""What the user names on the command line, resolved into things that can be read one by one."""
+"""Command-line arguments resolved into inputs that can be read one by one."""
 
 import glob
 import hashlib
@@ -21,9 +21,9 @@ class Input:
     """One thing to read: a file, a folder of text, one split of a dataset."""
 
     kind: Kind
-    name: str  # as the manifest and every message show it
+    name: str  # shown in the manifest and in messages
     split: Split
-    source: str | None  # None: each record says
+    source: str | None  # None: each record names its own
     path: Path | None = None
     hub: tuple[str, str | None] | None = None  # dataset and config
     part: str | None = None  # split of a dataset
@@ -35,12 +35,12 @@ class Input:
 
     @property
     def size(self) -> int | None:
-        """Bytes on disk, None where nobody knows."""
+        """Bytes on disk, None if unknown."""
         return None if self.path is None else sum(file.stat().st_size for file in walk(self.path))
 
     @property
     def stamp(self) -> str:
-        """Changes when the input does: names, sizes and times of change, not contents."""
+        """A digest that changes when the input does: of names, sizes and times, not contents."""
         digest = hashlib.blake2b(digest_size=16)
         for file in walk(self.path) if self.path is not None else ():
             status = file.stat()
@@ -49,12 +49,11 @@ class Input:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Every file under a folder (or the file itself), hidden ones apart, in a fixed order."""
+    """Every file under a folder (or the file itself) except hidden ones, in a fixed order."""
 
     def unreadable(error: OSError) -> NoReturn:
         raise CorpusError(
-            f"cannot look into {error.filename} ({error.strerror}); make it readable, or move it "
-            "away"
+            f"cannot list {error.filename} ({error.strerror}); make it readable, or move it away"
         ) from error
 
     if folder.is_file():
@@ -67,11 +66,11 @@ def walk(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A known corpus: where it is, how its records are labelled, what it is made of."""
+    """A known corpus: where it is, how its records name their source, the sizes of its sources."""
 
     name: str
     hub: str  # Hugging Face dataset
-    validation: str  # which of its splits to validate on
+    validation: str  # name of its validation split
     source_field: str
     sizes: str  # "source size, ..." in the paper's data table, in any unit
     closed: bool  # documents of a source outside the table are left out
@@ -116,8 +115,8 @@ RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}
 VALIDATION_WORDS = ("validation", "valid", "val", "test")
 SPLIT_WORDS = ("train", *VALIDATION_WORDS)
 
-# four digits may be a year, and two years are two sources
-_DIGEST = r"(-[0-9a-f]{16})?"  # after a number of the hub's: train-00000-of-00048-ab2b35705f029d94
+# Shard numbers have five digits or more: four digits may be a year, and two years are two sources.
+_DIGEST = r"(-[0-9a-f]{16})?"  # after a shard number on the hub: 00000-of-00048-ab2b35705f029d94
 _SHARD = re.compile(rf"[-_.]?(\d{{3,}}-of-\d{{3,}}{_DIGEST}|\d{{5,}})$")
 _NUMBER = re.compile(rf"[-_.]?\d+(-of-\d+{_DIGEST})?$")
 _SPLIT = re.compile(rf"(^|[-_.])({'|'.join(SPLIT_WORDS)})$", re.IGNORECASE)
@@ -127,9 +126,9 @@ _NAMELESS = ("", "part", "shard", "chunk", "data")
 
 
 def split_word(path: Path, folder: Path | None = None) -> str | None:
-    """The split that a file's name speaks of: "val" for fineweb_val_000001.bin.
+    """The split in a file's name: "val" for fineweb_val_000001.bin.
 
-    A folder named after a split, between `folder` and the file, has the first word.
+    A folder named after a split, between `folder` and the file, takes precedence.
     """
     below = path if path.is_dir() else path.parent
     for name in below.relative_to(folder).parts if folder is not None else ():
@@ -142,10 +141,9 @@ def split_word(path: Path, folder: Path | None = None) -> str | None:
 
 
 def source_of(path: Path) -> str:
-    """The source that a file belongs to, by its name.
+    """The source in a file's name, without shard numbers and split words; else the folder's name.
 
-    Shard numbers and split words are left out, so that the shards of a source come together and
-    its validation file bears the same name; where nothing remains, the folder's name is taken.
+    So the shards and the validation file of a source get the same name.
     """
     stem = _SPLIT.sub("", _SHARD.sub("", _MEGATRON.sub("", _ENDINGS.sub("", path.name))))
     if stem.lower() not in _NAMELESS:
@@ -169,28 +167,27 @@ _ALLOWED = (
 
 
 class Resolved(NamedTuple):
-    """What to read, and the names of what lies beside it and is not read."""
+    """What to read, and the names of files and splits next to it that are not read."""
 
     inputs: list[Input]
     left_out: list[str]
 
 
 class _Wanted(NamedTuple):
-    """What is asked of an argument."""
+    """How to read an argument."""
 
     split: Split
     labelled: bool  # records name their own source
-    preferred: str | None  # split to validate on, where it is there
+    preferred: str | None  # name of the split to validate on, if it exists
 
 
-# While an argument is looked into: something to read, or the name of something left out.
-_Found = Iterator[Input | str]
+_Found = Iterator[Input | str]  # something to read, or the name of something left out
 
 
 def resolve_all(
     specs: Sequence[str], validation: Sequence[str], *, labelled: bool, recipe: Recipe | None = None
 ) -> Resolved:
-    """Everything to read, in order; an explicit validation replaces one that an input brings."""
+    """Everything to read, in order; `validation` replaces validation text of the other inputs."""
     found = [resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs]
     inputs = [entry for one in found for entry in one.inputs]
     left_out = [name for one in found for name in one.left_out]
@@ -212,7 +209,7 @@ def resolve_all(
 
 
 def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = None) -> Resolved:
-    """The inputs behind one argument; `labelled` records name their own source."""
+    """The inputs of one argument; `labelled` records name their own source."""
     name, separator, rest = spec.partition("=")
     if separator and "/" not in name and not Path(spec).exists():
         named = resolve(rest, split, labelled=False, recipe=recipe)
@@ -224,7 +221,7 @@ def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = 
 
 def _find(spec: str, wanted: _Wanted) -> _Found:
     path = Path(spec)
-    # a name such as user/dataset; where user/ is a folder here, a path was meant
+    # a name such as user/dataset; it is a path if the folder user/ exists here
     is_hub_name = (
         _HUB_NAME.fullmatch(spec)
         and not spec.endswith((*_RECORDS, *_TOKENS))
@@ -273,7 +270,7 @@ def _divided(whole: Input, into: Mapping[str, Split | None]) -> _Found:
 
 
 def _assign(parts: Sequence[str], wanted: _Wanted, name: str) -> dict[str, Split | None]:
-    """Where each split of an input goes; None: it is left out."""
+    """Which of our splits each split of an input goes to; None: it is left out."""
     if len(parts) == 1:
         return {parts[0]: wanted.split}
     if "train" not in parts:
@@ -297,14 +294,14 @@ def _from_path(path: Path, wanted: _Wanted) -> _Found:
         kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
         index, path = path, path.with_suffix(".bin")
         if not path.is_file():
-            raise CorpusError(f"{index} has no tokens beside it: {path} is missing")
+            raise CorpusError(f"{index} is an index without tokens: {path} is missing; copy it too")
     elif path.name.endswith(_RECORDS):
         kind = "parquet" if path.suffix == ".parquet" else "lines"
         source = None if wanted.labelled else source
     elif path.suffix in (".txt", ".md"):
         kind = "text"
     else:
-        raise CorpusError(f"cannot tell what {path} is by its name; {_ALLOWED}")
+        raise CorpusError(f"the name of {path} does not say what it is; {_ALLOWED}")
     yield Input(kind, str(path), wanted.split, source, path)
 
 
@@ -324,7 +321,7 @@ def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
     if has_train and not any(walk(folder / "train")):
         raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
     if has_train and (not files or _is_saved(folder / "train")):
-        # train/ and the like, each with text or a saved dataset in it
+        # train/ and other splits, each with text or a saved dataset in it
         splits = _assign([p.name for p in folders if p.name in SPLIT_WORDS], wanted, str(folder))
         read = {folder / name: into for name, into in splits.items() if into is not None}
         for below, into in read.items():
@@ -367,7 +364,7 @@ def _from_paths(
 ) -> _Found:
     """Paths below a folder; those named after a validation split go there if others train.
 
-    `only_named` leaves out those that no split is named for.
+    `only_named` leaves out paths that do not name a split.
     """
     words = [split_word(path, folder) for path in paths]
     names = [word or ("" if only_named else "train") for word in words]

@@ -176,7 +176,7 @@ def test_errors_name_what_is_wrong(corpus, tmp_path):
     with pytest.raises(RunError, match=r"line 1 names the strata .*another corpus"):
         WeightLog.load(tmp_path / "weights.jsonl", sampler.names[::-1])  # draws go by their order
     sampler.remix(9, EQUAL, "test")
-    with pytest.raises(RunError, match="rewrite the past"):
+    with pytest.raises(RunError, match="change the past"):
         sampler.remix(3, EQUAL, "test")
 
 
