@@ -210,7 +210,7 @@ def prepare_external(
         eot_id=guesses[0] if guesses else eot_id,
     )
     more = {"eot_guessed": bool(guesses)}
-    return staging.publish(options, inputs, recorded, tokenizer, entries, more)
+    return staging.publish(options, inputs, recorded, tokenizer, entries, more, repairs={})
 
 
 def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer | None) -> None:

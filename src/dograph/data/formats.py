@@ -3,7 +3,7 @@
 import lzma
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -270,13 +270,12 @@ def find_columns(names: list[str], fields: Fields) -> Fields | Bad:
     return Fields(columns[0] or "", columns[1])
 
 
-def count_rows(path: Path) -> int:
-    """Rows in a parquet file, 0 if it cannot be read."""
-    pyarrow = require("pyarrow", "corpus")
-    try:
-        return int(require("pyarrow.parquet", "corpus").read_metadata(path).num_rows)
-    except (pyarrow.ArrowException, OSError):
-        return 0
+def bytes_per_row(path: Path) -> float:
+    """Bytes on disk per row of a parquet file; its whole size if it cannot be read."""
+    pyarrow, num_rows = require("pyarrow", "corpus"), 0
+    with suppress(pyarrow.ArrowException, OSError):
+        num_rows = require("pyarrow.parquet", "corpus").read_metadata(path).num_rows
+    return path.stat().st_size / max(num_rows, 1)
 
 
 @contextmanager

@@ -65,7 +65,43 @@ class Prepared(NamedTuple):
 def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepared:
     """Prepare a corpus, or continue a preparation that was stopped; calls `report` on the way."""
     try:
-        return _prepare(options, report)
+        inputs, left_out = resolve_all(
+            options.inputs,
+            options.validation,
+            labelled=options.fields.source is not None,
+            recipe=options.known_corpus,
+        )
+        options.refuse_idle(inputs)
+        empty = [entry.name for entry in inputs if entry.size == 0]
+        if empty and not options.repair:
+            raise CorpusError(
+                f"{empty[0]} is empty; leave it out, or pass --bad-records repair to drop it"
+            )
+        stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
+        found = None
+        if options.tokenizer != "bpe":
+            found = find_tokenizer(options.tokenizer)
+            content = f"{found.content}\0{found.eos}".encode()
+            stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
+        asked = options.recorded() | {"left_out": staging.listed(left_out)}
+        recorded = staging.Recorded(options=asked, stamps=stamps)
+        manifest = staging.finished_corpus(options, recorded)
+        if manifest is not None:
+            if options.staging.is_dir():  # left over from a kill after the manifest was written
+                with staging.lock(options.staging):
+                    journal = staging.Journal.read(options.staging)
+                    if journal is None or journal.fingerprint == recorded.fingerprint:
+                        staging.clear(options.staging)
+            return Prepared(manifest, already=True)
+        with staging.lock(options.staging):
+            staging.remove_replaced(options.staging, options.out)
+            if any(entry.is_tokens for entry in inputs):
+                manifest = prepare_external(options, inputs, found, recorded)
+            else:
+                journal = Preparation(options, inputs, report).run(found, recorded)
+                report(PreparationProgress("finishing"))
+                manifest = staging.finish(options, inputs, journal)
+            return Prepared(manifest, already=False)
     except OSError as error:
         out = options.out
         if error.errno in _DISK_FULL:
@@ -76,46 +112,6 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
             ) from error
         name = f"{error.filename}: " if error.filename else ""
         raise CorpusError(f"{name}{error.strerror or error}") from error
-
-
-def _prepare(options: PrepareOptions, report: Report) -> Prepared:
-    inputs, left_out = resolve_all(
-        options.inputs,
-        options.validation,
-        labelled=options.fields.source is not None,
-        recipe=options.known_corpus,
-    )
-    options.refuse_idle(inputs)
-    empty = [entry.name for entry in inputs if entry.size == 0]
-    if empty and not options.repair:
-        raise CorpusError(
-            f"{empty[0]} is empty; leave it out, or pass --bad-records repair to drop it"
-        )
-    stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
-    found = None
-    if options.tokenizer != "bpe":
-        found = find_tokenizer(options.tokenizer)
-        content = f"{found.content}\0{found.eos}".encode()
-        stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
-    asked = options.recorded() | {"left_out": staging.listed(left_out)}
-    recorded = staging.Recorded(options=asked, stamps=stamps)
-    manifest = staging.finished_corpus(options.out, recorded, overwrite=options.overwrite)
-    if manifest is not None:
-        if options.staging.is_dir():  # left over from a kill after the manifest was written
-            with staging.lock(options.staging):
-                journal = staging.Journal.read(options.staging)
-                if journal is None or journal.fingerprint == recorded.fingerprint:
-                    staging.clear(options.staging)
-        return Prepared(manifest, already=True)
-    with staging.lock(options.staging):
-        staging.remove_replaced(options.staging, options.out)
-        if any(entry.is_tokens for entry in inputs):
-            manifest = prepare_external(options, inputs, found, recorded)
-        else:
-            journal = Preparation(options, inputs, report).run(found, recorded)
-            report(PreparationProgress("finishing"))
-            manifest = staging.finish(options, inputs, journal)
-        return Prepared(manifest, already=False)
 
 
 class Preparation:
@@ -306,9 +302,9 @@ def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> I
     bad: list[Bad] = []
     first = record = start.record
     consumed, size = start.consumed, 0
-    row_bytes = None  # bytes on disk per row of a compressed table; other rows are as stored
-    if entry.kind == "parquet" and entry.path is not None:
-        row_bytes = entry.path.stat().st_size / max(formats.count_rows(entry.path), 1)
+    # tables are compressed; other rows are on disk as they are
+    path = entry.path if entry.kind == "parquet" else None
+    row_bytes = None if path is None else formats.bytes_per_row(path)
     for row in _rows(entry, start.record, options):
         if isinstance(row, Bad):
             bad.append(row)

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, Literal
 
 import numpy as np
@@ -147,8 +146,12 @@ def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> li
     ]
 
 
-def finished_corpus(out: Path, recorded: Recorded, *, overwrite: bool) -> Manifest | None:
-    """The corpus in `out` if it is what these options give; refuses to touch anything else."""
+def finished_corpus(options: PrepareOptions, recorded: Recorded) -> Manifest | None:
+    """The corpus in the output folder if these options give the same one.
+
+    Refuses a folder that holds anything else, except a corpus that may be overwritten.
+    """
+    out, now = options.out, recorded.options
     if not (out / MANIFEST).is_file():
         names = [path.name for path in out.iterdir()] if out.is_dir() else []
         if names and STAGING not in names:
@@ -156,21 +159,17 @@ def finished_corpus(out: Path, recorded: Recorded, *, overwrite: bool) -> Manife
         return None
     try:
         manifest = Manifest.read(out)
+        if manifest.options.get("fingerprint") == recorded.fingerprint:
+            return manifest
+        before = {name: manifest.options[name] for name in now if name in manifest.options}
+        changes = _option_changes(before, now) or ["the inputs are others or have changed"]
+        problem = f"{out} already holds a corpus that was prepared differently: "
+        problem += f"{'; '.join(changes)}. Choose another --out, or pass"
     except CorpusError as error:
-        if overwrite:
-            return None
-        raise CorpusError(f"{error} Pass --overwrite to replace it") from error
-    if manifest.options.get("fingerprint") == recorded.fingerprint:
-        return manifest
-    if overwrite:
+        problem = f"{error} Pass"
+    if options.overwrite:
         return None
-    options = recorded.options
-    before = {name: manifest.options[name] for name in options if name in manifest.options}
-    changes = "; ".join(_option_changes(before, options)) or "the inputs are others or have changed"
-    raise CorpusError(
-        f"{out} already holds a corpus that was prepared differently: {changes}. "
-        "Choose another --out, or pass --overwrite to replace it"
-    )
+    raise CorpusError(f"{problem} --overwrite to replace it")
 
 
 @contextmanager
@@ -228,7 +227,21 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     for name in (TOKENIZER_FILE, REPAIRS):
         if (options.staging / name).is_file():
             link(options.staging / name, built / name)
-    unkept = _unkept(options, journal.outputs, {entry.source for entry in entries["train"]})
+    unkept: dict[str, Value] = {}
+    num_unkept = sum(output.unkept_documents for output in journal.outputs)
+    if not entries["train"]:
+        raise CorpusError(
+            f"--keep {options.keep:g} keeps none of the {num_unkept:,} training documents; give a "
+            "larger fraction and --restart"
+            if num_unkept
+            else "the inputs hold no training text; give other inputs"
+        )
+    if options.keep < 1:
+        lost = {output.source for output in journal.outputs if output.unkept_documents}
+        lost -= {entry.source for entry in entries["train"]}
+        unkept["unkept_documents"] = num_unkept
+        unkept["unkept_bytes"] = sum(output.unkept_bytes for output in journal.outputs)
+        unkept["unkept_sources"] = listed(sorted(lost))
     repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
     return publish(options, inputs, journal, journal.tokenizer, entries, unkept, repairs)
 
@@ -257,26 +270,6 @@ def _by_source(
         source: [known.get(key) or Output(split=key[0], source=source) for key in keys]
         for source, keys in pairs.items()
     }, len(empty)
-
-
-def _unkept(options: PrepareOptions, outputs: list[Output], trained: set[str]) -> dict[str, Value]:
-    """What --keep left out, for the manifest, with the sources that it left nothing of."""
-    documents = sum(output.unkept_documents for output in outputs)
-    if not trained and not documents:
-        raise CorpusError("the inputs hold no training text; give other inputs")
-    if not trained:
-        raise CorpusError(
-            f"--keep {options.keep:g} keeps none of the {documents:,} training documents; give a "
-            "larger fraction and --restart"
-        )
-    if options.keep == 1:
-        return {}
-    lost = {output.source for output in outputs if output.unkept_documents} - trained
-    return {
-        "unkept_documents": documents,
-        "unkept_bytes": sum(output.unkept_bytes for output in outputs),
-        "unkept_sources": listed(sorted(lost)),
-    }
 
 
 def listed(names: Sequence[str], most: int = 20) -> str | None:
@@ -340,7 +333,7 @@ def publish(
     tokenizer: TokenizerEntry,
     entries: Mapping[Split, list[StratumEntry]],
     more: Mapping[str, Value],
-    repairs: Mapping[str, int] = MappingProxyType({}),
+    repairs: Mapping[str, int],
 ) -> Manifest:
     """Move the corpus in `finished` into place, divided into strata if the options ask for it.
 

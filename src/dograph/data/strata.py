@@ -225,62 +225,45 @@ def _ranked_by_size(stratum: StratumTokens, groups: Groups) -> tuple[np.ndarray,
 def _write_strata(
     stratum: StratumTokens, label_D: np.ndarray, bytes_V: np.ndarray | None
 ) -> list[StratumEntry]:
-    """One entry, and its files, for every group that has documents."""
+    """Copy the documents of each group, in document order, to files of its own: their entries."""
+    old, directory, token_N = stratum.entry, stratum.directory, stratum.token_N
     sizes: Counter[int] = Counter()
     for chunk_D in chunks(len(label_D)):
         sizes.update(label_D[chunk_D].tolist())
-    entries = [
-        _write_stratum(stratum, group, size, label_D, bytes_V)
-        for group, size in sorted(sizes.items())
-    ]
-    total, known = sum(entry.bytes or 0 for entry in entries), stratum.entry.bytes
-    if total == known:
+    entries = []
+    for group, num_documents in sorted(sizes.items()):
+        file, documents_file = _new_files(old, group)
+        own = (chunk_D[label_D[chunk_D] == group] for chunk_D in chunks(len(label_D)))
+        members = ((spans(stratum, own_D)[0], stratum.documents[own_D]) for own_D in own)
+        with open(directory / file, "wb") as output:
+            copied = copy_documents(output, token_N, members)
+            write_document_index(directory / documents_file, copied, num_documents)
+            num_tokens = output.tell() // token_N.itemsize
+        sync_file(directory / file)
+        sync_file(directory / documents_file)
+        num_bytes = None
+        if bytes_V is not None:
+            own_N = np.memmap(directory / file, token_N.dtype, "r")
+            blocks = (own_N[n : n + COPY_TOKENS] for n in range(0, num_tokens, COPY_TOKENS))
+            num_bytes = sum(int(bytes_V[block_N].sum()) for block_N in blocks)
+        entry = StratumEntry(
+            source=old.source,
+            stratum=f"{old.source}/{group}",
+            file=file,
+            dtype=old.dtype,
+            tokens=num_tokens,
+            documents=num_documents,
+            bytes=num_bytes,
+            sha256=sha256_of(directory / file),
+            documents_file=documents_file,
+        )
+        entries.append(entry)
+    if sum(entry.bytes or 0 for entry in entries) == old.bytes:
         return entries
-    if known is not None:
+    if old.bytes is not None:
         log.warning(
             'the bytes of the strata of "%s" are unknown, and so are its bits per byte: its '
             "tokenizer changes the text or is not byte-level",
-            stratum.entry.source,
+            old.source,
         )
     return [entry.model_copy(update={"bytes": None}) for entry in entries]
-
-
-def _write_stratum(
-    stratum: StratumTokens,
-    number: int,
-    num_documents: int,
-    label_D: np.ndarray,
-    bytes_V: np.ndarray | None,
-) -> StratumEntry:
-    """Copy the documents of one group, in document order."""
-
-    def members() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for chunk_D in chunks(len(label_D)):
-            member_D = chunk_D[label_D[chunk_D] == number]
-            yield spans(stratum, member_D)[0], stratum.documents[member_D]
-
-    directory, token_N = stratum.directory, stratum.token_N
-    file, documents_file = _new_files(stratum.entry, number)
-    with open(directory / file, "wb") as output:
-        copied = copy_documents(output, token_N, members())
-        write_document_index(directory / documents_file, copied, num_documents)
-        num_tokens = output.tell() // token_N.itemsize
-    sync_file(directory / file)
-    sync_file(directory / documents_file)
-    num_bytes = None
-    if bytes_V is not None:
-        own_N = np.memmap(directory / file, token_N.dtype, "r")
-        firsts = range(0, num_tokens, COPY_TOKENS)
-        num_bytes = sum(int(bytes_V[own_N[first : first + COPY_TOKENS]].sum()) for first in firsts)
-    changes = {
-        "stratum": f"{stratum.entry.source}/{number}",
-        "file": file,
-        "header_bytes": 0,
-        "first_token": 0,
-        "tokens": num_tokens,
-        "documents": num_documents,
-        "bytes": num_bytes,
-        "sha256": sha256_of(directory / file),
-        "documents_file": documents_file,
-    }
-    return stratum.entry.model_copy(update=changes)
