@@ -208,18 +208,16 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _packed(
-    pieces: Iterable[str], separator: str = "\n\n", chars: float = PACK_CHARS
-) -> Iterator[str]:
-    """Join short pieces to texts of about `chars`."""
+def _packed(texts: Iterable[str], between: str = "\n\n", size: float = PACK_CHARS) -> Iterator[str]:
+    """Join short texts to longer ones of about `size` characters."""
     packed, length = [], 0
-    for piece in pieces:
-        packed.append(piece)
-        length += len(piece)
-        if length >= chars:
-            yield separator.join(packed)
+    for text in texts:
+        packed.append(text)
+        length += len(text)
+        if length >= size:
+            yield between.join(packed)
             packed, length = [], 0
-    yield separator.join(packed)
+    yield between.join(packed)
 
 
 def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:

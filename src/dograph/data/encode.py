@@ -34,6 +34,7 @@ RAW_DOCUMENT_DTYPE = np.dtype(
         ("hash", "<u8"),  # keyed hash of its text: decides the split
     ]
 )
+SetUp = tuple[PrepareOptions, list[Input], TokenizerEntry]  # the arguments of ChunkEncoder
 _BOM = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 8192
 SMALL_CHUNKS = 4  # an input of fewer chunks is done before worker processes have started
@@ -181,12 +182,10 @@ class Encoded(NamedTuple):
 class ChunkEncoder:
     """Turns chunks into tokens. Every worker process holds one."""
 
-    def __init__(
-        self, options: PrepareOptions, inputs: list[Input], tokenizer: TokenizerEntry
-    ) -> None:
+    def __init__(self, options: PrepareOptions, inputs: list[Input], entry: TokenizerEntry) -> None:
         self.options = options
         self.inputs = inputs
-        self.entry = tokenizer
+        self.entry = entry
         self.tokenizer = open_tokenizer(options.staging / TOKENIZER_FILE)
         self.threshold = hash_threshold(options.held_out(inputs))
 
@@ -280,13 +279,7 @@ class EncodingWorkers(processes.Workers):
         while len(self._crew) < self.number:
             self.start()
 
-    def encode_in_order(
-        self,
-        chunks: Iterator[Chunk],
-        options: PrepareOptions,
-        inputs: list[Input],
-        tokenizer: TokenizerEntry,
-    ) -> Iterator[Encoded]:
+    def encode_in_order(self, chunks: Iterator[Chunk], set_up: SetUp) -> Iterator[Encoded]:
         """Encode chunks, in order, with a bounded number of them in memory.
 
         An error of the reader is raised after the chunks read before it, so the first bad record
@@ -303,12 +296,12 @@ class EncodingWorkers(processes.Workers):
         stream = read()
         head = [] if self._crew else list(islice(stream, SMALL_CHUNKS))
         if not self._crew and len(head) < SMALL_CHUNKS:
-            yield from map(ChunkEncoder(options, inputs, tokenizer), head)
+            yield from map(ChunkEncoder(*set_up), head)
             head = []  # and the stream has ended
         else:
             self.start_all()
             for worker in self._crew:
-                self.give(worker, _SET_UP, (options, inputs, tokenizer))
+                self.give(worker, _SET_UP, set_up)
         answers: dict[int, Encoded | Exception] = {}
         given = taken = 0
         for chunk in chain(head, stream):

@@ -20,7 +20,8 @@ from dograph.data.corpus import (
 )
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
-from dograph.data.tokenizer import TOKENIZER_FILE, FoundTokenizer, place_tokenizer, token_bytes
+from dograph.data.staging import Recorded
+from dograph.data.tokenizer import TOKENIZER_FILE, TokenizerFile, place_tokenizer, token_bytes
 from dograph.errors import ConfigError, CorpusError
 
 BLOCK_TOKENS = 1 << 20
@@ -166,21 +167,18 @@ class _Part(NamedTuple):
 
 
 def prepare_external(
-    options: PrepareOptions,
-    inputs: list[Input],
-    found: FoundTokenizer | None,
-    recorded: staging.Recorded,
+    options: PrepareOptions, inputs: list[Input], given: TokenizerFile | None, recorded: Recorded
 ) -> Manifest:
     """Index token files, check them, and write the manifest of a corpus over them."""
-    _refuse(options, inputs, found)
+    _refuse(options, inputs, given)
     staging.resume(options, recorded)  # refuses if text with other options is half prepared
     staging.clear(options.staging)
     built = options.staging / "finished"
     built.mkdir()
     vocab_size, eot_id, bytes_V = options.vocab_size, options.eot_id, None
     tokenizer = None
-    if found is not None:
-        tokenizer = place_tokenizer(found, built, options.tokenizer, options.eot, eot_id)
+    if given is not None:
+        tokenizer = place_tokenizer(given, built, options.tokenizer, options.eot, eot_id)
         vocab_size, eot_id = tokenizer.vocab_size, tokenizer.eot_id
         bytes_V = token_bytes(built / TOKENIZER_FILE, eot_id)
     parts: list[_Part] = []
@@ -213,7 +211,7 @@ def prepare_external(
     return staging.publish(options, inputs, recorded, tokenizer, entries, more, repairs={})
 
 
-def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer | None) -> None:
+def _refuse(options: PrepareOptions, inputs: list[Input], given: TokenizerFile | None) -> None:
     """Refuse what cannot be done with tokens made elsewhere."""
     text = [entry.name for entry in inputs if not entry.is_tokens]
     if text:
@@ -221,7 +219,7 @@ def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer 
             f"{text[0]} is text and {next(e.name for e in inputs if e.is_tokens)} holds tokens; "
             "prepare them as two corpora, or give the text of both"
         )
-    if options.eot is not None and found is None:
+    if options.eot is not None and given is None:
         raise ConfigError("--eot names a token of --tokenizer; without one, give --eot-id")
     files = Counter((entry.split, entry.source) for entry in inputs)
     for (split, source), number in files.items():
@@ -269,12 +267,7 @@ def _open(
 
 
 def _index(
-    part: _Part,
-    stratum: str,
-    built: Path,
-    stem: str,
-    vocab_size: int | None,
-    bytes_V: np.ndarray | None,
+    part: _Part, name: str, out: Path, stem: str, vocab_size: int | None, bytes_V: np.ndarray | None
 ) -> tuple[StratumEntry, int]:
     """Write the documents of a part, read its tokens once: its entry, and the largest token id."""
 
@@ -303,11 +296,11 @@ def _index(
         size += 0 if bytes_V is None else int(bytes_V[block].sum())
         digest.update(block.tobytes())
     documents_file = f"{stem}.documents.npy"
-    (built / documents_file).parent.mkdir(exist_ok=True)
-    staging.write_document_index(built / documents_file, documents(), len(part.end_D))
+    (out / documents_file).parent.mkdir(exist_ok=True)
+    staging.write_document_index(out / documents_file, documents(), len(part.end_D))
     return StratumEntry(
         source=part.source,
-        stratum=stratum,
+        stratum=name,
         file=str(part.path.resolve()),
         dtype=cast(TokenDtype, token_N.dtype.name),
         header_bytes=part.header_bytes,

@@ -17,6 +17,7 @@ MAX_RECORD_BYTES = 256 << 20
 READ_BYTES = 64 << 10
 ARCHIVES = (".gz", ".xz", ".zst")
 _BATCH_ROWS = 64
+Place = Path | tuple[str, str | None]  # of a dataset: its folder, or its name and config on the hub
 
 
 class Fields(NamedTuple):
@@ -223,7 +224,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
         row = max(start, begin)
         try:
             if row < begin + rows:
-                for piece in _read_group(file, group, columns, fields, skip=row - begin):
+                for piece in _rows(file, group, columns, fields, skip=row - begin):
                     row += 1
                     yield piece
         except broken as error:
@@ -231,9 +232,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
         begin += rows
 
 
-def _read_group(
-    file: Any, group: int, columns: Fields, fields: Fields, skip: int
-) -> Iterator[RawRow]:
+def _rows(file: Any, group: int, columns: Fields, fields: Fields, skip: int) -> Iterator[RawRow]:
     wanted = list(dict.fromkeys(name for name in columns if name))
     for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted):
         values = [_values(batch.column(name)[skip:]) for name in wanted]
@@ -279,11 +278,10 @@ def bytes_per_row(path: Path) -> float:
 
 
 @contextmanager
-def _open_dataset(place: Path | tuple[str, str | None], part: str | None = None) -> Iterator[Any]:
+def _open_dataset(place: Place, part: str | None = None) -> Iterator[Any]:
     """The `datasets` library; its errors get the name of the dataset."""
-    name = (
-        str(place) if isinstance(place, Path) else f"hf:{place[0]}" + (f"@{part}" if part else "")
-    )
+    split = f"@{part}" if part else ""
+    name = str(place) if isinstance(place, Path) else f"hf:{place[0]}{split}"
     try:
         yield require("datasets", "corpus")
     except (CorpusError, MissingExtraError, GeneratorExit):
@@ -296,7 +294,7 @@ def _open_dataset(place: Path | tuple[str, str | None], part: str | None = None)
         ) from error
 
 
-def dataset_splits(place: Path | tuple[str, str | None]) -> list[str]:
+def dataset_splits(place: Place) -> list[str]:
     """The splits of a dataset on the hub or on disk; empty if it was saved without splits."""
     with _open_dataset(place) as datasets:
         if isinstance(place, tuple):
@@ -305,9 +303,7 @@ def dataset_splits(place: Path | tuple[str, str | None]) -> list[str]:
         return sorted(loaded) if isinstance(loaded, datasets.DatasetDict) else []
 
 
-def read_dataset(
-    place: Path | tuple[str, str | None], part: str | None, start: int, fields: Fields
-) -> Iterator[RawRow]:
+def read_dataset(place: Place, part: str | None, start: int, fields: Fields) -> Iterator[RawRow]:
     """Rows of one split from number `start` on: saved on disk, or streamed from the hub."""
     with _open_dataset(place, part) as datasets:
         if isinstance(place, Path):

@@ -158,6 +158,7 @@ EMBEDDED = ("demo", "unigram", "bigram")
 _LINES = (".jsonl", ".json", ".ndjson")
 _RECORDS = (*_LINES, *(line + archive for line in _LINES for archive in ARCHIVES), ".parquet")
 _TOKENS = (".bin", ".idx")
+_FILES = (*_RECORDS, *_TOKENS)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB = re.compile(r"(?P<name>[^:@]+)(:(?P<config>[^@]+))?(@(?P<part>.+))?")
 _ALLOWED = (
@@ -171,17 +172,6 @@ class Resolved(NamedTuple):
 
     inputs: list[Input]
     left_out: list[str]
-
-
-class _Wanted(NamedTuple):
-    """How to read an argument."""
-
-    split: Split
-    labelled: bool  # records name their own source
-    preferred: str | None  # name of the split to validate on, if it exists
-
-
-_Found = Iterator[Input | str]  # something to read, or the name of something left out
 
 
 def resolve_all(
@@ -214,140 +204,168 @@ def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = 
     if separator and "/" not in name and not Path(spec).exists():
         named = resolve(rest, split, labelled=False, recipe=recipe)
         return named._replace(inputs=[replace(entry, source=name) for entry in named.inputs])
-    found = list(_find(spec, _Wanted(split, labelled, recipe.validation if recipe else None)))
-    inputs = [entry for entry in found if isinstance(entry, Input)]
-    return Resolved(inputs, [name for name in found if isinstance(name, str)])
+    resolver = _Resolver(labelled, recipe.validation if recipe else None, [])
+    return Resolved(list(resolver.find(spec, split)), resolver.left_out)
 
 
-def _find(spec: str, wanted: _Wanted) -> _Found:
-    path = Path(spec)
-    # a name such as user/dataset; it is a path if the folder user/ exists here
-    is_hub_name = (
-        _HUB_NAME.fullmatch(spec)
-        and not spec.endswith((*_RECORDS, *_TOKENS))
-        and not path.parent.exists()
-    )
-    if spec in EMBEDDED:
-        yield Input("embedded", spec, wanted.split, None)
-    elif spec in RECIPES:
-        hub = RECIPES[spec].hub
-        whole = Input("hub", f"hf:{hub}", wanted.split, None, hub=(hub, None))
-        yield from _divided(whole, {"train": "train", RECIPES[spec].validation: "validation"})
-    elif spec.startswith("hf:") or is_hub_name:
-        spec = spec.removeprefix("hf:")
-        match = _HUB.fullmatch(spec)
-        if match is None:
-            raise CorpusError(
-                f"cannot read the dataset name {spec!r}; write hf:NAME[:CONFIG][@SPLIT]"
-            )
-        name, config, part = match["name"], match["config"], match["part"]
-        into: Mapping[str, Split | None] = {part: wanted.split}
-        if not part:
-            into = _assign(dataset_splits((name, config)), wanted, f"hf:{spec}")
-        label = f"hf:{name}:{config}" if config else f"hf:{name}"
-        source = None if wanted.labelled else Path(name).name
-        yield from _divided(Input("hub", label, wanted.split, source, hub=(name, config)), into)
-    elif path.exists():
-        yield from _from_path(path, wanted)
-    elif Path(f"{spec}.idx").is_file():
-        yield from _from_path(Path(f"{spec}.idx"), wanted)
-    elif glob.has_magic(spec):
-        paths = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
-        if not paths:
-            raise CorpusError(f"no file matches {spec!r}; {_ALLOWED}")
-        while glob.has_magic(str(path)):
-            path = path.parent
-        yield from _from_paths(_token_pairs(paths), path, wanted)
-    else:
-        raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
+class _Resolver(NamedTuple):
+    """Finds the inputs of an argument, and collects the names of what it leaves out."""
 
+    labelled: bool  # records name their own source
+    preferred: str | None  # name of the split to validate on, if it exists
+    left_out: list[str]
 
-def _divided(whole: Input, into: Mapping[str, Split | None]) -> _Found:
-    """The splits of a dataset as inputs of their own."""
-    for part, split in into.items():
-        name = f"{whole.name}@{part}"
-        yield replace(whole, name=name, split=split, part=part) if split else name
-
-
-def _assign(parts: Sequence[str], wanted: _Wanted, name: str) -> dict[str, Split | None]:
-    """Which of our splits each split of an input goes to; None: it is left out."""
-    if len(parts) == 1:
-        return {parts[0]: wanted.split}
-    if "train" not in parts:
-        raise CorpusError(f"{name} has the splits {', '.join(parts)}; pick one as {name}@SPLIT")
-    chosen = next((word for word in (wanted.preferred, *VALIDATION_WORDS) if word in parts), None)
-    into: dict[str, Split | None] = {}
-    if chosen is None or wanted.split == "train":
-        into["train"] = wanted.split
-    if chosen is not None:
-        into[chosen] = "validation"
-    return {**into, **{part: None for part in parts if part not in into}}
-
-
-def _from_path(path: Path, wanted: _Wanted) -> _Found:
-    kind: Kind
-    source: str | None = source_of(path)
-    if path.is_dir():
-        yield from _from_folder(path, wanted)
-        return
-    if path.suffix in _TOKENS:
-        kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
-        index, path = path, path.with_suffix(".bin")
-        if not path.is_file():
-            raise CorpusError(f"{index} is an index without tokens: {path} is missing; copy it too")
-    elif path.name.endswith(_RECORDS):
-        kind = "parquet" if path.suffix == ".parquet" else "lines"
-        source = None if wanted.labelled else source
-    elif path.suffix in (".txt", ".md"):
-        kind = "text"
-    else:
-        raise CorpusError(f"the name of {path} does not say what it is; {_ALLOWED}")
-    yield Input(kind, str(path), wanted.split, source, path)
-
-
-def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
-    if _is_saved(folder):
-        source = None if wanted.labelled else folder.absolute().name
-        saved = Input("disk", str(folder), wanted.split, source, folder)
-        if parts := dataset_splits(folder):
-            yield from _divided(saved, _assign(parts, wanted, str(folder)))
+    def find(self, spec: str, split: Split) -> Iterator[Input]:
+        path = Path(spec)
+        # a name such as user/dataset; it is a path if the folder user/ exists here
+        looks_like_hub = _HUB_NAME.fullmatch(spec) and not spec.endswith(_FILES)
+        if spec in EMBEDDED:
+            yield Input("embedded", spec, split, None)
+        elif spec in RECIPES:
+            hub = RECIPES[spec].hub
+            whole = Input("hub", f"hf:{hub}", split, None, hub=(hub, None))
+            into: Mapping[str, Split | None] = {RECIPES[spec].validation: "validation"}
+            yield from self._divided(whole, {"train": "train", **into})
+        elif spec.startswith("hf:") or (looks_like_hub and not path.parent.exists()):
+            spec = spec.removeprefix("hf:")
+            match = _HUB.fullmatch(spec)
+            if match is None:
+                raise CorpusError(f"{spec!r} is not a dataset name; write hf:NAME[:CONFIG][@SPLIT]")
+            name, config, part = match["name"], match["config"], match["part"]
+            into = {part: split}
+            if not part:
+                into = self._assign(dataset_splits((name, config)), split, f"hf:{spec}")
+            label = f"hf:{name}:{config}" if config else f"hf:{name}"
+            source = None if self.labelled else Path(name).name
+            yield from self._divided(Input("hub", label, split, source, hub=(name, config)), into)
+        elif path.exists():
+            yield from self._from_path(path, split)
+        elif Path(f"{spec}.idx").is_file():
+            yield from self._from_path(Path(f"{spec}.idx"), split)
+        elif glob.has_magic(spec):
+            paths = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
+            if not paths:
+                raise CorpusError(f"no file matches {spec!r}; {_ALLOWED}")
+            while glob.has_magic(str(path)):
+                path = path.parent
+            yield from self._by_split(_token_pairs(paths), path, split)
         else:
-            yield saved
-        return
-    everything = list(walk(folder))
-    files = _token_pairs(p for p in everything if p.name.endswith((*_RECORDS, *_TOKENS)))
-    folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    has_train = (folder / "train").is_dir()
-    if has_train and not any(walk(folder / "train")):
-        raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
-    if has_train and (not files or _is_saved(folder / "train")):
-        # train/ and other splits, each with text or a saved dataset in it
-        splits = _assign([p.name for p in folders if p.name in SPLIT_WORDS], wanted, str(folder))
-        read = {folder / name: into for name, into in splits.items() if into is not None}
-        for below, into in read.items():
-            yield from _from_folder(below, wanted._replace(split=into))
-        yield from (str(p) for p in sorted(folder.iterdir()) if p not in read and p.name[0] != ".")
-    elif files:
-        with_records = {p for file in files for p in file.parents}
-        with_files = {p for file in everything for p in file.parents}
-        for text in folders:
-            if text in with_files and text not in with_records:
-                raise CorpusError(
-                    f"{folder} holds both files of records ({files[0]}) and folders of text "
-                    f"({text}); name each as an input of its own"
-                )
-        yield from _from_paths(files, folder, wanted, only_named=has_train)
-        yield from (str(p) for p in everything if p.suffix == ".txt")
-    elif folders and any(p.parent == folder for p in everything):
-        raise CorpusError(
-            f"{folder} holds both text files and folders; to take each folder as a source and "
-            f"leave the loose files out, write '{folder}/*/'"
-        )
-    elif not everything:
-        raise CorpusError(f"{folder} is empty; {_ALLOWED}")
-    else:
-        for text in folders or [folder]:
-            yield Input("text", str(text), wanted.split, text.absolute().name, text)
+            raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
+
+    def _divided(self, whole: Input, into: Mapping[str, Split | None]) -> Iterator[Input]:
+        """The splits of a dataset as inputs of their own."""
+        for part, split in into.items():
+            name = f"{whole.name}@{part}"
+            if split is not None:
+                yield replace(whole, name=name, split=split, part=part)
+            else:
+                self.left_out.append(name)
+
+    def _assign(self, parts: Sequence[str], split: Split, name: str) -> dict[str, Split | None]:
+        """The split of the corpus that each split of an input goes to; None: it is left out."""
+        if len(parts) == 1:
+            return {parts[0]: split}
+        if "train" not in parts:
+            raise CorpusError(f"{name} has the splits {', '.join(parts)}; pick one as {name}@SPLIT")
+        words = (self.preferred, *VALIDATION_WORDS)
+        chosen = next((word for word in words if word in parts), None)
+        into: dict[str, Split | None] = {}
+        if chosen is None or split == "train":
+            into["train"] = split
+        if chosen is not None:
+            into[chosen] = "validation"
+        return {**into, **{part: None for part in parts if part not in into}}
+
+    def _from_path(self, path: Path, split: Split) -> Iterator[Input]:
+        kind: Kind
+        source: str | None = source_of(path)
+        if path.is_dir():
+            yield from self._from_folder(path, split)
+            return
+        if path.suffix in _TOKENS:
+            kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
+            index, path = path, path.with_suffix(".bin")
+            if not path.is_file():
+                raise CorpusError(f"{index} is an index without tokens: copy {path} next to it")
+        elif path.name.endswith(_RECORDS):
+            kind = "parquet" if path.suffix == ".parquet" else "lines"
+            source = None if self.labelled else source
+        elif path.suffix in (".txt", ".md"):
+            kind = "text"
+        else:
+            raise CorpusError(f"the name of {path} does not say what it is; {_ALLOWED}")
+        yield Input(kind, str(path), split, source, path)
+
+    def _from_folder(self, folder: Path, split: Split) -> Iterator[Input]:
+        if _is_saved(folder):
+            source = None if self.labelled else folder.absolute().name
+            saved = Input("disk", str(folder), split, source, folder)
+            parts = dataset_splits(folder)
+            into = self._assign(parts, split, str(folder)) if parts else {}
+            yield from self._divided(saved, into) if parts else [saved]
+            return
+        everything = list(walk(folder))
+        files = _token_pairs(p for p in everything if p.name.endswith(_FILES))
+        folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+        has_train = (folder / "train").is_dir()
+        if has_train and not any(walk(folder / "train")):
+            raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
+        if has_train and (not files or _is_saved(folder / "train")):
+            # train/ and other splits, each with text or a saved dataset in it
+            names = [p.name for p in folders if p.name in SPLIT_WORDS]
+            into = self._assign(names, split, str(folder))
+            read = {folder / name: part for name, part in into.items() if part is not None}
+            for below, part in read.items():
+                yield from self._from_folder(below, part)
+            others = (p for p in sorted(folder.iterdir()) if p not in read and p.name[0] != ".")
+            self.left_out.extend(map(str, others))
+        elif files:
+            with_records = {p for file in files for p in file.parents}
+            with_files = {p for file in everything for p in file.parents}
+            for text in folders:
+                if text in with_files and text not in with_records:
+                    raise CorpusError(
+                        f"{folder} holds both files of records ({files[0]}) and folders of text "
+                        f"({text}); give each as an input of its own"
+                    )
+            yield from self._by_split(files, folder, split, only_named=has_train)
+            self.left_out.extend(str(p) for p in everything if p.suffix == ".txt")
+        elif folders and any(p.parent == folder for p in everything):
+            raise CorpusError(
+                f"{folder} holds both text files and folders; to take each folder as a source and "
+                f"leave the other files out, write '{folder}/*/'"
+            )
+        elif not everything:
+            raise CorpusError(f"{folder} is empty; {_ALLOWED}")
+        else:
+            for text in folders or [folder]:
+                yield Input("text", str(text), split, text.absolute().name, text)
+
+    def _by_split(
+        self, paths: list[Path], folder: Path, split: Split, *, only_named: bool = False
+    ) -> list[Input]:
+        """Paths below a folder; those named after a validation split go there if others train.
+
+        `only_named` leaves out paths that do not name a split.
+        """
+        words = [split_word(path, folder) for path in paths]
+        names = [word or ("" if only_named else "train") for word in words]
+        present = [name for name in dict.fromkeys(names) if name]
+        if split == "validation" and "train" not in words:
+            into: dict[str, Split | None] = dict.fromkeys(present, "validation")
+        elif "train" not in present and len(present) > 1:
+            raise CorpusError(
+                f"{folder} has the splits {', '.join(present)} and none to train on; name the files"
+            )
+        else:
+            into = self._assign(present, split, str(folder))
+        inputs: list[Input] = []
+        for path, name in zip(paths, names, strict=True):
+            if part := into.get(name):
+                inputs += self._from_path(path, part)
+        unread = (path for path, name in zip(paths, names, strict=True) if not into.get(name))
+        self.left_out.extend(map(str, unread))
+        return sorted(inputs, key=lambda entry: entry.split)
 
 
 def _is_saved(folder: Path) -> bool:
@@ -357,30 +375,3 @@ def _is_saved(folder: Path) -> bool:
 def _token_pairs(paths: Iterable[Path]) -> list[Path]:
     """One path for each pair of .bin and .idx."""
     return [p for p in paths if p.suffix != ".idx" or not p.with_suffix(".bin").is_file()]
-
-
-def _from_paths(
-    paths: list[Path], folder: Path, wanted: _Wanted, *, only_named: bool = False
-) -> _Found:
-    """Paths below a folder; those named after a validation split go there if others train.
-
-    `only_named` leaves out paths that do not name a split.
-    """
-    words = [split_word(path, folder) for path in paths]
-    names = [word or ("" if only_named else "train") for word in words]
-    present = [name for name in dict.fromkeys(names) if name]
-    if wanted.split == "validation" and "train" not in words:
-        into: dict[str, Split | None] = dict.fromkeys(present, "validation")
-    elif "train" not in present and len(present) > 1:
-        raise CorpusError(
-            f"{folder} has the splits {', '.join(present)} and none to train on; name the files"
-        )
-    else:
-        into = _assign(present, wanted, str(folder))
-    found: list[Input | str] = []
-    for path, name in zip(paths, names, strict=True):
-        if split := into.get(name):
-            found += _from_path(path, wanted._replace(split=split))
-    # the inputs by split, then all that is left out
-    yield from sorted(found, key=lambda f: (1, "") if isinstance(f, str) else (0, f.split))
-    yield from (str(path) for path, name in zip(paths, names, strict=True) if not into.get(name))

@@ -26,7 +26,7 @@ from dograph.data.external import prepare_external
 from dograph.data.formats import Bad, Chunk, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
-from dograph.data.tokenizer import FoundTokenizer, find_tokenizer, place_tokenizer, train_bpe
+from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
 from dograph.errors import CorpusError
 from dograph.files import sync_file
 
@@ -78,10 +78,10 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
                 f"{empty[0]} is empty; leave it out, or pass --bad-records repair to drop it"
             )
         stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
-        found = None
+        given = None
         if options.tokenizer != "bpe":
-            found = find_tokenizer(options.tokenizer)
-            content = f"{found.content}\0{found.eos}".encode()
+            given = find_tokenizer(options.tokenizer)
+            content = f"{given.content}\0{given.eos}".encode()
             stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
         asked = options.recorded() | {"left_out": staging.listed(left_out)}
         recorded = staging.Recorded(options=asked, stamps=stamps)
@@ -96,9 +96,9 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
         with staging.lock(options.staging):
             staging.remove_replaced(options.staging, options.out)
             if any(entry.is_tokens for entry in inputs):
-                manifest = prepare_external(options, inputs, found, recorded)
+                manifest = prepare_external(options, inputs, given, recorded)
             else:
-                journal = Preparation(options, inputs, report).run(found, recorded)
+                journal = Preparation(options, inputs, report).run(given, recorded)
                 report(PreparationProgress("finishing"))
                 manifest = staging.finish(options, inputs, journal)
             return Prepared(manifest, already=False)
@@ -133,7 +133,7 @@ class Preparation:
         self._writing = False
         self._unsynced: set[Path] = set()
 
-    def run(self, found: FoundTokenizer | None, recorded: staging.Recorded) -> staging.Journal:
+    def run(self, given: TokenizerFile | None, recorded: staging.Recorded) -> staging.Journal:
         """Process everything that the journal does not have yet."""
         options, inputs = self.options, self.inputs
         with encode.EncodingWorkers(options.workers or os.cpu_count() or 1) as workers:
@@ -142,11 +142,11 @@ class Preparation:
             journal = staging.resume(options, recorded)
             if journal is None:
                 staging.clear(self.folder)
-                if found is None:
+                if given is None:
                     self.report(PreparationProgress("training the tokenizer"))
                     texts = sample_texts(options, inputs)
-                    found = FoundTokenizer(train_bpe(texts, options.bpe_vocab_size), None)
-                tokenizer = place_tokenizer(found, self.folder, options.tokenizer, options.eot)
+                    given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
+                tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
                 journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
                 journal.write(self.folder)
             journal.options = recorded.options
@@ -156,7 +156,8 @@ class Preparation:
                 return journal
             chunks = read_chunks(inputs, journal.position, options)
             try:
-                for encoded in workers.encode_in_order(chunks, options, inputs, journal.tokenizer):
+                set_up = (options, inputs, journal.tokenizer)
+                for encoded in workers.encode_in_order(chunks, set_up):
                     self.write(encoded)
                     self.report(self._progress())
             except BaseException:

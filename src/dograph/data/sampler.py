@@ -171,10 +171,8 @@ class WeightLog:
             weight_S = np.array(list(row["weight"].values()), dtype=np.float64)
             counts = [list(row[name].values()) for name in ("drawn", "base_drawn")]
             drawn_S, base_S = np.array(counts, dtype=np.int64)
-            entry = WeightEntry(
-                row["step"], weight_S, drawn_S, row["base_step"], base_S, row["reason"]
-            )
-            entries.append(entry)
+            step, base, reason = row["step"], row["base_step"], row["reason"]
+            entries.append(WeightEntry(step, weight_S, drawn_S, base, base_S, reason))
         return cls(strata, entries)
 
 

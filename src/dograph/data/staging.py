@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -254,22 +255,20 @@ def _by_source(
     known = {(split, source): Output(split=split, source=source) for split, source in named}
     known |= {(output.split, output.source): output for output in outputs}
     with_text = {source for (_, source), output in known.items() if output.documents}
+    is_filled_later = with_text if options.held_out(inputs) else set()  # by hold_out
     empty = [
         f'"{source}" ({split})'
         for (split, source), output in sorted(known.items())
-        if not (output.documents or output.unkept_documents)
-        and not (options.held_out(inputs) and source in with_text)
+        if not (output.documents or output.unkept_documents or source in is_filled_later)
     ]
     if empty and not options.repair:
         raise CorpusError(
             f"these sources have no text: {', '.join(empty)}. Leave their inputs out, or pass "
             "--bad-records repair, which drops them and counts them in the manifest"
         )
-    pairs = {source: [(split, source) for split in SPLITS] for source in with_text}
-    return {
-        source: [known.get(key) or Output(split=key[0], source=source) for key in keys]
-        for source, keys in pairs.items()
-    }, len(empty)
+    for split, source in product(SPLITS, with_text):
+        known.setdefault((split, source), Output(split=split, source=source))
+    return {s: [known[split, s] for split in SPLITS] for s in with_text}, len(empty)
 
 
 def listed(names: Sequence[str], most: int = 20) -> str | None:

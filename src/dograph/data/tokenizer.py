@@ -25,7 +25,7 @@ _MIN_VOCAB = 257  # every byte, and the end of text
 _CACHED_WORDS = 1 << 16
 
 
-class FoundTokenizer(NamedTuple):
+class TokenizerFile(NamedTuple):
     """The content of a tokenizer.json, and the end-of-sequence token in the config next to it."""
 
     content: str
@@ -50,7 +50,7 @@ def open_tokenizer(path: Path | str, name: str | None = None) -> Tokenizer:
     return tokenizer
 
 
-def find_tokenizer(name: str) -> FoundTokenizer:
+def find_tokenizer(name: str) -> TokenizerFile:
     """The tokenizer at a path (a file, or a folder that holds one) or of that Hugging Face name."""
     file = Path(name) / TOKENIZER_FILE if Path(name).is_dir() else Path(name)
     config = file.parent / "tokenizer_config.json"
@@ -86,15 +86,15 @@ def find_tokenizer(name: str) -> FoundTokenizer:
         except (ValueError, AttributeError) as error:
             raise CorpusError(f"{config} is damaged: {error}; download it again") from error
         eos = eos.get("content") if isinstance(eos, dict) else eos
-    return FoundTokenizer(content, eos if isinstance(eos, str) else None)
+    return TokenizerFile(content, eos if isinstance(eos, str) else None)
 
 
-def _convert(name: str) -> FoundTokenizer:
+def _convert(name: str) -> TokenizerFile:
     """A tokenizer in an older format, converted by transformers."""
     transformers = require("transformers", "corpus")
     try:
         converted = transformers.AutoTokenizer.from_pretrained(name)
-        return FoundTokenizer(converted.backend_tokenizer.to_str(), converted.eos_token)
+        return TokenizerFile(converted.backend_tokenizer.to_str(), converted.eos_token)
     except Exception as error:
         raise CorpusError(
             f"{name!r} has no {TOKENIZER_FILE} and transformers cannot convert its files "
@@ -106,8 +106,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
     """A byte-level BPE trained on these texts, as the content of a tokenizer.json."""
     if vocab_size < _MIN_VOCAB:
         raise ConfigError(
-            f"--vocab-size must be at least {_MIN_VOCAB} (256 bytes and the end of text), "
-            f"got {vocab_size}"
+            f"--vocab-size must be at least {_MIN_VOCAB} (bytes and end of text), got {vocab_size}"
         )
     tokenizer = Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -141,18 +140,18 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 
 def place_tokenizer(
-    found: FoundTokenizer, folder: Path, name: str, eot: str | None, eot_id: int | None = None
+    given: TokenizerFile, folder: Path, name: str, eot: str | None, eot_id: int | None = None
 ) -> TokenizerEntry:
     """Write a tokenizer into a folder; `eot` or `eot_id` replaces its own end-of-text token."""
     path = folder / TOKENIZER_FILE
-    write_text(path, found.content)
+    write_text(path, given.content)
     tokenizer = open_tokenizer(path, name)
     return TokenizerEntry(
         name=name,
         file=TOKENIZER_FILE,
         sha256=sha256_of(path),
         vocab_size=vocabulary_size(tokenizer),
-        eot_id=end_of_text(tokenizer, eot, found.eos) if eot_id is None else eot_id,
+        eot_id=end_of_text(tokenizer, eot, given.eos) if eot_id is None else eot_id,
     )
 
 
