@@ -127,7 +127,7 @@ def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
     if not version or len(header) < _HEADER_INTS:
         if size % 2 or not size:
             raise CorpusError(
-                f"{path} holds {size} bytes, which is no whole number of uint16 tokens; "
+                f"{path} holds {size} bytes, which is not a whole number of uint16 tokens; "
                 "it is cut off, or another kind of file"
             )
         return np.memmap(path, np.uint16, "r"), 0

@@ -2,7 +2,7 @@
 
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -15,7 +15,15 @@ CHUNK_BYTES = 1 << 20
 # A longer record is a mistake (a file without line ends), not a document.
 MAX_RECORD_BYTES = 256 << 20
 READ_BYTES = 64 << 10
-ARCHIVES = (".gz", ".xz", ".zst")
+# Files made with `zstd --long` need a window of up to 2 GiB.
+_DECODERS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".xz": lambda: lzma.LZMADecompressor(format=lzma.FORMAT_AUTO),
+    ".zst": lambda: (
+        require("zstandard", "corpus").ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    ),
+}
+ARCHIVES = tuple(_DECODERS)
 _BATCH_ROWS = 64
 Place = Path | tuple[str, str | None]  # of a dataset: its folder, or its name and config on the hub
 
@@ -100,19 +108,9 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
     In bounded pieces: a damaged archive loses only the last one, and a highly compressed one never
     fills the memory.
     """
-    broken: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, MemoryError)
-    if suffix == ".zst":
-        zstandard = require("zstandard", "corpus")
-        broken = (*broken, zstandard.ZstdError)
     compressed = file.read(READ_BYTES)
     while compressed:
-        decoder: Any
-        if suffix == ".gz":
-            decoder = zlib.decompressobj(wbits=31)
-        elif suffix == ".xz":
-            decoder = lzma.LZMADecompressor(format=lzma.FORMAT_AUTO)
-        else:  # files made with `zstd --long` need a window of up to 2 GiB
-            decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        decoder = _DECODERS[suffix]()
         while not decoder.eof:
             try:
                 if suffix == ".zst":  # its output has no bound, so its input gets one
@@ -123,7 +121,7 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
                     # at the end of a stream the tail is also in unused_data
                     is_used = suffix == ".xz" or decoder.eof
                     compressed = b"" if is_used else decoder.unconsumed_tail
-            except broken as error:
+            except Exception as error:  # every library has its own
                 raise BrokenArchiveError(f"the archive is damaged ({error})") from error
             if content:
                 yield content

@@ -208,7 +208,8 @@ def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = 
     return Resolved(list(resolver.find(spec, split)), resolver.left_out)
 
 
-class _Resolver(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Resolver:
     """Finds the inputs of an argument, and collects the names of what it leaves out."""
 
     labelled: bool  # records name their own source
