@@ -159,10 +159,8 @@ class Corpus:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
         self.manifest = Manifest.read(self.directory)
-        self.train, self.validation = (
-            [StratumTokens(self.directory, entry) for entry in entries]
-            for entries in (self.manifest.train, self.manifest.validation)
-        )
+        self.train = [StratumTokens(self.directory, e) for e in self.manifest.train]
+        self.validation = [StratumTokens(self.directory, e) for e in self.manifest.validation]
         if not self.train:
             raise CorpusError(f"{self.directory} holds no training tokens; prepare it again")
         self.sources = list(dict.fromkeys(stratum.entry.source for stratum in self.train))

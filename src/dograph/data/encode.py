@@ -44,9 +44,8 @@ _SET_UP = -1  # number of the job that sets up the encoder of a worker
 
 def where(entry: Input, bad: Bad) -> str:
     """The file and line (or row, from 1) of a bad record."""
-    if bad.file is not None:
-        return bad.file
-    return entry.name if bad.record is None else f"{entry.name}:{bad.record + 1}"
+    line = "" if bad.record is None else f":{bad.record + 1}"
+    return bad.file or f"{entry.name}{line}"
 
 
 def refusal(entry: Input, bad: Bad) -> CorpusError:

@@ -210,9 +210,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
         num_rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         columns = find_columns(list(file.schema_arrow.names), fields)
     except broken as error:
-        if start == 0:
-            yield damaged("the file cannot be read", error, None, 0)
-        return
+        num_rows, columns = [], damaged("the file cannot be read", error, None, 0)
     if isinstance(columns, Bad):
         if start == 0:
             yield columns._replace(lost=sum(num_rows))
