@@ -17,7 +17,6 @@ from dograph.files import write_json
 
 MANIFEST = "manifest.json"
 Split = Literal["train", "validation"]
-TokenDtype = Literal["uint8", "uint16", "uint32", "int16", "int32", "int64"]
 
 
 class StratumEntry(BaseModel, extra="forbid", frozen=True):
@@ -26,7 +25,7 @@ class StratumEntry(BaseModel, extra="forbid", frozen=True):
     source: str
     stratum: str  # the source's name, or "<source>/<number>" with --strata
     file: str  # token file, relative to the manifest; absolute if made by another tool
-    dtype: TokenDtype
+    dtype: Literal["uint8", "uint16", "uint32", "int16", "int32", "int64"]
     header_bytes: int = 0  # to skip at the start of the file
     first_token: int = 0  # index of its first token in the file
     tokens: int

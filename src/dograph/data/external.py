@@ -5,19 +5,12 @@ from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from dograph.data import staging
-from dograph.data.corpus import (
-    DOCUMENT_DTYPE,
-    Manifest,
-    Split,
-    StratumEntry,
-    TokenDtype,
-    TokenizerEntry,
-)
+from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.data.staging import Recorded
@@ -298,16 +291,17 @@ def _index(
     documents_file = f"{stem}.documents.npy"
     (out / documents_file).parent.mkdir(exist_ok=True)
     staging.write_document_index(out / documents_file, documents(), len(part.end_D))
-    return StratumEntry(
-        source=part.source,
-        stratum=name,
-        file=str(part.path.resolve()),
-        dtype=cast(TokenDtype, token_N.dtype.name),
-        header_bytes=part.header_bytes,
-        first_token=part.start,
-        tokens=len(token_N),
-        documents=len(part.end_D),
-        bytes=None if bytes_V is None else size,
-        sha256=digest.hexdigest(),
-        documents_file=documents_file,
-    ), largest
+    fields = {
+        "source": part.source,
+        "stratum": name,
+        "file": str(part.path.resolve()),
+        "dtype": token_N.dtype.name,
+        "header_bytes": part.header_bytes,
+        "first_token": part.start,
+        "tokens": len(token_N),
+        "documents": len(part.end_D),
+        "bytes": None if bytes_V is None else size,
+        "sha256": digest.hexdigest(),
+        "documents_file": documents_file,
+    }
+    return StratumEntry.model_validate(fields), largest

@@ -255,11 +255,11 @@ def _by_source(
     known = {(split, source): Output(split=split, source=source) for split, source in named}
     known |= {(output.split, output.source): output for output in outputs}
     with_text = {source for (_, source), output in known.items() if output.documents}
-    is_filled_later = with_text if options.held_out(inputs) else set()  # by hold_out
+    filled_later = with_text if options.held_out(inputs) else set()  # by hold_out
     empty = [
         f'"{source}" ({split})'
         for (split, source), output in sorted(known.items())
-        if not (output.documents or output.unkept_documents or source in is_filled_later)
+        if not (output.documents or output.unkept_documents or source in filled_later)
     ]
     if empty and not options.repair:
         raise CorpusError(
@@ -384,10 +384,10 @@ def remove_replaced(staging: Path, out: Path) -> None:
 
 def corpus_files(manifest: Manifest) -> list[str]:
     """Every file of a corpus that is in its folder; token files used in place are not."""
-    names = {REPAIRS, manifest.tokenizer.file or REPAIRS}
+    names = {REPAIRS, manifest.tokenizer.file}
     for entry in (*manifest.train, *manifest.validation):
         names |= {entry.file, entry.documents_file}
-    return sorted(name for name in names if not Path(name).is_absolute())
+    return sorted(name for name in names if name and not Path(name).is_absolute())
 
 
 def link(source: Path, target: Path) -> None:
