@@ -221,10 +221,7 @@ def _packed(texts: Iterable[str], between: str = "\n\n", size: float = PACK_CHAR
 
 
 def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:
-    """Split long texts into parts of whole lines, drop short and invalid ones, stop at `max_chars`.
-
-    The parts of a text are about equally long, and none is much longer than SPLIT_CHARS.
-    """
+    """Split long texts into equal parts of whole lines, drop short ones, stop at `max_chars`."""
     kept: list[str] = []
     length = 0
     for text in texts:

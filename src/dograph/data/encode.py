@@ -248,11 +248,7 @@ class ChunkEncoder:
 
 
 def text_hash(content: bytes, seed: int, purpose: Literal["validation", "keep"]) -> int:
-    """A 64-bit hash of the text: equal texts get the same split.
-
-    Hashes for the two purposes are independent, so the held-out documents are a random sample of
-    the kept ones.
-    """
+    """A 64-bit hash of the text, independent for the two purposes: equal texts stay together."""
     key = key64(seed, purpose).to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest(), "little")
 

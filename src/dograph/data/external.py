@@ -227,10 +227,7 @@ def _refuse(options: PrepareOptions, inputs: list[Input], given: TokenizerFile |
 def _open(
     number: int, entry: Input, eot_id: int | None, held_out: float, ends: Path
 ) -> tuple[list[_Part], int | None]:
-    """The training and validation part of a token file, and a guess at its end-of-text token.
-
-    Document ends are kept in the file `ends`.
-    """
+    """The parts of a token file, their ends kept in `ends`, and a guess at its end-of-text id."""
     assert entry.path is not None
     header_bytes, guess = 0, None
     if entry.kind == "megatron":

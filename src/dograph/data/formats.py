@@ -139,10 +139,7 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
 
 
 def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
-    """Lines of a file, plain or compressed, in chunks of whole lines.
-
-    The last line may have no line end; it may be incomplete if the archive is cut off.
-    """
+    """Lines of a file, plain or compressed, in chunks of whole lines; the last may have no end."""
     record, offset = start.record, start.offset
 
     def chunk(content: bytes, consumed: int, bad: Bad | None = None, skipped: int = 0) -> Chunk:

@@ -126,10 +126,7 @@ _NAMELESS = ("", "part", "shard", "chunk", "data")
 
 
 def split_word(path: Path, folder: Path | None = None) -> str | None:
-    """The split in a file's name: "val" for fineweb_val_000001.bin.
-
-    A folder named after a split, between `folder` and the file, takes precedence.
-    """
+    """The split in the name of a folder below `folder`, else of the file: "val" in fw_val_01.bin."""
     below = path if path.is_dir() else path.parent
     for name in below.relative_to(folder).parts if folder is not None else ():
         if name.lower() in SPLIT_WORDS:
@@ -141,10 +138,7 @@ def split_word(path: Path, folder: Path | None = None) -> str | None:
 
 
 def source_of(path: Path) -> str:
-    """The source in a file's name, without shard numbers and split words; else the folder's name.
-
-    So the shards and the validation file of a source get the same name.
-    """
+    """The source in a file's name, without shard number and split; else the folder's name."""
     stem = _SPLIT.sub("", _SHARD.sub("", _MEGATRON.sub("", _ENDINGS.sub("", path.name))))
     if stem.lower() not in _NAMELESS:
         return stem
@@ -345,7 +339,7 @@ class _Resolver:
     def _by_split(
         self, paths: list[Path], folder: Path, split: Split, *, only_named: bool = False
     ) -> list[Input]:
-        """Paths below a folder; those named after a validation split go there if others train.
+        """Inputs from paths below a folder, by the split in their names; if none, they train.
 
         `only_named` leaves out paths that do not name a split.
         """

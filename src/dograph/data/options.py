@@ -24,10 +24,7 @@ def _refuse(problems: Mapping[str, bool]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """Options of a preparation; the help of the command explains each one.
-
-    Every step of a preparation, and every worker process, gets this one object.
-    """
+    """Options of a preparation; the help of the command explains each one."""
 
     inputs: tuple[str, ...]
     out: Path

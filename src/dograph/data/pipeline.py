@@ -259,13 +259,9 @@ class Preparation:
 
 
 def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
-    """A bounded, fixed sample to train a tokenizer on: the first texts of each training input.
-
-    Every input gives the same number of bytes. Bad records are skipped; the later full reading
-    reports them.
-    """
+    """Text to train a tokenizer on: as many bytes from the start of each training input."""
     threshold, only = encode.hash_threshold(options.held_out(inputs)), options.only
-    tolerant = replace(options, bad_records="repair")
+    tolerant = replace(options, bad_records="repair")  # encoding reports bad records later
     training = [entry for entry in inputs if entry.split == "train"]
     for entry in training:
         left = SAMPLE_BYTES // len(training)

@@ -148,10 +148,7 @@ def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> li
 
 
 def finished_corpus(options: PrepareOptions, recorded: Recorded) -> Manifest | None:
-    """The corpus in the output folder if these options give the same one.
-
-    Refuses a folder that holds anything else, except a corpus that may be overwritten.
-    """
+    """The corpus in the output folder if these options give it; refuses to overwrite another."""
     out, now = options.out, recorded.options
     if not (out / MANIFEST).is_file():
         names = [path.name for path in out.iterdir()] if out.is_dir() else []
@@ -368,10 +365,7 @@ def publish(
 
 
 def remove_replaced(staging: Path, out: Path) -> None:
-    """Delete the files of a corpus that is being replaced; a kill may have come in between.
-
-    If its manifest is damaged, its files are unknown and stay.
-    """
+    """Delete the files of a corpus that is being replaced, unless its manifest is damaged."""
     replaced = staging / _REPLACED
     # if there is a new manifest, new files of the same names may be in place already
     if not replaced.is_file() or (out / MANIFEST).is_file():
@@ -400,10 +394,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def file_stems(sources: Iterable[str]) -> dict[str, str]:
-    """A file name for each source, whatever its characters.
-
-    No two differ only in upper and lower case, which some file systems do not distinguish.
-    """
+    """A file name for each source; no two differ only in upper and lower case."""
     sources = sorted(sources)
     stems = [re.sub(r"[^\w.-]+", "-", s, flags=re.ASCII).strip("-.") for s in sources]
     lower = [stem.lower() for stem in stems]

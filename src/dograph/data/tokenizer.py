@@ -33,10 +33,7 @@ class TokenizerFile(NamedTuple):
 
 
 def open_tokenizer(path: Path | str, name: str | None = None) -> Tokenizer:
-    """A tokenizer for plain text: what looks like a special token in a document stays text.
-
-    Errors use `name`, if `path` is a copy of what the user named.
-    """
+    """A tokenizer for plain text, where special tokens stay text; errors use `name` if given."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
