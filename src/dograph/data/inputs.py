@@ -126,7 +126,7 @@ _NAMELESS = ("", "part", "shard", "chunk", "data")
 
 
 def split_word(path: Path, folder: Path | None = None) -> str | None:
-    """The split in the name of a folder below `folder`, else of the file: "val" in fw_val_01.bin."""
+    """The split in the name of a folder below `folder`, else of the file: "val" in a_val_01.bin."""
     below = path if path.is_dir() else path.parent
     for name in below.relative_to(folder).parts if folder is not None else ():
         if name.lower() in SPLIT_WORDS:
