@@ -131,8 +131,8 @@ class PrepareOptions:
                 f"--vocab-size has no effect with --tokenizer {self.tokenizer}, which has its own "
                 "vocabulary; leave one of the two out": self.vocab_size is not None
                 and self.tokenizer != "bpe",
-                "--eot-id is for tokens made elsewhere; for text, name the token with --eot "
-                "TOKEN": self.eot_id is not None and not is_tokens,
+                f"--eot {self.eot_id} is a token id, for tokens made elsewhere; for text, name the "
+                "token: --eot TOKEN": self.eot_id is not None and not is_tokens,
                 f"--keep chooses documents by their text, and {tokens} holds tokens; leave it out, "
                 "or prepare the text that the tokens were made of": self.keep < 1 and is_tokens,
                 f"--recipe {for_text} NAME=INPUT": self.recipe is not None and is_tokens,

@@ -17,7 +17,7 @@ from dograph.mixers.registry import build_mixer
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
-from dograph.train.probes import Probes, nearest_rows
+from dograph.train.metrics import Probes, nearest_rows
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import MicroBatch, TrainStep, build_optimizer
 
