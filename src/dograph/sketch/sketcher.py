@@ -28,18 +28,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.config import (
-    CUTTING,
-    DEFAULT_DIM,
-    DETACHING,
-    EXPLICIT,
-    MODES,
-    SPARING,
-    TWO_SIDED,
-    Kind,
-    Mode,
-    Refresh,
-)
+from dograph.choices import CUTTING, DETACHING, EXPLICIT, MODES, SPARING, TWO_SIDED, Kind, Mode
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.gradients import (
     Gradients,

@@ -106,7 +106,7 @@ class Trainer:
         self.files = metrics.RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until `train`
         self.bytes_per_token = self.corpus.bytes_per_token("train")
-        length, most = config.data.seq_len, config.eval.max_blocks
+        length, most = config.data.seq_len, config.eval.max_samples_per_source
         self.validation_blocks = metrics.validation_blocks(self.corpus, length, most)
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
