@@ -117,7 +117,7 @@ def open_scorer(
         ) from error
     positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
     if length is not None and not 2 <= length <= positions:
-        raise ConfigError(f"--max-length {length}, but {name} has {positions} positions")
+        raise ConfigError(f"data.seq_len={length}, but {name} has {positions} positions")
     end_of_text = corpus.manifest.tokenizer.eot_id if corpus else None
     return Scorer(
         model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
@@ -193,7 +193,7 @@ def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
             f"{corpus.vocab_size}; is it the corpus that the run was trained on?"
         )
     device = model.model.device
-    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_blocks)
+    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_samples_per_source)
     nats, _ = validate(
         lambda token_BT: model(token_BT.to(device)),
         blocks_of,

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
-from dograph.sketch.coverage import blocks_of
 from dograph.sketch.head import IGNORED
+from dograph.sketch.rules import blocks_of
 
 # What some models do between the output layer and the loss; a sketch of that layer would miss it.
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")

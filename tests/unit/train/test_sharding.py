@@ -161,7 +161,7 @@ def test_head_sketches_shards_by_a_second_backward(group):
         assert sketcher.reduces is not shards
         with sketcher.record(tokens()):
             sketch = sketcher.sketch(model(tokens()))
-            sketch.pending.backward(torch.tensor([0.5, 0.1, 0.0, 0.3, 0.1]))
+            sketch.backward(torch.tensor([0.5, 0.1, 0.0, 0.3, 0.1]))
         grads = whole({n: p.grad for n, p in model.named_parameters()}, keep=True)
         found.append((sketch.sketch_BK, grads))
     (sketch_BK, grads), (other_BK, others) = found
