@@ -259,6 +259,15 @@ def train_dataset(block_size, seed=42):
     return ["litdata: one stream of a mixture.", _BLOCKS], text
 
 
+_LITGPT_IMPORTS = """from dataclasses import dataclass, field
+from typing import Optional
+
+from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, TokensLoader
+from litgpt.data import DataModule
+from litgpt.tokenizer import Tokenizer
+"""
+
+
 def _litgpt(sources: Sources) -> Exported:
     """A Python module with the data module `Mixture`, since none of LitGPT's own takes a mixture.
 
@@ -273,13 +282,7 @@ def _litgpt(sources: Sources) -> Exported:
         {val_path: data/validation}}""",
         _BLOCKS,
     ]
-    text = f'''from dataclasses import dataclass, field
-from typing import Optional
-
-from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, TokensLoader
-from litgpt.data import DataModule
-from litgpt.tokenizer import Tokenizer
-
+    text = f'''{_LITGPT_IMPORTS}
 {_folders(sources)}
 
 @dataclass
