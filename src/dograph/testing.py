@@ -1,4 +1,4 @@
-"""Checks of the contract for your own mixers and objectives."""
+"""Checks for your own mixers and objectives."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from dograph.mixers.base import SIGNALS, Lab, Mixer, Proxy, ProxyResult
 from dograph.mixers.registry import build_mixer
 from dograph.types import Domains, Mixture, Signals
 
-STEPS, SIZE = 14, 16  # steps of the random run before it is resumed (and after), batch size
+STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many after
 
 
 def check_mixer(
@@ -25,15 +25,14 @@ def check_mixer(
     sources: Sequence[str] = ("a", "b", "c"),
     sizes: tuple[int, ...] = (1, 2, 16),
 ) -> None:
-    """Assert the contract of a mixer on copies of `mixer`, in a run over `sources` on random data.
+    """Assert what every mixer must do, on copies of `mixer`, in a made-up run over `sources`.
 
-    - `plan` and `remix` return mixtures of sources, or strata, that the corpus has.
-    - `weigh` returns weights on the simplex, reproducible and independent of the order of samples,
-      at the first step and after some steps.
-    - `weigh_lagged`, unless refused, returns finite weights for a micro-batch of a larger batch;
-      if `graph` has domains, so does `locate`.
-    - A resumed run continues as if it had not stopped: `state_dict` has tensors and JSON values,
-      and a copy of the mixer loaded with it, not planned, returns the same weights and mixtures.
+    - `plan` and `remix` return mixtures of sources, or strata, of the corpus.
+    - `weigh` returns weights on the simplex, deterministic, independent of the order of samples.
+    - `weigh_lagged`, unless it is refused, returns finite weights; `graph` and `locate` know
+      domains at the same time.
+    - A resumed run continues unchanged: `state_dict` has tensors and JSON values, and a new mixer
+      that loads it, without a plan, has the same weights and mixtures.
     """
     assert mixer.needs <= SIGNALS, f"needs {mixer.needs - SIGNALS}, which no step computes"
     lab, running = TinyLab(sources), copy.deepcopy(mixer)
@@ -53,17 +52,17 @@ def check_mixer(
         weight_B, remixed = _next_step(running, lab, step)
         again_B, remixed_again = _next_step(resumed, lab, step)
         assert torch.equal(weight_B, again_B), (
-            f"a resumed run has other weights {step - STEPS} steps later: state_dict must contain "
-            f"all state of weigh, plan and remix, got {sorted(running.state_dict())}"
+            f"a resumed run has other weights {step - STEPS} steps later: state_dict must hold all "
+            f"state of weigh, plan and remix, got {sorted(running.state_dict())}"
         )
         assert remixed == remixed_again, (
-            f"a resumed run has another mixture {step - STEPS} steps later: {remixed_again}, not "
-            f"{remixed}; state_dict must contain all state of remix"
+            f"a resumed run has another mixture {step - STEPS} steps later: {remixed_again} "
+            f"instead of {remixed}; state_dict must hold all state of remix"
         )
 
 
 def _next_step(mixer: Mixer, lab: "TinyLab", step: int) -> tuple[Tensor, Mixture | None]:
-    """One step of a run: its weights, and the mixture of later steps."""
+    """One step of a run: its weights, and the mixture after it."""
     signals = random_signals(mixer, SIZE, len(lab.tokens), step=step)
     weight_B, remixed = mixer.weigh(signals), mixer.remix(signals)
     if remixed is not None:
@@ -75,13 +74,11 @@ def _require_weights(mixer: Mixer, signals: Signals) -> None:
     size = signals.num_samples
     weight_B = copy.deepcopy(mixer).weigh(signals)
     _require_simplex(weight_B, (size,))
-    assert torch.equal(weight_B, copy.deepcopy(mixer).weigh(signals)), (
-        "weigh must return the same weights for the same signals"
-    )
+    assert torch.equal(weight_B, copy.deepcopy(mixer).weigh(signals)), "weights must repeat"
     order_B = torch.randperm(size, generator=torch.Generator().manual_seed(0))
     moved_B = copy.deepcopy(mixer).weigh(permuted(signals, order_B))
     assert torch.allclose(moved_B, weight_B[order_B], atol=1e-6), (
-        "weights must move with their samples when the order changes"
+        "weights must follow their samples when their order changes"
     )
 
 
@@ -94,49 +91,47 @@ def _require_simplex(weight: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _require_capabilities(mixer: Mixer, lab: "TinyLab") -> None:
-    """Check lagged weights, and that `locate` has domains if `graph` does."""
+    """Assert that a run can use lagged weights and domains."""
     signals = random_signals(mixer, SIZE, len(lab.tokens), step=STEPS)
     if mixer.refuses_lagged() is None:
         weight_b = mixer.weigh_lagged(signals, 2 * SIZE)
-        is_valid = (weight_b >= 0) & weight_b.isfinite()
-        wrong = f"lagged weights must be {SIZE} finite numbers >= 0, got {weight_b.tolist()}"
-        assert weight_b.shape == (SIZE,), wrong
-        assert bool(is_valid.all()), wrong
+        sound = (weight_b >= 0).all() & weight_b.isfinite().all()
+        usable = weight_b.shape == (SIZE,) and bool(sound)
+        assert usable, f"lagged weights must be {SIZE} finite numbers >= 0, got {weight_b.tolist()}"
     if mixer.has_domains and signals.sketch_BK is not None:
         located = mixer.locate(signals.sketch_BK, STEPS)
         if mixer.graph(list(lab.tokens), STEPS) is not None:
-            assert located is not None, "locate has no domains, but graph does"
-            assert located[0].shape == (SIZE,), "locate must return one domain per sample"
+            assert located is not None, "locate knows no domains, but graph does"
+            assert located[0].shape == (SIZE,), "locate must give one domain a sample"
 
 
 def _require_known(mixture: Mixture, lab: Lab, where: str) -> None:
-    """Check that the corpus has what is drawn; a Mixture itself checks that weights sum to 1."""
-    assert isinstance(mixture, Mixture), f"{where} must return a dograph.Mixture, got {mixture!r}"
+    """Assert that a run can draw from the mixture."""
+    assert isinstance(mixture, Mixture), f"{where} must give a dograph.Mixture, got {mixture!r}"
     unknown = sorted(set(mixture.weights) - set(lab.tokens) - set(lab.strata))
     assert not unknown, (
-        f"{where} draws from {unknown}; allowed are the sources {list(lab.tokens)} and the strata "
-        f"{list(lab.strata)}. Give check_mixer the sources that this mixer names"
+        f"{where} draws from {unknown}; there are the sources {list(lab.tokens)} and the strata "
+        f"{list(lab.strata)}. Pass the sources that this mixer names to check_mixer"
     )
 
 
 def _stored(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state as a checkpoint returns it."""
+    """A state as it comes back from a checkpoint."""
     values = {name: v for name, v in state.items() if not isinstance(v, Tensor)}
     try:
         back = json.loads(json.dumps(values, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise AssertionError(
-            f"state_dict must contain only tensors and JSON values: {error}; got {values}"
+            f"state_dict must hold tensors and JSON values only: {error}; got {values}"
         ) from error
     return {**back, **{n: v.detach().cpu().clone() for n, v in state.items() if n not in values}}
 
 
 class TinyLab:
-    """A lab over simulated sources, for plans; the first source has two strata.
+    """A lab over made-up sources, for plans; the first source has two strata.
 
-    Proxies are not trained. Their mixers get random signals, and a source's loss falls with its
-    weight w, the tokens D and the parameters N:
-    2 + exp(-w) + (D / 1e5)^-0.5 + (N / 1e5)^-0.3.
+    Proxies are not trained. Their mixers see made-up steps, and the loss of a source with weight w,
+    of a model with N parameters after D tokens, is 2 + exp(-w) + (D / 1e5)^-0.5 + (N / 1e5)^-0.3.
     """
 
     steps, proxy_steps, budget, parameters = 40, 20, 4_000_000, 100_000_000
@@ -173,36 +168,33 @@ class TinyLab:
 
 
 def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: float = 1e-4) -> None:
-    """Assert the contract of an objective: its weights, and what must not change them."""
-
-    def weights(sketch_BK: Tensor, label_B: Tensor, num: int) -> Tensor:
-        return _checked_weights(objective, partition(sketch_BK, label_B, num))
-
+    """Assert that an objective's weights are on the simplex and depend on gradients only."""
     for seed in range(3):
         sketch_BK, label_B = random_domains(seed, num_domains)
-        weight_M = weights(sketch_BK, label_B, num_domains)
+        weight_M = _weights(objective, partition(sketch_BK, label_B, num_domains))
         order_M = torch.randperm(num_domains, generator=torch.Generator().manual_seed(seed))
-        larger_M = weights(10 * sketch_BK, label_B, num_domains)
-        moved_M = weights(sketch_BK, order_M[label_B], num_domains)[order_M]
-        gappy_M = weights(sketch_BK, 2 * label_B, 2 * num_domains)[::2]
-        for rule, changed_M in (
-            ("weights must not change if all gradients are ten times as large", larger_M),
-            ("weights must move with their domains when the numbers change", moved_M),
-            ("empty domains must not change the weights of the others", gappy_M),
+        larger = partition(10 * sketch_BK, label_B, num_domains)
+        moved = partition(sketch_BK, order_M[label_B], num_domains)
+        gappy = partition(sketch_BK, 2 * label_B, 2 * num_domains)
+        for changed_M, text in (
+            (_weights(objective, larger), "not change when all gradients are ten times as large"),
+            (_weights(objective, moved)[order_M], "follow their domains when these change numbers"),
+            (_weights(objective, gappy)[::2], "not change when there are empty domains"),
         ):
-            is_same = torch.allclose(changed_M, weight_M, atol=tolerance)
-            assert is_same, f"{rule}: {weight_M.tolist()} became {changed_M.tolist()}"
+            assert torch.allclose(changed_M, weight_M, atol=tolerance), (
+                f"weights must {text}: {weight_M.tolist()} became {changed_M.tolist()}"
+            )
         twin_BK, twin_B = sketch_BK.repeat(2, 1), torch.cat((label_B, label_B + num_domains))
-        twin_M = weights(twin_BK, twin_B, 2 * num_domains)
+        twin_M = _weights(objective, partition(twin_BK, twin_B, 2 * num_domains))
         assert torch.allclose(twin_M[:num_domains], twin_M[num_domains:], atol=tolerance), (
             f"domains with the same samples must get the same weight, got {twin_M.tolist()}"
         )
-        weights(sketch_BK, torch.zeros_like(label_B), 1)
-        weights(0 * sketch_BK, label_B, num_domains)
+        _weights(objective, partition(sketch_BK, torch.zeros_like(label_B), 1))
+        _weights(objective, partition(0 * sketch_BK, label_B, num_domains))
 
 
 def random_domains(seed: int, num_domains: int) -> tuple[Tensor, Tensor]:
-    """Random sketches and labels: domains of several sizes, one with a single sample."""
+    """Made-up sketches and labels: domains of several sizes, one of a single sample."""
     generator = torch.Generator().manual_seed(seed)
     label_B = torch.cat([torch.full((1 + 2 * j,), j) for j in range(num_domains)])
     centre_MK = torch.randn(num_domains, 32, generator=generator) + 0.5
@@ -211,8 +203,8 @@ def random_domains(seed: int, num_domains: int) -> tuple[Tensor, Tensor]:
     return length_M[label_B, None] * (centre_MK[label_B] + noise_BK), label_B
 
 
-def _checked_weights(objective: Objective, domains: Domains) -> Tensor:
-    """An objective's weights, after checking them and its residual."""
+def _weights(objective: Objective, domains: Domains) -> Tensor:
+    """An objective's weights; asserts that they are on the simplex and the residual is finite."""
     weight_M = objective(domains)
     assert bool(torch.isfinite(weight_M).all()), f"weights must be finite, got {weight_M.tolist()}"
     _require_simplex(weight_M, tuple(domains.share_M.shape))
@@ -235,7 +227,7 @@ def permuted(signals: Signals, order_B: Tensor) -> Signals:
 
 
 def random_signals(mixer: Mixer, size: int, num_sources: int, *, step: int = 0) -> Signals:
-    """Random values for the signals that a mixer needs; strata are those of a `TinyLab`."""
+    """Made-up signals of the kind that a mixer needs; strata are those of a `TinyLab`."""
     generator = torch.Generator().manual_seed(size + 1000 * step)
 
     def fill(name: str, value: Tensor) -> Tensor | None:
@@ -251,7 +243,7 @@ def random_signals(mixer: Mixer, size: int, num_sources: int, *, step: int = 0) 
         num_samples=size,
         loss_B=fill("loss", loss_B),
         reference_loss_B=fill("reference_loss", reference_B),
-        # excess is clipped for each token, so its mean is larger than the clipped mean
+        # tokens differ from their mean, so clipped one by one they exceed by more
         excess_loss_B=fill("reference_loss", (loss_B - reference_B).clamp_min(0) + 0.1),
         source_B=fill("source", source_B),
         stratum_B=fill("sketch", torch.where(source_B == 0, half_B, source_B + 1)),

@@ -5,14 +5,8 @@
         loss_B = per_sample_losses(model(token_BT))
         weight_B = sketcher.backward(loss_B, mixer)      # replaces loss.backward()
 
-All modes give the same gradient for the same weights:
-
-    full       one backward to the layers' outputs, then each weighted weight gradient
-    twopass    a backward for the sketches, a second one for the gradient; works in any wrapper
-    topdown    sketches from the top blocks, then the residual gradient is scaled once
-    head       the same from the output layer alone; sharded: a second backward, as in twopass
-    exact      full per-sample gradients: for small models, and LLaMA with long samples
-    reference  one backward per sample: the test of all others
+All modes (described in dograph.choices) give the same gradient for the same weights. `topdown` and
+`head` cut the model: above the cut layers are tapped, below it autograd runs as usual.
 
 Shapes: B samples, T tokens, K sketch, F numbers in all vectors (norms, biases).
 """
@@ -28,18 +22,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.config import (
-    CUTTING,
-    DEFAULT_DIM,
-    DETACHING,
-    EXPLICIT,
-    MODES,
-    SPARING,
-    TWO_SIDED,
-    Kind,
-    Mode,
-    Refresh,
-)
+from dograph.choices import CUTTING, DETACHING, EXPLICIT, MODES, SPARING, TWO_SIDED, Kind, Mode
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.gradients import (
     Gradients,
@@ -452,10 +436,7 @@ class SketchBuilder:
         return {group: torch.stack(parts).sum(dim=0) for group, parts in groups.items()}
 
     def result(
-        self,
-        loss_B: Tensor,
-        groups: dict[str, Tensor],
-        pending: Callable[[Tensor], None] | None,
+        self, loss_B: Tensor, groups: dict[str, Tensor], pending: Callable[[Tensor], None] | None
     ) -> MicroBatchResult:
         """The parts joined to one sketch."""
         parts = list(groups.values())
@@ -466,12 +447,7 @@ class SketchBuilder:
 
 
 def sketch_rows(
-    sketcher: Sketcher,
-    token_NT: Tensor,
-    *,
-    at_once: int,
-    step: int = 0,
-    half: bool = False,
+    sketcher: Sketcher, token_NT: Tensor, *, at_once: int, step: int = 0, half: bool = False
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
     """Loss, sketch and its parts, `at_once` rows at a time; `half` runs the model in bfloat16.
 

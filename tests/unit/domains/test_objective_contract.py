@@ -62,9 +62,9 @@ class NoResidual(Equal):
     ("broken", "message"),
     [
         (NotScaleFree, "ten times as large"),
-        (FavoursLabels, "when the numbers change"),
+        (FavoursLabels, "when these change numbers"),
         (WeighsTheEmpty, "empty domains must get weight 0"),
-        (CountsTheEmpty, "must not change the weights of the others"),
+        (CountsTheEmpty, "not change when there are empty domains"),
         (TakesTheFirst, "must get the same weight"),
         (DividesByZero, "must be finite"),
         (SumsToTwo, "sum to 1"),
