@@ -107,7 +107,7 @@ def test_mixers_without_domains(tmp_path, effective, words):
     found = explained(tmp_path / "run", ["mixer.name=my_module:Mine"], row)
     assert found.domains == []
     assert words in found.reasons[0]
-    assert ("not kept" in found.reasons[0]) == (effective < 4)
+    assert ("not recorded" in found.reasons[0]) == (effective < 4)
 
 
 def test_steps_and_graphs_that_are_not_there(tmp_path):
