@@ -90,7 +90,8 @@ def _asked(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask
 
 def _run(ask: "Ask", pool: "Pool") -> None:
     """Make the runs, and show what their differences are worth."""
-    from dograph.compare.session import run_compare, tables
+    from dograph.compare.session import run_compare
+    from dograph.compare.tables import tables
 
     out, shown = ask.out, console.open_console()
     with console.stoppable(f"finished cells are in {out}"), pool:

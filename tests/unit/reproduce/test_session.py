@@ -16,8 +16,8 @@ from dograph.eval.evaluate import EvalRequest
 from dograph.eval.gradients import read_probe
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import build_asks, find_artefact
-from dograph.reproduce.downstream import kept
 from dograph.reproduce.seen import composition
+from dograph.reproduce.session import stored_scores
 from dograph.stats import mean_estimate
 from lab_runs import imports_frozen
 
@@ -44,7 +44,7 @@ def test_the_table_of_losses(losses):
         for seed in (10, 11)
         for method in ("uniform", "natural", "dograph-paper")
     ]
-    names = [row[0] for row in outcome.sheets[0].rows]
+    names = [row[0] for row in outcome.tables[0].rows]
     assert names == ["natural", "uniform", "dograph-paper"]
     table = page[: page.index("what differs")]
     assert max(map(len, table.splitlines())) <= 120
@@ -102,7 +102,7 @@ def test_other_tables_of_the_same_runs_train_nothing(place, losses):
         assert trained == []
         assert set(stored["artefacts"]) >= {"validation-loss", name}
         assert "dograph-paper" in page
-        assert outcome.sheets
+        assert outcome.tables
     assert "over RegMix" not in page
     assert "not tested, no finished run of dograph-paper or of regmix" in page
 
@@ -136,15 +136,15 @@ def test_downstream_scores_every_cell_once(place, losses):
     again = {file: file.stat().st_mtime_ns for file in files}
     assert [file for file in files if again[file] != stamps[file]] == files[:2]
     model = files[0].parent / "model"
-    assert kept(files[0], request, 32, model) is not None
+    assert stored_scores(files[0], request, 32, model) is not None
     for other in (
         replace(request, limit="2"),
         replace(request, tasks=("copa",)),
         replace(request, benchmarks=None),
         replace(request, max_length=16),
     ):
-        assert kept(files[0], other, 32, model) is None
-    assert kept(files[0], replace(request, batch_size=1), 32, model) is not None
+        assert stored_scores(files[0], other, 32, model) is None
+    assert stored_scores(files[0], replace(request, batch_size=1), 32, model) is not None
 
 
 def test_domains_and_what_they_are_made_of(place):
