@@ -5,7 +5,7 @@ Shapes: N seeds, S sources, n blocks of a source, M methods, R resamples.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -329,7 +329,7 @@ def build_findings(
         failures=dict(failures),
         notes=[],
     )
-    return replace(findings, notes=_notes(findings))
+    return replace(findings, notes=list(_notes(findings)))
 
 
 def _cell(
@@ -404,47 +404,38 @@ def _method(
     )
 
 
-def _notes(findings: Findings) -> list[str]:
+def _notes(findings: Findings) -> Iterator[str]:
     """What a reader of the tables must know, one line each."""
     seeds = len(findings.seeds)
-    shared = [method.label for method in findings.methods if method.one_plan_for_all_seeds]
-    limit, steps = findings.config["data"]["warn_epochs"], findings.config["train"]["steps"]
-    notes = [
-        (
-            True,
-            f"difference: method minus {findings.baseline}, paired by seed; [ ]: 95 % t interval "
-            "over seeds; text: 95 % bootstrap interval over the validation blocks of these runs",
-        ),
-        (
-            seeds < LEAST_SEEDS,
+    yield (
+        f"difference: method minus {findings.baseline}, paired by seed; [ ]: 95 % t interval over "
+        "seeds; text: 95 % bootstrap interval over the validation blocks of these runs"
+    )
+    if seeds < LEAST_SEEDS:
+        yield (
             f"no claim is made: {seeds} seed{'s' if seeds > 1 else ''}, and a claim needs "
-            f"{LEAST_SEEDS}; the same command with --seeds {LEAST_SEEDS} adds the missing runs",
-        ),
-        (
-            seeds >= LEAST_SEEDS,
-            "p: Holm-adjusted over the rows; lower or higher is claimed where it is at most 0.05",
-        ),
-        (
-            shared and seeds > 1,
+            f"{LEAST_SEEDS}; the same command with --seeds {LEAST_SEEDS} adds the missing runs"
+        )
+    else:
+        yield "p: Holm-adjusted over the rows; lower or higher is claimed where it is at most 0.05"
+    shared = [method.label for method in findings.methods if method.one_plan_for_all_seeds]
+    if shared and seeds > 1:
+        yield (
             f"all seeds of {', '.join(shared)} use one plan (marked *): their intervals do not "
-            "include how much the plan itself varies; --replan makes one plan per seed",
-        ),
-        (
-            any(method.plans for method in findings.methods),
-            "FLOPs and time of every run include all proxies of its plan: what training once costs",
-        ),
-        (
-            findings.budget == "compute",
+            "include how much the plan itself varies; --replan makes one plan per seed"
+        )
+    if any(method.plans for method in findings.methods):
+        yield "FLOPs and time of every run include all proxies of its plan"
+    if findings.budget == "compute":
+        steps = findings.config["train"]["steps"]
+        yield (
             "equal compute: every run has the FLOPs of the most expensive one at train.steps="
-            f"{steps}; the learning-rate schedule is stretched to its steps",
-        ),
-    ]
-    lines = [text for applies, text in notes if applies]
+            f"{steps}; the learning-rate schedule is stretched to its steps"
+        )
+    limit = findings.config["data"]["warn_epochs"]
     for method in findings.methods:
-        repeated = [f"{name} {n:.1f} times" for name, n in method.epochs.items() if n > limit]
-        if repeated:
-            lines.append(
-                f"warning: {method.label} read {', '.join(repeated)}, more than "
-                f"data.warn_epochs={limit:g}"
-            )
-    return lines + [f"failed: {error}" for error in findings.failures.values()]
+        over = [f"{name} {n:.1f} times" for name, n in method.epochs.items() if n > limit]
+        if over:
+            named = ", ".join(over)
+            yield f"warning: {method.label} read {named}, more than data.warn_epochs={limit:g}"
+    yield from (f"failed: {error}" for error in findings.failures.values())

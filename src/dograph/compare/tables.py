@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -45,25 +46,21 @@ class TextTable:
 
 def tables(findings: Findings) -> list[TextTable]:
     """What a terminal shows: losses, costs, and losses by source."""
-    names = [_name(method) for method in findings.methods]
     budget = "training tokens" if findings.budget == "tokens" else "FLOPs"
-    sources = next((list(m.sources) for m in findings.methods if m.sources), [])
     title = f"validation loss in nats, mean of {len(findings.seeds)} seeds; equal {budget}"
-    described: list[tuple[str, Sequence[str], Any]] = [
+    shown = [
         (title, LOSS_COLUMNS, _loss_cells),
         ("cost of a run with plans and sketches (means; memory: peak)", COST_COLUMNS, _cost_cells),
     ]
+    sources = next((list(m.sources) for m in findings.methods if m.sources), [])
     for first in range(0, len(sources), SOURCES_ACROSS):
-        part = sources[first : first + SOURCES_ACROSS]
+        part = tuple(sources[first : first + SOURCES_ACROSS])
         title = "loss by source, and its difference (! claimed, Holm over this table)"
-        described.append((title, part, lambda method, part=part: _source_cells(method, part)))
+        shown.append((title, part, partial(_source_cells, sources=part)))
+    named = {_name(method): method for method in findings.methods}
     return [
-        TextTable(
-            title,
-            ("method", *columns),
-            [[name, *cells(m)] for name, m in zip(names, findings.methods, strict=True)],
-        )
-        for title, columns, cells in described
+        TextTable(title, ("method", *heads), [[name, *cells(m)] for name, m in named.items()])
+        for title, heads, cells in shown
     ]
 
 
@@ -74,6 +71,7 @@ def _name(method: MethodFindings) -> str:
 
 
 LOSS_COLUMNS = ("mean", "difference [95 %]", "text [95 %]", "p", "claim", *METRICS[1:])
+COST_COLUMNS = ("steps", "FLOPs", "plan", "time", "plan", "memory", "most repeated source")
 
 
 def _loss_cells(method: MethodFindings) -> list[str]:
@@ -82,17 +80,13 @@ def _loss_cells(method: MethodFindings) -> list[str]:
     if difference is None or not difference.seeds:
         return [mean, *[""] * 4, *others]
     interval, text, p_holm = difference.interval, difference.over_items, difference.p_holm
-    return [
-        mean,
+    shown = [
         f"{difference.mean:+.4f}" + (f" {interval.text('+.3f')}" if interval else ""),
         text.text("+.3f") if text else "",
         "" if p_holm is None else f"{p_holm:.3f}",
         difference.claim if difference.is_claimed else "",
-        *others,
     ]
-
-
-COST_COLUMNS = ("steps", "FLOPs", "plan", "time", "plan", "memory", "most repeated source")
+    return [mean, *shown, *others]
 
 
 def _cost_cells(method: MethodFindings) -> list[str]:
@@ -109,14 +103,14 @@ def _cost_cells(method: MethodFindings) -> list[str]:
 
 
 def _source_cells(method: MethodFindings, sources: Sequence[str]) -> list[str]:
-    if not method.sources:
-        return ["-"] * len(sources)
-    cells = [f"{method.sources[source].mean:.4f}" for source in sources]
-    if method.differences is None:
-        return cells
-    contrasts = [method.differences.sources[source] for source in sources]
-    marks = (f"{one.mean:+.4f}{'!' if one.is_claimed else ''}" for one in contrasts)
-    return [f"{cell} {mark}" for cell, mark in zip(cells, marks, strict=True)]
+    cells = []
+    for source in sources:
+        cell = f"{method.sources[source].mean:.4f}" if method.sources else "-"
+        if method.sources and method.differences:
+            contrast = method.differences.sources[source]
+            cell += f" {contrast.mean:+.4f}{'!' if contrast.is_claimed else ''}"
+        cells.append(cell)
+    return cells
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -131,9 +125,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def cell_row(cell: CellFindings) -> dict[str, Any]:
     row = {name: getattr(cell, name) for name in ("label", "method", "seed", "steps", "tokens")}
-    row |= {f"loss_{name}": value for name, value in cell.summaries.items()}
-    row |= {f"loss/{name}": value for name, value in cell.losses.items()}
-    row |= {f"epochs/{name}": value for name, value in cell.epochs.items()}
+    for kind, values in (("loss_", cell.summaries), ("loss/", cell.losses)):
+        row |= {f"{kind}{name}": value for name, value in values.items()}
     return row | _costs(cell) | {"command": cell.command, "error": cell.error}
 
 
@@ -145,16 +138,13 @@ def method_row(method: MethodFindings) -> dict[str, Any]:
         "one_plan_for_all_seeds": method.one_plan_for_all_seeds,
         "steps": " ".join(map(str, method.steps)),
     }
-    differences = method.differences
     for name in METRICS:
         row[f"loss_{name}"] = method.losses[name].mean if method.losses else None
-        if differences is not None:
-            row |= _difference_columns(name, differences[name])
+        if method.differences:
+            row |= _difference_columns(name, method.differences[name])
     row |= {f"loss/{name}": spread.mean for name, spread in method.sources.items()}
-    if differences is not None:
-        for name, contrast in differences.sources.items():
-            row |= _difference_columns(f"source/{name}", contrast)
-    row |= {f"epochs/{name}": value for name, value in method.epochs.items()}
+    for name, contrast in (method.differences.sources if method.differences else {}).items():
+        row |= _difference_columns(f"source/{name}", contrast)
     return row | _costs(method)
 
 
@@ -168,7 +158,7 @@ def _difference_columns(name: str, contrast: Contrast) -> dict[str, Any]:
 
 
 def _costs(row: CellFindings | MethodFindings) -> dict[str, Any]:
-    costs: dict[str, Any] = {}
+    costs: dict[str, Any] = {f"epochs/{name}": value for name, value in row.epochs.items()}
     for name, cost in (("flops", row.flops), ("seconds", row.seconds)):
         costs |= {f"{name}_{part}": value for part, value in asdict(cost).items()} if cost else {}
     return costs | {"peak_bytes": row.peak_bytes}

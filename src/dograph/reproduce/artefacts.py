@@ -20,24 +20,18 @@ from dograph.data.corpus import MANIFEST
 from dograph.errors import ConfigError, CorpusError, did_you_mean
 from dograph.models.presets import PRESETS
 from dograph.plan.lab import default_proxy
-from dograph.reproduce.paper import DOWNSTREAM, MODELS, NUM_DOMAINS, OBJECTIVES
+from dograph.reproduce.paper import DOWNSTREAM, NUM_DOMAINS, OBJECTIVES
 from dograph.train.distributed import pick_device
 
 Scale = Literal["mini", "paper"]  # minutes per run on one GPU, or the paper's own runs
 
 # 700 steps of 24,576 tokens, 17.2M in total. Common betas: torch's default of 0.999 would average
 # over more steps than such a run has warm-up.
+_ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.01, "clip_norm": 1.0}
 MINI: dict[str, Any] = {
     "data": {"seq_len": 512},
     "model": {"preset": "gpt2-mini"},
-    "optim": {
-        "lr": 5e-4,
-        "lr_end": 1e-4,
-        "warmup_steps": 100,
-        "betas": [0.9, 0.95],
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-    },
+    "optim": {"lr": 5e-4, "lr_end": 1e-4, "warmup_steps": 100} | _ADAMW,
     "train": {"steps": 700, "batch_size": 48},
     "eval": {"every": 0, "max_blocks": 128},
     "probe": {"rows": 0},
@@ -131,77 +125,53 @@ class Artefact:
         return Path("reproduce", scale, self.model if by_model else self.runs)
 
 
-_SHARED: dict[str, dict[str, Any]] = {  # by folder: what its artefacts have in common
-    "llama": {"mini": {"model": {"preset": "llama-mini"}}, "data": "pile"},
-    "objectives": {"methods": (*LEAD, BASELINE, *_OBJECTIVES), "mini": SHORT},
-    "num-domains": {"methods": (*LEAD, BASELINE, *_DOMAINS), "mini": SHORT},
-    "model-scale": {
-        "methods": (*LEAD, BASELINE, "regmix", "dograph-paper", "dograph"),
-        "sizes": {
-            "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
-            "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
-        },
-    },
-    "probes": {
-        "model": "gpt2-mini",
-        "methods": ("equal", "dograph-paper"),
-        "baseline": "equal",
-        "mini": SHORT | PROBED,
-    },
+_LLAMA: dict[str, Any] = {
+    "runs": "llama",
+    "mini": {"model": {"preset": "llama-mini"}},
+    "data": "pile",
 }
-
-
-def _artefact(name: str, line: str, where: str, runs: str = "methods", **own: Any) -> Artefact:
-    return Artefact(name, line, where, **{"runs": runs} | _SHARED.get(runs, {}) | own)
-
-
-_TASKS, _JOINT = "nine downstream tasks", "tab:benchmark_joint"
-_ARTEFACTS = (
-    _artefact(
-        "gpt2-small", f"{_TASKS}, GPT-2 Small on SlimPajama", f"{_JOINT}_3", model="gpt2-small"
-    ),
-    _artefact("gpt2-medium", f"{_TASKS}, GPT-2 Medium on SlimPajama (the main table)", _JOINT),
-    *(
-        _artefact(
-            name, f"{_TASKS}, {MODELS[name]} on the Pile", f"{_JOINT}{end}", "llama", model=name
-        )
-        for name, end in (("llama-1.1b", "_1"), ("llama-3.2-3b", "_2"))
-    ),
-    _artefact("validation-loss", "validation loss of every method", "tab:pretrain_results"),
-    _artefact(
-        "objectives",
-        "the four objectives: loss, complexity, milliseconds per solve",
-        *("tab:opt_objectives", "objectives"),
-    ),
-    _artefact(
-        "num-domains",
-        "validation loss with m = 7, 9, 11, 13, 15 domains",
-        *("fig:cluster_granularity", "num-domains"),
-    ),
-    _artefact("model-scale", "validation loss by model size", "fig:domain_bias", "model-scale"),
-    _artefact(
-        "gradient-pca",
-        "gradients of the sources over training: PCA, separation, NMI (Figure 1)",
-        *("fig:domain_evolution", "probes"),
-    ),
-    _artefact(
-        "clusters",
-        "the sources in each of 11 domains, early and late",
-        *("fig:model_centric_domains", "probes"),
-    ),
-    _artefact(
-        "cost",
-        "seconds and FLOPs of every method, including plans",
-        *("fig:efficiency_h200", "methods"),
-        model="gpt2-mini",
-    ),
-    _artefact(
-        "balance",
-        "how far apart the losses of the sources are, by method",
-        "Section 1 and Section 3.2, in words",
-    ),
-)
-ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ARTEFACTS}
+_PROBES: dict[str, Any] = {
+    "model": "gpt2-mini",
+    "runs": "probes",
+    "methods": ("equal", "dograph-paper"),
+    "baseline": "equal",
+    "mini": SHORT | PROBED,
+}
+_SIZES = {
+    "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
+    "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
+}
+_SOME = (*LEAD, BASELINE, "regmix", "dograph-paper", "dograph")
+_SETTINGS: dict[str, dict[str, Any]] = {  # where they are not the defaults
+    "gpt2-small": {"model": "gpt2-small"},
+    "llama-1.1b": {"model": "llama-1.1b"} | _LLAMA,
+    "llama-3.2-3b": {"model": "llama-3.2-3b"} | _LLAMA,
+    "objectives": {"methods": (*LEAD, BASELINE, *_OBJECTIVES), "mini": SHORT, "runs": "objectives"},
+    "num-domains": {"methods": (*LEAD, BASELINE, *_DOMAINS), "mini": SHORT, "runs": "num-domains"},
+    "model-scale": {"methods": _SOME, "sizes": _SIZES, "runs": "model-scale"},
+    "gradient-pca": _PROBES,
+    "clusters": _PROBES,
+    "cost": {"model": "gpt2-mini"},
+}
+_TASKS = "nine downstream tasks"
+_ROWS = {  # what it shows, and its label in the paper
+    "gpt2-small": (f"{_TASKS}, GPT-2 Small on SlimPajama", "tab:benchmark_joint_3"),
+    "gpt2-medium": (f"{_TASKS}, GPT-2 Medium on SlimPajama (main table)", "tab:benchmark_joint"),
+    "llama-1.1b": (f"{_TASKS}, LLaMA-1.1B on the Pile", "tab:benchmark_joint_1"),
+    "llama-3.2-3b": (f"{_TASKS}, LLaMA-3.2-3B on the Pile", "tab:benchmark_joint_2"),
+    "validation-loss": ("validation loss of every method", "tab:pretrain_results"),
+    "objectives": ("the four objectives: loss, complexity, time per solve", "tab:opt_objectives"),
+    "num-domains": ("validation loss with m = 7, 9, 11, 13, 15 domains", "fig:cluster_granularity"),
+    "model-scale": ("validation loss by model size", "fig:domain_bias"),
+    "gradient-pca": ("do sources merge in gradient space? (Figure 1)", "fig:domain_evolution"),
+    "clusters": ("the sources in 11 domains, early and late", "fig:model_centric_domains"),
+    "cost": ("seconds and FLOPs of every method, including plans", "fig:efficiency_h200"),
+    "balance": ("how far apart the losses of the sources are", "Sections 1 and 3.2, in words"),
+}
+ARTEFACTS: dict[str, Artefact] = {
+    name: Artefact(name, line, where, **_SETTINGS.get(name, {}))
+    for name, (line, where) in _ROWS.items()
+}
 
 
 def find_artefact(name: str) -> Artefact:
