@@ -202,9 +202,9 @@ def test_findings_are_by_the_figure_that_each_table_is_judged_by() -> None:
     by_arm, by_tokens, shares = two_tables([*main, *second])
     assert shares == SHARES
     assert findings(by_arm, by_tokens)[2:] == [
-        "- every source alike, mean over sources: **recommended less plain** "
+        "- equal sampling, mean over sources: **recommended vs. plain**: "
         "-0.2000 [-0.2000, -0.2000], 5 seeds: lower",
-        "- by tokens, natural-weighted: **recommended less plain** "
+        "- natural sampling, natural-weighted: **recommended vs. plain**: "
         "-0.1500 [-0.1500, -0.1500], 5 seeds: lower",
     ]
 
