@@ -11,7 +11,8 @@ One plan is used for all seeds; with one plan per seed, files are named <method>
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from dograph.train.distributed import pick_device
 from dograph.train.forecast import step_flops
 
 Say = Callable[[str], None]
-CellKey = tuple[str, int]  # method and seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Price(NamedTuple):
     step: float
 
 
-def equal_compute(prices: Mapping[CellKey, Price], steps: int) -> dict[CellKey, int]:
+def equal_compute(prices: Mapping[str, Price], steps: int) -> dict[str, int]:
     """Steps of each run if all may spend what the most expensive one spends at `steps`.
 
     Every other run takes as many whole steps as its own plan and step cost leave room for.
@@ -149,28 +149,25 @@ def lay_out(ask: Ask, corpus: Corpus, plans: Plans) -> list[Cell]:
     """All cells, seed by seed, so that pairs are complete early."""
     config_of = {method.label: method.config(ask.config) for method in ask.methods}
     step_of = {label: step_flops(config, corpus) for label, config in config_of.items()}
-    plan_of = {
-        (label, seed): plans.get((label, seed), plans.get((label, None)))
-        for seed in ask.seeds
-        for label in config_of
-    }
-    prices = {
-        (label, seed): Price(plan.flops if isinstance(plan, Planned) else 0.0, step_of[label])
-        for (label, seed), plan in plan_of.items()
-    }
-    steps = dict.fromkeys(prices, ask.config.train.steps)
-    if ask.budget == "compute":
-        able = {key: price for key, price in prices.items() if not isinstance(plan_of[key], str)}
-        steps |= equal_compute(able, ask.config.train.steps)
     cells = []
-    for (label, seed), plan in plan_of.items():
+    for seed, (label, config) in product(ask.seeds, config_of.items()):
+        plan = plans.get((label, seed), plans.get((label, None)))
         run = (ask.out / "cells" / f"{label}-s{seed}").resolve()
         changes: dict[str, Any] = {"seed": seed, "run": str(run)}
         made, problem = (None, plan) if isinstance(plan, str) else (plan, None)
-        config = stretched(config_of[label], steps[label, seed])
         if made is not None:
             static = {"name": "static", "file": str(made.file)}
             changes["mixer"] = config.mixer.model_validate(static)
+        price = Price(made.flops if made else 0.0, step_of[label])
         config = config.model_copy(update=changes)
-        cells.append(Cell(label, seed, config, prices[label, seed], made, problem))
+        cells.append(Cell(label, seed, config, price, made, problem))
+    if ask.budget == "compute":
+        able = {cell.label: cell.price for cell in cells if cell.problem is None}
+        steps = equal_compute(able, ask.config.train.steps)
+        cells = [
+            replace(cell, config=stretched(cell.config, steps[cell.label]))
+            if cell.label in able
+            else cell
+            for cell in cells
+        ]
     return cells
