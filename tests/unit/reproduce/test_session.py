@@ -52,7 +52,7 @@ def test_the_table_of_losses(losses):
     for words in (
         "validation loss, mean over sources",
         'paper "PPL"',
-        "3.09  22.0         -1.04",
+        "3.09  22.0        -1.04",
         "differences to the paper's set-up:",
         "tiny (2 layers, 64 wide); paper: gpt2-medium",
         "errors in the paper:",
