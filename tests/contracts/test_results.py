@@ -216,8 +216,8 @@ def test_the_page_has_each_table_by_its_own_figure() -> None:
     record = {"cells": cells, "machine": machine, "config": {"corpus": "0" * 64}}
     lines = page(record, committed()[1]).splitlines()
     first, second = (
-        next(n for n, line in enumerate(lines) if line.startswith(f"## The {which} table"))
-        for which in ("main", "second")
+        next(n for n, line in enumerate(lines) if line.startswith(f"## {which} table"))
+        for which in ("Main", "Second")
     )
     natural = row_of(lines[first:second], "natural sampling")
     assert natural[1:4] == ["3", "6.0000", "+0.5000 [+0.5000, +0.5000]"]  # the mean over sources
