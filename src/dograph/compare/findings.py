@@ -16,7 +16,6 @@ from pydantic import BeforeValidator, TypeAdapter
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Planned
 from dograph.data.corpus import Corpus
-from dograph.files import plain
 from dograph.plan.jobs import Result
 from dograph.stats import (
     LEAST_SEEDS,
@@ -192,11 +191,6 @@ class Findings:
         return cls.of_json(json.loads((folder / REPORT).read_text(encoding="utf-8")))
 
 
-def as_json(value: Any) -> str:
-    """Strict JSON: numbers that are not finite are null."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
-
-
 @dataclass(frozen=True, slots=True)
 class RunLosses:
     """Losses of one run: by source, their summaries, and by block (predictions, losses)."""
@@ -230,11 +224,7 @@ def contrasts(
 
     def by_seed(label: str, name: str) -> dict[int, float]:
         """A summary or a source's loss; no source has the name of a summary."""
-        is_summary = name in METRICS
-        values = (
-            (s, run.summaries if is_summary else run.losses) for s, run in runs[label].items()
-        )
-        return {seed: own[name] for seed, own in values}
+        return {s: {**run.losses, **run.summaries}[name] for s, run in runs[label].items()}
 
     families = [[(label, metric) for label in others] for metric in METRICS]
     families.append([(label, source) for label in others for source in sources])

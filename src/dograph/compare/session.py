@@ -15,11 +15,11 @@ from pathlib import Path
 
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
-from dograph.compare.findings import REPORT, Findings, as_json, build_findings
+from dograph.compare.findings import REPORT, Findings, build_findings
 from dograph.compare.tables import CELLS, METHODS, as_csv, cell_row, method_row
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
-from dograph.files import write_text
+from dograph.files import plain, write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.plan.jobs import DamagedResultError, Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
@@ -70,7 +70,7 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
             everything = replace(everything, proxy=proxy)
     write_text(ask.out / CELLS, as_csv([cell_row(cell) for cell in everything.cells]))
     write_text(ask.out / METHODS, as_csv([method_row(method) for method in everything.methods]))
-    write_text(ask.out / REPORT, as_json(everything))
+    write_json(ask.out / REPORT, plain(everything))
     return findings
 
 

@@ -110,11 +110,6 @@ class Artefact:
         return self.where.startswith("fig:")
 
     @property
-    def preset(self) -> str:
-        """The paper's run."""
-        return f"paper-{self.model}"
-
-    @property
     def is_probed(self) -> bool:
         """Whether it is made of probes."""
         return self.runs == "probes"
@@ -323,7 +318,7 @@ def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
 def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     train = changes.get("train") or {}
     if wanted.scale == "paper":
-        values = RUN_PRESETS[wanted.artefact.preset]
+        values = RUN_PRESETS[f"paper-{wanted.artefact.model}"]
     else:
         cuda = pick_device(train.get("device", "auto")).type == "cuda"
         values = mini(dict(wanted.artefact.mini), cuda=cuda)

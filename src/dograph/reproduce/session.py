@@ -16,7 +16,7 @@ from rich.table import Table
 
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Say
-from dograph.compare.findings import REPORT, Findings, as_json
+from dograph.compare.findings import REPORT, Findings
 from dograph.compare.session import forecast_lines, open_corpus, run_compare
 from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
@@ -25,7 +25,7 @@ from dograph.eval.evaluate import EvalRequest, evaluate, find_subject, read_docu
 from dograph.eval.gradients import LEAST_ROWS
 from dograph.eval.scores import Report, check_with
 from dograph.eval.tasks import pick_tasks
-from dograph.files import plain, sha256_of, write_json, write_text
+from dograph.files import plain, sha256_of, write_json
 from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
 from dograph.reproduce import outcomes, paper, seen
@@ -155,36 +155,31 @@ _LISTED_ELSEWHERE = {
 }
 
 
-def setup_differences(study: Study) -> list[str]:
+def setup_differences(study: Study) -> Iterator[str]:
     """What differs between these runs and the paper's, one line each."""
     artefact, ask = study.artefact, next(iter(study.asks.values()))
-    ours, theirs = ask.config, resolve_config(artefact.preset, [])
+    ours, theirs = ask.config, resolve_config(f"paper-{artefact.model}", [])
 
     def compared(here: str, there: str) -> str:
         return f"{here}, as in the paper" if here == there else f"{here}; paper: {there}"
-
-    def model(config: RunConfig) -> str:
-        preset = config.model.preset
-        if preset is None:
-            return str(config.model.path)
-        return f"{preset} ({PRESETS[preset].layers} layers, {PRESETS[preset].width} wide)"
 
     def length(config: RunConfig) -> str:
         steps, rows = config.train.steps, f"{config.train.batch_size} x {config.data.seq_len}"
         return f"{steps:,} steps of {rows} = {_short(config.tokens)} tokens"
 
-    models = ", ".join(model(one.config) for one in study.asks.values())
+    models = ", ".join(_model(one.config) for one in study.asks.values())
+    if artefact.sizes:
+        yield f"models: {models}; the paper: GPT-2 sizes that its figure does not name"
+    else:
+        yield f"model: {compared(models, _model(theirs))}"
+    yield f"a run: {compared(length(ours), length(theirs))}"
     corpus = next(iter(study.findings.values())).corpus
     part = "20 % of " if artefact.is_probed else ""
-    lines = [
-        f"models: {models}; the paper: GPT-2 sizes that its figure does not name"
-        if artefact.sizes
-        else f"model: {compared(models, model(theirs))}",
-        f"a run: {compared(length(ours), length(theirs))}",
+    yield (
         f"corpus: {corpus.folder}, {_short(sum(corpus.tokens.values()))} tokens of "
         f"{len(corpus.tokens)} sources; paper: {part}{DATASETS[artefact.data].about}. Unless it is "
-        "the same text, compare only differences between methods, not levels",
-    ]
+        "the same text, compare only differences between methods, not levels"
+    )
     here, there = (config.model_dump(mode="json") for config in (ours, theirs))
     changed = []
     for section in _PARTS:
@@ -194,30 +189,36 @@ def setup_differences(study: Study) -> list[str]:
                 shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in pair]
                 changed.append(f"{section}.{name} {shown[0]} (paper's preset: {shown[1]})")
     if changed:
-        lines.append(f"settings: {', '.join(changed)}")
-    lines += [
-        f"seeds: {len(ask.seeds)} ({', '.join(map(str, ask.seeds))}); the paper does not say how "
-        "many it has",
+        yield f"settings: {', '.join(changed)}"
+    seeds = ", ".join(map(str, ask.seeds))
+    yield f"seeds: {len(ask.seeds)} ({seeds}); the paper does not say how many it has"
+    yield (
         "sampling: every source equally, except natural and planned methods; the paper only says "
-        "Uniform, and the code of its baselines samples like this",
-    ]
+        "Uniform, and the code of its baselines samples like this"
+    )
     if ask.proxy is not None:
-        preset, steps = ask.proxy.model.preset or ask.proxy.model.path, ask.proxy.train.steps
-        lines.append(
-            f"plans: proxies are {preset} of {steps:,} steps, with one plan for all seeds; the "
+        proxy, steps = ask.proxy.model.preset or ask.proxy.model.path, ask.proxy.train.steps
+        yield (
+            f"plans: proxies are {proxy} of {steps:,} steps, with one plan for all seeds; the "
             "paper does not describe its proxies"
         )
     if any(method.is_sketched for method in ask.methods):
-        lines.append(
-            f"sketches: {ours.sketch.dim:,} numbers, {ours.sketch.projection} by layer;"
-            " the paper's dense Gaussian of 5,000 columns would fill terabytes"
+        yield (
+            f"sketches: {ours.sketch.dim:,} numbers, {ours.sketch.projection} by layer; the "
+            "paper's dense Gaussian of 5,000 columns would fill terabytes"
         )
     if artefact.is_picture:
-        lines.append(
+        yield (
             f"the paper prints a picture only ({artefact.where}): our numbers can be compared only "
             "with those in its text"
         )
-    return lines
+
+
+def _model(config: RunConfig) -> str:
+    if config.model.preset is None:
+        return str(config.model.path)
+    shape = PRESETS[config.model.preset]
+    return f"{config.model.preset} ({shape.layers} layers, {shape.width} wide)"
 
 
 def _short(number: float) -> str:
@@ -251,7 +252,7 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
     ]
     outcome = replace(
         outcome,
-        setup=setup_differences(study),
+        setup=list(setup_differences(study)),
         notes=[*outcome.notes, *warnings],
         failures={k: v for f in study.findings.values() for k, v in f.failures.items()},
     )
@@ -308,7 +309,7 @@ def write_record(file: Path, name: str, record: Mapping[str, Any]) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         stored = {}
     content = {"format": FORMAT, "version": VERSION, "artefacts": stored | {name: record}}
-    write_text(file, as_json(content))
+    write_json(file, plain(content))
     return True
 
 
