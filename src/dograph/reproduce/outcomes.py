@@ -6,7 +6,7 @@ over the runs: all answer the same questions, so more seeds do not make it small
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -275,29 +275,25 @@ def cost(study: Study) -> Reproduction:
     def means(label: str) -> dict[str, Estimate]:
         return {part: metric.mean(label) for part, metric in seconds.items()}
 
-    def over(metric: RunMetric, other: str) -> Callable[[str], Estimate]:
-        return lambda label: change(metric, label, other)
-
     def flops_over(label: str) -> float:
         return 100 * (flops[label].total / flops[BASELINE].total - 1)
 
     def hours(label: str) -> float | None:
         return times * train.mean(label).value / 3600 if label in train else None
 
+    over = partial(total.percent_change, other=BASELINE)
+    over_regmix = partial(total.percent_change, other="regmix")
+    training_over_regmix = partial(train.percent_change, other="regmix")
     columns = [
         MetricColumn("", train.mean, "training s ± 95 %", "±.1f"),
         MetricColumn("", seconds["plan"].mean, "plan s", ".1f"),
         MetricColumn("seconds", means),
-        MetricColumn(
-            "over_uniform_per_cent",
-            over(total, BASELINE),
-            *("% over uniform [95 %]", "[+.1f]", BASELINE),
-        ),
-        MetricColumn("over_regmix_per_cent", over(total, "regmix")),
-        MetricColumn("training_over_regmix_per_cent", over(train, "regmix")),
+        MetricColumn("over_uniform_per_cent", over, "% over uniform [95 %]", "[+.1f]", BASELINE),
+        MetricColumn("over_regmix_per_cent", over_regmix),
+        MetricColumn("training_over_regmix_per_cent", training_over_regmix),
         MetricColumn("", lambda label: flops[label].total, "FLOPs", ".3g"),
         MetricColumn("flops", flops.get),
-        MetricColumn("flops_over_uniform_per_cent", flops_over, "% over", "+.1f", BASELINE),
+        MetricColumn("flops_over_uniform_per_cent", flops_over, "% over uniform", "+.1f", BASELINE),
         MetricColumn("hours_for_the_papers_tokens", hours, f"h for {budget}", ".1f"),
     ]
     verdicts = []
