@@ -33,7 +33,7 @@ MINI: dict[str, Any] = {
     "model": {"preset": "gpt2-mini"},
     "optim": {"lr": 5e-4, "lr_end": 1e-4, "warmup_steps": 100} | _ADAMW,
     "train": {"steps": 700, "batch_size": 48},
-    "eval": {"every": 0, "max_blocks": 128},
+    "eval": {"every": 0, "max_samples_per_source": 128},
     "probe": {"rows": 0},
     "checkpoint": {"every": 200, "keep": 1},
 }
@@ -70,8 +70,8 @@ _MIXERS = {  # of the labels that are not the name of a mixer without options
     "dograph-paper": f"dograph[{_PAPER}]",
     "dograph": "dograph[sampling=uniform]",
     # Equal weights, as in `uniform`, but with sketches, so that the run can be probed.
-    "equal": "dograph[objective={name: precision, q: 0},effective_floor=null,warmup=0,"
-    "sampling=uniform]",
+    "equal": "dograph[objective={name: precision, q: 0},min_effective_fraction=null,"
+    "warmup_ratio=0,sampling=uniform]",
 }
 _OBJECTIVES = {name: f"dograph[{_PAPER},objective={name}]" for name in OBJECTIVES}
 _DOMAINS = {f"m{m}": f"dograph[{_PAPER},num_domains={m}]" for m in NUM_DOMAINS}
@@ -183,7 +183,7 @@ _OWN_OPTIONS = {  # settings that have options of their own
     "mixer": "--methods names the mixers",
     "seed": "--seeds names the seeds",
     "run": "--out names the folder",
-    "data.corpus": "--corpus names the folder",
+    "data.corpus": "Wanted.corpus names the folder",
 }
 
 
@@ -245,20 +245,20 @@ def build_asks(wanted: Wanted) -> dict[str, Ask]:
             raise ConfigError(f"{name} cannot be set here: {instead}")
     if not sizes:
         if wanted.sizes is not None:
-            raise ConfigError(f"--sizes is for model-scale; {artefact.name} has one model")
+            raise ConfigError(f"several models are for model-scale; {artefact.name} has one")
         return {WHOLE: _ask(wanted, changes, wanted.folder)}
     if {"preset", "path"} & set(changes.get("model") or {}):
         raise ConfigError(
-            f"{artefact.name} trains several models; name them with --sizes, as in "
-            f"--sizes {','.join(sizes[wanted.scale])}"
+            f"{artefact.name} trains several models; name them as in "
+            f"model.preset={','.join(sizes[wanted.scale])}"
         )
     named = list(sizes[wanted.scale])
     if wanted.sizes is not None:
         named = [name.strip() for name in wanted.sizes.split(",") if name.strip()]
     if not named or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
         raise ConfigError(
-            f'--sizes "{wanted.sizes}": give names of models, separated by commas, each of them '
-            f"once; allowed: {', '.join(PRESETS)}"
+            f'model.preset="{wanted.sizes}": give names of models, separated by commas, each of '
+            f"them once; allowed: {', '.join(PRESETS)}"
         )
     return {
         size: _ask(wanted, merge(changes, {"model": {"preset": size}}), wanted.folder / size)
@@ -281,7 +281,7 @@ def require_corpus(wanted: Wanted) -> None:
             f"\n  dograph data prepare FILE --recipe {data.recipe} --tokenizer gpt2 --keep "
             f"{data.keep_of_file} --out {folder}"
         )
-    raise CorpusError(f"{folder} is not a prepared corpus. {how}\nOr use your own: --corpus DIR")
+    raise CorpusError(f"{folder} is not a prepared corpus. {how}\nOr use yours: data.corpus=DIR")
 
 
 def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
