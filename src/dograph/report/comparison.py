@@ -79,7 +79,8 @@ class Comparison:
 
     def _difference(self, method: MethodRow) -> str:
         nats = method.differences["mean"].estimate.text("+.4f", " ")
-        return f"{nats} nats vs. {self.baseline}, {method.seeds} seed{'s'[: method.seeds > 1]}"
+        seeds = f"{method.seeds} seed{'s' if method.seeds > 1 else ''}"
+        return f"{nats} nats vs. {self.baseline}, {seeds}"
 
 
 def _mean_difference(method: MethodRow) -> float:
@@ -122,9 +123,8 @@ def _single_verdict(run: RunData) -> str:
     loss = f"mean validation loss {mean.text('.4f', ' ')} nats" if mean else ""
     parts = [f"{progress}: {loss or 'no validation loss yet'}"]
     if nmi is not None:
-        parts.append(
-            f"agreement of domains and sources {(nmi.raw or nmi).y[-1]:.2f} (NMI, at most 1)"
-        )
+        last = (nmi.raw or nmi).y[-1]
+        parts.append(f"agreement of domains and sources {last:.2f} (NMI, at most 1)")
     if count := len(run.warnings):
         parts.append(f"{count} warning{'s' if count > 1 else ''}")
     return "; ".join(parts) + "."
@@ -132,12 +132,12 @@ def _single_verdict(run: RunData) -> str:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The names of folders, with as many parent folders as make them unique."""
-    parts = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, parts), default=1) + 1):
+    parts, names = [path.resolve().parts for path in paths], list[str]()
+    for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(own[-depth:]) for own in parts]
         if len(set(names)) == len(names):
-            return names
-    return [f"{name} ({n})" for n, name in enumerate(names, start=1)]  # a run given twice
+            break
+    return names
 
 
 def group_names(
@@ -302,9 +302,8 @@ def _method_row(
     differences = {}
     for loss in shown if pairs else ():
         mean = mean_estimate([own[loss] - other[loss] for own, other in pairs])
-        differences[loss] = Contrast(
-            mean.value, mean.num, mean.interval, None, None, None, None, claim=""
-        )
+        untested = (None, None, None, None, "")
+        differences[loss] = Contrast(mean.value, mean.num, mean.interval, *untested)
     spent = [run.cost.seconds for run in runs if run.cost.seconds is not None]
     return MethodRow(
         name=name,

@@ -125,8 +125,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     for metric in (name for name in columns.names if name in shown):
         smooth = metric not in UNSMOOTHED and not metric.startswith("valid/")
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
-    parameters = count_parameters(run.path)
-    losses = last_losses(run)
+    parameters, losses = count_parameters(run.path), last_losses(run)
     return RunData(
         path=run.path,
         name=name,
