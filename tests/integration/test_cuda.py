@@ -257,7 +257,7 @@ def test_modes_stay_inside_their_budgets(tmp_path):
     In a process of its own: what other tests compiled would cost host time here.
     """
     out = tmp_path / "bench.json"
-    asked = ["--model", "gpt2-small", "--modes", ",".join(BUDGETS), "--steps", "50"]
+    asked = ["model.preset=gpt2-small", "--modes", ",".join(BUDGETS), "--steps", "50"]
     command = [sys.executable, "-m", "dograph", "bench", *asked, "--out", str(out)]
     subprocess.run(command, check=True)
     arms = json.loads(out.read_text())["arms"]

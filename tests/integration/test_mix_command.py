@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_told(corpus, tmp_path):
         _, err = run("mix", str(directory), str(mixture), "--timeout", "2.5", code=2)
         assert "waiting for" in err
         assert "log.every=1000" in err
-        assert "the request is taken back" in err
+        assert "the request is withdrawn" in err
         assert not (directory / "mixture-request.json").exists()
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -284,7 +284,7 @@ def _refuse(options: PrepareOptions, inputs: list[Input], found: FoundTokenizer 
             "prepare them as two corpora, or give the text of both"
         )
     if options.eot is not None and found is None:
-        raise ConfigError("--eot names a token of --tokenizer; without one, give --eot-id")
+        raise ConfigError("--eot names a token of --tokenizer; without one, give its id: --eot ID")
     files = Counter((entry.split, entry.source) for entry in inputs)
     for (split, source), number in files.items():
         if options.strata > 1 and number > 1:

@@ -128,8 +128,8 @@ class PrepareOptions:
         if not tokens:
             if self.eot_id is not None:
                 raise ConfigError(
-                    "--eot-id is for tokens made elsewhere; for text, name the token with "
-                    "--eot TOKEN"
+                    f"--eot {self.eot_id} is a token id, for tokens made elsewhere; for text, name "
+                    "the token: --eot TOKEN"
                 )
             return
         if self.keep < 1:

@@ -117,7 +117,7 @@ def open_scorer(
         ) from error
     positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
     if length is not None and not 2 <= length <= positions:
-        raise ConfigError(f"--max-length {length}, but {name} has {positions} positions")
+        raise ConfigError(f"data.seq_len={length}, but {name} has {positions} positions")
     end_of_text = corpus.manifest.tokenizer.eot_id if corpus else None
     return Scorer(
         model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),

@@ -76,7 +76,7 @@ def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss
     seq_len = request.seq_len or min(usual, positions)
     if seq_len > positions:
         raise ConfigError(
-            f"seq-len {seq_len}, but {request.model} has {positions} positions; give at most that"
+            f"data.seq_len={seq_len}: {request.model} has {positions} positions; give at most that"
         )
     if model.vocab_size > 1.1 * corpus.vocab_size:
         notes.append(
@@ -100,7 +100,7 @@ def choose_rows(
     if not usable:
         raise CorpusError(
             f"{corpus.directory} has no source with two rows of {seq_len} tokens; give a smaller "
-            "--seq-len, or prepare more text"
+            "data.seq_len, or prepare more text"
         )
     if request.rows < 2 * len(usable):
         raise ConfigError(

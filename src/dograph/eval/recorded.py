@@ -117,7 +117,7 @@ def read_graph(path: Path, step: int | None) -> DomainGraph:
         raise RunError(
             f"{path} was mixed by {run.config().mixer.name}, which knows no domains; a graph is "
             "kept where it does, as with mixer.name=dograph. For what its model perceives: "
-            f"dograph inspect {path}/model --corpus DIR"
+            f"dograph inspect {path}/model data.corpus=DIR"
         )
     graphs: list[Any] = read_metrics(run.graph_file)
     steps = [graph["step"] for graph in graphs]

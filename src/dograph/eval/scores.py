@@ -306,7 +306,7 @@ def count_truncated(scorer: Scorer, documents: Sequence[Documents]) -> dict[str,
         if any(text.answer_cut for text in texts):
             raise ConfigError(
                 f"{found.task.name} has an answer of more than {scorer.max_length} tokens, and "
-                "lm-eval takes none; give a larger --max-length, leave the task out, or use "
+                "lm-eval takes none; give a larger data.seq_len, leave the task out, or use "
                 "--with builtin"
             )
         truncated[found.task.name] = sum(text.truncated for text in texts)

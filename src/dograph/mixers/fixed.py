@@ -44,7 +44,7 @@ class Static(Mixer):
         if sum(given is not None for given in (file, weights, preset)) != 1:
             raise ConfigError(
                 "the static mixer needs one of mixer.file (a mixture file), mixer.weights (source: "
-                "weight) and mixer.preset (a published mixture, see dograph export --list), and "
+                "weight) and mixer.preset (a published mixture, list: dograph export), and "
                 f"one alone; got file={file!r}, weights={weights!r}, preset={preset!r}"
             )
         if provenance is not None and weights is None:

@@ -233,8 +233,8 @@ class RayPool(Pool):
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"at {self.address}" if self.address else "on this machine"
             raise RunError(
-                f"no Ray cluster {where}: {error}. Start one with `ray start --head`, or leave "
-                "--ray-address out to have one started for the while"
+                f"no Ray cluster {where}: {error}. Start one with `ray start --head`, or give "
+                "--on ray without RAY_ADDRESS to have one started for this command"
             ) from error
         self._is_ours = True
         return self

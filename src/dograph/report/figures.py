@@ -26,7 +26,7 @@ def write_figures(paths: Sequence[Path], out: Path, benches: Sequence[Path] = ()
     """Write every figure that these runs have data for; return the names without endings."""
     matplotlib: Any = require("matplotlib", "figures")
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file; give a folder")
+        raise ConfigError(f"--figures {out} is a file; give a folder")
     data = collect(open_subjects(paths, benches))
     out.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(drawing.STYLE):

@@ -227,7 +227,7 @@ _OWN = {  # settings that have options of their own
     "mixer": "--methods names the mixers",
     "seed": "--seeds names the seeds",
     "run": "--out names the folder",
-    "data.corpus": "--corpus names the folder",
+    "data.corpus": "Wanted.corpus names the folder",
 }
 
 
@@ -279,19 +279,19 @@ def build_asks(wanted: Wanted) -> dict[str, Ask]:
             raise ConfigError(f"{name} is not a setting here: {instead}")
     if not sizes:
         if wanted.sizes is not None:
-            raise ConfigError(f"--sizes is for model-scale; {artefact.name} has one model")
+            raise ConfigError(f"several models are for model-scale; {artefact.name} has one")
         return {WHOLE: _ask(wanted, changes, wanted.folder)}
     if {"preset", "path"} & set(changes.get("model") or {}):
         raise ConfigError(
-            f"{artefact.name} goes through models; name them with --sizes, as in "
-            f"--sizes {','.join(sizes[wanted.scale])}"
+            f"{artefact.name} goes through models; name them as in "
+            f"model.preset={','.join(sizes[wanted.scale])}"
         )
     named = list(sizes[wanted.scale])
     if wanted.sizes is not None:
         named = [name.strip() for name in wanted.sizes.split(",") if name.strip()]
     if not named or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
         raise ConfigError(
-            f'--sizes "{wanted.sizes}": give models by name, none of them twice, with commas '
+            f'model.preset="{wanted.sizes}": give models by name, none of them twice, with commas '
             f"between; allowed: {', '.join(PRESETS)}"
         )
     return {
@@ -317,7 +317,7 @@ def require_corpus(wanted: Wanted) -> None:
             f"{shard_keep} --out {folder}"
         )
     raise CorpusError(
-        f"{folder} is not a prepared corpus. {how}\nOr name a corpus that you have: --corpus DIR"
+        f"{folder} is not a prepared corpus. {how}\nOr name a corpus that you have: data.corpus=DIR"
     )
 
 

@@ -174,7 +174,7 @@ def test_tokens_and_text_do_not_mix(tmp_path):
     path = write_jsonl(tmp_path / "b.jsonl", ["x", "y"])
     with pytest.raises(CorpusError, match="two corpora"):
         prepare(tmp_path / "out", tmp_path / "a.bin", path)
-    with pytest.raises(ConfigError, match="--eot-id"):
+    with pytest.raises(ConfigError, match="--eot ID"):
         prepare(tmp_path / "out", tmp_path / "a.bin", eot="<|endoftext|>")
 
 

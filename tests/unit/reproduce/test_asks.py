@@ -184,10 +184,10 @@ def test_methods_by_label_or_in_the_language_of_compare():
         ("cost", {"settings": ("mixer.name=uniform",)}, "--methods names the mixers"),
         ("cost", {"settings": ("seed=1",)}, "--seeds names the seeds"),
         ("cost", {"settings": ("run=x",)}, "--out names the folder"),
-        ("cost", {"settings": ("data.corpus=x",)}, "--corpus names the folder"),
+        ("cost", {"settings": ("data.corpus=x",)}, "names the folder"),
         ("cost", {"settings": ("train.stepz=1",)}, "did you mean"),
-        ("cost", {"sizes": "tiny"}, "--sizes is for model-scale"),
-        ("model-scale", {"settings": ("model.preset=tiny",)}, "name them with --sizes"),
+        ("cost", {"sizes": "tiny"}, "several models are for model-scale"),
+        ("model-scale", {"settings": ("model.preset=tiny",)}, "name them as in model.preset="),
         ("model-scale", {"sizes": "tiny,gpt5"}, "allowed: tiny"),
         ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for methods that plan"),
         ("cost", {"methods": "nonsense"}, '"nonsense" is not known'),
@@ -245,7 +245,7 @@ def test_a_corpus_that_is_not_there_comes_with_its_command(
         require_corpus(Wanted(artefact=find_artefact(name), scale=scale))
     told = str(caught.value)
     assert f"dograph data {command}\n" in told
-    assert "--corpus DIR" in told
+    assert "data.corpus=DIR" in told
     assert ("One training file of it is enough" in told) == (scale == "mini")
 
 
