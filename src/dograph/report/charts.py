@@ -14,7 +14,7 @@ from dograph.stats import Estimate
 
 TextStyle = Literal["soft", "claim", "heading", "command"]
 GroupStyle = Literal["list", "soft list", "warnings", "facts", "legend", "group", "grid", "folded"]
-NumberFormat = Literal["number", "signed", "fixed", "whole", "seconds", "bytes"]
+NumberFormat = Literal["number", "signed", "fixed"]
 
 
 class PageItem:

@@ -38,7 +38,8 @@ GRAPHS_WITH_TEXTS = 4  # if domains are those of one batch
 COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
-BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in graph.js
+NO_PROBE_ROWS = "No probe row is in this domain, or there are no probes."
+BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class DomainsView:
     probes: list[ProbeView]
     scatters: list[ScatterChart]
     graphs: list[PlacedGraph]
+    examples_title: str  # followed by the step of the probe or graph
+    no_examples: str
     lines: list[LineChart]  # weights and shares over steps
     composition: list[PageItem]  # the sources of every domain
     drift: dict[str, PageTable]  # by domain
@@ -139,6 +142,11 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     graphs = place_graphs(recorded)
     if corpus is not None and not lasting:
         graphs = with_samples(run, corpus, graphs, texts)
+    title, no_examples = "Texts nearest its centroid, probe after step", NO_PROBE_ROWS
+    if not lasting:
+        steps = ", ".join(str(graph.step) for graph in graphs if graph.examples)
+        title = "Samples in this domain, step"
+        no_examples = f"Samples are shown for steps {steps}." if steps else "No samples recorded."
     named = {name for graph in recorded for node in graph["nodes"] for name in node["sources"]}
     sources = probes[-1].sources if probes else sorted(named)
     return DomainsView(
@@ -149,6 +157,8 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         probes=views,
         scatters=scatter_charts(sources, views, lasting=lasting),
         graphs=graphs,
+        examples_title=title,
+        no_examples=no_examples,
         lines=domain_lines(columns, buckets, lasting=lasting),
         composition=composition_blocks(sources, graphs, lasting=lasting),
         drift=drift_tables(probes) if lasting else {},

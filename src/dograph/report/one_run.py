@@ -13,6 +13,7 @@ from safetensors import safe_open
 from dograph.config import RunConfig
 from dograph.eval.recorded import domains_last
 from dograph.plan.jobs import RESULT
+from dograph.progress import duration
 from dograph.report.domains import DomainsView, Texts, domains_of
 from dograph.report.series import OpenRun, Series, curve, read_json
 from dograph.stats import Estimate, t_interval
@@ -82,6 +83,10 @@ class StepCosts:
         return not {"sketch", "weigh"} & set(self.parts)
 
 
+def gibibytes(num: int | None) -> str:
+    return f"{num / 2**30:.2f} GiB" if num else "not recorded"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Everything a page shows of one run."""
@@ -125,7 +130,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     for metric in (name for name in columns.names if name in shown):
         smooth = metric not in UNSMOOTHED and not metric.startswith("valid/")
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
-    parameters, losses = count_parameters(run.path), last_losses(run)
+    parameters, losses, cost = count_parameters(run.path), last_losses(run), cost_of(run)
     return RunData(
         path=run.path,
         name=name,
@@ -134,12 +139,12 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         config=run.as_trained(),
         parameters=parameters,
         steps=columns.last_step,
-        facts=_facts(run, parameters),
+        facts=_facts(run, parameters, cost),
         losses=losses,
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings_of(run),
         curves=curves,
-        cost=cost_of(run),
+        cost=cost,
         domains=domains_of(run, buckets, texts),
     )
 
@@ -255,7 +260,7 @@ def cost_of(run: OpenRun) -> StepCosts:
     )
 
 
-def _facts(run: OpenRun, parameters: int | None) -> dict[str, str]:
+def _facts(run: OpenRun, parameters: int | None, cost: StepCosts) -> dict[str, str]:
     config, train, environment = run.config, run.config.train, read_json(run.path / ENVIRONMENT)
     size = f", {parameters:,} parameters" if parameters else ""
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
@@ -273,6 +278,7 @@ def _facts(run: OpenRun, parameters: int | None) -> dict[str, str]:
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),
         "versions": ", ".join(f"{k} {v}" for k, v in list(libraries.items())[:2]),
+        "training time": "" if cost.seconds is None else duration(cost.seconds),
     }
 
 

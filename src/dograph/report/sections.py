@@ -27,7 +27,7 @@ from dograph.report.charts import (
 )
 from dograph.report.collect import PageData
 from dograph.report.comparison import Comparison, MethodRow, Points, scales_of, sweeps
-from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
+from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData, gibibytes
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, read_json, rounded
 from dograph.stats import METRICS, t_quantile
 
@@ -117,10 +117,7 @@ def overview(data: PageData) -> list[PageItem]:
 
 
 def _one_run(run: RunData) -> list[PageItem]:
-    facts: list[tuple[str, str | TableCell]] = [*run.facts.items()]
-    if run.cost.seconds:
-        facts.append(("training time", TableCell(run.cost.seconds, "seconds")))
-    about = PageBlock("group", [heading("The run"), PageBlock("facts", facts)])
+    about = PageBlock("group", [heading("The run"), PageBlock("facts", run.facts)])
     losses = PageBlock("group", [heading("Last validation loss"), loss_table(run)])
     columns = PageBlock("grid", [about, losses])
     return [columns, heading("Reproduce this run"), PageBlock("command", run.command)]
@@ -134,14 +131,14 @@ def _several_runs(data: PageData) -> list[PageItem]:
         "seed": lambda run: str(run.config.seed),
         "steps": lambda run: run.facts["steps"],
         "tokens": lambda run: run.facts["tokens"],
-        "time": lambda run: TableCell(run.cost.seconds, "seconds"),
+        "time": lambda run: run.facts["training time"],
         "mean loss, nats": lambda run: TableCell.of(run.losses.get("mean")),
         "warnings": lambda run: str(len(run.warnings) or ""),
     }
-    each = []
-    for run in runs:
-        facts = PageBlock("facts", [*run.facts.items()])
-        each.append(PageBlock("folded", [facts, loss_table(run)], run.name))
+    each = [
+        PageBlock("folded", [PageBlock("facts", run.facts), loss_table(run)], run.name)
+        for run in runs
+    ]
     details = PageBlock("folded", each, "Settings and losses of each run", "facts")
     whole = "\n".join(one.command for one in data.comparisons if one.command)
     commands: list[PageItem] = [PageBlock("command", "\n".join(run.command for run in runs))]
@@ -298,10 +295,10 @@ def cost(data: PageData) -> list[PageItem]:
     columns: Columns[RunData] = {
         "run": lambda run: run.name,
         "ms per step, wall-clock": lambda run: TableCell(run.cost.step_ms, digits=1),
-        "tokens/s": lambda run: TableCell(run.cost.tokens_per_second or 0, "whole"),
-        "peak memory": lambda run: TableCell(run.cost.peak_bytes or 0, "bytes"),
+        "tokens/s": lambda run: round(run.cost.tokens_per_second or 0),
+        "peak memory": lambda run: gibibytes(run.cost.peak_bytes),
         "vs. plain": over_plain,
-        "training time": lambda run: TableCell(run.cost.seconds, "seconds"),
+        "training time": lambda run: run.facts["training time"],
     }
     chart, table = cost_chart(data), table_of("cost by run", data.runs, columns)
     first = [chart] if chart.bars else []
