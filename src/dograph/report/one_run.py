@@ -35,7 +35,10 @@ HEALTH = {  # title and explanation of each chart
         "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
     ),
     "weights/max_times_equal": ("Largest sample weight", "relative to equal weights, which are 1"),
-    "weights/entropy_nats": ("Entropy of the domain weights", "in nats; equal weights give ln M"),
+    "weights/entropy_nats": (
+        "Entropy of the domain weights",
+        "in nats; equal weights over M domains give ln M",
+    ),
     "domains/nmi": (
         "Agreement of domains and sources",
         "normalized mutual information over ten batches; 1: the same grouping, 0: unrelated",

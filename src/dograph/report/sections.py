@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -57,8 +57,9 @@ NO_WARNINGS = (
     "solve converged."
 )
 OVER_PLAIN = (
-    '"vs. plain" compares the step times of two separate runs, so other load on the machine '
-    "affects it. dograph bench measures both in turns and shows a lower bound."
+    "A plain run computes no gradient sketches and no sample weights. The ratio compares the step "
+    "times of separate runs, so other load on the machine affects it; dograph bench measures both "
+    "in turns and shows a lower bound."
 )
 NO_BENCH = (
     "No lower bound, because no bench.json was given. To add one: dograph bench, then dograph "
@@ -186,7 +187,7 @@ def curves(data: PageData) -> list[PageItem]:
         charts.append(("total", None, source_chart(runs[0])))
     for metric, (title, note) in PER_RUN.items():
         if metric in metrics:
-            chart = LineChart(title, run_series(data, metric), note, height=220, zero=True)
+            chart = LineChart(title, run_series(data, metric), note, zero=True)
             charts.append(("total", None, chart))
     repeated = any(len(names) > 1 for names in data.groups.values())
     steps = max(run.steps for run in runs)
@@ -267,7 +268,7 @@ def health_charts(data: PageData) -> list[LineChart]:
         note = note.format(batch=data.runs[0].config.train.batch_size)
         note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
-        charts.append(LineChart(title, series, note, height=220, log_y=log, faint=few))
+        charts.append(LineChart(title, series, note, log_y=log, faint=few))
     return charts
 
 
@@ -339,29 +340,29 @@ def comparison(data: PageData) -> list[PageItem]:
 
 
 def _compared(one: Comparison) -> list[PageItem]:
-    """Losses, costs, differences, methods by source, sweeps."""
-    metrics = [name for name in METRICS if name in one.methods[0].losses]
+    """Losses, costs, differences, loss by source, number of domains, objectives."""
 
     def loss_of(name: str) -> Callable[[MethodRow], Entry]:
         return lambda method: TableCell.of(method.losses.get(name))
 
-    columns: dict[str, Callable[[MethodRow], Entry]] = {
+    def tested(method: MethodRow, part: str) -> Any:
+        return getattr(method.differences.get("mean"), part, None)
+
+    metrics = [name for name in METRICS if name in one.methods[0].losses]
+    losses: dict[str, Callable[[MethodRow], Entry]] = {name: loss_of(name) for name in metrics}
+    losses[f"mean vs. {one.baseline}"] = lambda m: TableCell.of(tested(m, "estimate"), "signed")
+    tests: Columns[MethodRow] = {
+        "p (Holm)": lambda method: TableCell(tested(method, "p_holm"), "fixed", 3),
+        "<claim": lambda method: TableCell(tested(method, "claim"), left=True),
+    }
+    columns: Columns[MethodRow] = {
         "method": lambda method: method.name,
         "seeds": lambda method: str(method.seeds),
-        **{name: loss_of(name) for name in metrics},
-        f"mean vs. {one.baseline}": _difference,
+        **losses,
+        **(tests if one.is_planned else {}),
     }
-    if one.is_planned:
-        tests = {method.name: method.differences.get("mean") for method in one.methods}
-        p_values = {name: test.p_holm for name, test in tests.items() if test}
-        claims = {name: test.claim for name, test in tests.items() if test}
-        columns["p (Holm)"] = lambda method: TableCell(p_values.get(method.name), "fixed", 3)
-        columns["<claim"] = lambda method: TableCell(claims.get(method.name), left=True)
-    blocks = [
-        heading("Losses"),
-        PageBlock("soft", METRICS_NOTE),
-        table_of("methods", one.methods, columns),
-    ]
+    table = table_of("methods", one.methods, columns)
+    blocks = [heading("Losses"), PageBlock("soft", METRICS_NOTE), table]
     if names := next((list(method.costs) for method in one.methods if method.costs), []):
         costs = [[m.name, *(m.costs.get(name, "") for name in names)] for m in one.methods]
         blocks += [heading("Cost"), PageTable("cost of methods", ["method", *names], costs)]
@@ -378,23 +379,20 @@ def _compared(one: Comparison) -> list[PageItem]:
     ]
     chart = num_domains_chart(one)
     blocks += [chart] if chart.series else []
-    objectives: list[list[Entry]] = []
-    for value, method in (
-        row for rows in sweeps(one.methods, "objective").values() for row in rows
-    ):
-        objective = value if isinstance(value, str) else json.dumps(value, default=str)
-        losses = [method.losses[name].value for name in metrics]
-        name = TableCell(method.name, left=True)
-        objectives.append([objective, name, *losses, _difference(method)])
-    method_head = TableCell("method", left=True)
-    heads: list[str | TableCell] = ["objective", method_head, *metrics, f"mean vs. {one.baseline}"]
-    table = PageTable("objectives", heads, objectives)
-    return blocks + ([heading("Objectives"), table] if objectives else [])
-
-
-def _difference(method: MethodRow) -> TableCell:
-    mean = method.differences.get("mean")
-    return TableCell.of(mean.estimate if mean else None, "signed")
+    objectives = {
+        method.name: value if isinstance(value, str) else json.dumps(value, default=str)
+        for rows in sweeps(one.methods, "objective").values()
+        for value, method in rows
+    }
+    if objectives:
+        by_objective: Columns[MethodRow] = {
+            "objective": lambda method: objectives[method.name],
+            "<method": lambda method: TableCell(method.name, left=True),
+            **losses,
+        }
+        swept = [method for method in one.methods if method.name in objectives]
+        blocks += [heading("Objectives"), table_of("objectives", swept, by_objective)]
+    return blocks
 
 
 def scale_chart(data: PageData) -> LineChart:

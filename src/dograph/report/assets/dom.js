@@ -87,7 +87,7 @@ function table({ name, heads, rows, summaries = 0, tall }) {
   return el(
     "div",
     { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": name },
-    el("table", { class: "plain" }, el("thead", {}, head), el("tbody", {}, rows.map(line))),
+    el("table", {}, el("thead", {}, head), el("tbody", {}, rows.map(line))),
   );
 }
 
