@@ -244,15 +244,17 @@ def from_runs(runs: Sequence[RunData]) -> list[Comparison]:
 
     Two or more methods are compared if all settings that change a loss are equal.
     """
-    alike: dict[str, dict[str, list[RunData]]] = {}
+    by_settings: dict[str, dict[str, list[RunData]]] = {}
     for run in runs:
         if run.label is None and run.is_complete and run.losses:
             values = run.config.model_dump(mode="json")
             parts = {name: values[name] for name in ("data", "model", "optim", "eval")}
             train = {k: values["train"][k] for k in ("steps", "batch_size", "dtype")}
-            same = alike.setdefault(json.dumps([parts, train], sort_keys=True), {})
+            same = by_settings.setdefault(json.dumps([parts, train], sort_keys=True), {})
             same.setdefault(run.group, []).append(run)
-    return [_compare_runs(list(groups.values())) for groups in alike.values() if len(groups) > 1]
+    return [
+        _compare_runs(list(groups.values())) for groups in by_settings.values() if len(groups) > 1
+    ]
 
 
 def _compare_runs(groups: Sequence[list[RunData]]) -> Comparison:
