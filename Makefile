@@ -21,11 +21,11 @@ demo: $(READY)  ## plain mixing beside DoGraph on the embedded corpus, then doma
 	$(BIN)/dograph train demo mixer.name=natural run=$(RUNS)/demo-natural
 	$(BIN)/dograph train demo run=$(RUNS)/demo-dograph
 	$(BIN)/dograph train planted run=$(RUNS)/demo-planted
-	$(BIN)/dograph losses $(RUNS)/demo-natural $(RUNS)/demo-dograph
+	$(BIN)/dograph show losses $(RUNS)/demo-natural $(RUNS)/demo-dograph
 	@echo "What DoGraph's model perceives on the demo corpus:"
-	$(BIN)/dograph graph $(RUNS)/demo-dograph
+	$(BIN)/dograph show graph $(RUNS)/demo-dograph
 	@echo "Four sources were planted, told apart only by which word follows which. Found:"
-	$(BIN)/dograph graph $(RUNS)/demo-planted
+	$(BIN)/dograph show graph $(RUNS)/demo-planted
 	@echo "runs: $(RUNS)/demo-natural $(RUNS)/demo-dograph $(RUNS)/demo-planted"
 	$(BIN)/dograph report $(RUNS)/demo-natural $(RUNS)/demo-dograph $(RUNS)/demo-planted --out $(RUNS)/demo.html
 	@echo "open it in a browser: $(RUNS)/demo.html"

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dograph.bench.arms import Arm, open_model
-from dograph.bench.options import Batches, BenchOptions
+from dograph.bench.arms import Arm, Batches, BenchOptions, open_model
 from dograph.models.build import PAD_TO
 from dograph.models.presets import PRESETS, Shape
 from dograph.train.step import Lap, Stopwatch, build_optimizer

@@ -5,7 +5,7 @@
 OLD_SRC is the `src` folder of another commit (`git worktree add ../old COMMIT`). The two states
 take turns (old, new, new, old), so that a drift of the machine falls on both. A mode's price is
 its step over a plain step of the same state, both from one process. Results are written after every
-turn.
+turn. An old commit whose bench has no --model is given `--old-model model.preset={model}`.
 """
 
 import argparse
@@ -44,13 +44,19 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2-mini")
     parser.add_argument("--modes", default="full,topdown,head,twopass,exact")
     parser.add_argument("--steps", default="60")
+    parser.add_argument(
+        "--old-model", default="--model {model}", help="how the old code is given its model"
+    )
     parser.add_argument("--old-options", default="", help='such as "--no-rivals --no-hand"')
     parser.add_argument("--turns", type=int, default=len(TURNS))
     parser.add_argument("--out", type=Path, default=Path("price-old-new.json"))
     given = parser.parse_args()
     sources = {"old": given.old_src.resolve(), "new": Path(__file__).parents[1] / "src"}
-    arguments = ["--model", given.model, "--modes", given.modes, "--steps", given.steps]
-    more = {"old": given.old_options.split(), "new": []}
+    arguments = ["--modes", given.modes, "--steps", given.steps]
+    more = {
+        "old": [*given.old_model.format(model=given.model).split(), *given.old_options.split()],
+        "new": [f"model.preset={given.model}"],
+    }
     turns: list[dict[str, Any]] = []
     for state in TURNS[: given.turns]:
         asked = [*arguments, *more[state]]

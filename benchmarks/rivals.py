@@ -1,6 +1,6 @@
 """What one would do without taps: the same weighted step by other means, and a plain loop by hand.
 
-    python -m benchmarks.rivals --model gpt2-small --out FILE.json
+    python -m benchmarks.rivals model.preset=gpt2-small --out FILE.json
 
     loop     one backward a sample, each gradient sketched; then a weighted backward of the batch
     vmap     torch.func's per-sample gradients, a dense Gaussian projection, their weighted sum
@@ -30,16 +30,16 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.hand import open_hand
-from dograph.bench.arms import open_model
-from dograph.bench.options import Batches, BenchOptions, resolve_options
+from dograph.bench.arms import Batches, BenchOptions, open_model, resolve_options
 from dograph.bench.session import Session, arm_table, footnotes, held_bytes, release, spread
-from dograph.cli.console import open_console
+from dograph.cli.console import open_console, split_settings
+from dograph.config import resolve_config
 from dograph.errors import ConfigError, require
 from dograph.files import write_json
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.rng import key64
-from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, joined
+from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import pick_device
 from dograph.train.step import Stopwatch, build_optimizer
@@ -84,7 +84,7 @@ class Rival:
     def weigh(self, results: list[MicroBatchResult]) -> Tensor:
         zero_B = torch.zeros(self.num_samples, dtype=torch.int64, device=self.device)
         signals = gather_signals(
-            [joined(results)],
+            results,
             [WorldRows(self.num_samples, self.device)],
             losses=False,
             step=self.done,
@@ -319,24 +319,27 @@ def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: boo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("settings", nargs="*", help="as of `dograph bench`: model.preset=...")
     parser.add_argument("--modes", default="", help="modes of the sketch to measure too, by commas")
-    for name in ("model", "dtype", "recipe", "corpus", "accumulation"):
-        parser.add_argument(f"--{name}")
-    for name in ("batch", "seq-len", "vocab-size", "micro-batch", "dim", "steps", "top-blocks"):
-        parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--vocab-size", type=int)
     parser.add_argument("--hand", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--hand-whole", action="store_true", help="that loop as one graph")
     parser.add_argument("--rivals", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("rivals.json"))
-    given = vars(parser.parse_args())
-    device, out, modes = pick_device(given.pop("device")), given.pop("out"), given.pop("modes")
-    choice = {name: given.pop(name) for name in ("hand", "rivals")}
-    whole = given.pop("hand_whole")
-    options = resolve_options(device, modes.split(",") if modes else [], **given)
+    given = parser.parse_intermixed_args()
+    name, settings = split_settings(given.settings)
+    device, out = pick_device(resolve_config(name, settings).train.device), given.out
+    options = resolve_options(
+        device,
+        given.modes.split(",") if given.modes else [],
+        settings,
+        config=name,
+        vocab_size=given.vocab_size,
+        steps=given.steps,
+    )
     session = Session(options, device, print, lambda found: write_json(out, found))
-    run(session, whole=whole, **choice)
+    run(session, hand=given.hand, whole=given.hand_whole, rivals=given.rivals)
     open_console().print(arm_table(session.findings))
     print(*footnotes(session.findings), sep="\n")
 

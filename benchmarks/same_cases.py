@@ -29,6 +29,37 @@ COMPARE = ("compare", *SMALL, "--mixers", "ours=dograph[num_domains=3]", "--seed
 PLAN = (*SMALL, "train.steps=8", "--proxy", "train.steps=4", "--lab", "lab", "--workers", "1")
 
 
+# How commits before `dograph show` spell a command, and settings that were options there.
+OLD_COMMANDS = {
+    ("show", "losses"): ("losses",),
+    ("show", "graph"): ("graph",),
+    ("show", "weights"): ("explain",),
+    ("show", "samples"): ("data", "show"),
+}
+OLD_OPTIONS = {
+    "inspect": {"data.corpus": "--corpus", "train.device": "--device"},
+    "eval": {"train.device": "--device"},
+    "plan": {"mixer.surrogate": "--surrogate", "mixer.law": "--surrogate", "mixer.caps": "--cap"},
+}
+
+
+def old_spelling(arguments: Sequence[str]) -> list[str]:
+    """A command in the words of a commit that has no `dograph show`."""
+    verb = tuple(arguments[:2])
+    words = [*OLD_COMMANDS[verb], *arguments[2:]] if verb in OLD_COMMANDS else list(arguments)
+    options = OLD_OPTIONS.get(words[0], {})
+    if words[0] == "plan" and "--from-table" not in words:
+        return words
+    spelled = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in options:
+            spelled += [options[name], value.strip("{}").replace(": ", "=")]
+        else:
+            spelled.append(word)
+    return spelled
+
+
 class Side:
     """Old or new code, where it works, and a process that runs its commands."""
 
@@ -40,6 +71,8 @@ class Side:
 
     def run(self, arguments: Sequence[str], folder: Path, out: Path, err: Path, ranks: int) -> int:
         """Run `dograph` and return its exit status. Commands with workers get a fresh process."""
+        if not (self.source / "dograph" / "cli" / "plan_table.py").exists():
+            arguments = old_spelling(arguments)
         if ranks > 1 or "--lab" in arguments or arguments[0] == "compare":
             several = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
             words = ["-m", *((*several, "-m") if ranks > 1 else ()), "dograph", *arguments]
@@ -165,20 +198,20 @@ def from_old(place: Place) -> None:
 
 
 def look(place: Place, run: str, compared: str) -> None:
-    """The commands that show a run; `explain` reads the corpus, so it runs beside it."""
+    """The commands that show a run; two of them read the corpus, so they run next to it."""
     folder, _, name = run.rpartition("/")
-    place.dograph("losses", run, f"{compared}/cells/natural-s0")
-    place.dograph("graph", run, "--out", "graph.json")
-    place.dograph("graph", run)
-    place.dograph("explain", name, "--step", "28", "--json", inside=folder)
-    place.dograph("data", "show", name, "--step", "3", "--json", inside=folder)
+    place.dograph("show", "losses", run, f"{compared}/cells/natural-s0")
+    place.dograph("show", "graph", run, "--out", "graph.json")
+    place.dograph("show", "graph", run)
+    place.dograph("show", "weights", name, "--step", "28", "--json", inside=folder)
+    place.dograph("show", "samples", name, "--step", "3", "--json", inside=folder)
     place.dograph("report", run, compared, "--out", "page.html")
 
 
 def looked(place: Place) -> None:
     look(place, "../recipe-safe/run", "../compare/out")
-    measure = ("--rows", "12", "--domains", "3", "--device", "cpu", "--out", "inspected")
-    place.dograph("inspect", "../recipe-safe/run", "--corpus", CORPUS, *measure)
+    measure = ("--rows", "12", "--domains", "3", "train.device=cpu", "--out", "inspected")
+    place.dograph("inspect", "../recipe-safe/run", f"data.corpus={CORPUS}", *measure)
     tasks = {
         "piqa": {"goal": "a vote", "sol1": "the mayor said", "sol2": "oh baby", "label": 0},
         "copa": {"premise": "The rain.", "choice1": "A city.", "choice2": "La la."}
@@ -192,7 +225,7 @@ def looked(place: Place) -> None:
         file.write_text(2 * (json.dumps(document) + "\n"))
     place.dograph(
         *("eval", "../recipe-safe/run", "--benchmarks", "tasks", "--tasks", ",".join(tasks)),
-        *("--device", "cpu", "--out", "eval.json"),
+        *("train.device=cpu", "--out", "eval.json"),
     )
 
 
@@ -217,11 +250,11 @@ def from_table(place: Place) -> None:
     )
     place.dograph("plan", "regmix", *table, "--out", "regmix-best.yaml")
     for name in ("exponential", "transfer", "ridge", "linear"):
-        one = (*table, "--surrogate", name, "--out", f"regmix-{name}.yaml")
+        one = (f"mixer.surrogate={name}", *table, "--out", f"regmix-{name}.yaml")
         place.dograph("plan", "regmix", *one)
     for name in ("exponential", "transfer"):
-        law = (*table, "--surrogate", name, "--out", f"law-{name}.yaml", "--cap", "news=0.6")
-        place.dograph("plan", "mixing-law", *law)
+        law = (f"mixer.law={name}", "mixer.caps={news: 0.6}", *table)
+        place.dograph("plan", "mixing-law", *law, "--out", f"law-{name}.yaml")
 
 
 REGMIX = ("mixer.num_proxies=6", "mixer.draws=1000", "mixer.top=16")

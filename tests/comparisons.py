@@ -6,7 +6,8 @@ from rich.console import Console
 
 from dograph.compare.arms import Ask, parse_methods
 from dograph.compare.findings import Findings
-from dograph.compare.session import run_compare, tables
+from dograph.compare.session import run_compare
+from dograph.compare.tables import tables
 from dograph.config import parse_config
 from dograph.files import plain
 from dograph.plan.lab import default_proxy
@@ -34,7 +35,7 @@ def ask(place, mixers, *, out, seeds=(0, 1), **rest):
         "sketch": {"dim": 80},
         "optim": {"warmup_steps": 2},
         "train": {"steps": STEPS, "batch_size": 6, "device": "cpu"},
-        "eval": {"every": 0, "max_blocks": 4},
+        "eval": {"every": 0, "max_samples_per_source": 4},
         "checkpoint": {"every": 0},
         "probe": {"rows": 0},
     }

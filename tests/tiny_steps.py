@@ -15,7 +15,7 @@ from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.mixers.registry import build_mixer
-from dograph.sketch.coverage import unwrapped
+from dograph.sketch.rules import unwrapped
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.step import TrainStep, build_optimizer
@@ -36,13 +36,13 @@ SETTINGS = (
     "mixer.name=dograph",
     "mixer.recipe=safe",
     "mixer.num_domains=3",
-    "mixer.restarts=2",
-    "mixer.warmup=0",
+    "mixer.kmeans_restarts=2",
+    "mixer.warmup_ratio=0",
 )
 # Domains of each batch as the paper has them, and domains that last.
 PAPER = ("mixer.recipe=paper",)
-STREAM = ("mixer.scope=stream", "mixer.effective_floor=null", "mixer.half_life=5")
-EPOCH = ("mixer.scope=epoch", "mixer.every=2", "mixer.effective_floor=null")
+STREAM = ("mixer.scope=stream", "mixer.min_effective_fraction=null", "mixer.half_life=5")
+PERIOD = ("mixer.scope=period", "mixer.period_steps=2", "mixer.min_effective_fraction=null")
 FIT_BATCHES = 2  # in place of ten, so that a stream has domains from the third step on
 
 

@@ -21,8 +21,8 @@ NAMES = """
     nodes: [...document.querySelectorAll('#graph .node')]
       .map((n) => n.getAttribute('aria-label').split(':')[0]),
     drawn: texts('#graph .node text').map((text) => `domain ${text}`),
-    weights: keys('Weights of domains'),
-    shares: keys('Shares of the samples'),
+    weights: keys('Domain weights'),
+    shares: keys('Share of samples'),
     made: texts('figcaption').filter((text) => /^Domain [0-9]/.test(text)),
     panel: texts('#domain-panel h3'),
   };
@@ -32,12 +32,12 @@ WORDS = """
   const chart = (start) => [...document.querySelectorAll('#domains figure')]
     .find((n) => n.querySelector('figcaption').textContent.startsWith(start));
   const made = [...document.querySelectorAll('#domains h3')]
-    .find((n) => n.textContent.startsWith('What domains are made of'));
+    .find((n) => n.textContent.startsWith('Sources in each domain'));
   return {
     section: document.querySelector('#domains .body > .soft')?.textContent || '',
     graph: chart('Domain graph').querySelector('figcaption').textContent,
-    weights: chart('Weights of domains').querySelector('figcaption').textContent,
-    shares: chart('Shares of the samples').querySelector('figcaption').textContent,
+    weights: chart('Domain weights').querySelector('figcaption').textContent,
+    shares: chart('Share of samples').querySelector('figcaption').textContent,
     made: made.parentNode.querySelector('p.soft').textContent,
     panel: document.querySelector('#domain-panel').textContent,
   };
@@ -101,7 +101,7 @@ def test_identities_are_not_called_ranks(page, lasting):
     opened(page, lasting)
     for place, words in page.run(WORDS).items():
         assert "rank" not in words, place
-    assert "a number is one domain throughout" in page.run(WORDS)["weights"]
+    assert "a number is one domain throughout the run" in page.run(WORDS)["weights"]
 
 
 def test_rows_clustered_among_themselves_are_in_no_domain(page, passing, lasting):

@@ -103,11 +103,11 @@ def test_a_comparison_shows_all_of_its_parts(page, wide):
     section = page.run("return document.querySelector('#comparison').textContent")
     for part in (
         "Paired differences",
-        "Methods by source",
+        "Loss by method and source",
         "Mean loss by number of domains",
         "Objectives",
         "Downstream tasks",
-        "Mean loss by size",
+        "Mean loss by model size",
         "few <b>items</b>",
     ):
         assert part in section, part
@@ -115,7 +115,7 @@ def test_a_comparison_shows_all_of_its_parts(page, wide):
         "return [...document.querySelectorAll('#comparison .claim')].map((n) => n.textContent)"
     )
     assert len(claims) == 2  # one a comparison, the first of them above all else too
-    assert all("Runs picked by hand: no claim." in claim for claim in claims)
+    assert all("selected by hand, so no claim is made." in claim for claim in claims)
     assert page.run("return document.querySelector('#verdict').textContent") == claims[0]
     tasks = page.run(
         "return [...document.querySelectorAll('#comparison figcaption')]"
@@ -270,7 +270,7 @@ def test_a_run_is_followed_while_it_goes_on(page, folder):
             assert page.complaints() == []
             page.run("window.stay = 1")  # not the whole page again
             page.until(
-                "return document.querySelector('#live').textContent.includes('nothing new')", 20
+                "return document.querySelector('#live').textContent.includes('no new data')", 20
             )
             assert page.run("return window.stay") == 1
         finally:

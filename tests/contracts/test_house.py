@@ -1,10 +1,15 @@
-"""The size of the house: modules, lines, docstrings, class names. Growth needs a decision."""
+"""Size of the source and of the command line, docstrings, class names. Growth needs a decision."""
 
 import ast
 import io
 import tokenize
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from dograph.cli.main import app
 
 SOURCE = Path(__file__).parents[2] / "src" / "dograph"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -12,6 +17,7 @@ ASSETS = sorted(path for path in (SOURCE / "report" / "assets").iterdir() if pat
 
 MAX_LINES = 33_000  # of Python and page assets together; only ever lowered
 MAX_MODULES = 160
+MAX_VERBS, MAX_FLAGS = 13, 85
 MIN_EXPLAINED = 0.132  # lines of docstrings and comments among all lines of Python
 
 
@@ -58,3 +64,16 @@ def test_no_public_class_name_is_used_twice():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert not [name for name, number in names.items() if number > 1]
+
+
+def flags(command: Any) -> list[str]:
+    """Every option of a command and of the commands below it, except --help."""
+    own = [p.opts[0] for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    below = getattr(command, "commands", {}).values()
+    return own + [flag for child in below for flag in flags(child)]
+
+
+def test_the_command_line_is_below_its_limits_of_verbs_and_flags():
+    root: Any = get_command(app)
+    assert len(root.commands) <= MAX_VERBS
+    assert len(flags(root)) <= MAX_FLAGS

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from dograph.cli.main import app, main
 from dograph.errors import ConfigError
 
-SMALL = ["--model", "tiny", "--batch", "6", "--seq-len", "16", "--vocab-size", "500"]
-SMALL += ["--dim", "80", "--top-blocks", "1", "--steps", "10", "--device", "cpu"]
+SMALL = ["model.preset=tiny", "train.batch_size=6", "data.seq_len=16", "--vocab-size", "500"]
+SMALL += ["sketch.dim=80", "sketch.top_blocks=1", "train.device=cpu", "--steps", "10"]
+PARTS = ["model.preset=llama-tiny", "train.micro_batch_size=3"]
 MODES = ["full", "topdown", "head", "exact", "twopass"]
 
 
@@ -79,7 +80,7 @@ def test_the_table_has_a_row_for_each(measured):
 @pytest.mark.slow
 def test_micro_batches_of_a_llama(tmp_path):
     out = tmp_path / "b.json"
-    arguments = [*SMALL, "--model", "llama-tiny", "--micro-batch", "3", "--recipe", "safe"]
+    arguments = [*SMALL, *PARTS, "mixer.recipe=safe"]
     invoke(*arguments, "--modes", "head", "--profile", "--out", str(out))
     arms = json.loads(out.read_text())["arms"]
     assert list(arms["head"]["parts_ms"]) == ["forward", "sketch", "weigh", "deferred", "update"]
@@ -98,7 +99,7 @@ def test_rivals_and_a_part_that_fails(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(rivals.RIVALS, "vmap", refuse)
     out = tmp_path / "b.json"
-    arguments = [*SMALL, "--model", "llama-tiny", "--micro-batch", "3", "--out", str(out)]
+    arguments = [*SMALL, *PARTS, "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["rivals", *arguments])
     rivals.main()
     found = json.loads(out.read_text())
@@ -117,7 +118,7 @@ def test_rivals_and_a_part_that_fails(tmp_path, monkeypatch, capsys):
 def test_mistakes_are_answered_in_words(tmp_path, monkeypatch, capsys):
     with pytest.raises(ConfigError, match="is not a folder"):
         invoke(*SMALL, "--out", str(tmp_path / "nowhere" / "b.json"))
-    monkeypatch.setattr("sys.argv", ["dograph", "bench", "--modes", "ful", "--device", "cpu"])
+    monkeypatch.setattr("sys.argv", ["dograph", "bench", "--modes", "ful", "train.device=cpu"])
     with pytest.raises(SystemExit, match="2"):
         main()
     assert 'error: --modes names "ful": did you mean "full"?' in capsys.readouterr().err
@@ -125,4 +126,4 @@ def test_mistakes_are_answered_in_words(tmp_path, monkeypatch, capsys):
 
 def test_help_teaches():
     text = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert "dograph bench --model gpt2-mini" in text
+    assert "dograph bench model.preset=gpt2-mini" in text

@@ -87,12 +87,12 @@ def test_show_names_the_samples_that_the_step_saw(scheduled):
 @pytest.mark.slow
 def test_show_prints_a_table_json_and_errors(scheduled):
     directory, _, _ = scheduled
-    out, _ = run("data", "show", str(directory), "--step", "3", "--json")
+    out, _ = run("show", "samples", str(directory), "--step", "3", "--json")
     assert len([json.loads(line) for line in out.splitlines()]) == 12
-    out, _ = run("data", "show", str(directory), "--step", "3")
+    out, _ = run("show", "samples", str(directory), "--step", "3")
     assert "12 samples" in " ".join(out.split())  # a long path may wrap the title
-    _, err = run("data", "show", str(directory), "--step", "13", code=2)
-    assert "has made steps 1 to 12; step 13 is not one of them" in err
+    _, err = run("show", "samples", str(directory), "--step", "13", code=2)
+    assert "has steps 1 to 12; step 13 is not one of them" in err
 
 
 def test_print_config_is_a_config(corpus, tmp_path):
@@ -106,7 +106,7 @@ def test_print_config_is_a_config(corpus, tmp_path):
 def test_dry_run_trains_nothing(corpus, tmp_path):
     directory = tmp_path / "run"
     out, _ = run("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, "--dry-run")
-    for word in ("parameters", "memory", "training tokens", "times read through", "time on this"):
+    for word in ("parameters", "memory", "training tokens", "epochs", "time on this"):
         assert word in out
     assert not directory.exists()
 
@@ -119,7 +119,7 @@ def test_dry_run_trains_nothing(corpus, tmp_path):
         (["train", "mixer.name=unifrom"], 'did you mean "uniform"'),
         (["train", "train.device=cuda"], "torch sees no GPU"),
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
-        (["losses", "nowhere"], "nowhere is not a run"),
+        (["show", "losses", "nowhere"], "nowhere is not a run"),
         (["train", "model.preset=gpt2-samll"], 'did you mean "gpt2-small"'),
     ],
 )

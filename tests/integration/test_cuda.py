@@ -50,8 +50,13 @@ WAYS = [
     ("sketch.mode=topdown", "sketch.top_blocks=1"),
     ("sketch.mode=head",),
     ("mixer.recipe=paper",),
-    ("mixer.keep_shares=true",),
-    ("mixer.recipe=paper", "mixer.objective=alignment", "mixer.cap=3", "mixer.within=unit"),
+    ("mixer.keep_source_shares=true",),
+    (
+        "mixer.recipe=paper",
+        "mixer.objective=alignment",
+        "mixer.max_relative_weight=3",
+        "mixer.normalize_gradients=true",
+    ),
     *(
         ("train.compile=true", "train.dtype=bfloat16", "mixer.recipe=paper", f"sketch.mode={mode}")
         for mode in ("full", "head", "exact", "twopass")
@@ -157,7 +162,7 @@ def sketched(model, token_BT, mode, *, half, weight_B=None):
         loss_B = model(token_BT)
     sketch = sketcher.sketch(loss_B)
     if weight_B is not None:
-        sketch.pending.backward(weight_B)
+        sketch.backward(weight_B)
     context.__exit__(None, None, None)
     return sketch.sketch_BK, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
@@ -257,7 +262,7 @@ def test_modes_stay_inside_their_budgets(tmp_path):
     In a process of its own: what other tests compiled would cost host time here.
     """
     out = tmp_path / "bench.json"
-    asked = ["--model", "gpt2-small", "--modes", ",".join(BUDGETS), "--steps", "50"]
+    asked = ["model.preset=gpt2-small", "--modes", ",".join(BUDGETS), "--steps", "50"]
     command = [sys.executable, "-m", "dograph", "bench", *asked, "--out", str(out)]
     subprocess.run(command, check=True)
     arms = json.loads(out.read_text())["arms"]

@@ -25,7 +25,7 @@ SETTINGS = (
     "train.steps=24",
     "train.batch_size=12",
     "eval.every=6",
-    "eval.max_blocks=4",
+    "eval.max_samples_per_source=4",
     "checkpoint.every=8",
     "checkpoint.keep=9",
     "optim.warmup_steps=5",
@@ -37,8 +37,8 @@ DOGRAPH = (
     "mixer.name=dograph",
     "mixer.recipe=safe",
     "mixer.num_domains=3",
-    "mixer.restarts=2",
-    "mixer.warmup=0.5",
+    "mixer.kmeans_restarts=2",
+    "mixer.warmup_ratio=0.5",
     "sketch.dim=64",
 )
 
@@ -141,23 +141,23 @@ def test_the_graph_is_that_of_the_last_batches(whole):
 
 
 def test_graph_shows_and_exports(whole, tmp_path):
-    out, _ = dograph("graph", whole)
+    out, _ = dograph("show", "graph", whole)
     assert "domains after step 24" in out
     graphs = lines(whole / "graph.jsonl")
     for ending in ("json", "graphml", "dot"):
-        out, _ = dograph("graph", whole, "--step", 18, "--out", tmp_path / f"g.{ending}")
+        out, _ = dograph("show", "graph", whole, "--step", 18, "--out", tmp_path / f"g.{ending}")
         assert "3 domains after step 18" in out
     assert json.loads((tmp_path / "g.json").read_text()) == graphs[1]
     read = networkx.read_graphml(tmp_path / "g.graphml")
     expected = {f"n{node['domain']}": node["share"] for node in graphs[1]["nodes"]}
     assert networkx.get_node_attributes(read, "share") == expected
-    _, err = dograph("graph", whole, "--step", 17, code=2)
-    assert "the nearest is of step 18. Known: 12, 18, 24" in err
+    _, err = dograph("show", "graph", whole, "--step", 17, code=2)
+    assert "the nearest is step 18. Available: 12, 18, 24" in err
 
 
 def test_explain_tells_domains_weights_and_why(whole):
     shown, sample = samples_of_step(whole, 20), lines(whole / "samples.jsonl")[19]
-    out, _ = dograph("explain", whole, "--step", 20, "--json")
+    out, _ = dograph("show", "weights", whole, "--step", 20, "--json")
     told = json.loads(out)
     assert [row["domain"] for row in told["samples"]] == sample["domain"]
     assert [row["weight"] for row in told["samples"]] == sample["weight"]
@@ -170,12 +170,15 @@ def test_explain_tells_domains_weights_and_why(whole):
             assert domain[name] == metrics[f"domains/{domain['domain']}/{name}"]
     assert "objective precision" in told["why"][0]
     assert "residual" in told["why"][0]
-    out, _ = dograph("explain", whole, "--step", 20)
+    out, _ = dograph("show", "weights", whole, "--step", 20)
     assert all(row["text"][:20] in out for row in shown)
     assert f"{sample['weight'][0]:.3f}" in out
-    assert "no domains were known yet" in dograph("explain", whole, "--step", 3)[0]
-    assert "warm-up until step 12: all 12 samples" in dograph("explain", whole, "--step", 12)[0]
-    _, err = dograph("explain", whole, "--step", 25, code=2)
+    assert "no domains were known yet" in dograph("show", "weights", whole, "--step", 3)[0]
+    assert (
+        "warm-up until step 12: all 12 samples"
+        in dograph("show", "weights", whole, "--step", 12)[0]
+    )
+    _, err = dograph("show", "weights", whole, "--step", 25, code=2)
     assert "step 25 is not one of them" in err
 
 
@@ -185,17 +188,17 @@ def test_a_run_without_domains_is_explained_too(corpus, tmp_path):
     dograph("train", f"data.corpus={corpus}", f"run={directory}", *settings)
     assert not (directory / "samples.jsonl").exists()
     assert not (directory / "probes").exists()
-    out, _ = dograph("explain", directory, "--step", 2)
-    assert "natural knows no domains: all 12 samples counted alike" in out
+    out, _ = dograph("show", "weights", directory, "--step", 2)
+    assert "natural has no domains: all 12 samples had the same weight" in out
     assert samples_of_step(directory, 2)[0]["text"][:20] in out
-    _, err = dograph("graph", directory, code=2)
-    assert "natural, which knows no domains" in err
+    _, err = dograph("show", "graph", directory, code=2)
+    assert "natural, has no domains" in err
 
 
 def test_domains_of_one_batch_are_numbered_alike_everywhere(corpus, tmp_path):
     """Recipe paper: no identity over time, so they are listed by falling weight."""
     directory = tmp_path / "run"
-    own = ("mixer.recipe=paper", "mixer.warmup=0", "train.steps=3", "optim.warmup_steps=0")
+    own = ("mixer.recipe=paper", "mixer.warmup_ratio=0", "train.steps=3", "optim.warmup_steps=0")
     dograph("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, *DOGRAPH, *own)
     trained = [row for row in rows(directory) if "optim/lr" in row]
     for row, sample in zip(trained, lines(directory / "samples.jsonl"), strict=True):
@@ -212,7 +215,7 @@ def test_domains_of_one_batch_are_numbered_alike_everywhere(corpus, tmp_path):
 
 def test_inspect_tells_what_the_model_perceives(whole, corpus, tmp_path):
     out, err = dograph(
-        "inspect", whole, "--corpus", corpus, "--rows", 36, "--domains", 4, "--seq-len", 32,
+        "inspect", whole, f"data.corpus={corpus}", "data.seq_len=32", "--rows", 36, "--domains", 4,
         "--out", tmp_path / "found",
     )  # fmt: skip
     assert "sketching: 36/36 rows" in err
@@ -244,19 +247,22 @@ def test_probes_of_the_command_line_can_be_read(whole):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tiny", "--corpus", "nowhere"], "nowhere is not a prepared corpus"),
-        (["./nowhere", "--corpus", "C"], "there is no folder ./nowhere"),
-        (["tiny", "--corpus", "C", "--seq-len", 32, "--rows", 5], "too few for 3 sources"),
-        (["tiny", "--corpus", "C", "--seq-len", 32, "--rows", 9], "give 1 to 9"),
-        (["tiny", "--corpus", "C", "--seq-len", 9000], "smaller --seq-len"),
-        (["RUN", "--corpus", "LARGER"], "a vocabulary of 100, smaller than the corpus' 200"),
-        (["RUN", "--corpus", "C", "--seq-len", 513], "has 512 positions"),
+        (["tiny", "data.corpus=nowhere"], "nowhere is not a prepared corpus"),
+        (["./nowhere", "C"], "there is no folder ./nowhere"),
+        (["tiny", "C", "data.seq_len=32", "--rows", 5], "too few for 3 sources"),
+        (["tiny", "C", "data.seq_len=32", "--rows", 9], "give 1 to 9"),
+        (["tiny", "C", "data.seq_len=9000"], "smaller data.seq_len"),
+        (["RUN", "LARGER"], "a vocabulary of 100, smaller than the corpus' 200"),
+        (["RUN", "C", "data.seq_len=513"], "has 512 positions"),
+        (["tiny"], "give the corpus to inspect, as in data.corpus=data/mine"),
+        (["tiny", "C", "train.steps=3"], "the settings of this command are data.corpus, "),
     ],
 )
 def test_mistakes_are_answered_in_words(whole, corpus, tmp_path, arguments, message):
     if "LARGER" in arguments:
         write_corpus(tmp_path / "larger", vocab=200)
-    names = {"C": corpus, "RUN": whole, "LARGER": tmp_path / "larger"}
+    names = {"C": f"data.corpus={corpus}", "RUN": whole}
+    names |= {"LARGER": f"data.corpus={tmp_path / 'larger'}"}
     arguments = [names.get(argument, argument) for argument in arguments]
     _, err = dograph("inspect", *arguments, "--out", tmp_path / "found", code=2)
     assert message in " ".join(err.split())

@@ -30,7 +30,7 @@ SETTINGS = (
     "train.steps=6",
     "train.batch_size=8",
     "eval.every=0",
-    "eval.max_blocks=4",
+    "eval.max_samples_per_source=4",
     "checkpoint.every=3",
     "checkpoint.keep=9",
     "optim.warmup_steps=2",
@@ -199,7 +199,7 @@ def test_what_cannot_be_done_is_said_with_the_way_out(run, benchmarks, tmp_path)
         ((run, *folder), CorpusError, "leave hellaswag out with --tasks"),
         ((run, *folder, "--tasks", "copper"), ConfigError, 'did you mean "copa"'),
         ((run, *folder, *THREE, "--with", "both"), ConfigError, "allowed: builtin, lm-eval"),
-        ((run, *folder, *THREE, "--max-length", 9999), ConfigError, "has 512 positions"),
+        ((run, *folder, *THREE, "data.seq_len=9999"), ConfigError, "has 512 positions"),
         ((copy, *folder, *THREE), ConfigError, "has no tokenizer"),
         ((tmp_path / "nowhere", *folder), ConfigError, "there is no folder"),
     ):
@@ -236,7 +236,7 @@ def test_the_harness_offline_gives_the_same_file(run, tmp_path):
     found = {}
     for scorer in ("builtin", "lm-eval"):
         out = tmp_path / f"{scorer}.json"
-        options = ["--benchmarks", SHARED, "--limit", 6, "--max-length", 512]
+        options = ["--benchmarks", SHARED, "--limit", 6, "data.seq_len=512"]
         given = [run, *options, "--with", scorer, "--out", out]
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, given)],

@@ -12,7 +12,7 @@ from dograph.train.edits import edits_of
 from dograph.train.run_dir import RunDirectory
 from edited_runs import FIRST, SECOND, THIRD, log_of, write
 
-LONG = ("train.steps=400", "checkpoint.every=100", "eval.every=0", "eval.max_blocks=2")
+LONG = ("train.steps=400", "checkpoint.every=100", "eval.every=0", "eval.max_samples_per_source=2")
 LAST = "checkpoints/step-00000400/optimizer.safetensors"
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_told(corpus, tmp_path):
         _, err = run("mix", str(directory), str(mixture), "--timeout", "2.5", code=2)
         assert "waiting for" in err
         assert "log.every=1000" in err
-        assert "the request is taken back" in err
+        assert "the request is withdrawn" in err
         assert not (directory / "mixture-request.json").exists()
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -7,13 +7,12 @@ import torch
 
 from corpora import write_corpus
 from dograph.config import resolve_config
-from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.recorded import explain_step, numbering, read_graph
 from dograph.integrations.hf import attach
 from dograph.mixers.base import Mixer
 from dograph.report.domains import Texts, domains_of
-from dograph.report.series import Columns
+from dograph.report.series import OpenRun
 from dograph.testing import check_mixer
 from dograph.train.distributed import World
 from dograph.train.run_dir import RunDirectory
@@ -27,7 +26,7 @@ SETTINGS = (
     "train.steps=8",
     "train.batch_size=8",
     "eval.every=4",
-    "eval.max_blocks=2",
+    "eval.max_samples_per_source=2",
     "checkpoint.every=4",
     "optim.warmup_steps=2",
     "probe.rows=6",
@@ -59,9 +58,9 @@ def test_a_run_keeps_its_domains(tmp_path, lagged):
     told = explain_step(folder, 8)
     assert "has domains of its own" in told.reasons[0]
     assert sorted(set(told.domain_B)) == [node.domain for node in graph.nodes]
-    columns = Columns(run.metrics_file)
-    columns.read()
-    page = domains_of(run, config, columns, Corpus(corpus), 10, Texts())
+    opened = OpenRun(folder)
+    opened.read()
+    page = domains_of(opened, 10, Texts())
     assert page.has_identity
     assert [drawn.step for drawn in page.graphs] == [4, 8]
     assert {line.name for line in page.lines[0].series} == {f"domain {j}" for j in range(NUM)}

@@ -130,7 +130,7 @@ def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "goes on where it stopped" in err
+    assert "continues where it stopped" in err
     assert "Traceback" not in err
     assert chunks_done(out) >= 2
     run(*inputs, "--out", out)

@@ -1,24 +1,224 @@
-"""The steps that are measured: the trainer's own, plain and in every mode."""
+"""What `dograph bench` measures: the trainer's own step, without a mixer and in each sketch mode.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+Each of these steps is an `Arm`. All arms have the same model, initial weights and batches.
+"""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
 
-from dograph.bench.options import Batches, BenchOptions
+from dograph.choices import MODES, Accumulation
+from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
+from dograph.data.corpus import Corpus
+from dograph.data.loader import Loader
+from dograph.data.sampler import Sampler
+from dograph.errors import ConfigError, did_you_mean
+from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
+from dograph.models.presets import PRESETS
+from dograph.rng import stream
 from dograph.train.distributed import World
 from dograph.train.step import Lap, TrainStep, build_optimizer
+from dograph.types import Batch, Mixture, SampleIds
 
-_GRAPHS = 64  # of one region: all arms share its code
+LEAST_WARMUP_STEPS = 5
+WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
+NUM_BATCHES = 4  # random ones, used in turn
+_GRAPHS = 64  # compiled graphs of one region: all arms share its code
+Batches = Callable[[int], Batch]  # by step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Every choice of a measurement; `run` is the run whose step is measured."""
+
+    run: RunConfig
+    model: str
+    batch: int
+    seq_len: int
+    vocab_size: int
+    dtype: str
+    compile: bool
+    micro_batch: int | None
+    accumulation: Accumulation | None  # None: by recipe
+    modes: tuple[str, ...]
+    top_blocks: int
+    recipe: str
+    dim: int
+    steps: int = 30
+    corpus: str | None = None  # None: random tokens
+    profile: bool = False
+    peak_tflops: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for mode in self.modes:
+            if mode not in MODES:
+                raise ConfigError(f'--modes names "{mode}": {did_you_mean(mode, MODES)}')
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise ConfigError(
+                f"--peak-tflops {self.peak_tflops:g}: give a number above 0, or leave it out to "
+                "use the data sheet or a measurement"
+            )
+        if self.run.train.shard or self.run.train.activation_checkpointing:
+            raise ConfigError(
+                "bench measures one device without activation checkpointing; set "
+                "train.shard=false and train.activation_checkpointing=false"
+            )
+        layers = PRESETS[self.model].layers
+        if "topdown" in self.modes and self.top_blocks > layers:
+            raise ConfigError(
+                f"sketch.top_blocks={self.top_blocks}, but {self.model} has {layers} blocks; give "
+                f"1 to {layers}"
+            )
+        for mode in self.modes:
+            config = self.config(mode)
+            require_compatible(config, build_mixer(config.mixer.name, config.mixer.options))
+
+    @property
+    def accumulates(self) -> Accumulation | None:
+        """How gradients of several micro-batches are accumulated; None if there is only one."""
+        if (self.micro_batch or self.batch) >= self.batch:
+            return None
+        return self.accumulation or ("lagged" if self.recipe == "safe" else "two_sweeps")
+
+    @property
+    def warmup_steps(self) -> int:
+        return WARMUP_STEPS.get(self.recipe, LEAST_WARMUP_STEPS)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.batch * self.seq_len
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+    def config(self, mode: str | None) -> RunConfig:
+        """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""
+        values = self.run.model_dump(mode="json")
+        if mode is None:
+            return parse_config(values | {"mixer": {"name": "natural"}, "sketch": {}}, "plain")
+        # The paper draws a new projection every step; domains that persist keep theirs.
+        refresh = self.run.sketch.refresh or ("step" if self.recipe == "paper" else "never")
+        sketch = {"mode": mode, "top_blocks": self.top_blocks, "refresh": refresh}
+        sketch |= {"accumulation": self.accumulates or "two_sweeps"}
+        return parse_config(merge(values, {"sketch": sketch}), f"mode {mode}")
+
+    def to_json(self) -> dict[str, Any]:
+        """All but `run`."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)[1:]}
+        return values | {"modes": list(self.modes), "accumulates": self.accumulates}
+
+
+# Settings without CONFIG: seconds on a CPU, the paper's shapes on a GPU.
+_ON_GPU = (
+    *("model.preset=gpt2-small", "train.batch_size=48", "data.seq_len=512"),
+    *("train.dtype=bfloat16", "train.compile=true"),
+)
+_ON_CPU = ("model.preset=demo", "train.batch_size=8", "data.seq_len=128")
+# A learning rate so low that no arm can diverge, whatever the tokens.
+_FIXED = (
+    *("train.steps=1000000", "optim.lr=1e-6", "optim.lr_start=1e-6", "optim.lr_end=1e-6"),
+    "optim.warmup_steps=0",
+)
+
+
+def resolve_options(
+    device: torch.device,
+    modes: Sequence[str],
+    settings: Sequence[str] = (),
+    *,
+    config: str | None = None,
+    corpus: str | None = None,
+    vocab_size: int | None = None,
+    **how: Any,
+) -> BenchOptions:
+    """A configuration (by default one that suits the device) and settings, as `BenchOptions`."""
+    on_gpu = device.type == "cuda"
+    usual: tuple[str, ...] = ()
+    if config is None:
+        usual = (*(_ON_GPU if on_gpu else _ON_CPU), "mixer.name=dograph", "mixer.recipe=paper")
+    run = resolve_config(config, [*usual, *settings, *_FIXED])
+    model, train, sketch = run.model.preset or "", run.train, run.sketch
+    if model not in PRESETS:
+        raise ConfigError(f'model.preset="{model}": {did_you_mean(model, PRESETS)}')
+    if run.mixer.name != "dograph":
+        raise ConfigError(
+            f"mixer.name={run.mixer.name}: bench measures sketches of DoGraph next to a plain "
+            "step; set mixer.name=dograph"
+        )
+    top_blocks, set_here = sketch.top_blocks, sketch.model_fields_set
+    if "top_blocks" not in set_here:
+        top_blocks = min(top_blocks, PRESETS[model].layers)
+    if vocab_size is None and corpus is not None:
+        vocab_size = Corpus(corpus).vocab_size
+    return BenchOptions(
+        run=run,
+        model=model,
+        batch=train.batch_size,
+        seq_len=run.data.seq_len,
+        vocab_size=vocab_size or (50257 if on_gpu else 4096),
+        dtype=train.dtype,
+        compile=train.compile,
+        micro_batch=train.micro_batch_size,
+        accumulation=sketch.accumulation if "accumulation" in set_here else None,
+        modes=tuple(modes),
+        top_blocks=top_blocks,
+        recipe=DoGraph(**run.mixer.options).options.recipe,
+        dim=sketch.dim,
+        corpus=corpus,
+        seed=run.seed,
+        **how,
+    )
+
+
+def open_batches(options: BenchOptions, device: torch.device) -> Batches:
+    """The batch of every step, the same for all arms."""
+    on_gpu = device.type == "cuda"
+    if options.corpus is None:
+        made = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
+        return lambda step: made[step % NUM_BATCHES]
+    corpus = Corpus(options.corpus)
+    if corpus.vocab_size > options.vocab_size:
+        raise ConfigError(
+            f"{options.corpus} has a vocabulary of {corpus.vocab_size}, more than "
+            f"--vocab-size {options.vocab_size}; raise that"
+        )
+    sampler = Sampler(
+        corpus.train, seq_len=options.seq_len, batch_size=options.batch, seed=options.seed
+    )
+    tokens = {name: float(count) for name, count in corpus.tokens_by_source().items()}
+    sampler.remix(0, Mixture.normalised(tokens), "plan")
+    loader = Loader(corpus, sampler, pin=on_gpu)
+    # Loaded before anything is timed: the speed of the loader is not measured here.
+    drawn = [loader.load(step, ahead=False) for step in range(4 * NUM_BATCHES)]
+    loader.close()
+    return lambda step: drawn[step % len(drawn)]
+
+
+def _random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
+    """Tokens with the frequencies of words, p ~ 1 / (rank + 2.7), so that embedding rows repeat."""
+    draw = stream(options.seed, "bench tokens", number)
+    share_V = 1 / (np.arange(options.vocab_size) + 2.7)
+    shape = (options.batch, options.seq_len)
+    drawn_BT = draw.choice(options.vocab_size, size=shape, p=share_V / share_V.sum())
+    token_BT, source_B = torch.from_numpy(drawn_BT), torch.zeros(options.batch, dtype=torch.int64)
+    if pin:
+        token_BT, source_B = token_BT.pin_memory(), source_B.pin_memory()
+    ids = SampleIds(*[np.zeros(options.batch, dtype=np.int64)] * 5)
+    return Batch(token_BT=token_BT, source_B=source_B, ids=ids)
 
 
 @dataclass(slots=True)
 class Arm:
-    """Something that makes a step and says where its time went, and its steps in turns so far."""
+    """A step that can be timed, and the times of its steps so far."""
 
     name: str
     advance: Callable[[int], list[Lap]]
@@ -36,7 +236,7 @@ class Arm:
 
 def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
     """The model of every arm, with the same weights in each."""
-    with device:  # weights are drawn where they are wanted: a CPU takes long over a large model
+    with device:  # initialise on the device: a CPU takes long for a large model
         model = build_model(
             options.model,
             vocab_size=options.vocab_size,

@@ -1,6 +1,6 @@
-"""A whole measurement: arms one after another, each in turns with a resident plain one.
+"""A whole measurement: one arm after another, each alternating with a plain arm that stays loaded.
 
-What is known is handed to `save` after every arm, so that a run that is cut loses little.
+Results are passed to `save` after every arm, so that an interruption loses one arm at most.
 """
 
 import gc
@@ -18,9 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from dograph.bench.arms import Arm, open_arm, open_model
-from dograph.bench.options import LEAST_WARMUP_STEPS, BenchOptions, open_batches
-from dograph.config import SketchConfig
+from dograph.bench import arms
+from dograph.bench.arms import Arm, BenchOptions
 from dograph.eval.recorded import number_table
 from dograph.models.presets import PRESETS
 from dograph.stats import median_estimate, median_record
@@ -29,7 +28,7 @@ from dograph.train.forecast import Work, count_flops, extra_work
 from dograph.train.step import Lap, Stopwatch, milliseconds
 
 Findings = dict[str, Any]
-# Dense bfloat16 TFLOP/s from the makers' data sheets; the longest name that fits counts.
+# Dense bfloat16 TFLOP/s from the data sheets; the longest name that matches counts.
 PEAKS = {
     "B200": 2250.0,
     **dict.fromkeys(("GH200", "H200", "H100"), 989.0),
@@ -42,12 +41,14 @@ PEAKS = {
 }
 MACHINE_SECONDS = 0.2  # of each measurement of the machine
 IN_A_ROW = 4  # steps
-UNTIMED = 2  # turns before those that are timed
+UNTIMED = 2  # alternations before those that are timed
 PROFILED, TOP = 2, 10  # steps, kernels
+COLUMNS = ("ms", "over plain", "extra ms", "floor ms", "memory", "tokens/s", "MFU")
+SLOW_LAUNCH = 1.05  # ratio of steps in a row to alternating steps that gets a footnote
 
 
 def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None) -> Findings:
-    """How fast a device copies and multiplies, in under a second, and what its maker promises."""
+    """Copy bandwidth and matmul rate of a device, in under a second, and its peak."""
     on_gpu, watch = device.type == "cuda", Stopwatch(device)
 
     def per_second(work: Callable[[], object]) -> float:
@@ -97,11 +98,10 @@ def _processor() -> str:
 def floor_ms(
     work: Iterable[Work], bytes_per_second: float, flops_per_second: float
 ) -> dict[str, float]:
-    """The least that a mode can cost beyond a plain step: milliseconds by what, and their sum.
+    """Lower bound of a mode's extra time over a plain step: milliseconds by kind, and their sum.
 
     Each piece of work takes bytes / bandwidth or FLOPs / rate, whichever is more, at rates measured
-    on this device; nothing is launched, nothing waits, the weights themselves cost nothing. A mode
-    whose extra time is near its floor has nothing left to gain.
+    on this device. Kernel launches, waiting and the computation of weights count as free.
     """
     total: dict[str, float] = {}
     for piece in work:
@@ -111,19 +111,15 @@ def floor_ms(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and the least of some values."""
-    first, median, third = np.percentile(values, [25, 50, 75])
-    return {
-        "median": float(median),
-        "first_quartile": float(first),
-        "third_quartile": float(third),
-        "least": float(min(values)),
-        "steps": len(values),
-    }
+    """Median, quartiles, minimum and number of some values."""
+    quartiles = np.percentile(values, [25, 50, 75])
+    first, median, third = map(float, quartiles)
+    found = {"median": median, "first_quartile": first, "third_quartile": third}
+    return found | {"least": float(min(values)), "steps": len(values)}
 
 
 def release(device: torch.device) -> None:
-    """Give back what arms that are gone held."""
+    """Free the memory of arms that are gone."""
     gc.unfreeze()
     gc.collect()
     if device.type == "cuda":
@@ -131,16 +127,16 @@ def release(device: torch.device) -> None:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that are in use."""
+    """Allocated bytes of a GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int) -> Findings:
-    """The first steps, compilation included, then some without a pause: what a run would see.
+    """Warm-up steps, compilation included, then some steps in a row, as in a run.
 
-    Between them `gc.freeze()`, as a run does it, else collections of garbage would be timed too.
-    `held_before` is what others held when the arm was built. They hold it still, so the peak less
-    that is what the arm would need by itself.
+    Between them `gc.freeze()`, as in a run, so that garbage collections are not timed.
+    `held_before` is what other arms had allocated when this arm was built and still have: the peak
+    minus that is what the arm needs by itself.
     """
 
     def seconds(steps: int) -> float:
@@ -170,12 +166,12 @@ def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int)
 
 
 def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
-    """`steps` pairs of steps, each with its own marks; who comes first changes.
+    """Time `steps` pairs of steps, each step with its own marks; the order within pairs alternates.
 
-    Nothing waits for the device between steps. A step that launches slower than it runs hides
-    behind the other's: that is what steps in a row are for.
+    Nothing waits for the device between steps, so launches that are slower than the kernels can
+    overlap with the other arm's step; the steps in a row show them.
     """
-    for one in (plain, arm) * UNTIMED:  # memory given back since is asked for again
+    for one in (plain, arm) * UNTIMED:  # memory that was freed since is allocated again
         one.step()
     watch.wait()
     timed: list[tuple[Arm, Lap, list[Lap]]] = []
@@ -192,39 +188,36 @@ def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
 
 def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
     """Median milliseconds of every part of a step, by its name."""
-    steps = [milliseconds(one) for one in laps]
-    names = dict.fromkeys(name for step in steps for name in step)
-    return {
-        name.removeprefix("time/").removesuffix("_ms"): statistics.median(
-            step.get(name, 0.0) for step in steps
-        )
-        for name in names
-    }
+    steps, parts = [milliseconds(one) for one in laps], {}
+    for name in dict.fromkeys(name for step in steps for name in step):
+        part = name.removeprefix("time/").removesuffix("_ms")
+        parts[part] = statistics.median(step.get(name, 0.0) for step in steps)
+    return parts
 
 
 def top_kernels(arm: Arm, watch: Stopwatch) -> Findings:
-    """The kernels (on a CPU: operations) that take the most time, in milliseconds a step."""
+    """The kernels (on a CPU: operations) that take the most time, in milliseconds per step."""
     watch.wait()
     kind = "CUDA" if watch.on_gpu else "CPU"
     with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
         for _ in range(PROFILED):
             arm.step()
         watch.wait()
-    found = []
+    kernels = []
     for event in profiler.key_averages():
         if event.device_type.name == kind and not event.is_user_annotation:
             micro = event.self_device_time_total if watch.on_gpu else event.self_cpu_time_total
-            found.append((float(micro) / 1e3 / PROFILED, event.count / PROFILED, event.key))
-    ranked = sorted(found, key=lambda entry: entry[0], reverse=True)
+            kernels.append((float(micro) / 1e3 / PROFILED, event.count / PROFILED, event.key))
+    ranked = sorted(kernels, key=lambda kernel: kernel[0], reverse=True)
     return {
-        "device_ms": sum(ms for ms, *_ in found),
-        "launched": sum(calls for _, calls, _ in found),
+        "device_ms": sum(ms for ms, *_ in kernels),
+        "launched": sum(calls for _, calls, _ in kernels),
         "top": [{"name": key, "ms": ms, "calls": calls} for ms, calls, key in ranked[:TOP]],
     }
 
 
 class Session:
-    """The plain arm and what has been found beside it so far."""
+    """The plain arm, and the results so far."""
 
     def __init__(
         self,
@@ -237,22 +230,22 @@ class Session:
         self.watch, self.findings = Stopwatch(device), Findings()
 
     def run(self) -> Findings:
-        """Measure a plain step and every mode that was asked for."""
+        """Measure a plain step and every mode."""
         self.open()
         for name in ("plain", *self.options.modes):
             self.measure(name, partial(self.beside_plain, name, self.opened(name)))
         return self.close()
 
     def open(self) -> None:
-        """Measure the machine, and say what is to be measured."""
+        """Measure the machine, and make the batches."""
         options = self.options
         self.machine = measure_machine(self.device, options.dtype, options.peak_tflops)
         self.say(
             f"{self.machine['name']}: copies {self.machine['copy_bytes_per_second'] / 1e9:,.0f} "
             f"GB/s, multiplies {self.machine['matmul_flops_per_second'] / 1e12:,.2f} TFLOP/s"
         )
-        self.batches = open_batches(options, self.device)
-        model = open_model(options, torch.device("meta"))
+        self.batches = arms.open_batches(options, self.device)
+        model = arms.open_model(options, torch.device("meta"))
         flops = count_flops(model, PRESETS[options.model], options.batch, options.seq_len)
         self.findings = {
             "complete": False,
@@ -270,7 +263,7 @@ class Session:
         return self.findings
 
     def measure(self, name: str, measure: Callable[[], Findings]) -> None:
-        """An arm that fails leaves its reason, and the others are measured all the same."""
+        """Measure an arm; if it fails, keep the reason and go on with the others."""
         start = time.perf_counter()
         self.say(f"{name}: building and warming up")
         try:
@@ -283,15 +276,15 @@ class Session:
         release(self.device)
         seconds = time.perf_counter() - start
         self.findings["arms"][name] = found | {"seconds_spent": seconds}
-        told = found.get("error") or f"{found['ms']['median']:.2f} ms a step"
-        self.say(f"{name}: {told} ({seconds:.1f} s)")
+        result = found.get("error") or f"{found['ms']['median']:.2f} ms a step"
+        self.say(f"{name}: {result} ({seconds:.1f} s)")
         self.save(self.findings)
 
     def beside_plain(self, name: str, opened: Callable[[], Arm]) -> Findings:
-        """An arm by itself, then, unless it is the plain one, in turns with that."""
+        """An arm by itself, then, unless it is the plain one, alternating with the plain one."""
         options, held = self.options, held_bytes(self.device)
         arm, is_mode = opened(), name in options.modes
-        warmup_steps = options.warmup_steps if is_mode else LEAST_WARMUP_STEPS
+        warmup_steps = options.warmup_steps if is_mode else arms.LEAST_WARMUP_STEPS
         found = steps_alone(arm, warmup_steps, self.watch, held)
         if name == "plain":
             self.plain = arm
@@ -318,28 +311,28 @@ class Session:
 
     def opened(self, name: str) -> Callable[[], Arm]:
         mode = None if name == "plain" else name
-        return lambda: open_arm(self.options, mode, self.batches, self.device)
+        return lambda: arms.open_arm(self.options, mode, self.batches, self.device)
 
     def _floor(self, model: torch.nn.Module, mode: str) -> dict[str, float]:
         options = self.options
         work = extra_work(
             model,
             PRESETS[options.model],
-            SketchConfig(mode=mode, dim=options.dim, top_blocks=options.top_blocks),
+            options.config(mode).sketch,
             options.batch,
             options.seq_len,
             half=options.dtype == "bfloat16",
             two_sweeps=options.accumulates == "two_sweeps",
         )
-        rates = ("copy_bytes_per_second", "matmul_flops_per_second")
-        return floor_ms(work, *(self.machine[name] for name in rates))
+        machine = self.machine
+        return floor_ms(work, machine["copy_bytes_per_second"], machine["matmul_flops_per_second"])
 
     def memory_ratio(self, peak: int | None) -> Findings:
         plain = self.findings["arms"]["plain"]["peak_bytes"]
         return {"memory_ratio": peak / plain} if peak is not None and plain else {}
 
     def speed(self, ms: float, share: float = 1.0) -> Findings:
-        """Tokens a second and MFU of a step that holds this share of the batch."""
+        """Tokens per second and MFU of a step on this share of the batch."""
         flops = share * self.findings["flops_per_step"]
         return {
             "tokens_per_second": 1e3 * share * self.options.tokens / ms,
@@ -347,7 +340,7 @@ class Session:
         }
 
     def plain_median(self) -> float:
-        """Plain steps of all turns so far, brought up to date in the findings."""
+        """Median of all plain steps so far, updated in the findings."""
         plain = self.findings["arms"]["plain"]
         if self.plain.ms:
             plain |= {"ms": spread(self.plain.ms), "parts_ms": median_parts(self.plain.laps)}
@@ -358,12 +351,8 @@ class Session:
         return {"kernels": top_kernels(arm, self.watch)} if self.options.profile else {}
 
 
-COLUMNS = ("ms", "over plain", "extra ms", "floor ms", "memory", "tokens/s", "MFU")
-SLOW_LAUNCH = 1.05  # in a row over in turns
-
-
 def arm_table(findings: Findings) -> Table:
-    """What was found, for a terminal: one row an arm."""
+    """The results as a table, one row per arm."""
     options, device = findings["options"], findings["device"]
     title = (
         f"{options['model']}, {options['batch']} x {options['seq_len']} tokens, "
@@ -402,18 +391,18 @@ def arm_table(findings: Findings) -> Table:
 
 
 def footnotes(findings: Findings) -> list[str]:
-    """What the columns do not say."""
+    """Notes below the table."""
     device = findings["device"]
     notes = [
         f"MFU: of {device['peak_flops_per_second'] / 1e12:,.4g} TFLOP/s ({device['peak_from']})",
-        "ratios: median of steps in turns with plain [95 % interval]",
+        "over plain: median ratio of steps alternating with plain [95 % interval]",
     ]
     for name, arm in findings["arms"].items():
         if "ratio" in arm and "row_ms" in arm:
             slower = arm["row_ms"] / arm["ms"]["median"]
             if slower > SLOW_LAUNCH:
                 notes.append(
-                    f"{name}: {arm['row_ms']:.2f} ms a step in a row, {slower:.2f} times that in "
-                    "turns: launching its work, or the machine's noise, holds it up"
+                    f"{name}: {arm['row_ms']:.2f} ms per step in a row, {slower:.2f} times the "
+                    "alternating ones: kernel launches, or noise of the machine, slow it down"
                 )
     return notes

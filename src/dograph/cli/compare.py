@@ -14,61 +14,73 @@ if TYPE_CHECKING:
 
 
 def compare(
-    settings: list[str] | None = argument(
-        None,
-        "the run, as in `dograph train`: a YAML file or a preset, then overrides",
-        console.CONFIG,
-    ),
+    settings: list[str] | None = argument(None, "the run, as in `dograph train`", console.CONFIG),
     mixers: str = option(
         "all",
-        "all, or names with options: dograph, paper=dograph\\[recipe=paper], "
-        "my:Mixer\\[a=1], with commas and without spaces; or a YAML file",
+        "all, or names with options, separated by commas without spaces: dograph, "
+        "paper=dograph\\[recipe=paper], my:Mixer\\[a=1]; or a YAML file",
     ),
-    seeds: str = option("5", "how many, or which: 5, or 10,11,12"),
+    seeds: str = option("5", console.SEEDS),
     out: Path = option(
-        Path("compare/demo"), "folder of the comparison; the same command goes on in it"
+        Path("compare/demo"), "folder of the comparison; the same command continues in it"
     ),
     baseline: str = option("natural", "the method that the others are compared with"),
     budget: Literal["tokens", "compute"] = option(
-        "tokens",
-        "what is equal: training tokens, or all FLOPs with plans and sketches counted",
-        metavar="tokens|compute",
+        "tokens", "what is equal: training tokens, or all FLOPs including plans and sketches"
     ),
     replan: bool = option(False, "a plan for each seed, instead of one for all", "--replan"),
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,
     on: str = console.ON,
-    ray_address: str | None = console.RAY_ADDRESS,
     lab: Path = console.LAB,
     dry_run: bool = console.DRY_RUN,
 ) -> None:
-    """Train several mixers over several seeds and say what their differences are worth.
+    """Train several mixers with several seeds, and test their differences in loss.
 
     \b
     dograph compare                                all seven on the demo, 5 seeds
     dograph compare --mixers uniform,dograph --seeds 5 --out compare/two
     dograph compare recipe.yaml train.steps=500 --dry-run
     dograph compare recipe.yaml --mixers 'dograph,paper=dograph\\[recipe=paper]'
-    dograph compare recipe.yaml --budget compute   equal FLOPs, plans counted
+    dograph compare recipe.yaml --budget compute   equal FLOPs, including plans
     dograph compare recipe.yaml --proxy train.steps=400 --replan
 
-    Runs with the same seed are a pair: the same first weights and shuffles. With
-    5 seeds and more a difference may be claimed (paired t interval, Holm over the
-    rows). After Ctrl-C, a kill or a crash the same command goes on; more seeds
-    may be added. OUT has compare.json, methods.csv, cells.csv and every run.
-    docs/compare.md tells how to read the table.
+    Runs with the same seed are a pair: the same initial weights and shuffles. From 5 seeds on
+    differences are tested (paired t interval, Holm-corrected over the rows). After Ctrl-C, a kill
+    or a crash the same command continues; seeds can be added. OUT has compare.json, methods.csv,
+    cells.csv and every run. How to read the table: docs/compare.md.
     """  # noqa: D301
-    ask = _asked(settings or [], proxy or [], locals())
+    ask = _ask(settings or [], proxy or [], locals())
     if dry_run:
         from dograph.compare.session import forecast_lines, open_corpus
 
         print("\n".join(forecast_lines(ask, open_corpus(ask))))
     else:
-        _run(ask, console.open_pool(ask.config.train.device, on, workers, ray_address))
+        _run(ask, console.open_pool(ask.config.train.device, on, workers))
 
 
-def _asked(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask":
-    """The comparison that the options describe; its corpus is there afterwards."""
+def _run(ask: "Ask", pool: "Pool") -> None:
+    """Train what is missing, and show the results."""
+    from dograph.compare.session import run_compare
+    from dograph.compare.tables import tables
+
+    out, shown = ask.out, console.open_console()
+    with console.stoppable(f"finished cells are in {out}"), pool:
+        findings = run_compare(ask, pool, say)
+    for table in tables(findings):
+        shown.print(table)
+    for note in findings.notes:
+        shown.print(f"- {note}", markup=False, highlight=False)
+    print(f"to repeat one cell: {findings.cells[-1].command}")
+    print(f"results: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
+    console.print_page(out)
+    if findings.failures:
+        say(f"failed: {', '.join(findings.failures)}; the same command tries them again")
+        sys.exit(1)
+
+
+def _ask(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask":
+    """The comparison that the options describe; an embedded corpus is prepared."""
     from dograph.compare.arms import Ask, parse_methods, parse_seeds
     from dograph.config import merge, parse_override, resolve_config
 
@@ -78,7 +90,7 @@ def _asked(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask
     planned = any(method.is_planned for method in methods)
     if not planned and (given["replan"] or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
-    # Not before names and seeds are known to be right: torch takes seconds to import.
+    # Imported only now: torch takes seconds, and names and seeds have been checked.
     from dograph.plan.lab import default_proxy
 
     config = console.with_corpus(config, resolve=True)
@@ -86,22 +98,3 @@ def _asked(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask
     own = {"config": config, "methods": tuple(methods), "seeds": tuple(seeds)}
     own |= {"proxy": default_proxy(config, changes) if planned else None}
     return options_as(Ask, given, **own, command=console.command())
-
-
-def _run(ask: "Ask", pool: "Pool") -> None:
-    """Make the runs, and show what their differences are worth."""
-    from dograph.compare.session import run_compare, tables
-
-    out, shown = ask.out, console.open_console()
-    with console.stoppable(f"finished cells are in {out}"), pool:
-        findings = run_compare(ask, pool, say)
-    for table in tables(findings):
-        shown.print(table)
-    for note in findings.notes:
-        shown.print(f"- {note}", markup=False, highlight=False)
-    print(f"any cell again: {findings.cells[-1].command}")
-    print(f"all of it: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
-    console.print_page(out)
-    if findings.failures:
-        say(f"failed: {', '.join(findings.failures)}; the same command tries them again")
-        sys.exit(1)

@@ -1,11 +1,12 @@
-"""What the commands share: options, tables, progress, settings, where runs are made."""
+"""Shared by the commands: options, settings, tables, progress, where many runs are trained."""
 
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,35 +22,46 @@ if TYPE_CHECKING:
     from dograph.data.pipeline import PreparationProgress as Preparing
     from dograph.plan.pool import Pool
 
-PIPE_WIDTH = 200  # of what goes into a pipe or a file, in characters
-LINE_SECONDS = 10.0  # between lines of a preparation
+PIPE_WIDTH = 200  # characters, for pipes and files: a narrower table would lose its end
+LINE_SECONDS = 10.0  # between progress lines of a preparation
 Record = TypeVar("Record")
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
-    """An option as a parameter's default; `...` where it must be given."""
+    """An option as the default of a parameter; `...` if it must be given."""
     return typer.Option(default, *names, help=help, **more)
 
 
 def argument(default: Any, help: str, metavar: str | None = None) -> Any:
-    """An argument as a parameter's default; `...` where it must be given."""
+    """An argument as the default of a parameter; `...` if it must be given."""
     return typer.Argument(default, help=help, metavar=metavar)
 
 
 CONFIG = "[CONFIG] [NAME=VALUE]..."
-WORKERS = option(None, "runs at once (default: one a GPU, else one a core)")
-ON = option("local", "this machine's processes, or Ray", metavar="local|ray")
-RAY_ADDRESS = option(None, "a running Ray cluster; without it one is started here")
-# Of commands that train many runs, and may plan for some of them.
-PROXY = option(None, "a setting of the plans' proxies; repeat", metavar="NAME=VALUE")
-LAB = option(Path("runs/lab"), "where the plans' proxies are kept")
-DRY_RUN = option(False, "tell what it would cost, and stop", "--dry-run")
-AS_JSON = option(False, "print one JSON object", "--json")
-RUN = argument(..., "a run directory")
+WORKERS = option(None, "runs at the same time (default: one per GPU, else one per core)")
+ON = option(
+    "local",
+    "where runs are trained: processes of this machine, or a Ray cluster; ray: the cluster of "
+    "$RAY_ADDRESS, else one that is started for this command",
+    metavar="local|ray|ray://HOST:PORT",
+)
+PROXY = option(None, "a setting of the proxies of plans; may be repeated", metavar="NAME=VALUE")
+LAB = option(Path("runs/lab"), "folder that keeps the proxies of plans, to be used again")
+DRY_RUN = option(False, "print the cost and stop", "--dry-run")
+AS_JSON = option(False, "print JSON instead of tables", "--json")
+# Of the commands that score downstream tasks.
+BENCHMARKS = option(
+    None, "folder with the tasks' data, TASK/SPLIT.jsonl or .jsonl.xz (default: the hub)"
+)
+TASKS = option(None, "some of the nine tasks, separated by commas")
+LIMIT = option(None, "items per task, evenly spaced: 200, or 200,hellaswag=1000")
+USING = option("builtin", "scorer: builtin, or lm-eval (pip install 'dograph\\[eval]')", "--with")
+BATCH_SIZE = option(32, "texts scored at the same time", min=1)
+SEEDS = "how many, or which: 5, or 10,11,12"
 
 
 def options_as(kind: type[Record], given: dict[str, Any], **own: Any) -> Record:
-    """A dataclass from a command's options of the same names; one not given has its default."""
+    """A dataclass from a command's options of the same names; options not given keep defaults."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     known = {name: given[name] for name in names if given.get(name) is not None}
     known = {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
@@ -57,10 +69,7 @@ def options_as(kind: type[Record], given: dict[str, Any], **own: Any) -> Record:
 
 
 def open_console(width: int = PIPE_WIDTH) -> "Console":
-    """Standard output for tables: as wide as the terminal, or `width` where there is none.
-
-    A pipe has no width to fit into, and what is cut off there is lost.
-    """
+    """Standard output for tables, `width` characters wide if it is not a terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else width)
@@ -72,7 +81,7 @@ def print_table(
     left: Sequence[str] = ("source",),
     **style: Any,
 ) -> None:
-    """A table whose columns are numbers, flush right and never wrapped, but for those in `left`."""
+    """Print a table; columns are right-aligned and never wrapped, except those in `left`."""
     from rich.table import Table
 
     table = Table(**style)
@@ -85,18 +94,18 @@ def print_table(
 
 
 def say(text: str) -> None:
-    """A line to standard error, at once."""
+    """Print a line to standard error, unbuffered."""
     print(text, file=sys.stderr, flush=True)
 
 
 def warn(texts: Iterable[str], kind: str = "warning") -> None:
-    """What a reader should know, a line each to standard error."""
+    """Print a line for each text to standard error."""
     for text in texts:
         say(f"{kind}: {text}")
 
 
 def require_writable(out: Path) -> None:
-    """Refuse a file that cannot be written before the work, not after it; nothing is left there."""
+    """Refuse a file that cannot be written, before the work and not after it."""
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file in it")
     place = next(folder for folder in out.absolute().parents if folder.exists())
@@ -112,30 +121,27 @@ def require_writable(out: Path) -> None:
 
 @contextmanager
 def preparing() -> Iterator[Callable[["Preparing"], None]]:
-    """Something to report the progress of a preparation to."""
+    """A function that shows the progress of a preparation."""
     first: tuple[float, Preparing] | None = None
 
     def report(now: "Preparing") -> None:
-        # Rates since the first report: what was done before a resumption does not count.
-        nonlocal first
+        nonlocal first  # speeds count from here, not from the start of a resumed preparation
         first = first or (time.monotonic(), now)
-        seconds = max(time.monotonic() - first[0], 1e-9)
-        seen = now.text_bytes + now.unkept_bytes  # text gone through, kept or not
-        speed = (seen - first[1].text_bytes - first[1].unkept_bytes) / seconds
-        amounts = []
-        if seen and now.total_bytes:
-            amounts.append(f"{100 * now.read_bytes / now.total_bytes:.0f} % read")
+        seconds, begun = max(time.monotonic() - first[0], 1e-9), first[1]
+        seen = now.text_bytes + now.unkept_bytes
+        speed = (seen - begun.text_bytes - begun.unkept_bytes) / seconds
+        notes = []
         if seen:
+            if now.total_bytes:
+                notes.append(f"{100 * now.read_bytes / now.total_bytes:.0f} % read")
             kept = f"kept {now.text_bytes / 2**20:.1f} of " if now.unkept_bytes else ""
             every = f" of {now.documents + now.unkept_documents:,}" if now.unkept_documents else ""
-            amounts.append(f"{kept}{seen / 2**20:.1f} MiB")
-            amounts.append(f"{now.documents:,}{every} documents")
-            amounts.append(f"{now.tokens:,} tokens")
+            notes.append(f"{kept}{seen / 2**20:.1f} MiB, {now.documents:,}{every} documents")
+            notes.append(f"{now.tokens:,} tokens")
         if speed:
-            amounts.append(f"{speed / 2**20:.2f} MiB/s")
-            amounts.append(f"{(now.tokens - first[1].tokens) / seconds:,.0f} tokens/s")
-        note = ", ".join(amounts)
-        display.update(now.read_bytes, note, stage=now.stage, total=now.total_bytes)
+            tokens = (now.tokens - begun.tokens) / seconds
+            notes.append(f"{speed / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s")
+        display.update(now.read_bytes, ", ".join(notes), stage=now.stage, total=now.total_bytes)
 
     with Progress(line_seconds=LINE_SECONDS) as display:
         yield report
@@ -143,13 +149,13 @@ def preparing() -> Iterator[Callable[["Preparing"], None]]:
 
 @contextmanager
 def stages(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int], None]]:
-    """Something to report work in stages to; `unit` is what is counted."""
+    """A function that shows the progress of work in stages, counted in `unit`."""
     with Progress(f"{{done}}/{{total}} {unit}", live=live, transient=True) as display:
         yield lambda stage, done, total: display.update(done, stage=stage, total=total)
 
 
 def ensured(name: str) -> Path:
-    """The folder of a corpus, an embedded one prepared before the user's eyes."""
+    """The folder of a corpus; an embedded one is prepared first, with its progress shown."""
     from dograph.data.pipeline import ensure_corpus
 
     with preparing() as report:
@@ -157,22 +163,21 @@ def ensured(name: str) -> Path:
 
 
 def with_corpus(config: "RunConfig", *, resolve: bool = False) -> "RunConfig":
-    """The configuration with the folder of its corpus, which is there afterwards."""
+    """The configuration with the folder of its corpus, prepared if it is an embedded one."""
     folder = ensured(config.data.corpus)
     data = config.data.model_copy(update={"corpus": str(folder.resolve() if resolve else folder)})
     return config.model_copy(update={"data": data})
 
 
-def open_pool(device: str, on: str, workers: int | None, address: str | None) -> "Pool":
-    """Where many runs are made, as --on, --workers and --ray-address say."""
-    if on not in ("local", "ray"):
-        raise ConfigError(f'--on={on}: allowed are "local" and "ray"')
-    if on == "ray":
+def open_pool(device: str, on: str, workers: int | None) -> "Pool":
+    """Where many runs are trained, as --on and --workers say."""
+    if on == "ray" or on.startswith("ray://"):
         from dograph.plan.pool import RayPool
 
+        address = {"ray": None, "ray://auto": "auto"}.get(on, on)
         return RayPool(address, workers=workers)
-    if address is not None:
-        raise ConfigError(f"--ray-address={address} needs --on ray")
+    if on != "local":
+        raise ConfigError(f"--on={on}: allowed are local, ray and ray://HOST:PORT")
     from dograph.plan.pool import LocalPool, default_workers
 
     return LocalPool(default_workers(device) if workers is None else workers)
@@ -180,7 +185,7 @@ def open_pool(device: str, on: str, workers: int | None, address: str | None) ->
 
 @contextmanager
 def stoppable(kept: str) -> Iterator[None]:
-    """Around many runs: stopped by a signal, say where the finished ones are, and exit by it."""
+    """Around many runs: if a signal stops them, say where finished ones are, and exit."""
     from dograph.plan.jobs import Stopped
 
     try:
@@ -191,7 +196,7 @@ def stoppable(kept: str) -> Iterator[None]:
 
 
 def print_page(folder: Path) -> None:
-    """Write the page of a run or a comparison that has ended, and name it."""
+    """Write the page of a finished run or comparison, and print its name."""
     from dograph.report.render import page_at_end
 
     if (page := page_at_end(folder)) is not None:
@@ -199,25 +204,33 @@ def print_page(folder: Path) -> None:
 
 
 def split_settings(settings: list[str]) -> tuple[str | None, list[str]]:
-    """[CONFIG] [NAME=VALUE]... as the name and the overrides."""
+    """[CONFIG] [NAME=VALUE]... as the name (or None) and the settings."""
     name = settings[0] if settings and "=" not in settings[0] else None
     return name, settings[1:] if name else settings
 
 
+def chosen_settings(settings: Sequence[str] | None, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Checked values of NAME=VALUE, under the names of a request's `fields` by setting."""
+    from dograph.config import resolve_config
+
+    names = [setting.partition("=")[0] for setting in settings or []]
+    for name, setting in zip(names, settings or [], strict=True):
+        if name not in fields:
+            raise ConfigError(f'"{setting}": the settings of this command are {", ".join(fields)}')
+    config = resolve_config(None, settings or [])
+    return {fields[name]: reduce(getattr, name.split("."), config) for name in names}
+
+
 def split_names(names: str | None) -> tuple[str, ...]:
-    """Names with commas between."""
+    """Names separated by commas."""
     return tuple(name.strip() for name in names.split(",")) if names else ()
 
 
-def parse_pairs(
-    given: Sequence[str] | None,
-    option: str,
-    cut: Callable[[str, str], tuple[str, ...]] = str.partition,
-) -> dict[str, str]:
-    """NAME=VALUE of an option that may be repeated; `cut` at the first equals sign or the last."""
+def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    """NAME=VALUE of an option that may be repeated, split at the first equals sign."""
     pairs: dict[str, str] = {}
     for pair in given or []:
-        name, equals, value = cut(pair, "=")
+        name, equals, value = pair.partition("=")
         if not (name and equals and value):
             raise ConfigError(f'{option} takes NAME=VALUE, got "{pair}"')
         if name in pairs:
@@ -227,5 +240,5 @@ def parse_pairs(
 
 
 def command() -> str:
-    """What was typed."""
+    """The command line as typed."""
     return shlex.join(["dograph", *sys.argv[1:]])

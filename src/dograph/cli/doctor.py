@@ -1,6 +1,5 @@
 """dograph doctor: what this installation and machine can do, and how to get what is missing."""
 
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -10,7 +9,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,11 +20,9 @@ from dograph.cli.console import AS_JSON, open_console
 if TYPE_CHECKING:
     from types import ModuleType
 
-MIN_MEMORY_GIB = 4
-MIN_DISK_GIB = 5
-GIB = 1 << 30
+MIN_MEMORY_GIB, MIN_DISK_GIB, GIB = 4, 5, 1 << 30
+Part = Literal["core", "extra", "machine"]
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "missing": "[red]missing[/]"}
-
 _REQUIREMENT = re.compile(
     r"(?P<name>[\w.-]+)(\[[^]]*\])?\s*(>=\s*(?P<minimum>[\d.]+))?"
     r"[^;]*(;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"])?"
@@ -34,20 +31,26 @@ _REQUIREMENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
-    part: Literal["core", "extra", "machine"]
+    part: Part
     name: str
     status: Literal["ok", "missing", "warn"]
     detail: str
-    remedy: str = ""  # what to do about it, ready to be copied where it is a command
+    remedy: str = ""  # what to do about it; a command to copy where there is one
+
+
+def check(part: Part, name: str, ok: bool, detail: str, remedy: str) -> Finding:
+    """A finding whose remedy is shown only if the check failed."""
+    failed: Literal["missing", "warn"] = "missing" if part == "core" else "warn"
+    return Finding(part, name, "ok" if ok else failed, detail, "" if ok else remedy)
 
 
 def doctor(as_json: bool = AS_JSON) -> None:
-    """Show what this installation and this machine can do. Exits with 1 if dograph cannot run.
+    """Check this installation and this machine. Exits with 1 if dograph cannot run.
 
     \b
-    dograph doctor           a table: versions, devices, extras, what is missing and how to get it
+    dograph doctor           versions, devices, extras, what is missing and how to get it
     dograph doctor --json    the same for a script or a bug report
     """  # noqa: D301
     from rich.markup import escape
@@ -56,7 +59,7 @@ def doctor(as_json: bool = AS_JSON) -> None:
     findings = examine()
     fine = is_core_fine(findings)
     if as_json:
-        rows = [dataclasses.asdict(finding) for finding in findings]
+        rows = [asdict(finding) for finding in findings]
         print(json.dumps({"core_is_fine": fine, "findings": rows}, indent=2))
     else:
         table = Table("", "", "found", "what to do")
@@ -72,39 +75,30 @@ def doctor(as_json: bool = AS_JSON) -> None:
 
 
 def examine() -> list[Finding]:
-    """Look at everything. Nothing here fails: what cannot be found out is a finding too."""
-    findings = [*_packages(), *_room()]
+    """Run all checks. None of them raises: what cannot be determined is a finding too."""
+    findings = [*_packages(), *_memory_and_disk()]
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-        broken = Finding("core", "torch import", "missing", str(error), "pip install 'torch'")
-        return [*findings, broken]
+        return [*findings, check("core", "torch import", False, str(error), "pip install 'torch'")]
     return [*findings, *_devices(torch), *_tools(torch)]
 
 
 def is_core_fine(findings: list[Finding]) -> bool:
-    """Whether dograph can run: extras and the machine's limits do not count."""
+    """Whether dograph can run, with or without extras and whatever the limits of the machine."""
     return all(finding.status == "ok" for finding in findings if finding.part == "core")
 
 
-def _machine(name: str, fine: bool, detail: str, remedy: str = "") -> Finding:
-    return Finding("machine", name, "ok" if fine else "warn", detail, "" if fine else remedy)
-
-
 def _packages() -> Iterator[Finding]:
-    """Python, dograph, the core's requirements, then each extra: the same list that pip reads."""
-
-    def core(name: str, fine: bool, detail: str, remedy: str) -> Finding:
-        return Finding("core", name, "ok" if fine else "missing", detail, "" if fine else remedy)
-
+    """Python, dograph, the core's requirements, then each extra, from the list that pip reads."""
     version, python = _version("dograph"), platform.python_version()
     wanted = importlib.metadata.metadata("dograph")["Requires-Python"] if version else ""
     needed = ".".join(re.findall(r"\d+", wanted or "")) or "3.11"
     found = f"{python} (needs >= {needed}), {sys.executable}"
     is_new_enough = _release(python) >= _release(needed)
-    yield core("Python", is_new_enough, found, f"install Python {needed} or newer")
+    yield check("core", "Python", is_new_enough, found, f"install Python {needed} or newer")
     found = version or "runs from its files, but is not installed"
-    yield core("dograph", version is not None, found, "pip install -e .")
+    yield check("core", "dograph", version is not None, found, "pip install -e .")
     extras: dict[str, list[tuple[str, str]]] = {}  # by extra: problem, and name with version
     lines = (importlib.metadata.requires("dograph") or []) if version is not None else []
     for match in filter(None, map(_REQUIREMENT.match, lines)):
@@ -116,7 +110,7 @@ def _packages() -> Iterator[Finding]:
             problem = f"{name} {version} is older than {least}"
         if not extra:
             found = problem or f"{version} (needs >= {least})"
-            yield core(name, not problem, found, f"pip install '{name}>={least}'")
+            yield check("core", name, not problem, found, f"pip install '{name}>={least}'")
         elif extra != "dev":
             extras.setdefault(extra, []).append((problem, f"{name} {version}"))
     for extra, needs in extras.items():
@@ -142,21 +136,21 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _room() -> Iterator[Finding]:
-    """Memory and disk."""
+def _memory_and_disk() -> Iterator[Finding]:
     if sys.platform == "win32":
-        yield _machine("memory", False, "unknown on this system")
+        yield check("machine", "memory", False, "unknown on this system", "")
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = Path("/sys/fs/cgroup/memory.max")  # what a container may use
+        limit = Path("/sys/fs/cgroup/memory.max")  # of a container
         if limit.is_file() and limit.read_text().strip().isdigit():
             total = min(total, int(limit.read_text()))
+        ok, found = total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB"
         remedy = "lower train.micro_batch_size, or choose a smaller model"
-        yield _machine("memory", total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB", remedy)
+        yield check("machine", "memory", ok, found, remedy)
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / GIB:.1f} GiB free in the working directory"
     remedy = "a corpus and its runs may need more; work in another directory"
-    yield _machine("disk", free >= MIN_DISK_GIB * GIB, found, remedy)
+    yield check("machine", "disk", free >= MIN_DISK_GIB * GIB, found, remedy)
 
 
 def _devices(torch: "ModuleType") -> Iterator[Finding]:
@@ -165,33 +159,34 @@ def _devices(torch: "ModuleType") -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()
     found = f"{cores} cores, {usable} usable, torch uses {threads} threads"
-    yield _machine("CPU", threads <= usable, found, f"export OMP_NUM_THREADS={usable}")
+    yield check("machine", "CPU", threads <= usable, found, f"export OMP_NUM_THREADS={usable}")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            has_bf16 = properties.major >= 8 or torch.version.hip is not None
-            found = f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, "
+            gpu = torch.cuda.get_device_properties(index)
+            has_bf16 = gpu.major >= 8 or torch.version.hip is not None
+            found = f"{gpu.name}, {gpu.total_memory / GIB:.1f} GiB, "
             found += f"bfloat16 {'yes' if has_bf16 else 'no'}"
-            yield _machine(f"GPU {index}", has_bf16, found, "train with train.dtype=float32")
+            remedy = "train with train.dtype=float32"
+            yield check("machine", f"GPU {index}", has_bf16, found, remedy)
     elif torch.backends.mps.is_available():
-        yield _machine("GPU", True, "Apple GPU through Metal")
+        yield check("machine", "GPU", True, "Apple GPU through Metal", "")
     elif shutil.which("nvidia-smi"):
         found = f"torch {torch.__version__} does not see the NVIDIA GPU of this machine"
         remedy = "install a build of torch for your CUDA driver: https://pytorch.org/get-started"
-        yield _machine("GPU", False, found, remedy)
+        yield check("machine", "GPU", False, found, remedy)
     else:
-        yield _machine("GPU", False, "none: runs use the CPU")
+        yield check("machine", "GPU", False, "none: runs use the CPU", "")
 
 
 def _tools(torch: "ModuleType") -> Iterator[Finding]:
-    """What training on several devices and fast steps need."""
+    """What training on several devices and compiled steps need."""
     backends = []
     if torch.distributed.is_available():
         backends += ["gloo"] if torch.distributed.is_gloo_available() else []
         backends += ["nccl"] if torch.distributed.is_nccl_available() else []
-    wanted = "nccl" if torch.cuda.is_available() else "gloo"
+    wanted, found = "nccl" if torch.cuda.is_available() else "gloo", ", ".join(backends)
     remedy = f"this build of torch lacks {wanted}: it trains on one device only"
-    yield _machine("distributed", wanted in backends, ", ".join(backends) or "no backend", remedy)
+    yield check("machine", "distributed", wanted in backends, found or "no backend", remedy)
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"]
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
@@ -199,8 +194,8 @@ def _tools(torch: "ModuleType") -> Iterator[Finding]:
     lacking += [] if has_headers else ["Python's C headers"]
     found = f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers"
     remedy = "install them with your system's packages (g++, python3-dev)"
-    yield _machine("torch.compile", not lacking, found, remedy)
-    if torch.cuda.is_available():  # whether DoGraph's solve runs in a few kernels or in a thousand
+    yield check("machine", "torch.compile", not lacking, found, remedy)
+    if torch.cuda.is_available():
         version = _version("triton")
-        found = version or "not installed: DoGraph's solve takes milliseconds"
-        yield _machine("Triton", version is not None, found, "pip install triton")
+        found = version or "not installed: weights take milliseconds to compute"
+        yield check("machine", "Triton", version is not None, found, "pip install triton")

@@ -12,45 +12,48 @@ if TYPE_CHECKING:
 
 def export(
     mixture: str | None = argument(
-        None, "a mixture file, a preset's name, or a run (its last mixture)"
+        None, "a mixture file, a published mixture, or a run (its last mixture)"
     ),
     to: str = option(
         "yaml", "hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
     ),
     place: list[str] | None = option(
-        None, "where a source lies; hf:NAME for a dataset of the hub", metavar="NAME=PATH"
+        None, "where a source is stored; hf:NAME: on the hub; may be repeated", metavar="NAME=PATH"
     ),
     size: list[str] | None = option(
-        None, "tokens of a source (axolotl needs them)", metavar="NAME=TOKENS"
+        None, "tokens of a source, needed for axolotl; may be repeated", metavar="NAME=TOKENS"
     ),
     corpus: Path | None = option(
-        None, "a prepared corpus: its names for a preset's sources, and its sizes"
+        None, "a prepared corpus, for its sizes and its names of a published mixture's sources"
     ),
-    out: Path | None = option(None, "a file to write to; without: stdout"),
-    show_presets: bool = option(False, "show the published mixtures and stop", "--list"),
+    out: Path | None = option(None, "a file to write to (default: standard output)"),
 ) -> None:
-    """Write a mixture as the configuration text of another trainer.
+    """Write a mixture as the configuration of another trainer.
 
     \b
+    dograph export                              list the published mixtures
     dograph export mixture.yaml --to nanotron --place C4=/data/c4
-    dograph export runs/demo --to hf            the mixture a run ended with
+    dograph export runs/demo --to hf            the last mixture of a run
     dograph export regmix-pile --to megatron --out blend.sh
     dograph export mixture.yaml --to axolotl --corpus data/spj
-    dograph export --list                       published mixtures
 
-    What each trainer's weights count is said in the text itself and in docs/mixtures.md.
+    Trainers count weights in different units (tokens, documents, epochs): the output and
+    docs/mixtures.md say which.
     """  # noqa: D301
     from dograph.files import write_text
     from dograph.mixtures.export import FORMATS, export_mixture
 
-    if show_presets:
-        _print_presets()
-        return
     if to == "list":
         print("\n".join(FORMATS))
         return
     if mixture is None:
-        raise ConfigError("name a mixture file, a preset or a run; presets: dograph export --list")
+        if to != "yaml" or place or size or corpus or out:
+            raise ConfigError(
+                "name a mixture file, a run or a published mixture; dograph export, without "
+                "arguments, lists the published ones"
+            )
+        _print_presets()
+        return
     if out is not None and out.exists() and out.resolve() == Path(mixture).resolve():
         raise ConfigError(
             f"--out {out} is the mixture itself, whose provenance would be lost; name another file"
@@ -82,7 +85,7 @@ def _find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[s
         return read_mixture_file(path), sizes
     if name not in PRESETS:
         raise ConfigError(
-            f"{name} is no file, no run and no preset; of presets, {did_you_mean(name, PRESETS)}"
+            f"{name} is no file, no run and no published mixture; {did_you_mean(name, PRESETS)}"
         )
     if not sizes:
         return PRESETS[name].file, sizes

@@ -1,55 +1,68 @@
-"""dograph inspect: what a model perceives as domains in a corpus, without training."""
+"""dograph inspect: the domains that a model forms in a corpus, without training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dograph.cli import console
 from dograph.cli.console import argument, option, options_as, print_table, stages
+from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from dograph.eval.inspect import Inspection
 
-LEVEL = 0.05  # corrected p-value at which two sources count as told apart
+LEVEL = 0.05  # corrected p-value below which two sources count as told apart
 MOST_PAIRS = 30  # shown; the file has them all
 
 
-def inspect(
-    model: str = argument(..., "a causal LM: folder, Hugging Face name, run, or preset"),
-    corpus: str = option(..., "a prepared corpus, or demo, unigram, bigram"),
-    rows: int = option(256, "rows in all, shared equally among the sources"),
-    domains: int = option(11, "domains to divide them into"),
-    out: Path = option(Path("inspect"), "folder for the findings"),
-    seq_len: int | None = option(
-        None, "tokens of a row; those of the run, else 256 or fewer", min=2
-    ),
-    exclude: list[str] | None = option(None, "a parameter to leave out; may be repeated"),
-    seed: int = option(0, "of projection, tests and clustering"),
-    device: str = option("auto", "auto, cpu, cuda, ..."),
-) -> None:
-    """Show what a model perceives in a corpus: which sources it tells apart, and its own domains.
+SETTINGS = {
+    "data.corpus": "corpus",
+    "data.seq_len": "seq_len",
+    "sketch.exclude": "exclude",
+    "seed": "seed",
+    "train.device": "device",
+}
 
-    Nothing is trained: gradients of held-out rows are sketched and compared. Two sources are told
-    apart where their MMD is larger than relabelling explains.
+
+def inspect(
+    model: str = argument(..., "a causal LM: a folder, a Hugging Face name, a run or a preset"),
+    settings: list[str] | None = argument(
+        None,
+        "data.corpus (must be given), data.seq_len (of a run: its own, else at most 256), seed, "
+        "sketch.exclude=\\[NAME, ...]: parameters left out, train.device",
+        "data.corpus=DIR [NAME=VALUE]...",
+    ),
+    rows: int = option(256, "samples in all, the same number from every source"),
+    domains: int = option(11, "domains to cluster them into"),
+    out: Path = option(Path("inspect"), "folder for the results"),
+) -> None:
+    """Show which sources of a corpus a model tells apart, and the domains it forms itself.
+
+    Nothing is trained: gradients of held-out samples are sketched and compared. Two sources are
+    told apart if their MMD is larger than under random labels (permutation test).
 
     \b
-    dograph inspect runs/mine --corpus data/mine
-    dograph inspect gpt2 --corpus data/spj --rows 512 --domains 7
+    dograph inspect runs/mine data.corpus=data/mine
+    dograph inspect gpt2 data.corpus=data/spj --rows 512 --domains 7
     """  # noqa: D301
     from dograph.eval.inspect import InspectRequest, inspect_model
 
-    request = options_as(InspectRequest, locals(), corpus=console.ensured(corpus))
+    chosen = console.chosen_settings(settings, SETTINGS)
+    if "corpus" not in chosen:
+        raise ConfigError("give the corpus to inspect, as in data.corpus=data/mine")
+    chosen["corpus"] = console.ensured(chosen["corpus"])
+    request = options_as(InspectRequest, locals() | chosen)
     console.require_writable(out / "inspection.json")
     with stages("rows") as report:
-        found = inspect_model(request, report)
-        found.save(out)
-    _print(found)
-    for note in found.notes:
+        inspection = inspect_model(request, report)
+        inspection.save(out)
+    _print(inspection)
+    for note in inspection.notes:
         print(f"note: {note}")
-    print(f"findings: {out}")
+    print(f"results: {out}")
 
 
 def _print(found: "Inspection") -> None:
-    """Losses, how far sources and parts lie apart, the domains, and samples of each."""
+    """Losses, separation of sources overall and by part, the domains, and samples of each."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
 
@@ -79,9 +92,9 @@ def _print(found: "Inspection") -> None:
             pairs.append([f"{len(found.pairs) - MOST_PAIRS} more in inspection.json"])
         show("sources, farthest first", "sources, MMD^2, separation, p", pairs)
         parts = [[p.name, figure(p.mean_separation), " - ".join(p.farthest)] for p in found.parts]
-        show("where in the model sources lie apart", "part, mean separation, farthest", parts)
+        show("separation of sources by part of the model", "part, mean separation, farthest", parts)
     shown = console.open_console()
-    shown.print(node_table(found.graph, "domains that the model perceives"))
+    shown.print(node_table(found.graph, "domains of the model"))
     shown.print(edge_table(found.graph))
     absent = "(no tokenizer: text cannot be shown)"
     examples = []
@@ -89,4 +102,4 @@ def _print(found: "Inspection") -> None:
         text = absent if one.text is None else one.text
         examples.append([str(one.domain), one.source, str(one.document), text])
     show("samples nearest each domain's centre", "domain, source, document, text", examples)
-    print(f"domains against sources: NMI {found.nmi:.3f}, purity {found.purity:.3f}")
+    print(f"agreement of domains and sources: NMI {found.nmi:.3f}, purity {found.purity:.3f}")

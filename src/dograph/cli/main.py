@@ -1,13 +1,15 @@
-"""The `dograph` command."""
+"""The `dograph` command: its verbs, and answers to spellings that have changed."""
 
 import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from dograph.choices import help_text
 from dograph.cli import (
     bench,
     compare,
@@ -22,15 +24,63 @@ from dograph.cli import (
     show,
     train,
 )
-from dograph.cli import eval as benchmarks
+from dograph.cli import eval as evaluation
 from dograph.errors import ConfigError, DographError
 
-# What a disk answers to somebody who wants to write; a file that is not there is another thing.
+# Errors of writing to a disk. Other OSErrors, such as a missing file, keep their traceback.
 DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 
+_RAY = "--on ray://HOST:PORT, or --on ray with the environment variable RAY_ADDRESS"
+# Spellings of earlier versions, as typed after `dograph`, and what to type now.
+OLD_SPELLINGS = {
+    "losses": "dograph show losses RUN...",
+    "graph": "dograph show graph RUN",
+    "explain": "dograph show weights RUN --step STEP",
+    "data show": "dograph show samples RUN --step STEP",
+    "watch": "dograph report RUN... --watch",
+    "figures": "dograph report RUN... --figures DIR",
+    "plan --ray-address": _RAY,
+    "compare --ray-address": _RAY,
+    "reproduce --ray-address": _RAY,
+    "plan --target": "mixer.target=NAME; several: mixer.target={NAME: SHARE, ...}",
+    "plan --surrogate": "mixer.surrogate=NAME (of mixing-law: mixer.law=NAME)",
+    "plan --prior": "mixer.prior=FILE",
+    "plan --cap": "mixer.caps={NAME: SHARE, ...}",
+    "plan --max-epochs": "mixer.max_epochs=NUMBER",
+    "plan --top": "mixer.top=NUMBER",
+    "reproduce --sizes": "model.preset=NAME,NAME",
+    "export --list": "dograph export, without arguments",
+    "eval --max-length": "data.seq_len=TOKENS",
+    "bench --model": "model.preset=NAME",
+    "bench --batch": "train.batch_size=NUMBER",
+    "bench --micro-batch": "train.micro_batch_size=NUMBER",
+    "bench --recipe": "mixer.recipe=NAME",
+    "bench --compile": "train.compile=true",
+    "bench --no-compile": "train.compile=false",
+    "data prepare --eot-id": "--eot ID",
+}
 
-class SettingsCommand(TyperCommand):
-    """A command whose arguments are name=value: one typed as an option is shown how it is given."""
+
+def refuse_old(ctx: Any, word: str) -> None:
+    """Raise an error with the new spelling if `word` is one of an earlier version."""
+    names = [word]
+    while ctx.parent is not None:  # the program's own name may be `python -m dograph`
+        names, ctx = [ctx.info_name, *names], ctx.parent
+    path = " ".join(names)
+    if path in OLD_SPELLINGS:
+        raise ConfigError(f"dograph {path} has a new spelling: {OLD_SPELLINGS[path]}")
+
+
+class Group(TyperGroup):
+    """A group of commands that knows the commands of earlier versions."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        refuse_old(ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+
+class Command(TyperCommand):
+    """A command that answers an unknown option with the setting or the new spelling for it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
@@ -41,22 +91,13 @@ class SettingsCommand(TyperCommand):
             if type(wrong).__name__ != "NoSuchOption":
                 raise
             error: Any = wrong
-        from dograph.config import setting_names, settings_called
-
         option: str = error.option_name
-        name = option.lstrip("-").replace("-", "_")
-        settings = [name] if name in setting_names() else settings_called(name)
+        refuse_old(ctx, option)
+        if all(parameter.name != "settings" for parameter in self.params):
+            raise error
         near = sorted(name for name in error.possibilities or [] if name != "--help")
-        if settings:
-            value = ""  # what came with the option: after its equals sign, or as the next word
-            for word, following in zip(typed, [*typed[1:], ""], strict=True):
-                own, equals, after = word.partition("=")
-                if own == option:
-                    value = after if equals else following
-                    break
-            value = "VALUE" if not value or value.startswith("--") else value
-            given = " or ".join(f"{name}={value}" for name in settings)
-            how = f"give it as {given}, without dashes"
+        if settings := _as_settings(option, typed):
+            how = f"give it as {settings}, without dashes"
         elif near:
             how = f"did you mean {' or '.join(near)}?"
         else:
@@ -64,35 +105,63 @@ class SettingsCommand(TyperCommand):
             how += f"{ctx.command_path} --help"
         raise ConfigError(f"{option} is not an option of {ctx.command_path}; {how}")
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        if self.name == "train":
+            print(help_text())
 
-app = typer.Typer(
-    help="Mix pre-training data by what the model itself perceives.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command("train", cls=SettingsCommand)(train.train)
-app.command("mix")(mix.mix)
-app.command("plan", cls=SettingsCommand, help=plan.HELP)(plan.plan)
-app.command("compare", cls=SettingsCommand)(compare.compare)
-app.command("reproduce", cls=SettingsCommand, help=reproduce.HELP)(reproduce.reproduce)
-app.command("export")(export.export)
-app.command("eval")(benchmarks.evaluate)
-app.command("report")(report.report)
-app.command("watch")(report.watch)
-app.command("figures")(report.figures)
-app.command("losses")(show.losses)
-app.command("graph")(show.graph)
-app.command("explain")(show.explain)
-app.command("inspect")(inspect.inspect)
-app.command("bench")(bench.bench)
-app.command("doctor")(doctor.doctor)
-data.app.command("show")(show.show)
-app.add_typer(data.app, name="data")
+
+def _as_settings(option: str, typed: list[str]) -> str:
+    """`--steps 3` as train.steps=3; empty where no setting has that name."""
+    from dograph.config import setting_names, settings_called
+
+    name = option.lstrip("-").replace("-", "_")
+    settings = [name] if name in setting_names() else settings_called(name)
+    value = ""  # after the option's equals sign, or the next word
+    for word, following in zip(typed, [*typed[1:], ""], strict=True):
+        own, equals, after = word.partition("=")
+        if own == option:
+            value = after if equals else following
+            break
+    value = "VALUE" if not value or value.startswith("--") else value
+    return " or ".join(f"{name}={value}" for name in settings)
+
+
+def _group(help: str) -> typer.Typer:
+    return typer.Typer(
+        cls=Group,
+        help=help,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+
+
+app = _group("Mix pre-training data by the gradients of the model itself.")
+corpora = _group("Prepare corpora.")
+app.add_typer(corpora, name="data")
+HELP = {"plan": plan.HELP, "reproduce": reproduce.HELP}  # others have theirs in the docstring
+corpora.command("prepare", cls=Command, help=data.HELP)(data.prepare)
+VERBS: dict[str, Callable[..., None]] = {
+    "train": train.train,
+    "mix": mix.mix,
+    "plan": plan.plan,
+    "export": export.export,
+    "compare": compare.compare,
+    "reproduce": reproduce.reproduce,
+    "eval": evaluation.evaluate,
+    "show": show.show,
+    "inspect": inspect.inspect,
+    "report": report.report,
+    "bench": bench.bench,
+    "doctor": doctor.doctor,
+}
+for name, verb in VERBS.items():
+    app.command(name, cls=Command, help=HELP.get(name))(verb)
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is told in plain words, without a traceback."""
+    """Run the command line; errors that a user can fix are printed without a traceback."""
     try:
         app()
         return
@@ -101,7 +170,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in DISK or error.filename is None:
             raise
-        message = f"{error.filename}: {error.strerror}; make room there, or name another place"
+        message = f"{error.filename}: {error.strerror}; free disk space, or name another place"
     rank = int(os.environ.get("RANK", "0"))
     print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr)
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""dograph mix: give a run under way another mixture."""
+"""dograph mix: change the mixture of a run while it trains."""
 
 import time
 from pathlib import Path
@@ -12,30 +12,27 @@ if TYPE_CHECKING:
     from dograph.train.run_dir import RunDirectory
 
 POLL_SECONDS = 0.05
-QUIET_SECONDS = 2.0  # a wait is told when it gets longer, and then now and then
-SAY_SECONDS = 15.0
+QUIET_SECONDS, SAY_SECONDS = 2.0, 15.0  # before the first line about waiting, and between lines
 GRACE_SECONDS = 30.0  # for an answer, once the run has taken the request
 
 
 def mix(
-    run: Path = argument(..., "a run under way"),
-    mixture: str = argument(..., "a mixture file, or the name of a preset", "FILE"),
-    timeout: float = option(
-        600.0, "seconds to wait for the run; then the request is undone", min=0
-    ),
+    run: Path = argument(..., "a run that is training"),
+    mixture: str = argument(..., "a mixture file, or the name of a published mixture", "FILE"),
+    timeout: float = option(600.0, "seconds to wait; then the request is withdrawn", min=0),
 ) -> None:
     """Change the mixture of a run while it trains.
 
-    The run takes it where it next writes its metrics (log.every) and says after which step it
-    holds. It is on disk before a batch is drawn by it: no kill loses it, and resuming needs no
-    more than dograph train --resume RUN.
+    The run takes it the next time it writes its metrics (log.every) and reports from which step it
+    applies. It is on disk before a batch is drawn with it, so a kill does not lose it, and resuming
+    needs only dograph train --resume RUN.
 
     \b
     dograph mix runs/mine new.yaml                 a mixture file, as dograph plan writes
-    dograph mix runs/mine doge-slimpajama          a published mixture: dograph export --list
+    dograph mix runs/mine doge-slimpajama          a published mixture; dograph export lists them
     dograph mix runs/mine new.yaml --timeout 60    give up after a minute
 
-    A run that has stopped: dograph train --resume RUN --mixture FILE.
+    For a run that has stopped: dograph train --resume RUN --mixture FILE.
     """  # noqa: D301
     from dograph.data.corpus import Corpus
     from dograph.train.assembly import facts_of
@@ -54,20 +51,19 @@ def mix(
         raise RunError(_not_running(directory, mixture))
     if use == "busy":
         raise ConfigError(
-            f"{run} is in use by a process that takes no other mixture: a cell of a "
-            "comparison or a proxy of a plan must stay what it was asked to be, and a run that is "
-            "still starting takes one when it trains. Then ask again"
+            f"{run} is in use by a process that takes no other mixture: a cell of a comparison or "
+            "a proxy of a plan must keep its own, and a run that is still starting takes one once "
+            "it trains. Try again then"
         )
     warn(request["notes"])
     waiting = requests.read()
     if waiting is not None and is_open(waiting):
         raise RunError(
             f"{requests.file} holds another request, of {waiting.get('given')}, which the run has "
-            "not taken yet. Wait for it; if whoever asked is gone, remove the file"
+            "not taken yet. Wait for it, or remove the file if nobody waits for it any more"
         )
     requests.place(request)
-    waits = _Wait(directory, requests, request["identity"], mixture)
-    answer = waits.answer(timeout, config.log.every)
+    answer = _wait(directory, requests, request["identity"], mixture, timeout, config.log.every)
     warn(answer.get("warnings", []))
     print(answer["line"])
 
@@ -75,72 +71,67 @@ def mix(
 def _not_running(run: "RunDirectory", mixture: str) -> str:
     if max(run.checkpoint_steps(), default=0) >= run.config().train.steps:
         return (
-            f"{run.path} is complete: no step is left to draw by another mixture. Train on in a "
-            f"run of its own: model.preset=null model.path={run.path}/model mixer.name=static "
+            f"{run.path} is complete: no step is left to draw with another mixture. Continue in a "
+            f"new run: model.preset=null model.path={run.path}/model mixer.name=static "
             f"mixer.file={mixture}"
         )
     return (
-        f"{run.path} is not running. Go on with it and the new mixture: "
+        f"{run.path} is not running. Continue it with the new mixture: "
         f"dograph train --resume {run.path} --mixture {mixture}"
     )
 
 
-class _Wait:
-    """A request that was placed, until it is answered, taken back or lost with its run."""
+def _wait(
+    run: "RunDirectory",
+    requests: "Requests",
+    identity: str,
+    mixture: str,
+    timeout: float,
+    every: int,
+) -> dict[str, Any]:
+    """Wait until the run answers the request; withdraw it after `timeout` or Ctrl-C."""
+    from dograph.train.edits import read_edits
 
-    def __init__(
-        self, run: "RunDirectory", requests: "Requests", identity: str, mixture: str
-    ) -> None:
-        self.run, self.requests, self.identity, self.mixture = run, requests, identity, mixture
+    def recorded() -> dict[str, Any] | None:
+        """What edits.jsonl says about the request; it is written before any answer."""
+        own = [edit for edit in read_edits(run.edits_file) if edit.identity == identity]
+        return {"line": own[-1].line} if own else None
 
-    def answer(self, timeout: float, every: int) -> dict[str, Any]:
-        """Wait for the run to write its metrics; then take the request back, if it still can be."""
-        start, told = time.monotonic(), QUIET_SECONDS
-        why = f"no answer in {timeout:g} s"
-        try:
-            while (waited := time.monotonic() - start) < timeout:
-                if (answer := self._look()) is not None:
-                    return answer
-                if waited >= told:
-                    say(
-                        f"waiting for {self.run.path} to write its metrics, every "
-                        f"log.every={every} steps ({waited:.0f} s so far; Ctrl-C takes the "
-                        "request back)"
-                    )
-                    told += SAY_SECONDS
-                time.sleep(POLL_SECONDS)
-        except KeyboardInterrupt:
-            why = "stopped by Ctrl-C"
-        if self.requests.withdraw(self.identity):
-            raise RunError(
-                f"{why}; the request is taken back and {self.run.path} goes on as before"
-            )
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline:
-            if (answer := self._look() or self._recorded()) is not None:
-                return answer
-            time.sleep(POLL_SECONDS)
-        raise RunError(f"{why}, though the request was taken; {self.run.edits_file} will tell")
-
-    def _look(self) -> dict[str, Any] | None:
-        """The answer, or None while there is none; raises where there will be none."""
-        use = self.run.use()  # before looking: what a run did before it ended is then seen
-        found = self.requests.read()
-        if found is not None and found.get("identity") == self.identity:
+    def look() -> dict[str, Any] | None:
+        """The answer, or None if there is none yet; raises if there will be none."""
+        use = run.use()  # before reading: what a run did before it ended is then seen
+        found = requests.read()
+        if found is not None and found.get("identity") == identity:
             if "refused" in found:
-                raise ConfigError(f"the run goes on as before: {found['refused']}")
+                raise ConfigError(f"the run keeps its mixture: {found['refused']}")
             if "step" in found:
                 return found
         if use != "free":
             return None
-        self.requests.withdraw(self.identity)
-        if (made := self._recorded()) is None:
-            raise RunError(f"nothing changed: {_not_running(self.run, self.mixture)}")
+        requests.withdraw(identity)
+        if (made := recorded()) is None:
+            raise RunError(f"nothing changed: {_not_running(run, mixture)}")
         return made
 
-    def _recorded(self) -> dict[str, Any] | None:
-        """What edits.jsonl says of the request; it is written before any answer."""
-        from dograph.train.edits import read_edits
-
-        own = [e for e in read_edits(self.run.edits_file) if e.identity == self.identity]
-        return {"line": own[-1].line} if own else None
+    start, next_line, why = time.monotonic(), QUIET_SECONDS, f"no answer in {timeout:g} s"
+    try:
+        while (waited := time.monotonic() - start) < timeout:
+            if (answer := look()) is not None:
+                return answer
+            if waited >= next_line:
+                say(
+                    f"waiting for {run.path} to write its metrics, every log.every={every} steps "
+                    f"({waited:.0f} s so far; Ctrl-C withdraws the request)"
+                )
+                next_line += SAY_SECONDS
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        why = "stopped by Ctrl-C"
+    if requests.withdraw(identity):
+        raise RunError(f"{why}; the request is withdrawn and {run.path} keeps its mixture")
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline:
+        if (answer := look() or recorded()) is not None:
+            return answer
+        time.sleep(POLL_SECONDS)
+    raise RunError(f"{why}, though the run took the request; see {run.edits_file}")

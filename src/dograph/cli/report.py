@@ -1,75 +1,61 @@
-"""dograph report, figures and watch: one page from one or many runs."""
+"""dograph report: a page about runs, as a file, live in a browser, or as figures for a paper."""
 
 from pathlib import Path
 
 from dograph.cli.console import argument, option, say
-
-RUNS = argument(..., "run directories, or folders of dograph compare")
-BENCH = option(None, "a bench.json of dograph bench, for the floor; repeat")
+from dograph.errors import ConfigError
 
 
 def report(
-    runs: list[Path] = RUNS,
-    out: Path = option(Path("page.html"), "the file to write"),
-    bench: list[Path] | None = BENCH,
+    runs: list[Path] = argument(..., "run directories, or folders of dograph compare"),
+    out: Path = option(Path("page.html"), "the HTML file to write"),
+    bench: list[Path] | None = option(
+        None, "a bench.json of dograph bench, to show the lower bound of a step; may be repeated"
+    ),
+    watch: bool = option(False, "serve the page and keep it up to date until Ctrl-C", "--watch"),
+    port: int = option(8787, "with --watch: the port; 0 for any free one", min=0, max=65535),
+    figures: Path | None = option(
+        None, "write the figures as PDF, SVG and PNG into this folder, at the sizes of a paper"
+    ),
 ) -> None:
-    """Write one HTML file that shows runs: it opens from disk, without network or server.
+    """Write one HTML page about runs. It opens from disk, without network or server.
 
     \b
     dograph report runs/mine --out page.html
-    dograph report runs/natural runs/dograph             side by side
-    dograph report compare/mine                          a comparison and all its runs
-    dograph report runs/mine --bench bench.json          with the least a step can cost
+    dograph report runs/natural runs/dograph        side by side
+    dograph report compare/mine                     a comparison and all its runs
+    dograph report runs/mine --bench bench.json     with the lower bound of a step's time
+    dograph report runs/mine --watch                live, on http://127.0.0.1:8787/
+    dograph report runs/mine --figures figures      needs pip install 'dograph\\[figures]'
 
-    A run and a comparison write RUN/page.html themselves when they end. docs/report.md says
-    what is on it.
+    A run and a comparison write RUN/page.html themselves when they end. The server of --watch
+    listens on 127.0.0.1 only and never writes; from another machine: ssh -L 8787:127.0.0.1:8787
+    HOST, then open the address here. What is on the page: docs/report.md.
     """  # noqa: D301
-    from dograph.report.render import write_page
+    if watch and figures is not None:
+        raise ConfigError("--watch and --figures are two different outputs; give one of them")
+    if watch:
+        _serve(runs, bench or [], port)
+    elif figures is not None:
+        from dograph.report.figures import write_figures
 
-    number = write_page(runs, out, bench or [])
-    size = out.stat().st_size / 1e6
-    print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
+        written = write_figures(runs, figures, bench or [])
+        print(f"{figures}: {', '.join(written)} (.pdf, .svg, .png)" if written else "no figures")
+    else:
+        from dograph.report.render import write_page
 
-
-def figures(
-    runs: list[Path] = RUNS,
-    out: Path = option(Path("figures"), "the folder to write"),
-    bench: list[Path] | None = BENCH,
-) -> None:
-    """Write the page's figures as PDF, SVG and PNG at the sizes of a paper's columns.
-
-    \b
-    dograph figures runs/mine --out figures
-    dograph figures runs/natural runs/dograph compare/mine --out figures
-
-    Needs matplotlib: pip install 'dograph\\[figures]'.
-    """  # noqa: D301
-    from dograph.report.figures import write_figures
-
-    written = write_figures(runs, out, bench or [])
-    print(f"{out}: {', '.join(written)} (.pdf, .svg, .png)" if written else "nothing to draw")
+        number = write_page(runs, out, bench or [])
+        size = out.stat().st_size / 1e6
+        print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
 
 
-def watch(
-    runs: list[Path] = RUNS,
-    port: int = option(8787, "0: any that is free", min=0, max=65535),
-    bench: list[Path] | None = BENCH,
-) -> None:
-    """Show runs live in a browser, while they go on. Ctrl-C ends it; the runs do not notice.
-
-    \b
-    dograph watch runs/mine                              http://127.0.0.1:8787/
-    dograph watch runs/natural runs/dograph --port 0
-    dograph watch compare/mine                           a comparison, as its runs come
-
-    The server listens on 127.0.0.1 alone, and only reads. From another machine:
-    ssh -L 8787:127.0.0.1:8787 HOST, then open the address here.
-    """  # noqa: D301
+def _serve(runs: list[Path], bench: list[Path], port: int) -> None:
+    """Show the page live until Ctrl-C; the runs are not affected."""
     names = ", ".join(map(str, runs))
-    say(f"{names}: loading")  # torch takes seconds
+    say(f"{names}: loading")  # torch takes seconds to import
     from dograph.report.server import Live, Server
 
-    with Server(Live(runs, bench or []), port) as server:
+    with Server(Live(runs, bench), port) as server:
         print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()

@@ -1,4 +1,4 @@
-"""dograph reproduce: a table or figure of the paper, made again and judged."""
+"""dograph reproduce: tables and figures of the paper, next to the paper's own."""
 
 import sys
 from dataclasses import replace
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 WIDTH = 120  # of the tables, where there is no terminal to ask
 HELP = """\
-Make a table or figure of the paper again, set it beside the paper's, and judge its claims.
+Reproduce a table or figure of the paper, show it next to the paper's, and test its claims.
 
 \b
-dograph reproduce                                    every name, a line each
-dograph reproduce validation-loss --dry-run          what it would cost
-dograph reproduce validation-loss --corpus data/mine
+dograph reproduce                                    list all names
+dograph reproduce validation-loss --dry-run          the cost
+dograph reproduce validation-loss data.corpus=data/mine
 dograph reproduce gpt2-medium --benchmarks data/benchmarks
 dograph reproduce cost --workers 1                   the same runs, timed
 dograph reproduce objectives train.steps=100 --seeds 2
 dograph reproduce num-domains --methods uniform,m7,m11
-dograph reproduce gpt2-small --scale paper           20,000 steps a run
+dograph reproduce model-scale model.preset=gpt2-mini,gpt2-small
+dograph reproduce gpt2-small --scale paper           20,000 steps per run
 
-natural and inverse-norm come first: what they gain needs no domains. Then
-uniform, the baseline of all differences, and the paper's methods. A claim is
-judged by its 95 % interval over seeds, from 5 seeds on. After Ctrl-C, a kill
-or a crash the same command goes on. OUT/reproduce.json holds all of it.
-docs/reproduce.md tells what each name trains and how to read it.
+The first rows are natural and inverse-norm, which need no domains, then uniform, the baseline of
+all differences, and the methods of the paper. A claim is tested by its 95 % interval over seeds,
+from 5 seeds on. After Ctrl-C, a kill or a crash the same command continues. OUT/reproduce.json has
+all results. What each name trains and how to read it: docs/reproduce.md.
 """
 
 
@@ -39,46 +39,33 @@ def reproduce(
     name: str | None = argument(None, "a table or figure; without it, all are listed"),
     settings: list[str] | None = argument(
         None,
-        "changes to every run, as in `dograph train`: train.steps=100",
-        "[SETTING=VALUE]...",
+        "settings of every run, as in `dograph train`. data.corpus: a prepared corpus (default: "
+        "data/slimpajama-mini or data/pile-mini; with --scale paper data/slimpajama-6b or "
+        "data/pile). For model-scale, model.preset may name several models, separated by commas",
+        "[NAME=VALUE]...",
     ),
     scale: Literal["mini", "paper"] = option(
-        "mini", "mini: minutes a run on one GPU; paper: the paper's models and steps"
+        "mini", "mini: minutes per run on one GPU; paper: models and steps of the paper"
     ),
-    corpus: str | None = option(
-        None,
-        "a prepared corpus (default: data/slimpajama-mini or data/pile-mini; at the paper's "
-        "scale data/slimpajama-6b or data/pile)",
-        metavar="DIR",
-    ),
-    benchmarks: Path | None = option(
-        None, "folder of the tasks' data, as in `dograph eval`; else the hub"
-    ),
-    seeds: str | None = option(
-        None, "how many, or which: 5, or 10,11,12 (default: 5 at mini, 1 at paper)"
-    ),
+    seeds: str | None = option(None, f"{console.SEEDS} (default: 5 for mini, 1 for paper)"),
     methods: str | None = option(
-        None,
-        "rows of the table, by label or as in `dograph compare --mixers`; uniform is always there",
+        None, "rows, by label or as in `dograph compare --mixers`; uniform is always included"
     ),
-    sizes: str | None = option(None, "of model-scale: models by name, with commas between"),
     out: Path | None = option(
         None, "folder of the runs (default: reproduce/SCALE/..., shared by tables of the same runs)"
     ),
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,
     on: str = console.ON,
-    ray_address: str | None = console.RAY_ADDRESS,
     lab: Path = console.LAB,
-    using: str = option(
-        "builtin", "scorer of the tasks: builtin, or lm-eval (extra eval)", "--with"
-    ),
-    tasks: str | None = option(None, "some of the nine, with commas between"),
-    limit: str | None = option(None, "items of each task, evenly spaced: 200"),
-    batch_size: int = option(32, "texts scored at once", min=1),
+    benchmarks: Path | None = console.BENCHMARKS,
+    using: str = console.USING,
+    tasks: str | None = console.TASKS,
+    limit: str | None = console.LIMIT,
+    batch_size: int = console.BATCH_SIZE,
     dry_run: bool = console.DRY_RUN,
 ) -> None:
-    """Make a table or figure of the paper again, and judge its claims."""
+    """Reproduce a table or figure of the paper, and test its claims."""
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce.artefacts import Wanted, find_artefact
     from dograph.reproduce.session import print_list
@@ -87,19 +74,28 @@ def reproduce(
         print_list(console.open_console(WIDTH))
         return
     artefact = find_artefact(name)
-    wanted = options_as(Wanted, locals(), command=console.command())
-    request = options_as(EvalRequest, locals(), tasks=console.split_names(tasks))
-    _run(wanted, request, (on, workers, ray_address), dry_run=dry_run)
+    rest: list[str] = []
+    fields = {"data.corpus": "corpus"} | ({"model.preset": "sizes"} if artefact.sizes else {})
+    given = locals() | {"settings": rest}
+    for setting in settings or []:
+        key, _, value = setting.partition("=")
+        if key in fields:
+            given[fields[key]] = value
+        else:
+            rest.append(setting)
+    wanted = options_as(Wanted, given, command=console.command())
+    request = options_as(EvalRequest, given, tasks=console.split_names(tasks))
+    _run(wanted, request, (on, workers), dry_run=dry_run)
 
 
 def _run(
     wanted: "Wanted",
     request: "EvalRequest",
-    where: tuple[str, int | None, str | None],
+    where: tuple[str, int | None],
     *,
     dry_run: bool,
 ) -> None:
-    """Check everything, make the runs, judge them, and show what came of it."""
+    """Check everything, train what is missing, and show the results."""
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
     from dograph.reproduce.artefacts import build_asks, require_corpus
@@ -109,10 +105,10 @@ def _run(
     asked = request != EvalRequest(batch_size=request.batch_size)
     if asked and artefact.kind != "downstream":
         raise ConfigError(
-            f"--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
-            f"{artefact.name} asks no questions"
+            "--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
+            f"{artefact.name} has none"
         )
-    build_asks(wanted)  # what is wrong with the settings is told before a corpus is prepared
+    build_asks(wanted)  # refuses wrong settings before a corpus is prepared
     if wanted.corpus is None:
         require_corpus(wanted)
     wanted = replace(wanted, corpus=str(console.ensured(wanted.corpus_name)))
@@ -129,17 +125,17 @@ def _run(
             with console.open_pool(device, *where) as pool:
                 study = session.train(wanted, asks, pool, say)
             with stages("models", live=request.using == "builtin") as report:
-                outcome, record = session.finish(study, request, folder, report)
+                outcome = session.finish(study, request, folder, report)
     except KeyboardInterrupt:
-        say("stopped; nothing is lost: the same command goes on")
+        say("stopped; nothing is lost: the same command continues")
         sys.exit(130)
     if artefact.kind == "gradient-pca":
         from dograph.report.drawing import picture_notes
 
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
-        record = replace(record, notes=[*record.notes, *notes])
-    session.print_outcome(console.open_console(WIDTH), artefact, outcome, record)
-    print(f"all of it: {folder / session.RESULT}; the runs: {folder}")
-    if record.failures:
-        say(f"failed: {', '.join(record.failures)}; the same command tries them again")
+        outcome = replace(outcome, notes=[*outcome.notes, *notes])
+    session.print_outcome(console.open_console(WIDTH), artefact, outcome)
+    print(f"results: {folder / session.RESULT}; runs: {folder}")
+    if outcome.failures:
+        say(f"failed: {', '.join(outcome.failures)}; the same command tries them again")
         sys.exit(1)

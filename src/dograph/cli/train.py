@@ -14,23 +14,21 @@ from dograph.progress import duration
 if TYPE_CHECKING:
     from dograph.config import RunConfig
 
-# What may change when a run goes on: where it runs, and what is written when.
+# Settings that may change when a run is resumed, because its numbers do not depend on them.
 RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
 
 
 def train(
     settings: list[str] | None = argument(
-        None,
-        "a YAML file or a preset, then overrides such as train.steps=200",
-        console.CONFIG,
+        None, "a YAML file or a preset, then settings such as train.steps=200", console.CONFIG
     ),
-    resume: Path | None = option(None, "go on with this run, exactly where it stopped"),
+    resume: Path | None = option(None, "continue this run exactly where it stopped"),
     mixture: str | None = option(
-        None, "with --resume: draw by this mixture file or preset from there on", metavar="FILE"
+        None, "with --resume: use this mixture file or published mixture from now on"
     ),
-    print_config: bool = option(False, "print the resolved settings and stop", "--print-config"),
+    print_config: bool = option(False, "print all settings and stop", "--print-config"),
     dry_run: bool = option(
-        False, "forecast parameters, memory, tokens, repeats and time, and stop", "--dry-run"
+        False, "estimate parameters, memory, tokens, epochs and time, and stop", "--dry-run"
     ),
 ) -> None:
     """Train a language model on a prepared corpus.
@@ -40,27 +38,25 @@ def train(
     \b
     dograph train                                        the demo
     dograph train mixer.name=uniform run=runs/uniform    the same, equal weight per source
-    dograph train recipe.yaml train.steps=200            your settings, one of them overridden
-    dograph train paper-gpt2-small data.corpus=data/spj  the paper's recipe
-    dograph train recipe.yaml --dry-run                  what it would cost
-    dograph train --resume runs/demo                     go on after Ctrl-C, a kill or a crash
-    dograph train --resume runs/demo --mixture new.yaml  go on with another mixture
+    dograph train recipe.yaml train.steps=200            your settings, one of them changed
+    dograph train paper-gpt2-small data.corpus=data/spj  the recipe of the paper
+    dograph train recipe.yaml --dry-run                  the cost
+    dograph train --resume runs/demo                     continue after Ctrl-C, a kill or a crash
+    dograph train --resume runs/demo --mixture new.yaml  continue with another mixture
     torchrun --nproc-per-node 8 -m dograph train recipe.yaml
 
-    Presets, settings and their meaning: dograph train --print-config, and docs/configuration.md.
+    All settings and presets: docs/configuration.md. Settings of a run: --print-config.
     """  # noqa: D301
     from dograph.config import resolve_config
     from dograph.mixers.registry import require_mixer
 
     if mixture is not None and resume is None:
         raise ConfigError(
-            f"--mixture {mixture} is for a run that goes on: dograph train --resume RUN --mixture "
-            f"{mixture}. A new run: mixer.name=static mixer.file={mixture}"
+            f"--mixture {mixture} is for resuming: dograph train --resume RUN --mixture "
+            f"{mixture}. For a new run: mixer.name=static mixer.file={mixture}"
         )
     if mixture is not None and (print_config or dry_run):
-        raise ConfigError(
-            "--mixture changes the run; --print-config and --dry-run only look. Leave one out"
-        )
+        raise ConfigError("--mixture changes a run; leave out --print-config and --dry-run")
     if resume is not None:
         config = _resumed(resume, settings or [])
     else:
@@ -70,17 +66,17 @@ def train(
         return
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     if os.environ.get("RANK", "0") == "0":  # torch, the corpus and the model take seconds to load
-        begun = f"forecast of {config.run}" if dry_run else config.run
-        begins = "goes on" if resume else f"{config.train.steps} steps"
-        say(f"{begun}: {begins} on {config.data.corpus}, mixer {config.mixer.name}; loading")
+        what = f"forecast of {config.run}" if dry_run else config.run
+        steps = "resuming" if resume else f"{config.train.steps} steps"
+        say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     if dry_run:
         _print_forecast(config)
-    elif asked := _run(config, resume=resume is not None, mixture=mixture):
-        sys.exit(128 + asked)
+    elif number := _run(config, resume=resume is not None, mixture=mixture):
+        sys.exit(128 + number)
 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":
-    """The run's own configuration, with such overrides as leave its numbers alone."""
+    """The run's own configuration, with changes that do not affect its numbers."""
     from dograph.config import merge, parse_config, parse_override
     from dograph.train.run_dir import RunDirectory
 
@@ -90,14 +86,14 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in RESUMABLE):
             raise ConfigError(
                 f'"{setting}" cannot change when a run is resumed: its numbers would no longer be '
-                f"those of one run. Allowed: {', '.join(RESUMABLE)}. For another run, start anew."
+                f"those of one run. Allowed: {', '.join(RESUMABLE)}. Otherwise start a new run"
             )
     changes = merge({}, *(parse_override(setting) for setting in settings))
     return parse_config(merge(values, changes, {"run": str(run)}), str(run), changes)
 
 
 def _run(config: "RunConfig", *, resume: bool, mixture: str | None) -> int:
-    """Train, and show what came of it; returns the signal that asked to stop, or 0."""
+    """Train, and show the losses; returns the number of the signal that stopped it, or 0."""
     from dograph.cli.show import print_losses
     from dograph.train.assembly import mixture_warnings
     from dograph.train.distributed import open_world
@@ -122,13 +118,13 @@ def _run(config: "RunConfig", *, resume: bool, mixture: str | None) -> int:
         if trainer.done >= config.train.steps:
             say(f"{run.path} is complete: {trainer.done} steps")
         try:
-            asked = trainer.train()
+            number = trainer.train()
         finally:
             run.unlock()
-        if asked and world.is_main:
+        if number and world.is_main:
             say(
-                f"stopped by {signal.Signals(asked).name} after step {trainer.done}; nothing is "
-                f"lost. Go on: dograph train --resume {run.path}"
+                f"stopped by {signal.Signals(number).name} after step {trainer.done}; nothing is "
+                f"lost. To continue: dograph train --resume {run.path}"
             )
         elif world.is_main:
             if trainer.corpus.validation:
@@ -137,7 +133,7 @@ def _run(config: "RunConfig", *, resume: bool, mixture: str | None) -> int:
                 print("the corpus has no validation text, so there are no losses to show")
             print(f"run: {run.path}")
             console.print_page(run.path)
-        return asked
+        return number
 
 
 def _print_forecast(config: "RunConfig") -> None:
@@ -163,10 +159,11 @@ def _print_forecast(config: "RunConfig") -> None:
     }
     print_table(("", ""), facts.items(), ("",), title="forecast", show_header=False)
     most = config.data.warn_epochs
-    notes = {name: f"more than {most:g}" for name, epochs in costs.epochs.items() if epochs > most}
+    is_often = any(epochs > most for epochs in costs.epochs.values())
     rows = []
     for source, weight in costs.weights.items():
-        note = [notes.get(source, "")] if notes else []
-        rows.append([source, f"{weight:.4f}", f"{costs.epochs[source]:.2f}", *note])
-    columns = ("source", "weight", "times read through", *([""] if notes else []))
+        epochs = costs.epochs[source]
+        note = [f"more than {most:g}" if epochs > most else ""] if is_often else []
+        rows.append([source, f"{weight:.4f}", f"{epochs:.2f}", *note])
+    columns = ("source", "weight", "epochs", *([""] if is_often else []))
     print_table(columns, rows, ("source", ""), title=f"what {mixer.name} would draw")

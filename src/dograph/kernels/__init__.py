@@ -1,6 +1,6 @@
-"""Which code runs: a Triton kernel on a GPU, or its twin in plain PyTorch anywhere else.
+"""Chooses between a Triton kernel, on a GPU, and its twin: the same computation in plain PyTorch.
 
-The other modules of this package import Triton, so each is imported when it is needed.
+The other modules of this package import Triton, so import them only where they are needed.
 """
 
 import importlib.util
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_chosen: list[bool] = []  # the innermost choice is the last
+_chosen: list[bool] = []  # a stack: the last one counts
 
 
 @contextmanager
 def choose(kernels: bool) -> Iterator[None]:
-    """Inside, kernels run (True; on a CPU that is Triton's interpreter) or twins do (False)."""
+    """Inside it kernels run (True; on a CPU in Triton's interpreter), or their twins (False)."""
     _chosen.append(kernels)
     try:
         yield
@@ -26,7 +26,7 @@ def choose(kernels: bool) -> Iterator[None]:
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether kernels are to run on this tensor."""
+    """Whether to run kernels on this tensor."""
     return _chosen[-1] if _chosen else tensor.is_cuda and has_triton()
 
 
@@ -38,7 +38,7 @@ def has_triton() -> bool:
 def launch(
     kernel: Any, programs: int | tuple[int, int], *args: Any, warps: int, **constants: Any
 ) -> None:
-    """Run a kernel on the device of its first argument, whichever is the current one."""
+    """Run a kernel on the device of its first argument, which need not be the current one."""
     grid = (programs,) if isinstance(programs, int) else programs
     tensor: Tensor = args[0]
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
@@ -49,5 +49,5 @@ def launch(
 
 
 def power_of_two(number: int, least: int = 1) -> int:
-    """The least power of two that is no less than both."""
+    """The smallest power of two that is at least both."""
     return max(1 << (number - 1).bit_length(), least)

@@ -1,4 +1,4 @@
-"""The Triton kernel of `scaling`; imported only where it is used."""
+"""Triton: samples scaled by weights; the twin is `scaled_plainly` of dograph.sketch.gradients."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ _BLOCK = 4096
 
 
 def scaled_by_kernel(value: Tensor, times_B: Tensor) -> Tensor:
-    """Scale sample by sample: value * times; `value` is contiguous."""
+    """Scale each sample: value * times; `value` must be contiguous."""
     result = torch.empty_like(value)
     length = value[0].numel()
     programs = (triton.cdiv(length, _BLOCK), len(value))

@@ -1,7 +1,7 @@
 """Triton: the Gram of a batch in float64, and the space that K-means works in.
 
-The twin is `_in_order_of_value` and `_space` of dograph.domains.kmeans. Float64 needs no tensor
-cores here: the Gram is a sum of outer products, cut along K over the whole GPU.
+The twin is `_in_order_of_value` and `_space` of dograph.domains.kmeans. Float64 is fast enough
+without tensor cores: the Gram is a sum of outer products, split along K over the whole GPU.
 
 Shapes: B samples, K sketch, N parts of K, X numbers in a row; P and PB are powers of two.
 """
@@ -21,18 +21,18 @@ _PARTS = 128  # about as many programs as a GPU has multiprocessors
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """A batch in order of value, in float64; rows that are not finite are 0."""
+    """A batch sorted by value, in float64; rows that are not finite are 0."""
 
-    order_B: Tensor  # int64: which sample comes first, second and so on
+    order_B: Tensor  # int64: the sample at each position
     raw_BB: Tensor  # Gram of the sketches
-    gram_BB: Tensor  # Gram in the space clustered
+    gram_BB: Tensor  # Gram in the space that is clustered
     weight_B: Tensor
     finite_B: Tensor  # 1 or 0
     rounding_B: Tensor
 
 
 def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -> Sorted:
-    """What K-means and the domains' statistics need of a batch, in three operations."""
+    """The input of K-means and of the domains' statistics, in three operations."""
     point_BK = point_BK.contiguous()
     size, width = point_BK.shape
     chunk = max(triton.cdiv(width, _PARTS), 8)
@@ -96,7 +96,7 @@ def _outer_products(point, part, B, K, CHUNK: tl.constexpr, RATIO: tl.constexpr,
 
 @triton.jit
 def _read(total, sample, B):
-    """Squares, which samples are finite, and their keys: not finite ones come last."""
+    """Squares, which samples are finite, and their sort keys: non-finite ones come last."""
     square = tl.load(total + sample * (B + 1), mask=sample < B, other=0.0)
     key = tl.load(total + B * B + sample, mask=sample < B, other=0.0)
     finite = (sample < B) & (square < float("inf"))
@@ -105,7 +105,7 @@ def _read(total, sample, B):
 
 @triton.jit
 def _rank(key, sample, all_key, all_sample, B):
-    """How many samples have a lower key, or the same one and a lower index."""
+    """The number of samples with a lower key, or with the same key and a lower index."""
     before = (all_key[None, :] < key[:, None]) | (
         (all_key[None, :] == key[:, None]) & (all_sample[None, :] < sample[:, None])
     )
@@ -129,7 +129,7 @@ def _space(
     PB: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Computed where the samples are, some rows at a time, written where their values put them."""
+    """Reads the samples in batch order, some rows at a time, and writes them in sorted order."""
     col = tl.arange(0, PB)
     square, finite, key = _read(total, col, B)
     rank = _rank(key, col, key, col, B)

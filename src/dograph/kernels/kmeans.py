@@ -1,7 +1,7 @@
-"""Triton: every restart of K-means in one program each, float64 throughout.
+"""Triton: K-means with one program per restart, in float64.
 
-The twin is `_restarted` of dograph.domains.kmeans, which has the formulas. A restart
-whose labels no longer change stops: what follows would leave them as they are.
+The twin is `_restarted` of dograph.domains.kmeans, which has the formulas. A restart stops when
+its labels no longer change: further iterations would not change them either.
 
 Shapes: B samples, M domains, R restarts, L trial seeds; PB, PM, PL are powers of two.
 """
@@ -141,7 +141,7 @@ def _plus_plus(
 
 @triton.jit
 def _compare(gram_BB, shapes, label_B, M: tl.constexpr, SPHERICAL: tl.constexpr, PB: tl.constexpr):
-    """The nearest centroid and its score, the score of the own one, and how many are empty."""
+    """The nearest centroid, its score, the score of the sample's own, the number of empty ones."""
     infinity = float("inf")
     member_B = tl.where(shapes, label_B, -1)
     member_B1 = member_B[:, None]
@@ -175,7 +175,7 @@ def _distances(score_B, square_B, rounding_B, shapes):
 
 @triton.jit
 def _fill_empty(label_B, own_B, shapes, M: tl.constexpr, PB: tl.constexpr, PM: tl.constexpr):
-    """The k-th empty domain takes the k-th farthest sample, unless that lies on its centroid."""
+    """The k-th empty domain takes the k-th farthest sample, unless it lies on its centroid."""
     sample = tl.arange(0, PB)
     domain = tl.arange(0, PM)
     member_BM = (label_B[:, None] == domain[None, :]) & shapes[:, None]

@@ -17,7 +17,7 @@ from dograph.kernels import launch, power_of_two
 def aligned_by_kernel(
     gram_MM: Tensor, present_M: Tensor, weight_M: Tensor, iterations: int
 ) -> Tensor:
-    """`weight_M` after so many iterations, in float64."""
+    """`weight_M` after this many iterations, in float64."""
     num_domains = len(weight_M)
     result_M = torch.empty_like(weight_M, dtype=torch.float64)
     side = power_of_two(num_domains, 4)

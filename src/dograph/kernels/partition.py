@@ -19,7 +19,7 @@ from dograph.types import Domains
 def domains_by_kernel(
     batch: Sorted, label_RB: Tensor, inertia_R: Tensor, num_domains: int, dtype: torch.dtype
 ) -> Domains:
-    """The domains of the restart with the least inertia."""
+    """The domains of the restart with the smallest inertia."""
     restarts, size = label_RB.shape
     label_B = torch.empty_like(batch.order_B)
     result_X = torch.empty(num_domains * (num_domains + 4) + 1, dtype=dtype, device=label_RB.device)
@@ -50,7 +50,7 @@ def domains_by_kernel(
 
 @triton.jit
 def _numbered(label_B, place_B, finite_B, B, M: tl.constexpr, PM: tl.constexpr):
-    """Labels by falling size of the domain, equal ones by its first sample; 0 if not finite."""
+    """Labels by decreasing domain size, ties by the first sample; 0 for non-finite samples."""
     domain = tl.arange(0, PM)
     member_BM = (label_B[:, None] == domain[None, :]) & finite_B[:, None]
     first_M = tl.min(tl.where(member_BM, place_B[:, None], B), axis=0)

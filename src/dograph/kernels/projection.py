@@ -1,4 +1,4 @@
-"""The Triton kernel of `signs`; imported only where it is used."""
+"""Triton: random signs; the twin is `signs_plainly` of dograph.sketch.projection."""
 
 import torch
 import triton

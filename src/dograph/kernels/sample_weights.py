@@ -16,7 +16,7 @@ from dograph.types import Domains
 def share_out_by_kernel(
     domains: Domains, weight_M: Tensor, finite: Tensor, floor: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Sample weights in the precision of `weight_M`, and whether all was finite."""
+    """Sample weights in the dtype of `weight_M`, and whether all are finite."""
     size, num_domains = len(domains.label_B), len(weight_M)
     weight_B = torch.empty(size, dtype=weight_M.dtype, device=weight_M.device)
     all_finite = torch.empty_like(finite)

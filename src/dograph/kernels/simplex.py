@@ -1,9 +1,9 @@
 """Triton: the quadratic of dograph.domains.objectives on the simplex, solved in one program.
 
-The twin is `solve_qp`, which has the formulas. Weights and multipliers of domains
-beyond M, where the block is padded to a power of two, are held at 0 and 1 and move nothing. Each
-linear system is I + DCD with C positive semidefinite, so that Gauss-Jordan elimination needs no
-pivoting; its two right-hand sides are two of the padded columns.
+The twin is `solve_qp`, which has the formulas. The block is padded to a power of two; weights and
+multipliers of the padding are held at 0 and 1 and have no effect. Each linear system is I + DCD
+with C positive semidefinite, so Gauss-Jordan elimination needs no pivoting; its two right-hand
+sides are two of the padded columns.
 
 Shapes: M domains; P is a power of two, at least M + 2.
 """
@@ -20,7 +20,7 @@ from dograph.kernels import launch, power_of_two
 def solve_qp_by_kernel(
     quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor, **constants: float
 ) -> Tensor:
-    """Weights (M,) in the precision of Q; the constants are those of dograph.domains.objectives."""
+    """Weights (M,) in the dtype of Q; the constants are those of dograph.domains.objectives."""
     num_domains = len(linear_M)
     weight_M = torch.empty_like(linear_M, dtype=torch.float64)
     # Triton 3.6 miscompiles a block of 8: weights of six domains were off by up to 1e-2.
@@ -70,7 +70,7 @@ def _solve(
     z_P = tl.where(inside, gradient_P - least + 1, 1.0)
     moving = tl.full((), 1, tl.int32)
     for _step in range(ITERATIONS):
-        if moving != 0:  # a step that is not taken would be made again and again
+        if moving != 0:  # otherwise the same step would be computed again and again
             product_P = w_P * z_P
             gap = tl.sum(product_P, axis=0)
             aim = gap * (tl.where(gap > CENTRING, CENTRING, gap) / M)
@@ -106,7 +106,7 @@ def _solve(
 def _scaled(
     quadratic, linear, present_P, M: tl.constexpr, P: tl.constexpr, OUT_OF_REACH: tl.constexpr
 ):
-    """Hessian and slope in units of the largest entry of Q; slopes of absent domains are cut."""
+    """Hessian and slope in units of Q's largest entry; slopes of absent domains are clipped."""
     row = tl.arange(0, P)
     both_PP = present_P[:, None] & present_P[None, :]
     place_PP = row[:, None] * M + row[None, :]

@@ -1,6 +1,6 @@
-"""Charts by matplotlib, one function for each kind. Needs the extra `figures`.
+"""Draws charts with matplotlib, one function per kind of chart. Needs the extra `figures`.
 
-Sizes, colours and marks are those of a paper's columns and of the page in its light theme.
+Sizes are those of a paper's columns; colours are those of the page's light theme.
 """
 
 import io
@@ -8,26 +8,25 @@ import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from dograph.errors import MissingExtraError, require
 from dograph.files import write_text
-from dograph.report.charts import FEW, BarChart, DotChart, LineChart, PageTable, TableCell
-from dograph.report.domains import Placed, node_radius
+from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
+from dograph.report.domains import PlacedGraph, node_radius
+from dograph.report.series import FEW
 
-COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and both
-# Those of the page in its light theme, with shapes and dashes beside them.
+COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and two
 COLOURS = (
     "#0072b2", "#d55e00", "#007a5a", "#b0447f", "#8f6b00", "#3f8fd2", "#6d3fa0", "#5d6470",
 )  # fmt: skip
-MARKS = ("o", "s", "^", "D", "v", "P", "X")  # their number shares no factor with that of COLOURS
+MARKS = ("o", "s", "^", "D", "v", "P", "X")  # seven, so that marks and eight colours vary together
 DASHES = ("-", "--", ":", "-.")
-# Of areas, which have no mark: every four series a further one, since to some eyes the second
-# four colours are those of the first.
+# For areas, which have no marks: a new one every four series, because colour-blind readers may see
+# the second four colours as the first four.
 HATCHES = ("", "/////", ".....", "xxxxx", "-----")
-PALER = 0.55  # of the colour in a mark's face, after each round of COLOURS
+PALER = 0.55  # strength of a mark's face colour, each time the colours repeat
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -40,19 +39,17 @@ STYLE = {
     "axes.linewidth": 0.6,
     "lines.linewidth": 1.2,
     "legend.frameon": False,
-    "pdf.fonttype": 42,  # letters stay letters
+    "pdf.fonttype": 42,  # text stays text
     "svg.fonttype": "none",
     "svg.hashsalt": "dograph",  # the same run gives the same file
     "text.parse_math": False,  # a $ in a source's name is a $
 }
-
-ASIDE = 0.1  # steps between points that stand for the same step
-GREY = "#555555"  # of lines that values are seen by
-MARKED = 6  # marks of a line of many points
-LETTERS = 15  # of a legend's text in an inch, at least
-ACROSS = 6  # panels beside each other
-MARGIN = 0.05  # around the points, of their width
-LETTER = 0.06  # inches of one in the legend
+ASIDE = 0.1  # horizontal distance of points at the same single step
+GREY = "#555555"  # reference lines
+MARKED = 6  # marks on a line of many points
+LETTERS = 15  # that fit into an inch of a legend
+ACROSS = 6  # panels in a row
+MARGIN = 0.05  # around the points, as a fraction of their range
 
 
 def colour(index: int) -> str:
@@ -72,7 +69,7 @@ def hatch(index: int) -> str:
 
 
 def face(index: int) -> tuple[float, float, float]:
-    """The inside of a mark: its colour, and paler each time the colours begin anew."""
+    """The face colour of a mark, paler each time the colours repeat."""
     own = require("matplotlib.colors", "figures").to_rgb(colour(index))
     kept = PALER ** (index // len(COLOURS))
     red, green, blue = (1 - kept * (1 - part) for part in own)
@@ -81,85 +78,94 @@ def face(index: int) -> tuple[float, float, float]:
 
 def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """A figure and its axes as an array of rows and columns."""
-    figure = require("matplotlib.figure", "figures").Figure(
-        figsize=(width, height), layout="constrained"
-    )
+    figure = require("matplotlib.figure", "figures").Figure((width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def panels(num: int, across: int, row_height: float, more: float = 0.0) -> tuple[Any, list[Any]]:
+    """A wide figure with `num` axes in rows."""
+    rows = math.ceil(num / across)
+    figure, axes = sheet(WIDE, row_height * rows + more, rows, across)
+    for axis in axes.flat[num:]:
+        axis.set_axis_off()
+    return figure, list(axes.flat[:num])
+
+
 def line_figure(chart: LineChart, height: float, *, lone: bool = False, below: str = "") -> Any:
-    """A chart in one column, with its legend, and words below it."""
+    """A line chart in one column, with a legend above it and a text below it."""
     figure, axes = sheet(COLUMN, height)
     draw_lines(axes[0, 0], chart, lone=lone)
-    say_below(figure, below)
-    legend_of(axes[0, 0])
+    add_text_below(figure, below)
+    add_legend(axes[0, 0])
     return figure
 
 
-def say_below(figure: Any, words: str) -> None:
-    if words:
-        figure.supxlabel(words, fontsize="small")
+def add_text_below(figure: Any, text: str) -> None:
+    if text:
+        figure.supxlabel(text, fontsize="small")
 
 
 def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
-    """Lines as smoothed, and behind them as measured; a lone one needs no marks to be known by.
+    """Smoothed lines, and raw ones behind them; a lone line needs no marks.
 
-    At a single step points lie side by side, or they would cover each other.
+    At a single step, points are drawn side by side so that they do not cover each other.
     """
     is_steps, steps = chart.x_name == "step", {x for one in chart.series for x in one.x}
     for one in chart.series:
         x = [where + ASIDE * one.index for where in one.x] if len(steps) == 1 else one.x
+        own, num = colour(one.index), len(x)
         if one.raw is not None:
-            axis.plot(one.raw.x, one.raw.y, color=colour(one.index), alpha=0.25, linewidth=0.5)
-        num, marked = len(x), not lone or one.dots or one.low is not None
+            axis.plot(one.raw.x, one.raw.y, color=own, alpha=0.25, linewidth=0.5)
+        has_marks = not lone or one.dots or one.low is not None
         axis.plot(
             x,
             one.y,
             dashes(one.index),
-            color=colour(one.index),
+            color=own,
             label=one.name,
-            marker=mark(one.index) if marked else None,
+            marker=mark(one.index) if has_marks else None,
             markersize=3,
             markerfacecolor=face(one.index),
-            # A few marks on a long line, where others have none.
+            # A few marks on a long line, at different places for each series.
             markevery=(one.index % MARKED * num // MARKED**2, num // MARKED) if num > FEW else 1,
         )
         if one.low is None or one.high is None:
             continue
-        if is_steps and len(x) > 1:
-            shade = {"color": colour(one.index), "alpha": 0.16, "linewidth": 0}
-            axis.fill_between(x, one.low, one.high, **shade)
+        if is_steps and num > 1:
+            axis.fill_between(x, one.low, one.high, color=own, alpha=0.16, linewidth=0)
             continue
         bold = {"alpha": 0.4, "linewidth": 3} if is_steps else {}
         for where, low, high in zip(x, one.low, one.high, strict=True):
             if low is not None:
-                axis.plot([where, where], [low, high], color=colour(one.index), **bold)
+                axis.plot([where, where], [low, high], color=own, **bold)
     axis.set(xlabel=chart.x_name, ylabel=chart.y_name)
-    if is_steps:  # which are whole numbers
-        locator = require("matplotlib.ticker", "figures").MaxNLocator
-        axis.xaxis.set_major_locator(locator("auto", steps=[1, 2, 5, 10], integer=True))
+    ticker = require("matplotlib.ticker", "figures")
+    if is_steps:  # whole numbers
+        locator = ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+        axis.xaxis.set_major_locator(locator)
     elif not chart.log_x:
         axis.locator_params(axis="x", integer=True)
     if is_steps and len(steps) == 1:
         middle = sum(steps) + ASIDE * (len(chart.series) - 1) / 2
         axis.set_xticks([middle], [f"{sum(steps):g}"])
     for which, is_log in (("x", chart.log_x), ("y", chart.log_y)):
-        if is_log:  # with plain numbers: powers would be set as formulas
+        if is_log:  # with plain numbers, because STYLE turns formulas off
             axis.set(**{f"{which}scale": "log"})
-            formatter = require("matplotlib.ticker", "figures").LogFormatter
-            own = axis.xaxis if which == "x" else axis.yaxis
-            own.set_major_formatter(formatter())
-            own.set_minor_formatter(formatter())
+            own_axis = getattr(axis, f"{which}axis")
+            own_axis.set_major_formatter(ticker.LogFormatter())
+            own_axis.set_minor_formatter(ticker.LogFormatter())
 
 
 def draw_scatter(
-    axis: Any, place: Sequence[Sequence[float]], kind_N: Sequence[int], labels: Sequence[str]
+    axis: Any, place_2N: Sequence[Sequence[float]], kind_N: Sequence[int], labels: list[str]
 ) -> None:
-    """Points by their kind; those of none (-1) are grey."""
+    """Points by their kind; points without one (-1) are grey."""
     for index, label in [(-1, None), *enumerate(labels)]:
         own = [n for n, kind in enumerate(kind_N) if kind == index]
+        if index < 0 and not own:
+            continue
         axis.scatter(
-            *([part[n] for n in own] for part in place),
+            *([part[n] for n in own] for part in place_2N),
             s=6,
             marker=mark(max(index, 0)),
             facecolors="#999999" if index < 0 else [face(index)],
@@ -167,11 +173,10 @@ def draw_scatter(
             linewidths=0 if index < len(COLOURS) else 0.5,
             label=label,
         )
-    axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
 
 
-def bar_figure(chart: BarChart, words: str, height: float, *, below: str = "") -> Any:
-    """Bars of parts in one column, a row each; `words` say what their length is."""
+def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") -> Any:
+    """Stacked bars in one column, one row each."""
     figure, axes = sheet(COLUMN, height + 0.22 * len(chart.bars))
     axis = axes[0, 0]
     for row, (_, parts) in enumerate(chart.bars):
@@ -189,22 +194,21 @@ def bar_figure(chart: BarChart, words: str, height: float, *, below: str = "") -
                 label=None if row else label,
             )
             left += size.get(index, 0) / whole
-    axis.set(xlabel=words, **({"xlim": (0, 1)} if chart.whole else {}))
-    say_below(figure, below)
+    axis.set(xlabel=x_name, **({"xlim": (0, 1)} if chart.whole else {}))
+    add_text_below(figure, below)
     label_rows(axis, [name for name, _ in chart.bars])
-    legend_of(axis)
+    add_legend(axis)
     return figure
 
 
 def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
-    """Figures with their intervals, a row for each, or for each of `names`."""
+    """Values with their intervals, in a row for each of `names`."""
     names = names or [row.name for row in chart.rows]
     for row in chart.rows:
-        at = names.index(row.name)
+        at, own = names.index(row.name), colour(row.index)
         if row.low is not None:
-            ends = [row.low, row.high]
-            axis.plot(ends, [at, at], color=colour(row.index), linewidth=1.4)
-        axis.plot([row.value], [at], mark(row.index), color=colour(row.index), markersize=4)
+            axis.plot([row.low, row.high], [at, at], color=own, linewidth=1.4)
+        axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
     for line in (chart.reference, chart.chance):
         if line is not None:
             axis.axvline(line, color=GREY, linewidth=0.6, linestyle="--")
@@ -213,7 +217,7 @@ def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
 
 
 def draw_heat(axis: Any, table: PageTable) -> None:
-    """The changes in a table's cells, by colour and as numbers."""
+    """The differences in a table's cells as colours and numbers."""
     for i, row in enumerate(table.rows):
         for j, cell in enumerate(row[1:]):
             assert isinstance(cell, TableCell)
@@ -226,14 +230,14 @@ def draw_heat(axis: Any, table: PageTable) -> None:
     axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
 
-def draw_graph(axis: Any, graph: Placed) -> None:
-    """Discs are shares, rings weights, lines agreement."""
+def draw_graph(axis: Any, graph: PlacedGraph) -> None:
+    """Discs are shares, rings are weights, lines are cosines."""
     circle = require("matplotlib.patches", "figures").Circle
     place = {node["domain"]: (node["x"], node["y"]) for node in graph.nodes}
     for edge in graph.edges:
-        (x0, y0), (x1, y1) = place[edge["first"]], place[edge["second"]]
+        ends = zip(place[edge["first"]], place[edge["second"]], strict=True)
         style, width = "-" if edge["cosine"] > 0 else ":", 0.3 + 3 * abs(edge["cosine"])
-        axis.plot([x0, x1], [y0, y1], style, color="#888888", linewidth=width, zorder=1)
+        axis.plot(*ends, style, color="#888888", linewidth=width, zorder=1)
     for node in graph.nodes:
         own, where = colour(node["domain"]), place[node["domain"]]
         share, weight = (node_radius(x) for x in (node["share"], node["weight"] or node["share"]))
@@ -243,19 +247,21 @@ def draw_graph(axis: Any, graph: Placed) -> None:
         axis.add_patch(ring)
         axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
     axis.set(aspect="equal", title=f"step {graph.step:,}")
+    axis.autoscale_view()
+    axis.set_axis_off()
 
 
 def label_rows(axis: Any, names: Sequence[str]) -> None:
-    """A row a name, the first on top."""
+    """One row per name, the first at the top."""
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
 
 
-def legend_of(axis: Any, where: str = "upper") -> None:
-    """A legend outside the axes (upper, lower), where there is more than one thing to tell apart.
+def add_legend(axis: Any, where: str = "upper") -> None:
+    """A legend outside the axes (upper, lower) if there are several names.
 
-    It has as many columns as the figure is wide enough for, and the figure grows by its height:
-    however many names there are, the axes stay as large as they were.
+    It has as many columns as fit, and the figure grows by its height: however many names there
+    are, the axes keep their size.
     """
     figure = axis.figure
     handles, labels = axis.get_legend_handles_labels()
@@ -274,9 +280,9 @@ def legend_of(axis: Any, where: str = "upper") -> None:
 
 
 def picture_notes(coordinates: Path, file: Path) -> list[str]:
-    """Draw what there is to draw; what to tell of it, and what to install where it cannot be."""
-    found: dict[str, Any] = json.loads(coordinates.read_text(encoding="utf-8"))
-    if not found:
+    """Draw the file `dograph reproduce gradient-pca` asks for; return notes for its output."""
+    methods: dict[str, Any] = json.loads(coordinates.read_text(encoding="utf-8"))
+    if not methods:
         return []
     try:
         matplotlib: Any = require("matplotlib", "figures")
@@ -285,54 +291,43 @@ def picture_notes(coordinates: Path, file: Path) -> list[str]:
     with matplotlib.rc_context(STYLE):
         text = io.StringIO()
         # Without a date, the same runs give the same file.
-        draw_components(found).savefig(text, format="svg", metadata={"Date": None})
+        draw_components(methods).savefig(text, format="svg", metadata={"Date": None})
     write_text(file, text.getvalue())
-    return [f"the first two components of every probe row, by source: {file}"]
+    return [f"the first two principal components of every probe row, by source: {file}"]
 
 
-def draw_components(found: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The picture of `dograph reproduce gradient-pca`, from what pca.json has of each method.
+def draw_components(methods: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The probes of every method on their own principal components, from pca.json.
 
-    A row of panels for each method, and more where there are many probes, on the probe's own
-    components as in the paper, and one range for all: directions have length 1, so widths can be
-    compared. How much of its variance two components hold stands over each.
+    Each method starts a new row of panels. All panels have the same range: directions have length
+    1, so their widths can be compared. The title has the share of variance of the two components.
     """
-    sources = list(dict.fromkeys(name for points in found.values() for name in points["sources"]))
-    across = min(ACROSS, max(len(points["coordinates"]) for points in found.values()))
-    rows_of = {name: math.ceil(len(p["coordinates"]) / across) for name, p in found.items()}
-    beside = min(len(sources), int(WIDE / (0.4 + LETTER * max(map(len, sources)))) or 1)
-    rows, lines = sum(rows_of.values()), math.ceil(len(sources) / beside)
-    figure, axes = sheet(WIDE, 1.35 * rows + 0.2 * lines + 0.4, rows, across)
-    row = 0
-    for name, points in found.items():
-        own = axes[row : row + rows_of[name]]
-        row += rows_of[name]
-        for line in own:
-            line[0].set_ylabel(name)
-        kind_N = [sources.index(points["sources"][of]) for of in points["source"]]
-        # An empty place after the last probe.
-        for axis, probe in zip_longest(own.flat, points["coordinates"].items()):
-            if probe is None:
-                axis.set_axis_off()
-                continue
-            step, place_N2 = probe
-            for index, source in enumerate(sources):
-                at = [where for where, kind in zip(place_N2, kind_N, strict=True) if kind == index]
-                look = {"s": 4, "marker": mark(index), "color": colour(index), "alpha": 0.7}
-                places = ([where[part] for where in at] for part in (0, 1))
-                axis.scatter(*places, **look, linewidths=0, label=source)
-            axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
-    # One square for all panels, with every point in it; numbers at the outer ones alone.
-    every = [row for p in found.values() for probe in p["coordinates"].values() for row in probe]
+    sources = list(dict.fromkeys(name for points in methods.values() for name in points["sources"]))
+    across = min(ACROSS, max(len(points["coordinates"]) for points in methods.values()))
+    shown: list[tuple[str, str] | None] = []  # method and probe of each panel
+    for name, points in methods.items():
+        shown += [(name, step) for step in points["coordinates"]]
+        shown += [None] * (-len(shown) % across)
+    figure, axes = sheet(WIDE, 1.35 * len(shown) / across + 0.4, len(shown) // across, across)
+    every = [row for p in methods.values() for probe in p["coordinates"].values() for row in probe]
     low, high = ([end(row[part] for row in every) for part in (0, 1)] for end in (min, max))
     reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
     middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
     x, y = ((middle - reach, middle + reach) for middle in middles)
-    for axis in axes.flat:
+    for panel, axis in zip(shown, axes.flat, strict=True):
         axis.set(xlim=x, ylim=y, aspect="equal")
         axis.label_outer(remove_inner_ticks=True)
-    told = "first component of each probe, upwards the second; %: of its variance on both"
-    figure.supxlabel(told, fontsize=7)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=beside, markerscale=2)
+        if panel is None:
+            axis.set_axis_off()
+            continue
+        points, step = methods[panel[0]], panel[1]
+        kind_N = [sources.index(points["sources"][of]) for of in points["source"]]
+        place_2N = list(zip(*points["coordinates"][step], strict=True))
+        draw_scatter(axis, place_2N, kind_N, sources)
+        axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
+        if axis in axes[:, 0]:
+            axis.set_ylabel(panel[0])
+    note = "x: first principal component of each probe, y: second; %: their share of its variance"
+    figure.supxlabel(note, fontsize=7)
+    add_legend(axes[0, 0])
     return figure

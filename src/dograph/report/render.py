@@ -1,8 +1,8 @@
-"""From what a page holds to one HTML file: script, style and data inside, nothing from elsewhere.
+"""Writes a page as one HTML file with script, style and data inside; nothing is loaded.
 
-Whatever a run or a corpus says enters as JSON that cannot end its element, and the script turns it
-into text nodes. A Content-Security-Policy names the one script and the one style by their digest
-and forbids everything else, so that text could not run or fetch anything even if it became markup.
+Text from a run or a corpus enters as JSON that cannot close its element, and the script turns it
+into text nodes. The Content-Security-Policy names the one script and the one style by their digest
+and forbids everything else, so even text that became markup could not run or load anything.
 """
 
 import base64
@@ -17,39 +17,43 @@ from pathlib import Path
 from dograph.errors import ConfigError
 from dograph.files import write_text
 from dograph.report.collect import PageData, collect, open_subjects
-from dograph.report.sections import page_json
+from dograph.report.sections import SECTIONS, page_json
 
 # In this order: later files use what earlier ones define.
-PARTS = ("dom", "chart", "lines", "dots", "scatter", "graph", "domains", "blocks", "main")
+PARTS = ("dom", "chart", "lines", "dots", "domains", "blocks", "main")
 SCRIPTS = [f"{part}.js" for part in PARTS]
-PAGE = "page.html"  # that a run or a comparison ends with
+PAGE = "page.html"  # in the folder of every complete run and comparison
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_SECTION = (
+    '<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
+    '<div class="body"></div></section>'
+)
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 
 
 def asset(name: str) -> str:
-    """A file of the page, as it lies in the package."""
+    """The text of a file in assets/."""
     return files("dograph.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def escape_json(text: str) -> str:
-    """JSON that may stand in a script element: no character that HTML gives a meaning to.
+    """JSON for a script element: characters with a meaning in HTML are escaped.
 
-    These occur in strings only, where JSON has another way to write them.
+    They occur only inside strings, where JSON can escape them.
     """
     return "".join(_UNSAFE.get(character, character) for character in text)
 
 
 def script() -> str:
-    """All scripts as one, in a scope of their own."""
+    """All scripts as one, in their own scope."""
     parts = "\n".join(asset(name) for name in SCRIPTS)
     whole = f'(() => {{\n"use strict";\n{parts}\n}})();\n'
-    assert "</script" not in whole.lower(), "a script must not end its own element"
+    assert "</script" not in whole.lower(), "a script must not close its own element"
     return whole
 
 
 def policy(code: str, style: str, *, live: bool) -> str:
-    """What the page may do: run this script, use this style, and ask `dograph watch` if live."""
+    """Allows this script and this style, and requests to the live server if `live`."""
     rules = [
         "default-src 'none'",
         f"script-src '{_digest(code)}'",
@@ -67,42 +71,46 @@ def _digest(text: str) -> str:
 
 
 def render(data: PageData, *, live: bool = False) -> str:
-    """The page."""
+    """The HTML of a page."""
     code, style = script(), asset("page.css")
+    titles = {name: title for name, (title, _) in SECTIONS.items()}
+    links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in titles.items()]
     blanks = {
         "policy": html.escape(policy(code, style, live=live)),
         "title": html.escape(data.title),
         "verdict": html.escape(data.verdict),
-        "made": html.escape(f"Made {data.made} by {data.program}."),
+        "links": "".join(links),
+        "sections": "\n".join(_SECTION.format(name=n, title=title) for n, title in titles.items()),
+        "made": html.escape(data.made),
         "live": "yes" if live else "no",
         "style": style,
         "script": code,
         "data": escape_json(page_json(data)),
     }
-    # One pass: what is filled in is not looked at again.
-    return _BLANK.sub(lambda found: blanks[found[1]], asset("page.html"))
+    # In one pass: text that was filled in is not searched for blanks.
+    return _BLANK.sub(lambda match: blanks[match[1]], asset("page.html"))
 
 
 def write_page(paths: Sequence[Path], out: Path, benches: Sequence[Path] = ()) -> int:
     """Write the page of these runs and comparisons; return how many runs it shows."""
     if not out.parent.is_dir():
-        raise ConfigError(f"{out}: the folder {out.parent} does not exist; make it first")
+        raise ConfigError(f"{out}: the folder {out.parent} does not exist; create it first")
     data = collect(open_subjects(paths, benches))
     write_text(out, render(data))
     return len(data.runs)
 
 
 def page_at_end(folder: Path) -> Path | None:
-    """The page of a run or comparison that just ended, in its own folder.
+    """Writes the page of a run or comparison that just ended into its folder.
 
-    Whatever goes wrong here is a warning: training is over, and its files are whole.
+    An error here is only a warning: training is complete, and its files are written.
     """
     out = folder / PAGE
     try:
         write_page([folder], out)
-    except Exception as error:  # any of them would turn a finished run into a failed one
+    except Exception as error:  # must not turn a finished run into a failed one
         print(
-            f"warning: no page was made ({type(error).__name__}: {error}); "
+            f"warning: the page could not be written ({type(error).__name__}: {error}); "
             f"try: dograph report {folder} --out {out}",
             file=sys.stderr,
         )

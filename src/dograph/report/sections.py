@@ -1,425 +1,482 @@
-"""The page's sections from what was collected: which charts there are, and what stands around them.
+"""The sections of a page: which charts and tables there are, and their texts.
 
-Figures for a paper take the same charts from here.
+Figures for a paper use the same charts.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dograph.report.charts import (
-    FEW,
     BarChart,
-    BlockGroup,
     DotChart,
     DotRow,
     Entry,
-    Folded,
     LineChart,
     LossCharts,
-    PageFacts,
-    PageList,
+    PageBlock,
+    PageItem,
     PageTable,
-    PageText,
-    Series,
-    Shown,
     TableCell,
     as_json,
 )
 from dograph.report.collect import PageData
-from dograph.report.comparison import Comparison, MethodRow, Points, num_domains_of, objectives_of
-from dograph.report.one_run import HEALTH, RESIDUAL, RunData
-from dograph.report.series import Curve, rounded
+from dograph.report.comparison import Comparison, MethodRow, Points, scales_of, sweeps
+from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData, gibibytes
+from dograph.report.series import FEW, SMOOTHED_SHARE, Series, read_json, rounded
 from dograph.stats import METRICS, t_quantile
-from dograph.train.metrics import SUMMARIES
 
 MOST_WARNINGS = 12
-LONG = 12  # rows of a table that scrolls
+LONG = 12  # longer tables scroll
+TOTAL_LOSSES = {
+    "train/loss_nats": "Training loss, all sources",
+    "valid/mean/loss_nats": "Validation loss, mean over sources",
+    "valid/natural/loss_nats": "Validation loss, weighted by training tokens",
+    "valid/worst/loss_nats": "Validation loss, worst source",
+}
+PER_RUN = {  # title and note
+    "optim/lr": ("Learning rate", "of each step"),
+    "time/tokens_per_second": ("Tokens per second", "wall-clock, without validation"),
+}
+HOW_TO_READ = (
+    f"The bold line is a running mean over 1/{SMOOTHED_SHARE} of the points, computed before any "
+    "are left out. The window is narrower at the start, and at the end it is a straight line "
+    "through the last points. The faint line is the raw data.",
+    "Intervals are 95 %. For the losses of one run they are over validation blocks, treated as "
+    "independent: they say how the loss would vary on other text. Shaded areas, and intervals of "
+    "several seeds, are Student t intervals over seeds.",
+)
+NO_STEPS = "No training step has been recorded yet."
+NO_WARNINGS = (
+    "No warnings: no source was repeated too often, no step fell back to equal weights, and every "
+    "solve converged."
+)
+OVER_PLAIN = (
+    "A plain run computes no gradient sketches and no sample weights. The ratio compares the step "
+    "times of separate runs, so other load on the machine affects it; dograph bench measures both "
+    "in turns and shows a lower bound."
+)
+NO_BENCH = (
+    "No lower bound, because no bench.json was given. To add one: dograph bench, then dograph "
+    "report RUN --bench bench.json."
+)
+NOTHING_TO_COMPARE = (
+    "Nothing to compare: give several runs with the same settings, or a folder of dograph compare."
+)
+METRICS_NOTE = (
+    "validation loss in nats with 95 % intervals over seeds; mean: of all sources, natural: "
+    "weighted by training tokens, worst: the largest, gap: largest minus smallest"
+)
 Row = TypeVar("Row")
+Columns = Mapping[str, Callable[[Row], Entry]]
 
 
 def page_json(data: PageData) -> str:
-    """Everything the page shows, by the names that its script reads."""
-    sections = {
-        "overview": overview(data),
-        "curves": curves(data),
-        "domains": [(run.name, run.domains) for run in data.runs if run.domains],
-        "health": health(data),
-        "cost": cost(data),
-        "comparison": comparison(data),
-    }
-    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "program", "texts")}
-    return as_json({"format": "dograph-page", "version": 2, **about, "sections": sections})
+    """Everything the page shows, under the names that its script reads."""
+    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "texts")}
+    sections = {name: build(data) for name, (_, build) in SECTIONS.items()}
+    return as_json({**about, "sections": sections})
 
 
-def table_of(
-    name: str, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Entry]]
-) -> PageTable:
-    """A row for each of `rows`, and a column for each of `columns`; `<`: a head to the left."""
+def heading(text: str) -> PageBlock:
+    return PageBlock("heading", text)
+
+
+def table_of(name: str, rows: Sequence[Row], columns: Columns[Row]) -> PageTable:
+    """A table with one line per row; a column whose head starts with `<` is aligned left."""
     heads = [TableCell(head[1:], left=True) if head[0] == "<" else head for head in columns]
     entries = [[cell(row) for cell in columns.values()] for row in rows]
     return PageTable(name, heads, entries, tall=len(rows) > LONG)
 
 
-def overview(data: PageData) -> list[Shown]:
-    """What was run, how it ended, what to beware of, how to do it again."""
-    runs, several = data.runs, len(data.runs) > 1
+def overview(data: PageData) -> list[PageItem]:
+    """What was run and with which result, warnings, and how to reproduce it."""
+    runs, blocks = data.runs, list[PageItem]()
+    several = len(runs) > 1
     warnings = [f"{run.name}: {text}" if several else text for run in runs for text in run.warnings]
-    blocks: list[Shown] = []
     if warnings:
         rest = len(warnings) - MOST_WARNINGS
         more = [f"{rest} more"] if rest > 0 else []
-        blocks.append(PageList([*warnings[:MOST_WARNINGS], *more], "warnings"))
+        blocks.append(PageBlock("warnings", [*warnings[:MOST_WARNINGS], *more]))
     elif runs:
-        none = "no source repeated too often, no fallback to equal weights, no solve that did not"
-        blocks.append(PageText(f"No warnings: {none} converge."))
-    blocks += _single(runs[0]) if len(runs) == 1 else _several(data)
-    return [*blocks, Folded("How to read this page", [PageList(data.how, "plain")], "how")]
+        blocks.append(PageBlock("soft", NO_WARNINGS))
+    blocks += _one_run(runs[0]) if len(runs) == 1 else _several_runs(data)
+    how, most = list(HOW_TO_READ), 2 * data.buckets + 2
+    if max((run.steps for run in runs), default=0) > most:
+        how.insert(
+            0,
+            f"Curves of more than {most} points are drawn by their first and last point and the "
+            f"minimum and maximum of each of {data.buckets} segments: no spike is lost, and every "
+            "point drawn was measured. The files of the run have all points.",
+        )
+    return [*blocks, PageBlock("folded", [PageBlock("list", how)], "How to read this page", "how")]
 
 
-def _single(run: RunData) -> list[Shown]:
-    facts: list[tuple[str, str | TableCell]] = [*run.facts]
-    if run.cost.seconds:
-        facts.append(("training took", TableCell(run.cost.seconds, "seconds")))
-    about = BlockGroup([PageText("The run", "heading"), PageFacts(facts)])
-    losses = BlockGroup([PageText("Last validation loss", "heading"), loss_table(run)])
-    again = [PageText("Again", "heading"), PageText(run.command, "command")]
-    return [BlockGroup([about, losses], grid=True), *again]
+def _one_run(run: RunData) -> list[PageItem]:
+    about = PageBlock("group", [heading("The run"), PageBlock("facts", run.facts)])
+    losses = PageBlock("group", [heading("Last validation loss"), loss_table(run)])
+    columns = PageBlock("grid", [about, losses])
+    return [columns, heading("Reproduce this run"), PageBlock("command", run.command)]
 
 
-def _several(data: PageData) -> list[Shown]:
+def _several_runs(data: PageData) -> list[PageItem]:
     runs = data.runs
-    table = table_of(
-        "runs",
-        runs,
-        {
-            "run": lambda run: run.name,
-            "<method": lambda run: TableCell(run.group, left=True),
-            "seed": lambda run: str(run.config.seed),
-            "steps": lambda run: dict(run.facts)["steps"],
-            "tokens": lambda run: dict(run.facts)["tokens"],
-            "time": lambda run: TableCell(run.cost.seconds, "seconds"),
-            "mean loss, nats": lambda run: TableCell.of(run.mean_loss),
-            "warnings": lambda run: str(len(run.warnings) or ""),
-        },
-    )
-    each = [Folded(run.name, [PageFacts([*run.facts]), loss_table(run)]) for run in runs]
-    whole = [one.command for one in data.comparisons if one.command]
-    alone: Shown = PageText("\n".join(run.command for run in runs), "command")
-    if len(runs) > 4 or whole:
-        label = "Any run of it alone" if whole else f"The {len(runs)} commands"
-        alone = Folded(label, [alone], "again")
-    again = [PageText("\n".join(whole), "command"), alone] if whole else [alone]
-    folded = Folded("Settings and losses of each run", each, "facts")
-    return [PageText("Runs", "heading"), table, folded, PageText("Again", "heading"), *again]
-
-
-def loss_table(run: RunData) -> Shown:
-    if not run.losses:
-        return PageText("There is no validation yet.")
-    rows: list[list[Entry]] = []
-    for loss in run.losses:
-        perplexity = TableCell(math.exp(loss.nats.value), digits=1)
-        epochs = TableCell(loss.epochs, "fixed", 2)
-        rows.append([loss.name, TableCell.of(loss.nats), perplexity, epochs])
-    heads = ["source", "nats, 95 % below", "perplexity", "read through"]
-    summaries = sum(loss.is_summary for loss in run.losses)
-    return PageTable("validation loss by source", heads, rows, summaries)
-
-
-def curves(data: PageData) -> list[Shown]:
-    """Losses over steps, by run or by method, in total or by source."""
-    if not any("total" in run.train for run in data.runs):
-        return [PageText("No step has been recorded yet.")]
-    names = dict.fromkeys(name for run in data.runs for name in run.train if name != "total")
-    repeated = any(len(runs) > 1 for runs in data.groups.values())
-    charts = [
-        (of, view, chart) for of in ("total", *names) for view, chart in loss_charts(data, of)
+    columns: Columns[RunData] = {
+        "run": lambda run: run.name,
+        "<method": lambda run: TableCell(run.group, left=True),
+        "seed": lambda run: str(run.config.seed),
+        "steps": lambda run: run.facts["steps"],
+        "tokens": lambda run: run.facts["tokens"],
+        "time": lambda run: run.facts["training time"],
+        "mean loss, nats": lambda run: TableCell.of(run.losses.get("mean")),
+        "warnings": lambda run: str(len(run.warnings) or ""),
+    }
+    each = [
+        PageBlock("folded", [PageBlock("facts", run.facts), loss_table(run)], run.name)
+        for run in runs
     ]
-    steps = max(run.steps for run in data.runs)
-    return [LossCharts(list(names), "methods" if repeated else "runs", steps, charts)]
+    details = PageBlock("folded", each, "Settings and losses of each run", "facts")
+    whole = "\n".join(one.command for one in data.comparisons if one.command)
+    commands: list[PageItem] = [PageBlock("command", "\n".join(run.command for run in runs))]
+    if whole:
+        single = PageBlock("folded", commands, "Commands of the single runs", "again")
+        commands = [PageBlock("command", whole), single]
+    elif len(runs) > 4:
+        commands = [PageBlock("folded", commands, f"{len(runs)} commands", "again")]
+    table = table_of("runs", runs, columns)
+    return [heading("Runs"), table, details, heading("Reproduce these runs"), *commands]
 
 
-def loss_charts(data: PageData, of: str) -> Iterator[tuple[str | None, LineChart]]:
-    """Charts of one source, or of all of them (`total`), with the view that they belong to."""
-    if of != "total":
-        yield from loss_chart(data, "train", of, f"Training loss, {of}")
-        yield from loss_chart(data, "valid", of, f"Validation loss, {of}")
-        return
-    yield from loss_chart(data, "train", "total", "Training loss, all sources")
-    yield from loss_chart(data, "valid", "mean", "Validation loss, mean over sources")
-    for name, label in (("natural", "weighted by training tokens"), ("worst", "worst source")):
-        if any(name in run.valid for run in data.runs):
-            yield from loss_chart(data, "valid", name, f"Validation loss, {label}")
-    if len(data.runs) == 1:
-        yield None, source_chart(data.runs[0])
-    for title, note, own in (
-        ("Learning rate", "of each step", [run.lr for run in data.runs]),
-        ("Tokens per second", "on the clock, validation left out", [r.speed for r in data.runs]),
-    ):
-        yield None, LineChart(title, run_series(data, own), note, height=220, zero=True)
+def loss_table(run: RunData) -> PageItem:
+    if not run.losses:
+        return PageBlock("soft", "No validation loss yet.")
+    columns: Columns[str] = {
+        "source": lambda name: name,
+        "loss in nats, 95 %": lambda name: TableCell.of(run.losses[name]),
+        "perplexity": lambda name: TableCell(math.exp(run.losses[name].value), digits=1),
+        "epochs": lambda name: TableCell(run.epochs[name], "fixed", 2),
+    }
+    table = table_of("validation loss by source", list(run.losses), columns)
+    return replace(table, summaries=len(run.losses) - len(run.sources), tall=False)
 
 
-def loss_chart(
-    data: PageData, part: str, name: str, title: str
-) -> Iterator[tuple[str | None, LineChart]]:
-    """Of runs, and of methods where there are several runs."""
-    note = "nats per token, held-out text" if part == "valid" else "nats per token"
-    y_name = "validation loss (nats)" if part == "valid" else "training loss (nats)"
-    curves: list[Curve | None] = [getattr(run, part).get(name) for run in data.runs]
-    several, few = len(data.runs) > 1, len(data.runs) <= 6
-    runs = LineChart(title, run_series(data, curves), note, y_name=y_name, faint=few)
-    yield "runs" if several else None, runs
+def curves(data: PageData) -> list[PageItem]:
+    """Losses over steps, by run or by method, in total or by source."""
+    runs = data.runs
+    if not any("train/loss_nats" in run.curves for run in runs):
+        return [PageBlock("soft", NO_STEPS)]
+    metrics = dict.fromkeys(metric for run in runs for metric in run.curves)
+    trained = [name for name in metrics if name.startswith("train/") and name.endswith(LOSS)]
+    sources = [name[len("train/") : -len(LOSS)] for name in trained if name != "train/loss_nats"]
+    titles = [("total", metric, title) for metric, title in TOTAL_LOSSES.items()]
+    for source in sources:
+        titles.append((source, f"train/{source}{LOSS}", f"Training loss, {source}"))
+        titles.append((source, f"valid/{source}{LOSS}", f"Validation loss, {source}"))
+    charts: list[tuple[str, str | None, LineChart]] = [
+        (source, view, chart)
+        for source, metric, title in titles
+        if metric in metrics
+        for view, chart in loss_charts(data, metric, title).items()
+    ]
+    if len(runs) == 1 and runs[0].losses:
+        charts.append(("total", None, source_chart(runs[0])))
+    for metric, (title, note) in PER_RUN.items():
+        if metric in metrics:
+            chart = LineChart(title, run_series(data, metric), note, zero=True)
+            charts.append(("total", None, chart))
+    repeated = any(len(names) > 1 for names in data.groups.values())
+    steps = max(run.steps for run in runs)
+    return [LossCharts(sources, "methods" if repeated else "runs", steps, charts)]
+
+
+def loss_charts(data: PageData, metric: str, title: str) -> dict[str | None, LineChart]:
+    """A loss of all runs by view: of single runs, and of methods if there are several runs."""
+    held_out = metric.startswith("valid/")
+    note = "nats per token, held-out text" if held_out else "nats per token"
+    y_name = f"{'validation' if held_out else 'training'} loss (nats)"
+    few, several = len(data.runs) <= 6, len(data.runs) > 1
+    runs = LineChart(title, run_series(data, metric), note, y_name=y_name, faint=few)
     if not several:
-        return
+        return {None: runs}
     bands = []
     for index, group in enumerate(data.groups):
-        own = [curve for run, curve in zip(data.runs, curves, strict=True) if run.group == group]
+        own = [run.curves.get(metric) for run in data.runs if run.group == group]
         known = [curve for curve in own if curve is not None]
         if len(known) == len(own):
-            bands.append(band(known, group, index, dots=part == "valid"))
+            bands.append(band(known, group, index, dots=held_out))
     shown = [series for series in bands if series.x]
-    yield "methods", LineChart(title, shown, f"{note}; shaded: 95 % over seeds", y_name=y_name)
+    note = f"{note}; shaded: 95 % interval over seeds"
+    return {"runs": runs, "methods": LineChart(title, shown, note, y_name=y_name)}
 
 
-def band(curves: Sequence[Curve], name: str, index: int, *, dots: bool = False) -> Series:
+def band(curves: Sequence[Series], name: str, index: int, *, dots: bool = False) -> Series:
     """Mean and 95 % t interval over runs, at the steps that all of them have.
 
-    Where curves are smoothed, it is that of the smoothed ones: the interval is then of the
-    running mean. There is no interval where there is one run.
+    If curves are smoothed, the interval is that of the running mean. One run has no interval.
     """
-    lines = [curve.smooth or curve.raw for curve in curves]
-    shared = sorted(set.intersection(*(set(line.x) for line in lines)))
-    rows = [dict(zip(line.x, line.y, strict=True)) for line in lines]
+    shared = sorted(set.intersection(*(set(curve.x) for curve in curves)))
+    rows = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
     value_NX = np.array([[row[x] for x in shared] for row in rows], dtype=np.float64)
-    mean_X, num, low, high = value_NX.mean(axis=0), len(lines), None, None
+    mean_X, num, low, high = value_NX.mean(axis=0), len(curves), None, None
     if num > 1 and shared:
         reach_X = t_quantile(num - 1) * value_NX.std(axis=0, ddof=1) / math.sqrt(num)
         low, high = rounded(mean_X - reach_X), rounded(mean_X + reach_X)
-    dots = dots and len(shared) <= FEW
-    return Series(name, index, shared, rounded(mean_X), low, high, dots=dots)
+    mean = Series(x=shared, y=rounded(mean_X), low=low, high=high, name=name, index=index)
+    return replace(mean, dots=dots and len(shared) <= FEW)
 
 
-def run_series(data: PageData, curves: Sequence[Curve | None]) -> list[Series]:
-    """A method has a colour, its seeds have dashes; runs of a single method have a colour each."""
-    found, groups = [], list(data.groups)
-    for k, (run, curve) in enumerate(zip(data.runs, curves, strict=True)):
-        if curve is not None and curve.raw.x:
-            index, turn = groups.index(run.group), data.groups[run.group].index(run.name)
-            place = (index, turn) if len(groups) > 1 else (k, 0)
-            found.append(Series.of(curve, run.name, *place))
-    return found
+def run_series(data: PageData, metric: str) -> list[Series]:
+    """A colour per method and a dash pattern per seed; with one method, a colour per run."""
+    series, groups = [], list(data.groups)
+    for k, run in enumerate(data.runs):
+        curve = run.curves.get(metric)
+        if curve is not None:
+            index, seed = groups.index(run.group), data.groups[run.group].index(run.name)
+            index, seed = (index, seed) if len(groups) > 1 else (k, 0)
+            series.append(replace(curve, name=run.name, index=index, dash=seed))
+    return series
 
 
 def source_chart(run: RunData) -> LineChart:
-    names = [name for name in run.valid if name not in SUMMARIES]
-    series = [Series.of(run.valid[name], name, index) for index, name in enumerate(names)]
+    series = [
+        replace(run.curves[f"valid/{source}{LOSS}"], name=source, index=index)
+        for index, source in enumerate(run.sources)
+    ]
     note, y_name = "nats per token, held-out text", "validation loss (nats)"
     return LineChart("Validation loss by source", series, note, y_name=y_name)
 
 
-def health(data: PageData) -> list[Shown]:
-    """Whether weights stay sane."""
+def health(data: PageData) -> list[PageItem]:
+    """Charts that show whether weights are reasonable."""
     charts = health_charts(data)
-    return [BlockGroup(charts, grid=True) if charts else PageText("No step has been recorded yet.")]
+    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
 
 
 def health_charts(data: PageData) -> list[LineChart]:
     charts = []
-    for name in dict.fromkeys(name for run in data.runs for name in run.health):
-        found = [run for run in data.runs if name in run.health]
-        title, meaning = HEALTH[name]
-        # An exact solution has nothing to take logarithms of.
-        log = name == RESIDUAL and any(y > 0 for run in found for y in run.health[name].raw.y)
-        note = meaning.format(batch=found[0].config.train.batch_size)
+    for metric, (title, note) in HEALTH.items():
+        series = run_series(data, metric)
+        if not series:
+            continue
+        # An exact solution has a residual of zero, which has no logarithm.
+        log = metric == RESIDUAL and any(y > 0 for one in series for y in (one.raw or one).y)
+        note = note.format(batch=data.runs[0].config.train.batch_size)
         note += "; logarithmic, zeros are not drawn" if log else ""
-        series, few = run_series(data, [run.health.get(name) for run in data.runs]), len(found) <= 4
-        charts.append(LineChart(title, series, note, height=220, log_y=log, faint=few))
+        few = len(series) <= 4
+        charts.append(LineChart(title, series, note, log_y=log, faint=few))
     return charts
 
 
-def cost(data: PageData) -> list[Shown]:
-    """What the steps cost."""
-    chart = cost_chart(data)
+def cost(data: PageData) -> list[PageItem]:
+    """Time and memory of the steps, relative to plain runs with the same settings."""
+    settings, plain = {}, dict[str, list[float]]()
+    for run in data.runs:
+        config = run.config.model_dump(mode="json")
+        train = {k: v for k, v in config["train"].items() if k != "steps"}
+        gpus = read_json(run.path / ENVIRONMENT).get("gpus")
+        parts = [config["model"], config["data"]["seq_len"], train, gpus]
+        settings[run.name] = json.dumps(parts, sort_keys=True)
+        if run.cost.step_ms and run.cost.is_plain:
+            plain.setdefault(settings[run.name], []).append(run.cost.step_ms)
 
     def over_plain(run: RunData) -> Entry:
-        if run.cost.over_plain:
-            return TableCell(run.cost.over_plain, "fixed", 3, note=run.cost.plain)
-        return run.cost.plain or "no plain run here"
+        times = plain.get(settings[run.name])
+        if not run.cost.step_ms or not times:
+            return "no plain run here"
+        if run.cost.is_plain:
+            return "plain"
+        base = "the plain run" if len(times) == 1 else f"the median of {len(times)} plain runs"
+        return TableCell(run.cost.step_ms / median(times), "fixed", 3, note=f"vs. {base}")
 
-    table = table_of(
-        "cost by run",
-        data.runs,
-        {
-            "run": lambda run: run.name,
-            "ms a step, on the clock": lambda run: TableCell(run.cost.step_ms, digits=1),
-            "tokens/s": lambda run: TableCell(run.cost.tokens_per_second or 0, "whole"),
-            "most memory": lambda run: TableCell(run.cost.peak_bytes or 0, "bytes"),
-            "over plain": over_plain,
-            "training took": lambda run: TableCell(run.cost.seconds, "seconds"),
-        },
-    )
-    beside = PageText(
-        "Over plain compares two runs, each as it went, on whatever else the machine did "
-        "meanwhile. Taken in turns and beside the least that is possible: dograph bench."
-    )
-    floor = PageText(
-        "No bench.json was given, so there is no floor to show: dograph bench, then dograph report "
-        "RUN --bench bench.json."
-    )
+    columns: Columns[RunData] = {
+        "run": lambda run: run.name,
+        "ms per step, wall-clock": lambda run: TableCell(run.cost.step_ms, digits=1),
+        "tokens/s": lambda run: round(run.cost.tokens_per_second or 0),
+        "peak memory": lambda run: gibibytes(run.cost.peak_bytes),
+        "vs. plain": over_plain,
+        "training time": lambda run: run.facts["training time"],
+    }
+    chart, table = cost_chart(data), table_of("cost by run", data.runs, columns)
     first = [chart] if chart.bars else []
-    return [*first, PageText("By run", "heading"), table, beside, *(data.benches or [floor])]
+    rest = data.benches or [PageBlock("soft", NO_BENCH)]
+    return [*first, heading("By run"), table, PageBlock("soft", OVER_PLAIN), *rest]
 
 
 def cost_chart(data: PageData) -> BarChart:
-    timed = [run for run in data.runs if run.cost.parts]
-    labels = list(dict.fromkeys(name for run in timed for name in run.cost.parts))
+    timed = {run.name: run.cost.parts for run in data.runs if run.cost.parts}
+    labels = list(dict.fromkeys(part for parts in timed.values() for part in parts))
     bars = [
-        (run.name, [(labels.index(k), ms) for k, ms in run.cost.parts.items()]) for run in timed
+        (name, [(labels.index(part), ms) for part, ms in parts.items()])
+        for name, parts in timed.items()
     ]
-    note = "milliseconds a step, mean after the first 5 steps"
-    return BarChart("Where a step's time goes", labels, bars, note, "ms")
+    note = f"milliseconds per step, mean after the first {WARM_UP} steps"
+    return BarChart("Time per step, by part", labels, bars, note, "ms")
 
 
-def comparison(data: PageData) -> list[Shown]:
-    """Methods beside each other."""
-    blocks: list[Shown] = []
+def comparison(data: PageData) -> list[PageItem]:
+    """Methods compared, downstream tasks, and losses by model size."""
+    blocks: list[PageItem] = []
     if not data.comparisons and not data.tasks:
-        what = "give several runs that were trained alike, or the folder of dograph compare."
-        blocks.append(PageText(f"Nothing to compare: {what}"))
+        blocks.append(PageBlock("soft", NOTHING_TO_COMPARE))
     for one in data.comparisons:
         if len(data.comparisons) > 1:
-            blocks.append(PageText(one.title, "heading"))
-        blocks.append(PageText(one.claim, "claim"))
-        blocks += _compared(one) if one.methods else [PageText("No method came to a loss.")]
-        blocks.append(PageList(one.notes))
+            blocks.append(heading(one.title))
+        blocks.append(PageBlock("claim", one.claim))
+        blocks += _compared(one) if one.methods else [PageBlock("soft", "No method has a loss.")]
+        blocks.append(PageBlock("soft list", one.notes))
     if data.tasks:
-        over = "95 % over items, or over seeds where a method has several runs"
-        blocks.append(PageText("Downstream tasks", "heading"))
-        blocks.append(PageText(f"acc_norm where the task has it, else acc; lines: {over}"))
-        blocks.append(BlockGroup(data.tasks, grid=True))
-        blocks += [PageList(data.task_notes)] if data.task_notes else []
-    return blocks + ([scale_chart(data)] if data.scales else [])
+        over = "95 % interval over items, or over seeds if a method has several runs"
+        blocks.append(heading("Downstream tasks"))
+        blocks.append(PageBlock("soft", f"acc_norm if the task has it, else acc; lines: {over}"))
+        blocks.append(PageBlock("grid", data.tasks))
+        blocks += [PageBlock("soft list", data.task_notes)] if data.task_notes else []
+    chart = scale_chart(data)
+    return blocks + ([chart] if chart.series else [])
+
+
+def _compared(one: Comparison) -> list[PageItem]:
+    """Losses, costs, differences, loss by source, number of domains, objectives."""
+
+    def loss_of(name: str) -> Callable[[MethodRow], Entry]:
+        return lambda method: TableCell.of(method.losses.get(name))
+
+    def tested(method: MethodRow, part: str) -> Any:
+        return getattr(method.differences.get("mean"), part, None)
+
+    metrics = [name for name in METRICS if name in one.methods[0].losses]
+    losses: dict[str, Callable[[MethodRow], Entry]] = {name: loss_of(name) for name in metrics}
+    losses[f"mean vs. {one.baseline}"] = lambda m: TableCell.of(tested(m, "estimate"), "signed")
+    tests: Columns[MethodRow] = {
+        "p (Holm)": lambda method: TableCell(tested(method, "p_holm"), "fixed", 3),
+        "<claim": lambda method: TableCell(tested(method, "claim"), left=True),
+    }
+    columns: Columns[MethodRow] = {
+        "method": lambda method: method.name,
+        "seeds": lambda method: str(method.seeds),
+        **losses,
+        **(tests if one.is_planned else {}),
+    }
+    table = table_of("methods", one.methods, columns)
+    blocks = [heading("Losses"), PageBlock("soft", METRICS_NOTE), table]
+    if names := next((list(method.costs) for method in one.methods if method.costs), []):
+        costs = [[m.name, *(m.costs.get(name, "") for name in names)] for m in one.methods]
+        blocks += [heading("Cost"), PageTable("cost of methods", ["method", *names], costs)]
+    every = [difference_chart(one, name) for name in METRICS]
+    charts = [chart for chart in every if chart.rows]
+    no_pairs = PageBlock("soft", "No pairs: no method shares a seed with the baseline.")
+    legend = "blue: lower, orange: higher; stronger colour: larger; !: significant"
+    blocks += [
+        heading("Paired differences"),
+        PageBlock("grid", charts) if charts else no_pairs,
+        heading("Loss by method and source"),
+        PageBlock("soft", f"loss in nats, and below it the difference to {one.baseline}; {legend}"),
+        source_table(one),
+    ]
+    chart = num_domains_chart(one)
+    blocks += [chart] if chart.series else []
+    objectives = {
+        method.name: value if isinstance(value, str) else json.dumps(value, default=str)
+        for rows in sweeps(one.methods, "objective").values()
+        for value, method in rows
+    }
+    if objectives:
+        by_objective: Columns[MethodRow] = {
+            "objective": lambda method: objectives[method.name],
+            "<method": lambda method: TableCell(method.name, left=True),
+            **losses,
+        }
+        swept = [method for method in one.methods if method.name in objectives]
+        blocks += [heading("Objectives"), table_of("objectives", swept, by_objective)]
+    return blocks
 
 
 def scale_chart(data: PageData) -> LineChart:
-    return _point_chart("size", "parameters", data.scales, log_x=True)
+    scales = scales_of(data.comparisons)
+    return _point_chart("model size", "parameters", scales, log_x=True)
 
 
 def num_domains_chart(one: Comparison) -> LineChart:
-    return _point_chart("number of domains", "domains", num_domains_of(one.methods))
+    lines: list[tuple[str, Points]] = []
+    for options, rows in sweeps(one.methods, "num_domains").items():
+        points = [(num, method.losses["mean"]) for num, method in rows]
+        lines.append((options, sorted(points, key=lambda point: point[0])))
+    return _point_chart("number of domains", "domains", lines)
 
 
 def _point_chart(
     by: str, x_name: str, lines: Sequence[tuple[str, Points]], *, log_x: bool = False
 ) -> LineChart:
-    series = [Series.of_points(own[0] or "dograph", k, own[1]) for k, own in enumerate(lines)]
-    note, y_name = "nats; shaded: 95 % over seeds", "mean validation loss (nats)"
+    series = []
+    for index, (name, points) in enumerate(lines):
+        means = [mean for _, mean in points]
+        line = Series(
+            x=[x for x, _ in points],
+            y=[mean.value for mean in means],
+            name=name or "dograph",
+            index=index,
+            low=[mean.low for mean in means],
+            high=[mean.high for mean in means],
+            dots=True,
+        )
+        series.append(line)
+    note, y_name = "nats; shaded: 95 % interval over seeds", "mean validation loss (nats)"
     return LineChart(f"Mean loss by {by}", series, note, x_name, y_name, log_x=log_x)
 
 
-def _compared(one: Comparison) -> list[Shown]:
-    """Losses, costs, differences, methods by source, sweeps."""
-    figures = [name for name in METRICS if name in one.methods[0].losses]
-    columns: dict[str, Callable[[MethodRow], Entry]] = {
-        "method": lambda method: method.name,
-        "seeds": lambda method: str(method.seeds),
-    }
-
-    def loss_column(name: str) -> Callable[[MethodRow], Entry]:
-        return lambda method: TableCell.of(method.losses.get(name))
-
-    columns |= {name: loss_column(name) for name in figures}
-    columns[f"mean less {one.baseline}'s"] = _mean_difference
-    if one.is_planned:
-        tests = {method.name: method.differences.get("mean") for method in one.methods}
-        p_values = {name: test.p_holm for name, test in tests.items() if test}
-        claims = {name: test.claim for name, test in tests.items() if test}
-        columns["p (Holm)"] = lambda method: TableCell(p_values.get(method.name), "fixed", 3)
-        columns["<claim"] = lambda method: TableCell(claims.get(method.name), left=True)
-    blocks: list[Shown] = [
-        PageText("Losses", "heading"),
-        PageText(
-            "validation loss in nats, 95 % over seeds below; mean: every source alike, natural: by "
-            "training tokens, worst: the largest, gap: largest less smallest"
-        ),
-        replace(table_of("methods", one.methods, columns), tall=False),
-    ]
-    spent = {method.name: dict(method.costs) for method in one.methods}
-    if names := list(next(filter(None, spent.values()), {})):
-        costs = [[name, *(own.get(part, "") for part in names)] for name, own in spent.items()]
-        blocks.append(PageText("What they took", "heading"))
-        blocks.append(PageTable("costs of methods", ["method", *names], costs))
-    every = [difference_chart(one, name) for name in METRICS]
-    charts = [chart for chart in every if chart.rows]
-    no_pairs = PageText("No pairs: no seed is shared with the baseline.")
-    legend = "blue: lower, orange: higher, the deeper the more; ! claimed"
-    blocks += [
-        PageText("Paired differences", "heading"),
-        BlockGroup(charts, grid=True) if charts else no_pairs,
-        PageText("Methods by source", "heading"),
-        PageText(f"loss in nats, below it the difference to {one.baseline}; {legend}"),
-        source_table(one),
-    ]
-    chart = num_domains_chart(one)
-    return blocks + ([chart] if chart.series else []) + _objectives(one)
-
-
-def _mean_difference(method: MethodRow) -> TableCell:
-    mean = method.differences.get("mean")
-    return TableCell.of(mean.estimate if mean else None, "signed")
-
-
-def _objectives(one: Comparison) -> list[Shown]:
-    methods, rows = {method.name: method for method in one.methods}, list[list[Entry]]()
-    for objective, name in objectives_of(one.methods):
-        losses = methods[name].losses
-        values = [losses[figure].value for figure in METRICS if figure in losses]
-        difference = _mean_difference(methods[name])
-        rows.append([objective, TableCell(name, left=True), *values, difference])
-    method = TableCell("method", left=True)
-    heads = ("objective", method, *METRICS, f"mean less {one.baseline}'s")
-    table = PageTable("objectives", heads, rows)
-    return [PageText("Objectives", "heading"), table] if rows else []
-
-
-def difference_chart(one: Comparison, figure: str) -> DotChart:
-    """Every method less the baseline in one of the four figures."""
+def difference_chart(one: Comparison, metric: str) -> DotChart:
+    """The difference of every method to the baseline."""
     rows = []
     for index, method in enumerate(one.methods):
-        if own := method.differences.get(figure):
-            value, text = own.estimate, own.over_items
+        if own := method.differences.get(metric):
+            mean, text = own.estimate, own.over_items
             ends = (text.low, text.high) if text else None
-            rows.append(DotRow(method.name, index, value.value, value.low, value.high, ends))
-    pale = "; pale: 95 % over validation text" if any(row.text for row in rows) else ""
+            rows.append(DotRow(method.name, index, mean.value, mean.low, mean.high, ends))
+    pale = "; pale: over validation text" if any(row.over_text for row in rows) else ""
     return DotChart(
-        f"Difference to {one.baseline}, {figure}",
-        f"nats, below 0 is better; line: 95 % over seeds{pale}",
+        f"Difference to {one.baseline}: {metric} loss",
+        f"nats, negative is better; line: 95 % interval over seeds{pale}",
         rows,
         "signed",
         x_name="nats",
-        paper_name=f"{figure} loss less {one.baseline}'s (nats),\n95 % over seeds",
+        paper_name=f"{metric} loss vs. {one.baseline} (nats),\n95 % interval over seeds",
         reference=0,
     )
 
 
 def source_table(one: Comparison) -> PageTable:
-    """A table that is a heat map: every cell can be read, aloud too."""
-    sources = list(one.methods[0].sources)
-    changes = [own.mean for method in one.methods for own in method.source_differences.values()]
-    most = max([1e-9, *map(abs, changes)])
+    """A heat map as a table, so that every value can be read, also by a screen reader."""
+    changes = [
+        abs(own.mean)
+        for method in one.methods
+        for name, own in method.differences.items()
+        if name in one.sources
+    ]
+    largest = max([1e-9, *changes])
     rows: list[list[Entry]] = []
     for method in one.methods:
         row: list[Entry] = [method.name]
-        for source in sources:
-            level, own = method.sources.get(source), method.source_differences.get(source)
-            cell = TableCell(level.value if level else None)
-            if level and own:
-                shade, claimed = own.mean / most, own.is_claimed
+        for source in one.sources:
+            loss, own = method.losses.get(source), method.differences.get(source)
+            cell = TableCell(loss.value if loss else None)
+            if loss and own:
+                shade, claimed = own.mean / largest, own.is_claimed
                 cell = replace(cell, change=own.mean, shade=shade, claimed=claimed)
             row.append(cell)
         rows.append(row)
-    return PageTable("methods by source", ["method", *sources], rows)
+    return PageTable("loss by method and source", ["method", *one.sources], rows)
+
+
+# The title of each section and the function that makes its items. Domains are drawn by domains.js.
+SECTIONS: dict[str, tuple[str, Callable[[PageData], Sequence[object]]]] = {
+    "overview": ("Overview", overview),
+    "curves": ("Curves", curves),
+    "domains": ("Domains", lambda data: [(r.name, r.domains) for r in data.runs if r.domains]),
+    "health": ("Health", health),
+    "cost": ("Cost", cost),
+    "comparison": ("Comparison", comparison),
+}

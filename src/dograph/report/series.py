@@ -1,11 +1,13 @@
-"""What a page reads of a run: metrics.jsonl by column, read on from where the last look ended.
+"""Reads a run directory while it grows: metrics.jsonl by column, and the curves of a page.
 
 Shapes: N rows that have the column.
 """
 
 import json
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -13,62 +15,61 @@ from typing import Any
 
 import numpy as np
 
+from dograph.config import RunConfig
+from dograph.data.corpus import Corpus
+from dograph.errors import DographError
+from dograph.train.edits import edits_of
+from dograph.train.run_dir import RunDirectory
+
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
-_NUMBERS = (int, float)
-# Losses under another name, and what no chart shows.
+FEW = 40  # lines of at most this many points have a marker at every point
+# Columns that no chart shows: other units of a loss, and counts and norms.
 _UNUSED = ("/ppl", "/bits_per_byte", "/samples", "/gradient_norm", "/mean_norm")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
-
-
-@dataclass(slots=True)
-class Column:
-    """One quantity: the steps that have it, and its values; what is not finite is left out."""
-
-    steps: "array[int]" = field(default_factory=lambda: array("q"))
-    values: "array[float]" = field(default_factory=lambda: array("d"))
+    """The JSON object in a file; empty if there is no file."""
+    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return values if isinstance(values, dict) else {}
 
 
 class Columns:
-    """The columns of one metrics file, which may still grow, or be cut back by a resumption."""
+    """The columns of a metrics file, which may grow, or be cut back when a run resumes.
+
+    Each column has the steps and values of the rows that have it; values that are not finite are
+    left out.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._clear()
 
     def _clear(self) -> None:
-        self._known: dict[str, Column | None] = {}  # None: of no use here
+        self._columns: dict[str, tuple[array[int], array[float]] | None] = {}  # None: not used
         self.last_step = 0
-        self.damaged = 0  # lines that are no JSON
+        self.damaged = 0  # lines that are not JSON
         self._offset = 0
         self._inode: int | None = None
 
     def read(self) -> bool:
-        """Read whole lines that were not read yet; return whether there was anything new."""
+        """Read complete lines added since the last call; return whether there were any."""
         if not self.path.is_file():
             return False
         status = self.path.stat()
         if status.st_ino != self._inode or status.st_size < self._offset:
-            self._clear()  # resuming a run puts a shorter file in its place
+            self._clear()  # a resumed run replaces the file by a shorter one
             self._inode = status.st_ino
-        if status.st_size == self._offset:
-            return False
         before = self._offset
         with open(self.path, "rb") as file:
-            file.seek(self._offset)
+            file.seek(before)
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                self._take(line)
+                if line.endswith(b"\n"):
+                    self._offset += len(line)
+                    self._add(line)
         return self._offset > before
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         try:
             row = json.loads(line)
             step = int(row["step"])
@@ -76,67 +77,108 @@ class Columns:
             self.damaged += 1
             return
         self.last_step = max(self.last_step, step)
-        known = self._known
+        columns = self._columns
         for name, value in row.items():  # millions of times in a long run
-            if name not in known:
+            if name not in columns:
                 is_shown = name != "step" and not name.endswith(_UNUSED)
-                known[name] = Column() if is_shown else None
-            column = known[name]
-            if column is not None and value.__class__ in _NUMBERS and isfinite(value):
-                column.steps.append(step)
-                column.values.append(value)
+                columns[name] = (array("q"), array("d")) if is_shown else None
+            column = columns[name]
+            if column is not None and value.__class__ in (int, float) and isfinite(value):
+                column[0].append(step)
+                column[1].append(value)
 
     @property
-    def by_name(self) -> dict[str, Column]:
-        return {name: column for name, column in self._known.items() if column and column.steps}
+    def names(self) -> list[str]:
+        """Columns with at least one value, in the order of the file."""
+        return [name for name, column in self._columns.items() if column and column[0]]
 
     def __contains__(self, name: str) -> bool:
         return self.last(name) is not None
 
     def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """step_N and value_N of a column, as copies; empty where there is none."""
-        own = self._known.get(name) or Column()
-        return np.array(own.steps, dtype=np.int64), np.array(own.values, dtype=np.float64)
+        """step_N and value_N of a column, as copies; empty if there is no such column."""
+        steps, values = self._columns.get(name) or ((), ())
+        return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
     def last(self, name: str) -> float | None:
-        column = self._known.get(name)
-        return column.values[-1] if column and column.values else None
+        column = self._columns.get(name)
+        return column[1][-1] if column and column[1] else None
 
-    def middles(self, prefix: str, suffix: str) -> list[str]:
-        """What stands between prefix and suffix in names of columns, in the order of the file."""
-        least = len(prefix) + len(suffix)
+    def between(self, prefix: str, suffix: str) -> list[str]:
+        """The part between prefix and suffix of every column name that has both."""
+        shortest = len(prefix) + len(suffix)
         return [
             name[len(prefix) : -len(suffix)]
-            for name in self.by_name
-            if name.startswith(prefix) and name.endswith(suffix) and len(name) > least
+            for name in self.names
+            if name.startswith(prefix) and name.endswith(suffix) and len(name) > shortest
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Points of a line."""
+@dataclass(slots=True)
+class OpenRun:
+    """A run directory that is read, again and again while the run is training."""
+
+    path: Path
+    label: str | None = None  # the method's name in a comparison
+    origin: str | None = None  # the comparison's folder
+    files: RunDirectory = field(init=False)
+    config: RunConfig = field(init=False)
+    columns: Columns = field(init=False)
+    corpus: Corpus | None = field(init=False, default=None)  # None if moved or changed
+
+    def __post_init__(self) -> None:
+        self.files = RunDirectory.open(self.path)
+        self.config = self.files.config()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the metrics, so that the next `read` starts over."""
+        self.columns = Columns(self.files.metrics_file)
+
+    def read(self) -> None:
+        self.columns.read()
+        self.corpus = None
+        with suppress(DographError, OSError):
+            corpus = Corpus(self.config.data.corpus)
+            states = sorted(self.files.checkpoints.glob("step-*/state.json"))
+            if not states or read_json(states[-1]).get("corpus") == corpus.digest:
+                self.corpus = corpus
+
+    def as_trained(self) -> RunConfig:
+        """The settings with edits of the mixture, which make the mixer a different method."""
+        edits = []
+        for edit in edits_of(self.files):
+            weights = " ".join(f"{name} {weight:.3g}" for name, weight in edit.new.items())
+            edits.append(f"after {edit.step}: {weights}")
+        update = {"edited": "; ".join(edits)} if edits else {}
+        mixer = self.config.mixer.model_copy(update=update)
+        return self.config.model_copy(update={"mixer": mixer})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A line of a chart: a quantity over steps, or a loss by model size or number of domains."""
 
     x: list[int]
     y: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A quantity over steps: thinned, and smoothed where there are points enough."""
-
-    raw: Line
-    smooth: Line | None = None
+    name: str | None = None
+    index: int = 0  # of its colour and marker
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    raw: "Series | None" = None  # the values before smoothing, if x and y are smoothed
+    dots: bool = False
+    dash: int = 0  # dash pattern, to distinguish seeds of one method
 
 
 def rounded(values: np.ndarray, digits: int = DIGITS) -> list[float]:
-    """Numbers with few digits, which is what a picture can show; a page of them is small."""
+    """Numbers rounded to the significant digits that a chart can show, to keep pages small."""
     return [float(f"{value:.{digits}g}") for value in values.tolist()]
 
 
 def thin(step_N: np.ndarray, value_N: np.ndarray, buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first and last point, and the least and largest of each of `buckets` runs of points.
+    """The first and last point, and the minimum and maximum of each of `buckets` segments.
 
-    So no spike is lost and none is made up: every point that is kept is one that was measured.
+    No spike is lost, and every point that is kept was measured.
     """
     num = len(value_N)
     if num <= 2 * buckets + 2:
@@ -151,16 +193,16 @@ def thin(step_N: np.ndarray, value_N: np.ndarray, buckets: int) -> tuple[np.ndar
 
 
 def running_mean(value_N: np.ndarray, window: int) -> np.ndarray:
-    """The mean over `window` points (an odd number) around each one.
+    """The mean over `window` points (an odd number) around each point.
 
-    At the beginning, where losses fall steeply, the window narrows to what lies on either side. At
-    the end it is the straight line through the last `window` points, which joins on to the means:
-    narrowing would make the last value that of one noisy step. Straight lines stay straight.
+    At the start, where losses fall steeply, the window narrows. At the end it is the least-squares
+    line through the last `window` points: a narrower window would end in one noisy step. Straight
+    lines stay straight.
     """
     num, half = len(value_N), window // 2
-    half_N = np.minimum(np.minimum(np.arange(num), np.arange(num)[::-1]), half)
-    total = np.concatenate([[0.0], np.cumsum(value_N, dtype=np.float64)])
     index_N = np.arange(num)
+    half_N = np.minimum(np.minimum(index_N, index_N[::-1]), half)
+    total = np.concatenate([[0.0], np.cumsum(value_N, dtype=np.float64)])
     mean_N: np.ndarray = (total[index_N + half_N + 1] - total[index_N - half_N]) / (2 * half_N + 1)
     if half and num >= window:
         last = value_N[-window:].astype(np.float64)
@@ -170,14 +212,14 @@ def running_mean(value_N: np.ndarray, window: int) -> np.ndarray:
     return mean_N
 
 
-def curve(step_N: np.ndarray, value_N: np.ndarray, buckets: int, *, smooth: bool = True) -> Curve:
-    """What a page shows of one quantity."""
+def curve(step_N: np.ndarray, value_N: np.ndarray, buckets: int, *, smooth: bool = True) -> Series:
+    """The thinned values of a column; their running mean and `raw` if there are enough points."""
     steps, values = thin(step_N, value_N, buckets)
-    raw = Line(steps.tolist(), rounded(values))
+    raw = Series(x=steps.tolist(), y=rounded(values), dots=len(steps) <= FEW)
     num = len(value_N)
     window = max(1, 2 * (num // SMOOTHED_SHARE // 2) + 1)
     if not smooth or window < 3:
-        return Curve(raw)
+        return raw
     mean_N = running_mean(value_N, window)
     at = np.unique(np.linspace(0, num - 1, min(num, buckets)).round().astype(np.int64))
-    return Curve(raw, Line(step_N[at].tolist(), rounded(mean_N[at])))
+    return Series(x=step_N[at].tolist(), y=rounded(mean_N[at]), raw=replace(raw, dots=False))

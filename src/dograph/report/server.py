@@ -1,14 +1,13 @@
-"""The page while runs go on: a server for this machine alone, which can be read and not written.
+"""Serves the page while runs are training: on this machine only, and read-only.
 
-It listens on 127.0.0.1, answers GET for two addresses, and only under a name of this machine: a
-page from elsewhere that has its own name resolve to 127.0.0.1 (DNS rebinding) gets nothing.
+The server listens on 127.0.0.1, answers GET for two paths, and only under a name of this machine: a
+web page that makes its own name resolve to 127.0.0.1 (DNS rebinding) is refused.
 """
 
 import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,15 +20,14 @@ from dograph.errors import ConfigError
 from dograph.report.collect import EVALUATION, PageData, collect, open_subjects
 from dograph.report.render import asset, policy, render, script
 from dograph.report.sections import page_json
-from dograph.train.run_dir import RunDirectory
 
 HOST = "127.0.0.1"
-LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between looks: reading takes at most a twentieth of them
+LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between reads, and at least 20 times what one takes
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The page's data at one time, and how long to wait before the next look."""
+    """The page's data at one time, and the seconds until the page should ask again."""
 
     data: PageData
     version: str
@@ -37,38 +35,35 @@ class Look:
 
 
 class Live:
-    """What the page shows now: read again only where files have changed."""
+    """The current data of a page, read again only if files have changed."""
 
     def __init__(self, paths: Sequence[Path], benches: Sequence[Path] = ()) -> None:
         self._paths, self._benches, self._lock = paths, benches, Lock()
         self._subjects = open_subjects(paths, benches)
-        self._signature: object = None
+        self._files: list[tuple[Path, int, int]] | None = None
         self._last: Look | None = None
 
     def look(self) -> Look:
         with self._lock:
-            # A comparison that goes on begins further runs.
+            # A comparison that is running starts further runs.
             self._subjects = open_subjects(self._paths, self._benches, self._subjects.runs)
-            signature = self._signature_now()
-            if self._last is None or signature != self._signature:
+            files = self._files_now()
+            if self._last is None or files != self._files:
                 start = time.monotonic()
                 data = collect(self._subjects, keep=True)
                 wait = max(LEAST_WAIT, SHARE * (time.monotonic() - start))
                 self._last = Look(data, f"{time.time_ns():x}", round(wait, 1))
-                self._signature = signature
+                self._files = files
             return self._last
 
-    def _signature_now(self) -> object:
-        files = [folder / REPORT for folder in self._subjects.comparisons]
-        for run in (RunDirectory(run.path) for run in self._subjects.runs):
-            files += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
-            files.append(run.path / EVALUATION)
-        signature: list[tuple[Path, int, int]] = []
-        for file in files:
-            with suppress(OSError):  # one that is not there yet
-                status = file.stat()
-                signature.append((file, status.st_mtime_ns, status.st_size))
-        return signature
+    def _files_now(self) -> list[tuple[Path, int, int]]:
+        """All files that a page is made from, with their modification times and sizes."""
+        paths = [folder / REPORT for folder in self._subjects.comparisons]
+        for run in (run.files for run in self._subjects.runs):
+            paths += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
+            paths.append(run.path / EVALUATION)
+        status = {path: path.stat() for path in paths if path.exists()}
+        return [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
 
 
 class Server(ThreadingHTTPServer):
@@ -82,11 +77,11 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), Handler)
         except OSError as error:
             raise ConfigError(
-                f"--port {port}: {error.strerror or error}; give another, or 0 for any free one"
+                f"--port {port}: {error.strerror or error}; give another port, or 0 for a free one"
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its window, or a file that is being replaced, ends one answer."""
+        """A closed browser tab, or a file that is being replaced, ends only this request."""
         error = sys.exception()
         if not isinstance(error, ConnectionError):
             print(f"warning: {type(error).__name__}: {error}", file=sys.stderr)
@@ -104,25 +99,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         own_names = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        url = urlsplit(self.path)
         if self.headers.get("Host") not in own_names:
-            self._answer(403, "text/plain", b"this server answers to 127.0.0.1 and localhost alone")
-            return
-        where = urlsplit(self.path)
-        if where.path == "/":
+            self._answer(403, "text/plain", "this server answers only to 127.0.0.1 and localhost")
+        elif url.path == "/":
             page = render(self.server.live.look().data, live=True)
-            self._answer(200, "text/html; charset=utf-8", page.encode())
-        elif where.path == "/data.json":
+            self._answer(200, "text/html; charset=utf-8", page)
+        elif url.path == "/data.json":
             now = self.server.live.look()
-            if parse_qs(where.query).get("since", [""])[0] == now.version:
-                self._answer(204, None, b"")
+            if parse_qs(url.query).get("since", [""])[0] == now.version:
+                self._answer(204)
                 return
             head = json.dumps({"version": now.version, "wait": now.wait})
             body = f'{head[:-1]}, "page": {page_json(now.data)}}}'
-            self._answer(200, "application/json", body.encode())
+            self._answer(200, "application/json", body)
         else:
-            self._answer(404, "text/plain", b"there is / and /data.json")
+            self._answer(404, "text/plain", "not found; paths are / and /data.json")
 
-    def _answer(self, status: int, kind: str | None, body: bytes) -> None:
+    def _answer(self, status: int, kind: str | None = None, text: str = "") -> None:
+        body = text.encode()
         self.send_response(status)
         if kind is not None:
             self.send_header("Content-Type", kind)
@@ -136,4 +131,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: a line every few seconds tells nobody anything."""
+        """Requests are not logged: the page asks every few seconds."""

@@ -1,14 +1,14 @@
-"""The portable ending: a cross entropy that also sketches, in any trainer.
+"""A cross entropy that also returns sketches, for any trainer.
 
     loss_B, sketch_BK = sketched_cross_entropy(hidden_BTD, weight_VD, target_BT)
 
-takes the place of the output layer and its loss. The sketch is that of the output layer's weight
-gradient, known before any backward: so are the weights, and the backward is the stock one. It
-goes with DDP, activation checkpointing and compile, and with FSDP2 where it is called inside the
-sharded module's forward, which has the weight whole. Logits are made a chunk of tokens at a time
-and never held together; the backward makes them once more for the weight gradient.
+replaces the output layer and its loss. The sketch is that of the output layer's weight gradient. It
+is known before any backward, and so are the weights: the backward is an ordinary one. This works
+with DDP, activation checkpointing and compile, and with FSDP2 if it is called inside the forward of
+the sharded module, which has the whole weight. Logits are computed for a chunk of tokens at a time
+and never held together; the backward computes them again for the weight gradient.
 
-Shapes: B samples, T tokens, D width, V vocabulary, q x p a sketch, K the slot.
+Shapes: B samples, T tokens, D width, V vocabulary, q x p a sketch, K = q p.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from dograph.errors import ConfigError
 from dograph.sketch.projection import Bank, MatrixProjection, Projection
 
 IGNORED = -100
-_CHUNK = 1 << 25  # logits made at once
+_CHUNK = 1 << 25  # logits computed at once
 
 
 def sketched_cross_entropy(
@@ -35,11 +35,10 @@ def sketched_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The loss of each sample, and the sketch of its gradient with respect to `weight_VD`.
 
-    A sample's loss is the mean NLL over its own targets that are not -100; one without any has
-    loss 0 and sketch 0. `target_BT` is already shifted. Columns from `vocab_size` on are padding
-    and stay out of the softmax. Without a `projection` (see `head_projection`) the one of seed 0
-    is made in every call. The sketch has no gradient. The weight must be whole: a softmax is over
-    all of the vocabulary, so a sharded one is refused.
+    A sample's loss is the mean NLL over its targets that are not -100; without any, loss and sketch
+    are 0. `target_BT` is already shifted. Rows of the weight from `vocab_size` on are padding, left
+    out of the softmax. Without a `projection` (see `head_projection`) each call draws that of seed
+    0. The sketch has no gradient. A sharded weight is refused: a softmax needs all of it.
     """
     for name, value in (("hidden", hidden_BTD), ("weight", weight_VD), ("target", target_BT)):
         if isinstance(value, DTensor):
@@ -47,11 +46,11 @@ def sketched_cross_entropy(
                 f"{name} is a DTensor of shape {tuple(value.shape)}, placed "
                 f"{tuple(value.placements)}; sketched_cross_entropy needs plain tensors. Give "
                 f"{name}.full_tensor(), call it inside the forward of a module under FSDP2, which "
-                "has its weights whole, or use DDP"
+                "gathers its weights, or use DDP"
             )
     if hidden_BTD.shape[:2] != target_BT.shape or hidden_BTD.shape[2] != weight_VD.shape[1]:
         raise ConfigError(
-            f"shapes do not fit: hidden {tuple(hidden_BTD.shape)}, weight "
+            f"shapes do not match: hidden {tuple(hidden_BTD.shape)}, weight "
             f"{tuple(weight_VD.shape)}, target {tuple(target_BT.shape)}; they must be (B, T, D), "
             "(V, D), (B, T)"
         )
@@ -71,7 +70,7 @@ def sketched_cross_entropy(
 def head_projection(
     weight_VD: Tensor, projection: Projection | None = None, *, step: int = 0
 ) -> MatrixProjection:
-    """Both sides of the output layer's projection, for `sketched_cross_entropy`."""
+    """The projection of the output layer, for `sketched_cross_entropy`."""
     bank = Bank(projection or Projection(dim=DEFAULT_DIM), weight_VD.dtype, weight_VD.device)
     bank.add_matrix("head", (weight_VD.shape[0], weight_VD.shape[1]), wide=True)
     bank.draw(step)
@@ -128,7 +127,7 @@ class _SketchedCrossEntropy(torch.autograd.Function):
 
 
 def _parts(hidden_BTD: Tensor, weight_VD: Tensor) -> list[slice]:
-    """Stretches of tokens whose logits fit into a chunk."""
+    """Slices of tokens whose logits fit into a chunk."""
     num_samples, num_tokens, _ = hidden_BTD.shape
     length = max(1, _CHUNK // (num_samples * weight_VD.shape[0]))
     return [slice(start, min(start + length, num_tokens)) for start in range(0, num_tokens, length)]

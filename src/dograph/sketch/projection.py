@@ -1,15 +1,15 @@
-"""Random projections of parameters' gradients into one slot of K numbers a sample.
+"""Random projections of per-sample gradients into K numbers per sample.
 
 A weight matrix W (R x C) is projected from both sides: S = P_row' G P_col, with P_row (R x q),
-P_col (C x p), K = q p, entries of variance 1/q and 1/p, so E|S|^2 = |G|^2 whatever the layer's
-shape. Vectors (norms and biases) are laid end to end and hashed into the slot with random signs.
-All parameters are summed into the same slot: their projections are independent, so the cross
-terms vanish in the mean.
+P_col (C x p), K = q p, entries of variance 1/q and 1/p, so E|S|^2 = |G|^2 for any layer shape.
+Vectors (norms and biases) are concatenated and hashed into the K numbers with random signs. The
+sketch is the sum over all parameters: their projections are independent, so the cross terms vanish
+in expectation.
 
-The number of columns rules the error, not K alone: for a matrix of effective rank r the relative
+The error depends on q and p, not on K alone: for a matrix of effective rank r the relative
 variance of |S|^2 is 2/(pq) + (2/r)(1/p + 1/q + 1/(pq)), and per-sample gradients have low rank.
 
-Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q p the slot.
+Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q p.
 """
 
 import math
@@ -18,25 +18,26 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dograph.config import DEFAULT_DIM, KINDS, TWO_SIDED, Kind, Refresh
+from dograph.choices import KINDS, TWO_SIDED, Kind
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.rng import key64
 
-_BLOCK = 1 << 16  # rows of a dense Gaussian matrix made at once
+_BLOCK = 1 << 16  # rows of a dense Gaussian matrix drawn at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # torch.compile hashes it before it is complete
 class Fold:
-    """A signed hash of F numbers into K: each lands in one place, places are shared evenly.
+    """A signed hash of F numbers into K buckets of equal size.
 
-    Stretches of K numbers are turned by random amounts, given random signs and added up. Two
-    numbers of different stretches meet with odds of 1 in K, those of one stretch never, so
+    Chunks of K numbers are rotated by random amounts, given random signs and added up. Two numbers
+    of different chunks share a bucket with probability 1/K, those of one chunk never, so
     E<fold(x), fold(y)> = <x, y>, and the variance of |fold(x)|^2 is below 2 |x|^4 / K, that of a
     dense Gaussian projection, without its F x K entries.
     """
 
-    index_N: Tensor  # which number goes to each place, K places after K places; F stands for none
+    index_N: Tensor  # the number in each bucket, chunk after chunk; F means none
     sign_N: Tensor
     dim: int
 
@@ -48,19 +49,19 @@ class Fold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatrixProjection:
-    """Both sides of one weight matrix, in the order of the parameter's own axes."""
+    """The projections of both sides of a weight matrix, in the order of its axes."""
 
     row_Rq: Tensor
     col_Cp: Tensor
-    fold: Fold | None  # only where q p is not K
+    fold: Fold | None  # only if q p is not K
 
     def slot(self, sketch_Bqp: Tensor) -> Tensor:
-        """Flattened into the slot: (B, K) float32 or better."""
+        """Flattened, and folded if needed: (B, K) float32 or better."""
         flat_BF = sketch_Bqp.flatten(1)
         return flat_BF if self.fold is None else self.fold(flat_BF)
 
     def of_gradient(self, gradient_BRC: Tensor) -> Tensor:
-        """The sketch of gradients that are there in full."""
+        """The sketch of full gradients."""
         row_Rq, col_Cp = (side.to(gradient_BRC.dtype) for side in (self.row_Rq, self.col_Cp))
         sketch_Bqp = row_Rq.T @ gradient_BRC @ col_Cp
         return self.slot(sketch_Bqp.to(torch.promote_types(sketch_Bqp.dtype, torch.float32)))
@@ -68,7 +69,7 @@ class MatrixProjection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """How gradients are projected. Matrices are functions of (seed, parameter name, step)."""
+    """How gradients are projected; matrices are functions of (seed, parameter name, step)."""
 
     dim: int = DEFAULT_DIM  # K
     kind: Kind = "rademacher"
@@ -77,7 +78,7 @@ class Projection:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"projection={self.kind!r} is not known; it is one of {KINDS}")
+            raise ConfigError(f"projection={self.kind!r} is not known; give one of {KINDS}")
         if self.dim < 1:
             raise ConfigError(f"a sketch needs at least 1 dimension, got dim={self.dim}")
         rows, cols = self.columns
@@ -88,14 +89,10 @@ class Projection:
                 f"dim={self.dim} splits into {rows} x {cols} columns, too narrow on one side for a "
                 f"two-sided projection; take {near}, or projection=gaussian"
             )
-        if isinstance(self.refresh, str):
-            bad = self.refresh not in ("never", "step")
-        else:
-            bad = isinstance(self.refresh, bool) or self.refresh < 1
-        if bad:
-            raise ConfigError(
-                f"refresh={self.refresh!r}: give never, step, or a number of steps > 0"
-            )
+        refresh: object = self.refresh
+        number = isinstance(refresh, int) and not isinstance(refresh, bool) and refresh > 0
+        if not number and refresh not in ("never", "step"):
+            raise ConfigError(f"refresh={refresh!r}: give never, step, or a number of steps > 0")
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -103,18 +100,18 @@ class Projection:
         return _sides(self.dim)
 
     def epoch(self, step: int) -> int:
-        """The step from which the projection of `step` has held."""
+        """The step at which the projection of `step` was drawn."""
         if self.refresh == "never":
             return 0
         return step if self.refresh == "step" else step - step % self.refresh
 
     def sides(self, *, wide: bool) -> tuple[int, int]:
-        """Columns of a matrix (q, p); `wide` ones have more (embeddings, heads)."""
+        """Columns of a matrix (q, p); `wide` matrices (embeddings, heads) have more."""
         q, p = self.columns
         return (2 * p, 2 * p) if wide else (q, p)
 
     def dense(self, name: str, gradient_BD: Tensor, *, step: int) -> Tensor:
-        """R'g with R ~ N(0, 1/K), as the paper prints it; R is made in blocks, never held."""
+        """R'g with R ~ N(0, 1/K), as in the paper; R is drawn in blocks and never held whole."""
         sketch_BK = gradient_BD.new_zeros(len(gradient_BD), self.dim)
         for block, start in enumerate(range(0, gradient_BD.shape[1], _BLOCK)):
             part_Bd = gradient_BD[:, start : start + _BLOCK]
@@ -137,11 +134,11 @@ def _sides(dim: int) -> tuple[int, int]:
     return dim // small, small
 
 
-# Random words and signs as functions of a key: the same on every device, many keys at once.
+# Random words and signs as functions of a key: the same on every device, for many keys at once.
 #
 # A stream is SplitMix64 (Steele, Lea and Flood 2014): word w of key k is mix(k + w * GOLDEN). The
-# words of all streams are made in a dozen operations, however many streams there are, and 64 signs
-# come from each word; drawing the projections of a whole model costs what a few small kernels cost.
+# words of all streams take a dozen operations, however many streams there are, and each word gives
+# 64 signs: drawing the projections of a whole model costs a few small kernels.
 
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -154,7 +151,7 @@ def signed(key: int) -> int:
 
 
 def start_words(keys: list[int], counts: list[int], device: torch.device) -> Tensor:
-    """For each key so many counters, one after the other: what `words` draws from."""
+    """The counters of all keys, one key after the other, that `words` draws from."""
     count_S = torch.tensor(counts)
     key_W = torch.tensor([signed(k) for k in keys]).repeat_interleave(count_S)
     first_W = (count_S.cumsum(0) - count_S).repeat_interleave(count_S)
@@ -163,24 +160,24 @@ def start_words(keys: list[int], counts: list[int], device: torch.device) -> Ten
 
 
 def words(start_W: Tensor, seed: int, epoch: int) -> Tensor:
-    """64 random bits for each counter, others in every epoch."""
+    """64 random bits for each counter, different in every epoch."""
     return mixed(start_W ^ epoch_key(seed, epoch))
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """What sets the words of one epoch apart from those of the others."""
+    """A key that differs between epochs."""
     return signed(key64(seed, "projection epoch", epoch))
 
 
 def mixed(value: Tensor) -> Tensor:
-    """SplitMix64's finaliser: every bit of the input moves half of the output's."""
+    """SplitMix64's finaliser: each input bit flips half of the output bits."""
     value = (value ^ _shifted(value, 30)) * signed(0xBF58476D1CE4E5B9)
     value = (value ^ _shifted(value, 27)) * signed(0x94D049BB133111EB)
     return value ^ _shifted(value, 31)
 
 
 def signs(start_W: Tensor, seed: int, epoch: int, scale: float, dtype: torch.dtype) -> Tensor:
-    """64 entries of +-scale for each counter, one for each bit of its word: (64 W,)."""
+    """64 entries of +-scale for each counter, one per bit of its word: (64 W,)."""
     if usable(start_W):
         from dograph.kernels.projection import signs_by_kernel
 
@@ -197,32 +194,32 @@ def signs_plainly(word_W: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def normals(word_W: Tensor) -> Tensor:
-    """Two standard normals a word, by the inverse of their distribution: (2 W,) float64."""
+    """Two standard normals per word by the inverse CDF: (2 W,) float64."""
     half_W2 = torch.stack((word_W, word_W >> 32), dim=1) & 0xFFFFFFFF
     return torch.erfinv((half_W2.flatten().double() + 0.5) / (1 << 31) - 1) * math.sqrt(2)
 
 
 def _shifted(value: Tensor, places: int) -> Tensor:
-    """To the right, filled with zeros: torch's own shift copies the sign."""
+    """A logical right shift: torch's own copies the sign bit."""
     return (value >> places) & ((1 << (BITS - places)) - 1)
 
 
 # All random matrices of a model, drawn together.
 #
-# Each is a function of (seed, parameter name, epoch) alone, whatever else is drawn beside it. They
-# lie in a few flat tensors that are filled anew when the projection is, a dozen operations in all:
-# a projection drawn afresh in every step costs next to nothing.
+# Each is a function of (seed, parameter name, epoch) alone, whatever else is drawn with it. They
+# are slices of a few flat tensors that are filled anew when the projection is redrawn, a dozen
+# operations in all: redrawing in every step costs next to nothing.
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Random entries that are wanted: a side of a matrix, the signs or the turns of a fold."""
+    """Random numbers to draw: a side of a matrix, or the signs or rotations of a fold."""
 
     name: str
     part: str
     shape: tuple[int, ...]
-    columns: int  # entries have variance 1 / columns
     kind: str  # "entry", "sign" or "turn"
+    columns: int = 1  # entries have variance 1 / columns
 
 
 @dataclass(slots=True)
@@ -235,84 +232,67 @@ class Bank:
     requests: list[Request] = field(default_factory=list)
     epoch: int | None = None
     folds: dict[str, Fold] = field(default_factory=dict)
-    _start_W: Tensor | None = None
-    _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    _fold_sizes: dict[str, int] = field(default_factory=dict)
+    _starts: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # by kind and columns
+    _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by name and part
 
     def add_matrix(self, name: str, shape: tuple[int, int], *, wide: bool) -> None:
-        """Both sides of a weight, once however often it is used."""
+        """Request both sides of a weight; a tied weight is requested once."""
         if any(request.name == name for request in self.requests):
             return
         q, p = self.projection.sides(wide=wide)
-        self.requests += [
-            Request(name, "row", (shape[0], q), q, "entry"),
-            Request(name, "col", (shape[1], p), p, "entry"),
-        ]
+        self.requests.append(Request(name, "row", (shape[0], q), "entry", q))
+        self.requests.append(Request(name, "col", (shape[1], p), "entry", p))
         if q * p != self.projection.dim:
             self.add_fold(name, q * p)
 
     def add_fold(self, name: str, size: int) -> None:
-        """A signed hash of `size` numbers."""
-        stretches = math.ceil(size / self.projection.dim)
-        self.requests += [
-            Request(name, "sign", (stretches, self.projection.dim), 1, "sign"),
-            Request(name, "turn", (stretches, size), 1, "turn"),
-        ]
+        """Request a signed hash of `size` numbers."""
+        chunks = math.ceil(size / self.projection.dim)
+        self.requests.append(Request(name, "sign", (chunks, self.projection.dim), "sign"))
+        self.requests.append(Request(name, "turn", (chunks,), "turn"))
+        self._fold_sizes[name] = size
 
     def matrix(self, name: str) -> MatrixProjection:
         sides = self._drawn[name, "row"], self._drawn[name, "col"]
         return MatrixProjection(*sides, self.folds.get(name))
 
     def draw(self, step: int) -> None:
-        """Fill the bank for this step; nothing happens where the projection has not changed."""
+        """Fill the bank for this step, unless the last projection still holds."""
         if self.epoch == (epoch := self.projection.epoch(step)) or not self.requests:
             return
         groups: dict[tuple[str, int], list[Request]] = {}  # those that are filled together
         for request in self.requests:
             groups.setdefault((request.kind, request.columns), []).append(request)
-        if self._start_W is None:
-            ordered = [request for group in groups.values() for request in group]
-            seed = self.projection.seed
-            self._start_W = start_words(
-                [key64(seed, "projection", request.name, request.part) for request in ordered],
-                [self._num_words(request) for request in ordered],
-                self.device,
-            )
         self._drawn = {}
-        done = 0
+        seed, gaussian = self.projection.seed, self.projection.kind == "two-sided"
         for (kind, columns), group in groups.items():
-            count = sum(self._num_words(request) for request in group)
-            flat_N = self._filled(kind, columns, self._start_W[done : done + count], epoch)
-            done += count
-            first, each = 0, len(flat_N) // count
-            for request in group:
-                size = request.shape[0] if kind == "turn" else math.prod(request.shape)
-                part = flat_N[first : first + size]
-                drawn = part if kind == "turn" else part.view(request.shape)
+            per_word = {"turn": 1, "sign": BITS, "entry": 2 if gaussian else BITS}[kind]
+            counts = [math.ceil(math.prod(request.shape) / per_word) for request in group]
+            if (kind, columns) not in self._starts:
+                keys = [key64(seed, "projection", request.name, request.part) for request in group]
+                self._starts[kind, columns] = start_words(keys, counts, self.device)
+            start_W = self._starts[kind, columns]
+            if kind == "turn":
+                flat_N = words(start_W, seed, epoch)
+            elif kind == "entry" and gaussian:
+                normal_N = normals(words(start_W, seed, epoch))
+                flat_N = (normal_N / math.sqrt(columns)).to(self.dtype)
+            else:
+                wide = torch.promote_types(self.dtype, torch.float32)
+                dtype = self.dtype if kind == "entry" else wide
+                flat_N = signs(start_W, seed, epoch, columns**-0.5, dtype)
+            parts = flat_N.split([per_word * count for count in counts])
+            for request, part_N in zip(group, parts, strict=True):
+                drawn = part_N[: math.prod(request.shape)].view(request.shape)
                 self._drawn[request.name, request.part] = drawn
-                first += self._num_words(request) * each
-        self.folds = {r.name: self._fold(r) for r in self.requests if r.kind == "turn"}
+        self.folds = {name: self._fold(name, size) for name, size in self._fold_sizes.items()}
         self.epoch = epoch
 
-    def _num_words(self, request: Request) -> int:
-        if request.kind == "turn":
-            return request.shape[0]
-        gaussian = request.kind == "entry" and self.projection.kind == "two-sided"
-        return math.ceil(math.prod(request.shape) / (2 if gaussian else BITS))
-
-    def _filled(self, kind: str, columns: int, start_W: Tensor, epoch: int) -> Tensor:
-        """Entries of one kind and scale: 1, 2 or 64 a word."""
-        seed = self.projection.seed
-        if kind == "turn":
-            return words(start_W, seed, epoch)
-        if kind == "entry" and self.projection.kind == "two-sided":
-            return (normals(words(start_W, seed, epoch)) / math.sqrt(columns)).to(self.dtype)
-        wide = torch.promote_types(self.dtype, torch.float32)
-        return signs(start_W, seed, epoch, columns**-0.5, self.dtype if kind == "entry" else wide)
-
-    def _fold(self, request: Request) -> Fold:
-        (stretches, size), dim = request.shape, self.projection.dim
-        turn_S1 = (self._drawn[request.name, "turn"] & ((1 << 62) - 1))[:, None] % dim
+    def _fold(self, name: str, size: int) -> Fold:
+        turn_S, dim = self._drawn[name, "turn"], self.projection.dim
+        turn_S1 = (turn_S & ((1 << 62) - 1))[:, None] % dim
         place_K = torch.arange(dim, device=self.device)
-        first_S1 = torch.arange(stretches, device=self.device)[:, None] * dim
+        first_S1 = torch.arange(len(turn_S), device=self.device)[:, None] * dim
         index_N = (first_S1 + (place_K + turn_S1) % dim).flatten().clamp_max(size)
-        return Fold(index_N, self._drawn[request.name, "sign"].flatten(), dim)
+        return Fold(index_N, self._drawn[name, "sign"].flatten(), dim)

@@ -1,25 +1,20 @@
-"""Sketcher: every sample's gradient, projected, from one backward.
+"""Sketcher: the projected gradient of every sample from one backward.
 
     sketcher = Sketcher(model)
     with sketcher.record(token_BT, step):
         loss_B = per_sample_losses(model(token_BT))
-        weight_B = sketcher.backward(loss_B, mixer)      # in place of loss.backward()
+        weight_B = sketcher.backward(loss_B, mixer)      # replaces loss.backward()
 
-Modes, all with the same gradient for the same weights:
+All modes (described in dograph.choices) give the same gradient for the same weights. `topdown` and
+`head` cut the model: above the cut layers are tapped, below it autograd runs as usual.
 
-    full       one backward to the layers' outputs, then each weight gradient, weighted
-    twopass    a backward for the sketches, a second one for the gradient; any wrapper
-    topdown    sketches from the top blocks, then the residual gradient is scaled once
-    head       the same from the output layer alone; sharded: a second backward, as in twopass
-    exact      per-sample gradients in full: small models, and LLaMA with long samples
-    reference  one backward a sample: the check of all others
-
-Shapes: B samples, T tokens, K sketch.
+Shapes: B samples, T tokens, K sketch, F numbers in all vectors (norms, biases).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,49 +22,44 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.config import (
-    CUTTING,
-    DEFAULT_DIM,
-    DETACHING,
-    EXPLICIT,
-    MODES,
-    SPARING,
-    TWO_SIDED,
-    Kind,
-    Mode,
-    Refresh,
-)
+from dograph.choices import CUTTING, DETACHING, EXPLICIT, MODES, SPARING, TWO_SIDED, Kind, Mode
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
-from dograph.sketch.coverage import blocks_of, cover, output_layer, unwrapped
 from dograph.sketch.gradients import (
-    Deferred,
     Gradients,
-    Materialised,
     MicroBatchResult,
-    Pending,
-    RetainedGraph,
     WorldRows,
     average_gradients,
+    deferred_backward,
+    explicit_backward,
     gather_signals,
     is_sharded,
     materialised,
     one_backward_per_sample,
 )
 from dograph.sketch.projection import Bank, Projection
-from dograph.sketch.rules import Rule, make_slot, replaced_forward
+from dograph.sketch.rules import (
+    Rule,
+    blocks_of,
+    cover,
+    make_slot,
+    output_layer,
+    replaced_forward,
+    unwrapped,
+)
 from dograph.types import Signals
 
-VECTORS = "vectors"  # the name by which their hash is drawn
+VECTORS = "vectors"  # the name of their hash's random stream
 
 
 class Weighs(Protocol):
-    """A mixer, as far as this file is concerned."""
+    """The one method of a mixer that `Sketcher.backward` calls."""
 
     def weigh(self, signals: Signals) -> Tensor: ...
 
 
 class Sketcher:
-    """Records a model's forwards and sketches the gradients of their samples."""
+    """Records forwards of a model and sketches the gradient of each of their samples."""
 
     def __init__(
         self,
@@ -85,9 +75,9 @@ class Sketcher:
         head: nn.Module | None = None,
         group_of: Callable[[Rule], str] | None = None,
     ) -> None:
-        """`head` is where mode head cuts the model; by default at its last Linear layer.
+        """`head` is the layer where mode head cuts the model; by default its last Linear layer.
 
-        `group_of` names the part of the sketch that a layer adds to, to look at parts of it.
+        `group_of` names the part of the sketch that a layer contributes to, for analyses.
         """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not known; {did_you_mean(mode, MODES)}")
@@ -99,28 +89,28 @@ class Sketcher:
         self.rules = cover(self.model, exclude, only=output)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.sharded = any(is_sharded(parameter) for parameter in self.parameters.values())
-        # Only its wrapper can fill the gradient of a shard: by a second backward, the stock one.
+        # Whether the mode fills `.grad` itself; for shards only FSDP2 can, in a second backward.
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
         self._require_fitting()
         self.step = self._num_samples = 0
-        self._rows: WorldRows  # of what was recorded last
-        self._running = self._looked_for_strays = False
+        self._rows: WorldRows  # of the last recorded batch
+        self._running = self._checked_strays = False
         self._group_of = group_of
-        self._opened: tuple[object, ...] = ()
-        self._assembly: Assembly | None = None
+        self._slots_for: tuple[object, ...] = ()  # sizes, dtype and device of the open slots
+        self._builder: SketchBuilder | None = None
         self._cut_hidden: Tensor | None = None  # the residual stream at the cut,
-        self._cut_leaf: Tensor | None = None  # and where the layers above it begin
-        self._above: Callable[..., Any] = self.model.forward  # what runs there, once there is a cut
+        self._cut_leaf: Tensor | None = None  # and its copy, the input of the layers above
+        self._above: Callable[..., Any] = self.model.forward  # the forward above the cut
 
     def _require_fitting(self) -> None:
-        """Refuse a model, a mode and a projection that could only go wrong later."""
+        """Refuse a model, mode and projection that do not fit together."""
         mode, kind = self.mode, self.projection.kind
         covered = {name for rule in self.rules for name in rule.names.values()}
         left_out = [name for name in self.parameters if name not in covered]
         if left_out and mode not in SPARING:
             raise ConfigError(
-                f"mode {mode} makes every gradient itself, but {left_out} are excluded from "
+                f"mode {mode} computes every gradient itself, but {left_out} are excluded from "
                 "the sketch; use mode twopass, or freeze them"
             )
         if self.reduces and self.sharded:
@@ -130,8 +120,8 @@ class Sketcher:
             )
         if kind not in TWO_SIDED and mode not in EXPLICIT:
             raise ConfigError(
-                f"projection={kind} needs the gradients in full: mode exact or "
-                f"reference, got {mode}; taps project with rademacher or two-sided"
+                f"projection={kind} needs full gradients, but mode={mode} has none; use mode "
+                "exact or reference, or projection rademacher or two-sided"
             )
         if mode == "topdown":
             name, blocks = blocks_of(self.model)
@@ -145,18 +135,18 @@ class Sketcher:
     def record(self, token_BT: Tensor, step: int = 0) -> Iterator[None]:
         """Inside it the model's layers are tapped.
 
-        Activation checkpointing runs layers again in the backward: keep that inside as well.
+        Activation checkpointing runs layers again in the backward, so call backward inside too.
         """
         self.step = step
         self._open(token_BT).draw(step)
         with ExitStack() as stack:
             if self.reduces and isinstance(self.wrapper, DistributedDataParallel):
-                stack.enter_context(self.wrapper.no_sync())  # its reducer would wait for ever
+                stack.enter_context(self.wrapper.no_sync())  # its reducer would wait forever
             if self.mode == "reference":
                 yield
                 return
             if not self.reduces:
-                # Compiled, the first of two backwards must not overwrite what the forward kept.
+                # The first of two compiled backwards must not overwrite saved activations.
                 stack.enter_context(functorch.patch(donated_buffer=False))
             self._running, self._cut_hidden, self._cut_leaf = True, None, None
             for rule in self.rules:
@@ -166,34 +156,32 @@ class Sketcher:
                 stack.enter_context(self._cut())
             yield
 
-    def _open(self, token_BT: Tensor) -> "Assembly":
-        """Slots for this shape and precision; kept as long as they fit."""
-        device, (num_samples, num_tokens) = token_BT.device, token_BT.shape[:2]
-        self._num_samples = num_samples
-        own = next(iter(self.parameters.values())).dtype
-        autocasts = torch.is_autocast_enabled(device.type)
-        dtype = torch.get_autocast_dtype(device.type) if autocasts else own
-        if self._assembly is None or self._assembly.made_for != (dtype, device):
-            self._assembly = Assembly(self.rules, self.projection, self._group_of, dtype, device)
-        if self._opened == (key := (num_samples, num_tokens, dtype, device)):
-            return self._assembly
-        self._opened = key
-        self._assembly.open_slots(num_samples, torch.promote_types(own, torch.float32))
-        for rule in self.rules:
-            rule.defers = self.reduces
-            slot = None if self.mode == "exact" else self._assembly.slot_of(rule)
-            rule.open_slots((num_samples, num_tokens), dtype, slot)
-        return self._assembly
+    def _open(self, token_BT: Tensor) -> "SketchBuilder":
+        """The builder with slots for this shape and dtype; both are reused while they fit."""
+        device, shape = token_BT.device, (token_BT.shape[0], token_BT.shape[1])
+        self._num_samples = shape[0]
+        dtype = next(iter(self.parameters.values())).dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        if self._builder is None or self._builder.made_for != (dtype, device):
+            groups = self._group_of
+            self._builder = SketchBuilder(self.rules, self.projection, groups, dtype, device)
+        if self._slots_for != (fits := (*shape, dtype, device)):
+            self._slots_for = fits
+            for rule in self.rules:
+                rule.defers = self.reduces
+            self._builder.open_slots(shape, sketches=self.mode != "exact")
+        return self._builder
 
     @contextmanager
     def _cut(self) -> Iterator[None]:
-        """Layers run as ever until the cut; from there on they are tapped."""
+        """Layers run unchanged below the cut; above it they are tapped."""
         place = self.head
         if self.mode == "topdown":
             place = blocks_of(self.model)[1][-self.top_blocks]
         assert place is not None
-        current = place.__dict__.get("forward")  # compiled or tapped, it may be
-        if current == self._above_cut:  # an earlier micro-batch still waits for its weights
+        current = place.__dict__.get("forward")  # perhaps compiled or tapped
+        if current == self._above_cut:  # the record of an earlier micro-batch is still open
             yield
             return
         self._above = current or place.forward
@@ -209,58 +197,15 @@ class Sketcher:
         return self._above(leaf_BTD, *args, **kwargs)
 
     def sketch(self, loss_B: Tensor, *, keep: bool = True) -> MicroBatchResult:
-        """Sketch the samples of the recorded forward; `keep` its graph for the gradient."""
+        """Sketch the samples of the recorded forward; `keep` its graph for the backward."""
         if loss_B.dim() != 1 or len(loss_B) != self._num_samples:
             raise ConfigError(
-                f"loss_B must hold one loss for each of the {self._num_samples} recorded samples, "
+                f"loss_B must have one loss for each of the {self._num_samples} recorded samples, "
                 f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
             )
         if self.mode == "reference":
             return self._explicit(loss_B, one_backward_per_sample(loss_B, self.parameters))
         used = [rule for rule in self.rules if rule.calls]
-        self._require_single_use(used)
-        self._running = False
-        for rule in self.rules:  # checkpointed layers run again: as they did, above or below a cut
-            rule.taps = rule.calls > 0
-            rule.calls = 0
-        assert self._assembly is not None
-        slots = [] if self.mode == "exact" else list(self._assembly.slots.values())
-        with_vector = [rule for rule in used if rule.slots.vector is not None]
-        with_halves = [rule for rule in used if rule.slots.left is not None]
-        cut = [] if self._cut_leaf is None else [self._cut_leaf]
-        looks = self.mode in DETACHING and not self._looked_for_strays
-        strays = self.parameters if looks else {}
-        wanted: list[Any] = [
-            *slots,
-            *(rule.slots.vector for rule in with_vector),
-            *(slot for rule in with_halves for slot in (rule.slots.left, rule.slots.right)),
-            *cut,
-            *strays.values(),
-        ]
-        retain = keep and not self.reduces
-        found: Iterator[Any] = iter(
-            torch.autograd.grad(loss_B.sum(), wanted, retain_graph=retain, allow_unused=True)
-        )
-        for rule in self.rules:
-            rule.listening = False
-        sketches = [next(found) for _ in slots]
-        vectors = [(rule, next(found)) for rule in with_vector]
-        halves = [(rule, next(found), next(found)) for rule in with_halves]
-        grad_BTD: Any = next(found) if cut else None
-        self._require_no_strays(dict(zip(strays, found, strict=True)))
-        # Without the layers whose output reached no loss.
-        vectors = [entry for entry in vectors if entry[-1] is not None]
-        halves = [entry for entry in halves if entry[-1] is not None]
-        if self.mode == "exact":
-            return self._explicit(loss_B, materialised(halves, vectors))
-        pending: Pending = RetainedGraph(loss_B)
-        if self.reduces:
-            at_cut = None if self._cut_hidden is None else (self._cut_hidden, grad_BTD)
-            pending = Deferred(halves, vectors, self.parameters, at_cut)
-        self._cut_hidden = self._cut_leaf = None
-        return self._assembly.joined(loss_B, self._assembly.groups(sketches, vectors), pending)
-
-    def _require_single_use(self, used: list[Rule]) -> None:
         if not used:
             raise ConfigError(
                 "no layer was recorded; run the model's forward inside sketcher.record(token_BT) "
@@ -269,31 +214,71 @@ class Sketcher:
         twice = [rule.path for rule in used if rule.calls > 1]
         if twice and self.reduces:
             raise ConfigError(
-                f"{twice} ran more than once in one forward; mode {self.mode} keeps one input a "
+                f"{twice} ran more than once in one forward; mode {self.mode} keeps one input per "
                 "layer: use mode twopass"
             )
+        self._running = False
+        for rule in self.rules:  # checkpointed layers run again in the same way: tapped or not
+            rule.taps = rule.calls > 0
+            rule.calls = 0
+        assert self._builder is not None
+        slots = list(self._builder.slots.values())
+        with_vector = [rule for rule in used if rule.slots.vector is not None]
+        with_halves = [rule for rule in used if rule.slots.left is not None]
+        cut = [] if self._cut_leaf is None else [self._cut_leaf]
+        strays = self.parameters if self.mode in DETACHING and not self._checked_strays else {}
+        wanted: list[Any] = [
+            *slots,
+            *(rule.slots.vector for rule in with_vector),
+            *(slot for rule in with_halves for slot in (rule.slots.left, rule.slots.right)),
+            *cut,
+            *strays.values(),
+        ]
+        retain = keep and not self.reduces
+        grads: Iterator[Any] = iter(
+            torch.autograd.grad(loss_B.sum(), wanted, retain_graph=retain, allow_unused=True)
+        )
+        for rule in self.rules:
+            rule.listening = False
+        sketches = [next(grads) for _ in slots]
+        vectors = [(rule, next(grads)) for rule in with_vector]
+        halves = [(rule, next(grads), next(grads)) for rule in with_halves]
+        grad_BTD: Any = next(grads) if cut else None
+        self._require_no_strays(dict(zip(strays, grads, strict=True)))
+        # Without the layers whose output does not reach the loss.
+        vectors = [entry for entry in vectors if entry[-1] is not None]
+        halves = [entry for entry in halves if entry[-1] is not None]
+        if self.mode == "exact":
+            return self._explicit(loss_B, materialised(halves, vectors))
+        pending = None
+        if self.reduces:
+            at_cut = None if self._cut_hidden is None else (self._cut_hidden, grad_BTD)
+            pending = partial(deferred_backward, halves, vectors, at_cut)
+        self._cut_hidden = self._cut_leaf = None
+        return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
 
-    def _require_no_strays(self, found: Mapping[str, Tensor | None]) -> None:
-        """Taps detach parameters from the graph: one that still gets a gradient is used elsewhere.
+    def _require_no_strays(self, grads: Mapping[str, Tensor | None]) -> None:
+        """Taps detach parameters: one that still gets a gradient is used outside its layer.
 
-        Looked for once, in the first backward.
+        Checked once, in the first backward.
         """
-        self._looked_for_strays = True
-        names = [name for name, gradient in found.items() if gradient is not None]
+        self._checked_strays = True
+        names = [name for name, gradient in grads.items() if gradient is not None]
         if names:
             raise ConfigError(
-                f"{names} are used outside the layer that holds them, where no tap sees it; "
+                f"{names} are used outside the layer that owns them, where there is no tap; "
                 "use mode twopass, whose gradient is right (its sketch misses that use)"
             )
 
     def _explicit(self, loss_B: Tensor, gradients: Gradients) -> MicroBatchResult:
-        assert self._assembly is not None
-        groups = self._assembly.groups_of_gradients(gradients, self.step)
-        return self._assembly.joined(loss_B, groups, Materialised(gradients, self.parameters))
+        assert self._builder is not None
+        groups = self._builder.groups_of_gradients(gradients, self.step)
+        pending = partial(explicit_backward, gradients, self.parameters)
+        return self._builder.result(loss_B, groups, pending)
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
         """What a mixer weighs: the samples of every rank. The graph stays for your backward."""
-        self._rows = WorldRows(len(loss_B), loss_B.device)  # before the device has work to do
+        self._rows = WorldRows(len(loss_B), loss_B.device)  # before work is queued on the device
         return self._gathered(self.sketch(loss_B), source_B)
 
     def backward(self, loss_B: Tensor, mixer: Weighs, source_B: Tensor | None = None) -> Tensor:
@@ -321,12 +306,11 @@ class Sketcher:
         return gather_signals([known], [self._rows], step=self.step, projection=epoch)
 
 
-class Assembly:
-    """From what the taps leave to one sketch a sample: slots, random matrices, hashes.
+class SketchBuilder:
+    """Builds one sketch per sample from the taps' results: slots, random matrices, hashes.
 
-    Matrices of one width add up in a slot of their own as the backward goes. Wide ones (embeddings,
-    heads) and vectors (norms, biases) are hashed into K numbers once it is over, all vectors at
-    once. F: numbers of vectors.
+    Matrices of one width add up in one slot during the backward. Wide ones (embeddings, heads) and
+    vectors (norms, biases) are hashed into K numbers after it, all vectors at once.
     """
 
     def __init__(
@@ -341,10 +325,10 @@ class Assembly:
         self.matrix_group = {r.path: group_of(r) if group_of else r.group for r in rules}
         self.vector_group = {r.path: group_of(r) if group_of else "rest" for r in rules}
         self.bank = Bank(projection, dtype, device)
-        # By group, and by parameter where that is hashed by itself.
+        # By group; a wide matrix, which has a hash of its own, also by parameter.
         self.slots: dict[tuple[str, str | None], Tensor] = {}
         self.first_of: dict[str, int] = {}  # where a parameter begins in the model's vectors
-        self.size = 0  # numbers in all vectors
+        self.size = 0  # F
         if projection.kind not in TWO_SIDED:
             return
         for rule in rules:
@@ -352,30 +336,28 @@ class Assembly:
                 shape = rule.module.weight.shape
                 self.bank.add_matrix(rule.names["weight"], (shape[0], shape[1]), wide=rule.wide)
             for name, size in rule.vector_sizes().items():
-                if name not in self.first_of:  # else it is tied, and its uses add up
+                if name not in self.first_of:  # a tied parameter is there already: its uses add up
                     self.first_of[name] = self.size
                     self.size += size
         if self.size:
             self.bank.add_fold(VECTORS, self.size)
 
-    def open_slots(self, num_samples: int, dtype: torch.dtype) -> None:
-        """Slots for so many samples."""
-        self.slots = {}
+    def open_slots(self, shape: tuple[int, int], *, sketches: bool) -> None:
+        """Give every rule its slots for (samples, tokens); with `sketches`, one for its matrix."""
+        self.slots, (dtype, device) = {}, self.made_for
         for rule in self.rules:
-            key = self._key(rule)
-            if rule.matrix is not None and key not in self.slots:
-                q, p = self.projection.sides(wide=rule.wide)
-                self.slots[key] = make_slot((num_samples, q * p), dtype, self.made_for[1])
-
-    def slot_of(self, rule: Rule) -> Tensor | None:
-        """Where a layer's matrix is sketched."""
-        return None if rule.matrix is None else self.slots[self._key(rule)]
-
-    def _key(self, rule: Rule) -> tuple[str, str | None]:
-        return self.matrix_group[rule.path], rule.names["weight"] if rule.wide else None
+            slot = None
+            if rule.matrix is not None and sketches:
+                key = self.matrix_group[rule.path], rule.names["weight"] if rule.wide else None
+                if key not in self.slots:
+                    q, p = self.projection.sides(wide=rule.wide)
+                    wide = torch.promote_types(rule.module.weight.dtype, torch.float32)
+                    self.slots[key] = make_slot((shape[0], q * p), wide, device)
+                slot = self.slots[key]
+            rule.open_slots(shape, dtype, slot)
 
     def draw(self, step: int) -> None:
-        """Random matrices for this step; nothing happens where they hold on."""
+        """Draw the random matrices of this step, unless those of the last step still hold."""
         before = self.bank.epoch
         self.bank.draw(step)
         if before != self.bank.epoch:
@@ -387,7 +369,7 @@ class Assembly:
     def groups(
         self, sketches: list[Tensor | None], vectors: list[tuple[Rule, Tensor]]
     ) -> dict[str, Tensor]:
-        """The sketch's parts by group: (B, K) each."""
+        """The parts of the sketch by group: (B, K) each."""
         names = dict.fromkeys([*self.matrix_group.values(), *self.vector_group.values()])
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
         for (group, name), sketch_BF in zip(self.slots, sketches, strict=True):
@@ -406,7 +388,7 @@ class Assembly:
         }
 
     def _laid_out(self, vectors: list[tuple[Rule, Tensor]]) -> Tensor:
-        """The model's vectors end to end, those of other layers left at 0."""
+        """The model's vectors end to end: (B, F), zeros for layers that are not given."""
         tensors = [vector for _, vector in vectors]
         names = [name for rule, _ in vectors for name in rule.vector_sizes()]
         if names == list(self.first_of):
@@ -419,9 +401,9 @@ class Assembly:
         return vector_BF
 
     def groups_of_gradients(self, gradients: Gradients, step: int) -> dict[str, Tensor]:
-        """The same from gradients (B, *shape) that are there in full (`exact`, `reference`).
+        """The same from full gradients (B, *shape), in modes `exact` and `reference`.
 
-        Slower than taps and independent of them, so each checks the other.
+        Slower than taps and independent of them, so that tests compare the two.
         """
         kind, done = self.projection.kind, set()
         groups: dict[str, list[Tensor]] = {}
@@ -434,7 +416,7 @@ class Assembly:
                 done.add(name)
                 gradient = gradients.get(name)
                 if own in rule.vectors and kind in TWO_SIDED:
-                    if gradient is None:  # its layer reached no loss, but has its place
+                    if gradient is None:  # its layer does not reach the loss: zeros
                         size = int(getattr(rule.module, own).numel())
                         gradient = some.new_zeros(len(some), size)
                     vectors.append(gradient)
@@ -453,10 +435,10 @@ class Assembly:
             return {group: torch.cat(parts, dim=1) for group, parts in groups.items()}
         return {group: torch.stack(parts).sum(dim=0) for group, parts in groups.items()}
 
-    def joined(
-        self, loss_B: Tensor, groups: dict[str, Tensor], pending: Pending
+    def result(
+        self, loss_B: Tensor, groups: dict[str, Tensor], pending: Callable[[Tensor], None] | None
     ) -> MicroBatchResult:
-        """The parts as one sketch."""
+        """The parts joined to one sketch."""
         parts = list(groups.values())
         concatenates = self.projection.kind == "none"
         whole = torch.cat(parts, dim=1) if concatenates else sum(parts[1:], start=parts[0])
@@ -465,17 +447,12 @@ class Assembly:
 
 
 def sketch_rows(
-    sketcher: Sketcher,
-    token_NT: Tensor,
-    *,
-    at_once: int,
-    step: int = 0,
-    half: bool = False,
+    sketcher: Sketcher, token_NT: Tensor, *, at_once: int, step: int = 0, half: bool = False
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
     """Loss, sketch and its parts, `at_once` rows at a time; `half` runs the model in bfloat16.
 
-    The model maps tokens to one loss a row. Nothing of it changes: no gradient is left behind, no
-    random number is drawn (dropout is off), every layer's mode is as before.
+    The model maps tokens to one loss per row. It is left unchanged: no gradients, no random numbers
+    (dropout is off), and every layer back in its training or eval mode.
     """
     model, device = sketcher.model, next(iter(sketcher.parameters.values())).device
     modes = [(module, module.training) for module in model.modules()]

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run, before any of it is made."""
+"""Building the parts of a run from its configuration: model, sampler, facts for the plan."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ from dograph.models.loss import PerSampleLoss
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """The configuration with what lies outside it brought in, so that it replays the run.
+    """The configuration made self-contained, so that it repeats the run.
 
-    Mixture files become weights, and paths that exist become absolute (any other name, a hub's
-    say, stays); what a default may change later is named by the mixer.
+    Mixture files become weights, existing paths become absolute (Hugging Face names stay), and the
+    mixer writes out defaults that later versions may change.
     """
 
     def absolute(name: str) -> str:
@@ -49,14 +49,14 @@ def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
 
 
 def open_shape(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
-    """The run's model without its numbers: every name and shape, no memory."""
+    """The run's model on the meta device: names and shapes without memory."""
     shape_only = config.model.model_copy(update={"pretrained": False})
     with torch.device("meta"):
         return open_model(config.model_copy(update={"model": shape_only}), corpus)
 
 
 def inner_parameters(model: Any) -> int:
-    """Parameters of a Hugging Face model but for embeddings and output layer."""
+    """Number of parameters of a Hugging Face model without embeddings and output layer."""
     outer = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     outer |= {id(p) for p in model.get_output_embeddings().parameters()}
     return sum(p.numel() for p in model.parameters() if id(p) not in outer)
@@ -68,7 +68,7 @@ def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
 
 
 class CorpusLab:
-    """What the plan of a run that begins may ask: facts about its corpus and budget, no proxies."""
+    """The lab of a run that starts: facts about its corpus and budget, no proxies."""
 
     def __init__(self, config: RunConfig, corpus: Corpus) -> None:
         self.target, self.corpus = config, corpus
@@ -78,15 +78,15 @@ class CorpusLab:
 
     @property
     def proxy_steps(self) -> int:
-        return self.steps  # it makes none
+        return self.steps  # there are none
 
     @property
     def parameters(self) -> int:
-        """Asked for by few: a model's shape takes a moment to make."""
+        """Of the run's model; computed when needed, as building its shape takes a moment."""
         return inner_parameters(open_shape(self.target, self.corpus).model)
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
-        """A run that has begun makes no proxies: its plan is made before, by `dograph plan`."""
+        """Refused: proxies are trained before the run, by `dograph plan`."""
         method = self.target.mixer.name
         raise ConfigError(
             f"mixer.name={method} needs a plan of {len(proxies)} proxy runs; make it first with "
@@ -96,7 +96,7 @@ class CorpusLab:
 
 
 def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
-    """What a mixture's provenance is compared with."""
+    """The facts that a mixture's provenance is compared with."""
     tokenizer = corpus.manifest.tokenizer
     return RunFacts(
         sources=corpus.sources,
@@ -110,7 +110,7 @@ def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
 
 
 def mixture_warnings(config: RunConfig, corpus: Corpus) -> list[str]:
-    """What speaks against the mixtures that a run brings from elsewhere, one line each."""
+    """Warnings about mixtures that were made for another corpus or run, one line each."""
     if not mixer_class(config.mixer.name).reads_mixtures:
         return []
     facts = facts_of(config, corpus)

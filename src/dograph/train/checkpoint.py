@@ -1,9 +1,8 @@
 """Checkpoints: complete or absent, never half; tensors in safetensors, the rest in JSON.
 
-Everything is written under a hidden name, forced to disk, and renamed into place at the end. A
-kill at any instant leaves the previous checkpoint as it was. The model lies there in Hugging Face's
-format, the vocabulary at its true size, and every tensor whole: those that lie in shards on the
-ranks (FSDP2) are gathered for it, and cut again when they come back.
+Everything is written under a hidden name, forced to disk, and renamed at the end, so a kill at any
+time leaves the previous checkpoint intact. The model is in Hugging Face's format with its true
+vocabulary size. Tensors sharded by FSDP2 are gathered for it, and sharded again when they are read.
 """
 
 import json
@@ -34,7 +33,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, by parameter
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What training changes, and so what a checkpoint holds."""
+    """What training changes: the content of a checkpoint."""
 
     model: PerSampleLoss
     optimizer: torch.optim.Optimizer
@@ -51,7 +50,7 @@ def write_checkpoint(
     *,
     main: bool = True,
 ) -> None:
-    """Store the run as it stands after `step` steps: every rank asks, the `main` one writes."""
+    """Store the run after `step` steps; called on every rank, the `main` one writes."""
     weights = model_tensors(state.model, keep=main)
     moments = optimizer_tensors(state.optimizer, state.model, keep=main)
     final, temporary = run.checkpoint(step), run.checkpoints / f".step-{step}.tmp"
@@ -79,19 +78,19 @@ def write_checkpoint(
         free = shutil.disk_usage(run.path).free / 2**20
         raise RunError(
             f"the checkpoint of step {step} could not be written ({reason}; "
-            f"{free:.0f} MiB free). Earlier checkpoints are whole. Free disk space, then run: "
+            f"{free:.0f} MiB free). Earlier checkpoints are intact. Free disk space, then run: "
             f"dograph train --resume {run.path}"
         ) from error
 
 
 def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> None:
-    """Put everything back as it was after `step` steps."""
+    """Restore the run as it was after `step` steps."""
     folder = run.checkpoint(step)
     stored = check_checkpoint(folder)
     if stored["corpus"] != state.corpus_digest:
         raise RunError(
             f"the corpus is not the one that {run.path} was trained on: its tokens have changed "
-            "since. Put the old corpus back, or start a new run"
+            "since. Restore the old corpus, or start a new run"
         )
     restore_model(state.model, folder / MODEL)
     restore_optimizer(state.optimizer, state.model, load_file(folder / OPTIMIZER), step)
@@ -100,7 +99,7 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> None:
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint whose files are what was written."""
+    """The state of a checkpoint, after checking the digests of its files."""
     remedy = f"Remove {folder} to resume from the checkpoint before it"
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -127,12 +126,12 @@ def save_model(
 ) -> None:
     """Write what `AutoModelForCausalLM.from_pretrained` (and AutoTokenizer) can read.
 
-    `weights` are those that `model_tensors` gave, where they lie in shards.
+    `weights`: the result of `model_tensors`, if it has been computed already.
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would tear the run's own progress line
+    logging.disable_progress_bar()  # it would disturb the run's own progress line
     model, padded = wrapped.model, wrapped.model.config.vocab_size
     weights = model_tensors(wrapped, keep=True) if weights is None else weights
     model.config.vocab_size = wrapped.vocab_size
@@ -143,12 +142,12 @@ def save_model(
     if tokenizer_file is not None:
         try:
             PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file)).save_pretrained(directory)
-        except Exception as error:  # the library has no narrower one, a full disk included
+        except Exception as error:  # the library raises no narrower class, even for a full disk
             raise OSError(f"the tokenizer could not be saved: {error}") from error
 
 
 def restore_model(wrapped: PerSampleLoss, directory: Path) -> None:
-    """Read weights back into a model of the same shape, padding the vocabulary again."""
+    """Load weights into a model of the same shape, padding the vocabulary again."""
     stored = load_file(directory / WEIGHTS)
     for name, parameter in wrapped.model.named_parameters():
         if name not in stored:
@@ -160,76 +159,76 @@ def restore_model(wrapped: PerSampleLoss, directory: Path) -> None:
 
 
 def model_tensors(wrapped: PerSampleLoss, *, keep: bool) -> dict[str, Tensor]:
-    """The weights by name, whole, vocabulary padding cut off."""
-    return trim_vocab(wrapped, whole(wrapped.model.state_dict(keep_vars=True), keep=keep))
+    """The weights by name, whole, without vocabulary padding."""
+    return whole(wrapped, wrapped.model.state_dict(keep_vars=True), keep=keep)
 
 
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, model: PerSampleLoss, *, keep: bool = True
 ) -> dict[str, Tensor]:
-    """The optimizer's state by moment and parameter name, whole, vocabulary padding cut off."""
+    """AdamW's state by moment and parameter name, whole, without vocabulary padding."""
     tensors: dict[str, Tensor] = {}
     named = [(n, p) for n, p in model.model.named_parameters() if p in optimizer.state]
     for moment in MOMENTS:
         held = {name: optimizer.state[parameter][moment] for name, parameter in named}
-        trimmed = trim_vocab(model, whole(held, keep=keep))
-        tensors |= {f"{moment}.{name}": tensor for name, tensor in trimmed.items()}
+        parts = whole(model, held, keep=keep)
+        tensors |= {f"{moment}.{name}": tensor for name, tensor in parts.items()}
     return tensors
 
 
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: PerSampleLoss, tensors: dict[str, Tensor], step: int
 ) -> None:
-    """Put back what `optimizer_tensors` gave after `step` updates."""
+    """Restore what `optimizer_tensors` returned after `step` updates."""
     for name, parameter in model.model.named_parameters():
         stored = {moment: tensors.get(f"{moment}.{name}") for moment in MOMENTS}
-        if not parameter.requires_grad or not any(t is not None for t in stored.values()):
+        if not parameter.requires_grad or all(t is None for t in stored.values()):
             continue  # it never had a gradient
         state = optimizer.state[parameter]
         state["step"] = torch.tensor(float(step), device=parameter.device)
         for moment, tensor in stored.items():
             if tensor is None:
-                raise RunError(f"the checkpoint lacks {moment} of {name}; it is of another model")
+                raise RunError(f"the checkpoint lacks {moment} of {name}: it is of another model")
             state[moment] = torch.zeros_like(parameter)
             pad_rows_into(state[moment], tensor)
 
 
-def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """The tensors with every shard in its place; those that are not sharded are left as they are.
+def whole(
+    wrapped: PerSampleLoss, tensors: Mapping[str, Tensor], *, keep: bool
+) -> dict[str, Tensor]:
+    """Tensors by parameter name, gathered from their shards and without vocabulary padding.
 
-    All ranks must ask. One tensor at a time is gathered, and goes to the host of the rank that is
-    to `keep` it; the others get none, so nobody's device holds more than one. Tied tensors stay so.
+    All ranks must call it. Shards are gathered one tensor at a time and copied to the host of the
+    rank that is to `keep` them, so no device holds more than one. Tied tensors stay tied.
     """
-    found: dict[str, Tensor] = {}
-    first: dict[int, str] = {}  # the first name of a tensor that may have two
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, DTensor):
-            found[name] = tensor.detach()
-        elif (same := first.setdefault(id(tensor), name)) == name:
-            full = tensor.full_tensor().detach()
-            if keep:
-                found[name] = full.cpu()
-        elif keep:
-            found[name] = found[same]
-    return found
-
-
-def trim_vocab(wrapped: PerSampleLoss, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Cut padded vocabulary rows off the tensors that have one for every token."""
     model = wrapped.model
-    rows = {id(model.get_input_embeddings().weight)}
-    rows |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    vocab = {id(model.get_input_embeddings().weight)}  # parameters with one row per token
+    vocab |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
     every = model.named_parameters(remove_duplicate=False)
-    names = {name for name, parameter in every if id(parameter) in rows}
-    return {n: t[: wrapped.vocab_size] if n in names else t for n, t in tensors.items()}
+    padded = {name for name, parameter in every if id(parameter) in vocab}
+    result: dict[str, Tensor] = {}
+    first: dict[int, str] = {}  # the first name of a tied tensor
+    for name, tensor in tensors.items():
+        full = tensor.detach()
+        if isinstance(tensor, DTensor):
+            if (same := first.setdefault(id(tensor), name)) != name:
+                if keep:
+                    result[name] = result[same]
+                continue
+            full = tensor.full_tensor().detach()
+            if not keep:
+                continue
+            full = full.cpu()
+        result[name] = full[: wrapped.vocab_size] if name in padded else full
+    return result
 
 
 def pad_rows_into(target: Tensor, stored: Tensor) -> None:
-    """Copy `stored` into the first rows of `target`; rows that were trimmed become zero."""
+    """Copy `stored` into the first rows of `target`; the rows of the padding become zero."""
     missing = target.shape[0] - stored.shape[0] if target.ndim else 0
     if missing:
         stored = torch.cat([stored, stored.new_zeros(missing, *stored.shape[1:])])
-    if isinstance(target, DTensor):  # every rank has it whole, and cuts its own: nothing is sent
+    if isinstance(target, DTensor):  # each rank takes its shard of the whole tensor: no sending
         mesh, places = target.device_mesh, target.placements
         stored = distribute_tensor(stored.to(target.device), mesh, places, src_data_rank=None)
     target.copy_(stored)

@@ -1,7 +1,9 @@
-"""The processes of a run: one, or many under torchrun.
+"""The processes of a run: one, or many under torchrun; and the machine they run on.
 
-Everything that differs between one process and many is here: gathering what each rank knows into
-the world batch, slicing weights back, agreeing to stop.
+FSDP2 (train.shard): each rank holds a part of the weights, gradients and moments. Blocks are
+gathered one after the other as the forward and the backward reach them, and gradients are averaged
+into the parts they belong to. A step computes what it computes with DDP. Forwards, backwards and
+reading the state gather from all ranks, so all ranks must do them together (docs/decisions/027).
 """
 
 import os
@@ -26,18 +28,11 @@ from dograph import __version__
 from dograph.data.loader import rank_slice
 from dograph.errors import ConfigError
 from dograph.models.loss import PerSampleLoss
-from dograph.sketch.coverage import blocks_of
-
-# FSDP2: every rank holds a part of the weights, gradients and moments (docs/decisions/027).
-#
-# Blocks are gathered one after the other as the forward and the backward come to them; gradients
-# are averaged into the parts they belong to. What a step computes is what DDP computes. Two
-# things every rank must do alike, as each gathers for all: forwards and backwards, and reading
-# the state.
+from dograph.sketch.rules import blocks_of
 
 
 def at_rest(model: nn.Module) -> None:
-    """Drop what a forward without a backward left gathered; a model that is whole stays so."""
+    """Free the weights that a forward without a backward left gathered (FSDP2)."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
@@ -49,21 +44,21 @@ class World:
     rank: int
     size: int
     device: torch.device
-    shards: bool = False  # parameters lie in parts on the ranks (FSDP2), not whole on each (DDP)
+    shards: bool = False  # FSDP2: each rank has a part of the parameters; else DDP
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def sizes(self, num_samples: int) -> list[int]:
-        """How many samples of a world batch each rank has: known to all, so none is asked."""
+        """How many samples of a world batch each rank has, without communication."""
         parts = [rank_slice(num_samples, rank, self.size) for rank in range(self.size)]
         return [part.stop - part.start for part in parts]
 
     def place(self, model: PerSampleLoss) -> None:
         """Put the model, or this rank's part of every parameter, on the device.
 
-        Parts replace the parameters: what refers to them, as an optimizer does, is made after it.
+        Parts replace the parameters, so build the optimizer after this.
         """
         if not self.shards:
             model.to(self.device)
@@ -80,16 +75,13 @@ class World:
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
     def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """Inside it, gradients stay on this rank until the last micro-batch.
-
-        Not those of shards: they would be held whole.
-        """
+        """Inside it DDP averages no gradients before the last micro-batch."""
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
         return nullcontext()
 
     def agree(self, flag: int) -> int:
-        """The largest flag that any rank holds."""
+        """The largest flag of all ranks."""
         if self.size == 1:
             return flag
         flags = torch.tensor(flag, device=self.device)
@@ -97,7 +89,7 @@ class World:
         return int(flags.item())
 
     def share(self, text: str) -> str:
-        """The first rank's text, on every rank; as bytes, for objects would travel pickled."""
+        """The first rank's text on every rank; as bytes, because objects would be pickled."""
         if self.size == 1:
             return text
         given = list(text.encode()) if self.is_main else []
@@ -119,7 +111,7 @@ class World:
 
 @contextmanager
 def open_world(device: str) -> Iterator[World]:
-    """This process' world: torchrun's, if it started us, else a world of one."""
+    """The processes that torchrun started, or this one alone."""
     rank, size, local = (
         int(os.environ.get(name, default))
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
@@ -128,7 +120,7 @@ def open_world(device: str) -> Iterator[World]:
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(world.device)
-    if size > 1:  # the others wait while the first rank writes a checkpoint, which may be large
+    if size > 1:  # a long timeout: ranks wait while the first one writes a large checkpoint
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=2))
     try:
         yield world
@@ -138,7 +130,7 @@ def open_world(device: str) -> Iterator[World]:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of train.device; a GPU without a number is that of the rank."""
+    """The device of train.device; `cuda` without a number is the GPU of the local rank."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -155,13 +147,10 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     index = local_rank if device.index is None else device.index
     if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"cuda:{index} was asked for, but torch sees {torch.cuda.device_count()} GPU(s); start "
-            "fewer processes or name another device"
+            f"this process needs cuda:{index}, but torch sees {torch.cuda.device_count()} GPU(s); "
+            "start fewer processes, or set train.device to another device"
         )
     return torch.device("cuda", index)
-
-
-# What a run ran on: versions, machine, devices, memory.
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -169,6 +158,7 @@ _SELF = Path("/proc/self")
 
 
 def describe_environment() -> dict[str, object]:
+    """Versions, machine and devices, for env.json."""
     return {
         "dograph": __version__,
         "python": platform.python_version(),
@@ -183,16 +173,16 @@ def describe_environment() -> dict[str, object]:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count memory from now on. A worker makes many runs; each should answer for its own."""
+    """Measure the peak from now on: a worker process trains many runs, one after the other."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):  # not Linux, or not allowed: the mark of the whole process is left
-        (_SELF / "clear_refs").write_text("5")  # the high-water mark falls to what is held now
+    with suppress(OSError):  # not Linux, or not allowed: then it is the peak of the process
+        (_SELF / "clear_refs").write_text("5")  # resets the high-water mark to the present size
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory held: allocated on a GPU; resident on a CPU, program and libraries included."""
+    """Peak memory: allocated on a GPU; on a CPU resident, program and libraries included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Another mixture for a run on its way: the record of edits, requests, and the trainer's part."""
+"""Changing the mixture of a running run: the record of edits, the requests, the trainer's part."""
 
 import json
 import os
@@ -24,37 +24,35 @@ from dograph.train.forecast import repeat_warnings
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture
 
-# edits.jsonl: which other mixtures a run was given on the way, one JSON object a line.
+# edits.jsonl: the mixtures that replaced the run's own during training, one JSON object per line.
 #
-# It is an input of the run, as config.yaml is: an edit is on disk before a batch is drawn by it,
-# and whenever a resumed run comes to its step it is made again. So the run stays a pure function
-# of its settings and its edits, whatever kills it.
-#
-# Lines are only added. One that is of an earlier step than lines before it, or of the same, takes
-# their place: the steps in which they held are made again without them.
+# Like config.yaml it is an input of the run. An edit is on disk before a batch is drawn with it,
+# and a resumed run applies it again at its step. So the run is a pure function of its settings and
+# its edits, wherever it is killed. Lines are only appended. A line replaces earlier lines of the
+# same or a later step: the run was resumed before those steps and repeats them without those edits.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """After `step` steps, draw by `weights`."""
+    """After `step` steps, draw with these `weights`."""
 
     step: int
     weights: Mapping[str, float]  # by source or stratum, as given
-    old: Mapping[str, float]  # shares of the sources before
+    old: Mapping[str, float]  # share of each source before
     new: Mapping[str, float]  # and after
     given: str  # a mixture file or a preset
     provenance: Mapping[str, Any] | None
-    how: str  # resume: with `dograph train --resume`; mix: while it ran
+    how: str  # resume: by `dograph train --resume`; mix: by `dograph mix`
     identity: str
-    time: str  # when it was asked for, UTC
+    time: str  # of the request, UTC
     made_by: str
-    notes: list[str]  # what was warned of
-    until: int | None  # a stage of the mixer's own schedule takes over after this step
-    undoes: list[int]  # steps of edits that it takes the place of
+    notes: list[str]  # warnings
+    until: int | None  # the next stage of the mixer's own schedule begins after this step
+    undoes: list[int]  # steps of the edits that it replaces
 
     @property
     def line(self) -> str:
-        """What changes, in one line."""
+        """The change in one line."""
         shares = ", ".join(f"{s} {self.old[s]:.4g} -> {self.new[s]:.4g}" for s in self.new)
         until = "" if self.until is None else f"; the schedule's next stage: after {self.until}"
         undone = ", ".join(map(str, self.undoes))
@@ -66,33 +64,33 @@ EDITS = TypeAdapter(list[Edit])
 
 
 def read_edits(path: Path) -> list[Edit]:
-    """All edits ever made of a run, in the order in which they were."""
+    """All edits of a run in the order in which they were made."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return EDITS.validate_python([json.loads(line) for line in lines])
     except (OSError, ValueError, ValidationError) as error:
         raise RunError(
-            f"{path} is damaged ({str(error).splitlines()[0]}): what the run drew from cannot be "
-            "told. Put it back as it was; lines are JSON objects that `dograph train` wrote"
+            f"{path} is damaged ({str(error).splitlines()[0]}), so the run's mixtures are not "
+            "known. Restore it; its lines are JSON objects that `dograph train` wrote"
         ) from error
 
 
 def edits_of(run: RunDirectory) -> list[Edit]:
-    """Those that hold in a run: an edit undoes those before it of its step or later ones."""
+    """The edits in force: each replaces earlier ones of the same or a later step."""
     held: list[Edit] = []
     for edit in read_edits(run.edits_file):
         held = [one for one in held if one.step < edit.step] + [edit]
     return held
 
 
-# A request for another mixture, left in the directory of a run under way, and its answer.
+# A file in the run directory holds a request for another mixture, then its answer.
 #
-# One file holds the request until the trainer has taken it, then the answer. Taking it, and taking
-# it back, are renames of this file, so that one of the two sides wins and both know which.
+# The trainer claims a request, and `dograph mix` withdraws it, by renaming this file: exactly one
+# side wins, and both know which.
 
 
 NAME = "mixture-request.json"
-REQUESTED = ("identity", "given", "weights", "provenance", "notes")  # of an edit, by who asks
+REQUESTED = ("identity", "given", "weights", "provenance", "notes")  # fields of a request
 Message = dict[str, Any]
 
 
@@ -105,30 +103,30 @@ class Requests:
         self._withdrawn = run / f".{NAME}.withdrawn.tmp"
 
     def read(self) -> Message | None:
-        """What lies there, a request or an answer."""
+        """The request or answer in the file."""
         return _read(self.file)
 
     def place(self, request: Message) -> None:
         write_json(self.file, request)
 
     def withdraw(self, identity: str) -> bool:
-        """Take a request back; False where the run, or another request, was there first."""
+        """Take a request back; False if the run has claimed it, or the file has another one."""
         if not is_open(self.read(), identity):
             return False
-        found = _moved(self.file, self._withdrawn)
-        if is_open(found, identity):
+        moved = _moved(self.file, self._withdrawn)
+        if is_open(moved, identity):
             self._withdrawn.unlink()
             return True
-        if found is not None:  # it was answered, or given up to another, between the two looks
+        if moved is not None:  # answered or replaced since it was read
             os.rename(self._withdrawn, self.file)
         return False
 
     def claim(self) -> Message | None:
-        """Take a request that waits, so that nobody takes it back any more."""
+        """Take an open request, which then cannot be withdrawn any more."""
         return _moved(self.file, self._claimed) if is_open(self.read()) else None
 
     def reply(self, answer: Message) -> None:
-        """Put the answer where the request was."""
+        """Replace the request by its answer."""
         write_json(self.file, answer)
         self._claimed.unlink(missing_ok=True)
 
@@ -139,10 +137,10 @@ class Requests:
 
 def _read(path: Path) -> Message | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # not one of ours: they are written whole
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # requests and answers are written whole
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def _moved(path: Path, to: Path) -> Message | None:
@@ -152,17 +150,17 @@ def _moved(path: Path, to: Path) -> Message | None:
     return None
 
 
-def is_open(found: Message | None, identity: str | None = None) -> bool:
-    """Whether it is a request that waits, and not an answer; one of this identity, if given."""
-    if found is None or "step" in found or "refused" in found:
+def is_open(message: Message | None, identity: str | None = None) -> bool:
+    """Whether a message is a request and not an answer; one of this identity, if given."""
+    if message is None or "step" in message or "refused" in message:
         return False
-    return identity is None or found.get("identity") == identity
+    return identity is None or message.get("identity") == identity
 
 
 def read_request(name: str, facts: RunFacts) -> Message:
-    """A request for the mixture file or published mixture `name` in a run of which `facts` hold.
+    """A request for the mixture file or published mixture `name` in a run with these `facts`.
 
-    Its weights go by the corpus' own names; its notes are what speaks against using it.
+    Its weights use the names of the corpus; its notes are warnings.
     """
     path = Path(name)
     if path.exists():
@@ -177,15 +175,17 @@ def read_request(name: str, facts: RunFacts) -> Message:
         raise ConfigError(
             f"{name} is no mixture file and no preset; of presets, {did_you_mean(name, PRESETS)}"
         )
-    asked = {"identity": secrets.token_hex(8), "given": given, "weights": dict(mixture.weights)}
-    return asked | {"provenance": provenance.record() if provenance else None, "notes": notes}
-
-
-REASON = "edited"  # of an edit's entry in the weight log
+    return {
+        "identity": secrets.token_hex(8),
+        "given": given,
+        "weights": dict(mixture.weights),
+        "provenance": provenance.record() if provenance else None,
+        "notes": notes,
+    }
 
 
 class Edits:
-    """A run's edits, as its trainer makes them."""
+    """The edits of a run, for its trainer."""
 
     def __init__(
         self, config: RunConfig, run: RunDirectory, world: World, state: TrainingState
@@ -197,71 +197,72 @@ class Edits:
         self.due: dict[int, Edit] = {}
 
     def open(self, done: int) -> None:
-        """Read the edits of a run that goes on after `done` steps; make the one that is due."""
-        held = self._shared(edits_of(self.run) if self.world.is_main else [])
-        self.due = {edit.step: edit for edit in held}
+        """Read the edits of a run that resumes after `done` steps; apply the one that is due."""
+        self._share(read_edits(self.run.edits_file) if self.world.is_main else [])
         self.apply(done)
 
     def apply(self, done: int) -> None:
-        """Make the edit of this step, if there is one."""
+        """Apply the edit of this step, if there is one."""
         if done in self.due:
-            self.sampler.remix(done, Mixture(self.due[done].weights), REASON)
+            self.sampler.remix(done, Mixture(self.due[done].weights), "edited")
 
     def check(self, request: Message, done: int) -> None:
-        """Refuse what cannot be drawn from, and a run or a mixer that takes no other mixture."""
+        """Refuse an unusable mixture, a complete run, and a mixer that sets the mixture itself."""
         self.sampler.weights_of(Mixture(request["weights"]))
         if done >= self.config.train.steps:
             raise ConfigError(
                 f"{self.run.path} is complete after {done} steps: none is left to draw by another "
-                f"mixture. Train on in a run of its own: model.preset=null "
+                f"mixture. Train on in a new run: model.preset=null "
                 f"model.path={self.run.path}/model mixer.name=static mixer.file=FILE"
             )
         if (why := self.mixer.refuses_edits()) is not None:
             raise ConfigError(
-                f"the mixture of {self.run.path} cannot be given by hand: mixer.name="
-                f"{self.config.mixer.name} {why}. Mixers that keep to the mixture they began with "
+                f"the mixture of {self.run.path} cannot be changed: mixer.name="
+                f"{self.config.mixer.name} {why}. Mixers that do not change the mixture themselves "
                 "allow it (natural, uniform, static, scheduled, unimax, plans, and those that "
-                "weigh samples). With this one, start another run from its last model: "
+                "weigh samples). With this one, start a new run from its last model: "
                 "model.preset=null model.path=DIR"
             )
 
     def make(self, done: int, request: Message) -> None:
-        """Draw by another mixture after `done` steps, in a run that goes on; every rank asks."""
-        self._take(self._record(done, request, "resume") if self.world.is_main else None)
+        """Change the mixture of a run that resumes after `done` steps; called on every rank."""
+        self._share([self._record(done, request, "resume")] if self.world.is_main else [])
+        self.apply(done)
 
     def listen(self) -> None:
-        """Take requests from now on; what a dead process left unanswered is dropped."""
+        """Take requests from now on; those left by a dead process are dropped."""
         if self.world.is_main:
             self.requests.clear()
             self.run.announce()
             self.listening = True
 
     def look(self, done: int) -> Edit | None:
-        """Make the edit that somebody asks for, if one does.
-
-        Every rank comes here after the same step; the first one knows, and tells the others.
-        """
-        edit, asked = None, self.requests.claim() if self.listening else None
-        if asked is not None:
+        """Apply the edit that is requested, if there is one; called on every rank."""
+        edits, request = [], self.requests.claim() if self.listening else None
+        if request is not None:
             try:
-                asked = {name: asked[name] for name in REQUESTED}
-                self.check(asked, done)
-                edit = self._record(done, asked | {"identity": str(asked["identity"])}, "mix")
+                request = {name: request[name] for name in REQUESTED}
+                self.check(request, done)
+                request["identity"] = str(request["identity"])
+                edits = [self._record(done, request, "mix")]
             except (DographError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
-                self.requests.reply({"identity": asked.get("identity"), "refused": why})
-        return self._take(edit)
+                self.requests.reply({"identity": request.get("identity"), "refused": why})
+        for edit in self._share(edits):
+            self.apply(done)
+            return edit
+        return None
 
     def answer(self, edit: Edit) -> list[str]:
-        """Tell who asked that it is done; return what speaks against it, one line each."""
+        """Reply that the edit is in force; return its warnings, one line each."""
         warnings = repeat_warnings(self.config, self.sampler, self.mixer)
         if self.world.is_main:
-            told = {"identity": edit.identity, "step": edit.step, "line": edit.line}
-            self.requests.reply(told | {"warnings": warnings})
+            reply = {"identity": edit.identity, "step": edit.step, "line": edit.line}
+            self.requests.reply(reply | {"warnings": warnings})
         return warnings
 
     def _record(self, done: int, request: Message, how: str) -> Edit:
-        """Add an edit to edits.jsonl: it is on disk before it is in force."""
+        """Append an edit to edits.jsonl: it is on disk before it is in force."""
         stages = [step for step in self.mixer.schedule() if done < step < self.config.train.steps]
         weight_S = self.sampler.weights_of(Mixture(request["weights"]))
         edit = Edit(
@@ -286,15 +287,10 @@ class Edits:
             ) from error
         return edit
 
-    def _take(self, edit: Edit | None) -> Edit | None:
-        """Put the first rank's edit in force on every rank; None where it has none."""
-        for made in self._shared([] if edit is None else [edit]):
-            self.due = {step: one for step, one in self.due.items() if step < made.step}
-            self.due[made.step] = made
-            self.apply(made.step)
-            return made
-        return None
-
-    def _shared(self, edits: list[Edit]) -> list[Edit]:
-        """The first rank's, on every rank."""
-        return EDITS.validate_json(self.world.share(EDITS.dump_json(edits).decode()))
+    def _share(self, edits: list[Edit]) -> list[Edit]:
+        """Add the first rank's edits to `due` on every rank, and return them."""
+        edits = EDITS.validate_json(self.world.share(EDITS.dump_json(edits).decode()))
+        for edit in edits:
+            self.due = {step: one for step, one in self.due.items() if step < edit.step}
+            self.due[edit.step] = edit
+        return edits

@@ -1,13 +1,12 @@
-"""What a run would cost, before it is started: parameters, memory, tokens, repeats, time.
+"""The cost of a run before it starts: parameters, memory, tokens, epochs, FLOPs, time.
 
-Parameters, tokens and repeats are exact. Memory is weights, gradients and AdamW's moments
-(exact) plus activations (a count of what each layer keeps for the backward pass). Time is the
-run's matmul FLOPs at EFFICIENCY times the matmul speed measured on this machine just now.
+Parameters, tokens and epochs are exact. Memory is weights, gradients and AdamW's moments (exact)
+plus activations (an estimate of what each layer saves for the backward). Time is the run's matmul
+FLOPs at EFFICIENCY times the matmul speed measured on this machine just now.
 
-FLOPs are counted from the shapes of the layers alone: a product of (N, in) and (in, out) is
-2 N in out. A step is a forward and two products of the same size in the backward for each one in
-the forward: three forwards. Attention is counted in full, causal or not. What is no product of
-matrices (norms, softmax, AdamW) is left out: the usual convention of MFU.
+FLOPs are counted from the shapes of the layers: a product of (N, in) and (in, out) is 2 N in out. A
+backward has two products for each one of the forward, so a step is three forwards. Attention is
+counted in full, causal or not. All else (norms, softmax, AdamW) is left out, as usual for MFU.
 """
 
 import time
@@ -17,43 +16,34 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dograph.config import (
-    CUTTING,
-    DETACHING,
-    EXPLICIT,
-    TWO_SIDED,
-    RunConfig,
-    SketchConfig,
-    require_compatible,
-)
+from dograph.choices import CUTTING, DETACHING, EXPLICIT, TWO_SIDED
+from dograph.config import RunConfig, SketchConfig, require_compatible
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.models.presets import Shape
-from dograph.sketch.coverage import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
-from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
+from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule, blocks_of, cover, output_layer
 from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device
 from dograph.train.step import Stopwatch, strategy_of
 
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
-EFFICIENCY = 0.6  # of the measured matmul speed; what is not a matmul takes the rest
-KEPT_PER_LAYER = 34  # bytes a layer keeps per token and unit of width in half precision
+EFFICIENCY = 0.6  # of the measured matmul speed; other operations take the rest
+KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
 PROBE_SECONDS = 0.5
 
 
 class AttentionShape(NamedTuple):
-    """What attention's products depend on."""
+    """The sizes that the FLOPs of attention depend on."""
 
     layers: int
     width: int  # heads times their size
 
 
-@dataclass(frozen=True, slots=True)
-class Flops:
-    """Of one forward over a batch."""
+class Flops(NamedTuple):
+    """FLOPs of one forward over a batch."""
 
     matrices: float
     attention: float
@@ -67,29 +57,28 @@ class Flops:
         return 3 * self.forward
 
 
+class Work(NamedTuple):
+    """A piece of work that a plain step does not have."""
+
+    what: str
+    bytes: float = 0.0
+    flops: float = 0.0
+
+
 def count_flops(
     model: nn.Module, shape: AttentionShape | Shape, num_samples: int, num_tokens: int
 ) -> Flops:
-    """FLOPs of a forward of so many samples of so many tokens.
+    """FLOPs of a forward over this many samples and tokens.
 
-    Every matrix but an embedding's is taken to multiply every token; a mixture of experts, where
-    a token meets some of them, is counted too high.
+    Every matrix but an embedding's is assumed to multiply every token, so a mixture of experts is
+    counted too high.
     """
     rows = num_samples * num_tokens
     layers = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
     own = [parameter for module in layers for parameter in module.parameters(recurse=False)]
     weights = sum(parameter.numel() for parameter in own if parameter.dim() >= 2)
-    # Scores and their product with the values: two products a layer, of T x T a head.
+    # Scores and their product with the values: two products per layer, of T x T per head.
     return Flops(2.0 * rows * weights, 4.0 * rows * num_tokens * shape.width * shape.layers)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Something a mode does that a plain step does not."""
-
-    what: str
-    bytes: float = 0.0
-    flops: float = 0.0
 
 
 def extra_work(
@@ -103,46 +92,48 @@ def extra_work(
     two_sweeps: bool = False,
     at_once: int | None = None,
 ) -> list[Work]:
-    """What `sketch.mode` does beyond a plain step on the same batch.
+    """The work of `sketch.mode` beyond a plain step on the same batch.
 
-    `half`: in bfloat16, else float32. `two_sweeps`: a first sweep for the sketches, the second one
-    is a plain step. `at_once`: samples of a micro-batch, None: all. Mode twopass runs the backward
-    to the activations again; below a cut the residual's gradient is scaled once.
+    `half`: bfloat16, else float32. `two_sweeps`: an extra forward for the sketches, then a plain
+    step. `at_once`: samples of a micro-batch, None for all.
     """
     mode, size, rows = sketch.mode, 2 if half else WIDE, num_samples * num_tokens
     flops = count_flops(model, shape, num_samples, num_tokens)
     head = output_layer(model, None) if mode == "head" else None
     rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.layers
-    if mode in EXPLICIT:
-        work = _gradients(rules, sketch, num_samples, size, weighted=not two_sweeps)
-        if mode == "reference":
-            # Each goes through the graph of all samples that were computed at once.
-            again = ((at_once or num_samples) - 1) * 2 * flops.forward
-            work.append(Work("a backward for every other sample", 0, again))
-        if two_sweeps:
-            work.append(Work("forward again", 0, flops.forward))
-            work.append(Work("backward again", 0, 2 * flops.forward))
-        return work
     if mode in CUTTING:
         rules, blocks = _above_cut(rules, model, sketch)
+    # A plain step sums vectors over tokens as well, but not per sample.
+    numbers = sum(sum(rule.vector_sizes().values()) for rule in rules)
+    vectors = Work("vectors", 2.0 * WIDE * num_samples * numbers)
+    forward = [Work("forward again", 0, flops.forward)] if two_sweeps else []
+    if mode in EXPLICIT:
+        work = _gradients(rules, sketch, num_samples, size, weighted=not two_sweeps)
+        work.append(vectors)
+        if mode == "reference":
+            # Each backward goes through the graph of all samples that were computed at once.
+            again = ((at_once or num_samples) - 1) * 2 * flops.forward
+            work.append(Work("a backward for every other sample", 0, again))
+        backward = [Work("backward again", 0, 2 * flops.forward)] if two_sweeps else []
+        return [*work, *forward, *backward]
     work, scaling = _projections(rules, sketch.dim, num_samples, rows, size)
-    if two_sweeps:
-        work.append(Work("forward again", 0, flops.forward))
-    if two_sweeps or mode == "twopass":
+    work += [vectors, *forward]
+    if two_sweeps or mode == "twopass":  # one more backward, to the activations alone
         back = flops.matrices + 2 * flops.attention
         if mode in CUTTING:  # the gradients with respect to the inputs of the layers above it
             inner = [rule for rule in rules if isinstance(rule, MatrixRule)]
             products = sum(2.0 * rows * rule.num_inputs * rule.num_outputs for rule in inner)
             back = products + 2 * flops.attention * blocks / shape.layers
         return [*work, Work("backward to the activations", 0, back)]
+    # At a cut the residual's gradient is scaled once.
     cut = [Work("residual scaled", 2.0 * WIDE * rows * shape.width)] if mode in CUTTING else []
     return work + scaling + cut
 
 
 def _above_cut(rules: list[Rule], model: nn.Module, sketch: SketchConfig) -> tuple[list[Rule], int]:
-    """The layers that are sketched, and in how many blocks they lie.
+    """The rules of the layers above the cut, and the number of blocks above it.
 
-    Those of the top blocks and the last norm (mode topdown), and the output layer.
+    The layers are the output layer and, in mode topdown, the top blocks and the last norm.
     """
     (stack, blocks), topdown = blocks_of(model), sketch.mode == "topdown"
     lowest = max(len(blocks) - sketch.top_blocks, 0) if topdown else len(blocks)
@@ -159,10 +150,10 @@ def _above_cut(rules: list[Rule], model: nn.Module, sketch: SketchConfig) -> tup
 def _projections(
     rules: list[Rule], dim: int, num_samples: int, rows: int, size: int
 ) -> tuple[list[Work], list[Work]]:
-    """Sketches made from the taps, and the weighted gradients.
+    """The work of sketching with taps, and of weighting the gradients.
 
-    Of every layer the input a and the output's gradient b are read once more and projected, and
-    every sample's sketch is written; its weight scales the smaller of a and b (read and written).
+    For every layer the input a and the output gradient b are read once more and projected, and
+    the sketch of every sample is written. The weights scale the smaller of a and b in place.
     """
     work, scaling = [], []
     for rule in rules:
@@ -171,7 +162,7 @@ def _projections(
         q, p = Projection(dim=dim).sides(wide=rule.wide)
         if isinstance(rule, EmbeddingRule):
             width = rule.module.embedding_dim
-            # A token's row of the projection takes the place of the product with a.
+            # A token's row of the projection replaces the product with a.
             read, products = rows * (WIDE * width + size * q), 2.0 * rows * width * p
             scaling.append(Work("scaling", 2.0 * WIDE * rows * width))
         else:
@@ -183,15 +174,13 @@ def _projections(
             scaling.append(Work("scaling", 2.0 * size * rows * min(inputs, outputs)))
         written, summed = WIDE * num_samples * q * p, 2.0 * rows * q * p
         work.append(Work("projection", read + written, products + summed))
-    # Their sums over tokens a plain step makes as well, though not sample by sample.
-    numbers = sum(sum(rule.vector_sizes().values()) for rule in rules)
-    return [*work, Work("vectors", 2.0 * WIDE * num_samples * numbers)], scaling
+    return work, scaling
 
 
 def _gradients(
     rules: list[Rule], sketch: SketchConfig, num_samples: int, size: int, *, weighted: bool
 ) -> list[Work]:
-    """Every sample's gradient: written once, read for the sketch and for the weighted sum."""
+    """Full gradients of all samples: written once, read for the sketch and the weighted sum."""
     work = []
     looked_up = {rule.names["weight"] for rule in rules if isinstance(rule, EmbeddingRule)}
     by_name: dict[str, Rule] = {}  # a tied weight has one gradient
@@ -208,28 +197,27 @@ def _gradients(
             sketched = 2 * numbers * sketch.dim if sketch.projection == "gaussian" else 0.0
         work += [Work("gradients written", moved), Work("gradients sketched", moved, sketched)]
         work += [Work("gradients weighted", moved, 2 * numbers)] if weighted else []
-    vectors = sum(sum(rule.vector_sizes().values()) for rule in rules)
-    return [*work, Work("vectors", 2.0 * WIDE * num_samples * vectors)]
+    return work
 
 
 def run_flops(config: RunConfig, corpus: Corpus) -> float:
-    """FLOPs of the run: what one step computes, times train.steps."""
+    """FLOPs of the run: those of one step times train.steps."""
     return config.train.steps * step_flops(config, corpus)
 
 
 def step_flops(config: RunConfig, corpus: Corpus) -> float:
-    """FLOPs of one step over the world batch, for comparing what methods cost.
+    """FLOPs of one step over the world batch, to compare the cost of methods.
 
     every step           a forward and a backward: 3 forwards
-    needs loss           nothing more while the graph is kept; a second forward where the batch is
-                         larger than train.micro_batch_size, for weights need all losses first
-    needs sketch         `extra_work`: the projections, and what two sweeps or twopass run again
-    needs reference_loss a forward of the reference, which is taken to be of the model's own size
+    needs loss           no more while the graph is kept; a second forward if the batch is larger
+                         than train.micro_batch_size, because weights need all losses first
+    needs sketch         `extra_work`: the projections, and what two sweeps or twopass repeat
+    needs reference_loss a forward of the reference, assumed to have the model's size
     activation_checkpointing  the blocks' forward once more in every backward through them
 
-    Not counted: validation, probes, AdamW, and what a mixer does with what it sees (K-means of a
-    batch of sketches is some millionths of a step). One process is assumed: many share the same
-    products out, but may keep a batch whole that one has to sweep twice.
+    Not counted: validation, probes, AdamW and the mixer itself (K-means of a batch of sketches is
+    some millionths of a step). One process is assumed: with several, a rank may hold its share of a
+    batch that one process has to sweep twice.
     """
     model, train = open_shape(config, corpus), config.train
     shape = AttentionShape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
@@ -253,7 +241,7 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A run's costs."""
+    """The costs of a run."""
 
     parameters: int
     state_bytes: int  # weights, gradients, moments
@@ -267,10 +255,10 @@ class Forecast:
 
 
 def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
-    """Costs of the run on one process of this machine.
+    """The costs of the run on one process of this machine.
 
-    Activations are what the backward pass keeps. Checkpointing saves none of them where weight
-    gradients wait for the samples' weights: the layers' inputs are kept for them.
+    Activation checkpointing saves no memory in modes that compute weight gradients after the
+    weights are known, because those hold the inputs of all layers.
     """
     model, train = open_shape(config, corpus), config.train
     parameters = sum(p.numel() for p in model.parameters())
@@ -301,7 +289,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
 
 
 def measure_matmul(config: RunConfig, width: int) -> float:
-    """FLOP/s of this machine on a matmul like the model's own."""
+    """FLOP/s of this machine for a matmul of the model's sizes."""
     device = pick_device(config.train.device)
     dtype = torch.bfloat16 if config.train.half else torch.float32
     rows, watch = min(config.tokens_per_step, 8192), Stopwatch(device)
@@ -319,7 +307,7 @@ def measure_matmul(config: RunConfig, width: int) -> float:
 
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:
-    """How often each source will have been read through, as far as the mixer's plans are known."""
+    """Epochs of each source at the end of the run, by the mixer's known schedule."""
     entry, total = sampler.log.entries[-1], config.train.steps
     later = sorted((step, mix) for step, mix in mixer.schedule().items() if entry.step < step)
     weights = {entry.step: entry.weight_S}
@@ -332,7 +320,7 @@ def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[st
 
 
 def repeat_warnings(config: RunConfig, sampler: Sampler, mixer: Mixer) -> list[str]:
-    """One line for every source that would be read through too often."""
+    """One line for every source whose epochs would exceed data.warn_epochs."""
     most = config.data.warn_epochs
     return [
         f"{source} would be read through {epochs:.1f} times, more than data.warn_epochs={most:g}; "

@@ -1,37 +1,49 @@
-"""From steps and validations to rows of metrics.jsonl, every number named with its unit.
+"""The measurements of a run: metrics of its steps, validation losses, and probes.
 
-`loss_nats` is the mean negative log likelihood per token, `ppl` its exponential, `bits_per_byte`
-the same loss per byte of text. Per source, as the plain mean over sources (`mean`), weighted by
-the sources' training tokens (`natural`), and of the worst source (`worst`).
+Metrics carry their unit in their name. `loss_nats` is the mean negative log likelihood per token,
+`ppl` its exponential, `bits_per_byte` the same loss per byte of text. Validation has them for each
+source, as the plain mean over sources (`mean`), weighted by the sources' training tokens
+(`natural`), and for the worst source (`worst`).
+
+A probe holds the sketches of fixed validation rows under one projection, that of (seed, step 0),
+whatever projection the run trains with. So probes can be compared within a run, and across runs of
+one seed and model shape. Probing changes nothing: no random number, no gradient, no mode.
+
+Shapes: B samples of a step, b rows at once, N steps or probe rows, T tokens, K sketch, M domains.
 """
 
 import json
-import logging
 import math
 import os
 import re
-import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from dograph.config import RunConfig
-from dograph.data.corpus import Corpus, spaced_blocks
-from dograph.errors import DographError, RunError, require
-from dograph.files import write_text
+from dograph.choices import TWO_SIDED, Mode
+from dograph.config import DEFAULT_DIM, RunConfig
+from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
+from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together
+from dograph.models.loss import PerSampleLoss, uncompiled
+from dograph.sketch.projection import Projection
+from dograph.sketch.sketcher import sketch_rows
 from dograph.train.distributed import World
-from dograph.train.run_dir import RunDirectory
-from dograph.train.step import StepRecord, milliseconds
+from dograph.train.run_dir import Row as Row
+from dograph.train.run_dir import RunDirectory, Sink, open_sink
+from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketcher
 
-Row = dict[str, float]
 SUMMARIES = ("mean", "natural", "worst")
+NEAREST = 8  # rows named for each domain
+AT_ONCE = 16  # probe rows computed together if train.micro_batch_size is not set
 
 
 def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
@@ -45,14 +57,25 @@ def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
 def step_rows(
     records: Sequence[StepRecord], sources: list[str], bytes_per_token: Mapping[str, float | None]
 ) -> list[Row]:
-    """One row a step. What is on the device comes over for all steps together."""
+    """One row per step; the tensors of all steps are copied to the host together.
+
+    Vectors of the mixer's report have one entry per domain. Its values per sample go to
+    samples.jsonl instead.
+    """
     if not records:
         return []
     loss_NB = torch.stack([record.loss_B for record in records]).double().cpu().numpy()
     weight_NB = torch.stack([record.weight_B for record in records]).double().cpu().numpy()
     norm_N = torch.stack([record.grad_norm for record in records]).tolist()
     source_NB = torch.stack([record.source_B for record in records]).cpu().numpy()
-    rows, reported = [], _report_rows(records)
+    read_together(record.report for record in records)
+    reports = [
+        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
+        for record in records
+    ]
+    tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
+    flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
+    numbers, rows = iter(flat), []
     for n, record in enumerate(records):
         row: Row = {"step": record.step + 1}
         row |= loss_row("train", float(loss_NB[n].mean()), None)
@@ -65,26 +88,7 @@ def step_rows(
         row["weights/effective_samples"] = float(1 / (weight_NB[n] ** 2).sum())
         row["optim/lr"] = record.lr
         row["optim/grad_norm"] = norm_N[n]
-        rows.append(row | reported[n] | milliseconds(record.laps))
-    return rows
-
-
-def _report_rows(records: Sequence[StepRecord]) -> list[Row]:
-    """What the mixer reported, brought over in one transfer; a vector has one entry a domain.
-
-    What it reported of single samples goes to samples.jsonl instead.
-    """
-    read_together(record.report for record in records)
-    reports = [
-        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
-        for record in records
-    ]
-    tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
-    flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
-    numbers, rows = iter(flat), []
-    for report in reports:
-        row: Row = {}
-        for name, value in report.items():
+        for name, value in reports[n].items():
             if not isinstance(value, Tensor):
                 row[name] = value
             elif value.dim() == 0:
@@ -92,12 +96,12 @@ def _report_rows(records: Sequence[StepRecord]) -> list[Row]:
             else:
                 area, _, quantity = name.partition("/")
                 row |= {f"{area}/{j}/{quantity}": next(numbers) for j in range(len(value))}
-        rows.append(row)
+        rows.append(row | milliseconds(record.laps))
     return rows
 
 
 def step_note(row: Mapping[str, float]) -> str:
-    """What a row of metrics says in a line: loss, speed, and how many domains weigh how evenly."""
+    """A row of metrics in one line: loss, speed, number of domains, entropy of their weights."""
     note = f"loss {row['train/loss_nats']:.3f}  {row['time/tokens_per_second']:,.0f} tokens/s"
     sizes = [x for name, x in row.items() if re.fullmatch(r"domains/\d+/samples", name)]
     if sizes and "weights/entropy_nats" in row:
@@ -106,14 +110,15 @@ def step_note(row: Mapping[str, float]) -> str:
 
 
 def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl: what each sample counted, equal weights being 1, and its domain."""
+    """Rows of samples.jsonl: each sample's weight, in units of 1 / B, and its domain."""
     if not records:
         return []
     read_together(record.report for record in records)
     nowhere = torch.full_like(records[0].weight_B, -1.0)
-    found = [record.report.get("samples/domain") for record in records]
+    reported = [record.report.get("samples/domain") for record in records]
     weight_NB = torch.stack([len(record.weight_B) * record.weight_B for record in records])
-    domain_NB = torch.stack([x.to(nowhere) if isinstance(x, Tensor) else nowhere for x in found])
+    own = [x.to(nowhere) if isinstance(x, Tensor) else nowhere for x in reported]
+    domain_NB = torch.stack(own)
     weights, domains = torch.stack([weight_NB, domain_NB]).tolist()  # one transfer
     return [
         {
@@ -127,8 +132,8 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
 
 # Validation: the mean NLL in nats of each source over held-out tokens.
 #
-# The blocks are a fixed, evenly spaced choice from each source, so every evaluation of every run on
-# a corpus reads the same text, and the losses of two runs can be compared block by block.
+# Blocks are evenly spaced in each source, so every evaluation of every run on a corpus reads the
+# same text, and the losses of two runs can be compared block by block.
 
 
 def validation_blocks(corpus: Corpus, seq_len: int, most: int) -> dict[str, list[np.ndarray]]:
@@ -153,8 +158,8 @@ def validate(
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Loss in nats of each source that has validation text, and of each of its blocks.
 
-    Ranks share the blocks out. Where the model lies in shards they must call `losses` equally
-    often, so those with fewer blocks repeat one.
+    Each rank computes a part of the blocks. With FSDP2 all must call `losses` equally often, so
+    those with fewer blocks repeat one.
     """
     sums_S2 = torch.zeros(len(blocks_of), 2, dtype=torch.float64)  # nats, predictions
     each = [torch.zeros(len(blocks), dtype=torch.float64) for blocks in blocks_of.values()]
@@ -177,13 +182,13 @@ def validate(
     joined = torch.cat([sums_S2.flatten(), *each])
     sizes = [sums_S2.numel(), *map(len, each)]
     sums, *each = world.total(joined.to(world.device)).cpu().split(sizes)
-    found = zip(blocks_of, sums.view(-1, 2).tolist(), strict=True)
-    nats = {source: nats / predictions for source, (nats, predictions) in found if predictions}
+    totals = zip(blocks_of, sums.view(-1, 2).tolist(), strict=True)
+    nats = {source: nats / predictions for source, (nats, predictions) in totals if predictions}
     return nats, {s: loss_n.tolist() for s, loss_n in zip(blocks_of, each, strict=True)}
 
 
 def _batches(blocks: list[np.ndarray], at_once: int) -> list[Tensor]:
-    """Blocks of equal length stacked `at_once`; one each where lengths differ."""
+    """Stacks of `at_once` blocks; where lengths differ, one block each."""
     batches: list[Tensor] = []
     for first in range(0, len(blocks), at_once):
         rows = [torch.from_numpy(b.astype(np.int64)) for b in blocks[first : first + at_once]]
@@ -217,23 +222,23 @@ def validation_row(step: int, nats: Mapping[str, float], corpus: Corpus) -> Row:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics file; a line that a kill cut short is left out."""
+    """The rows of a metrics file; an incomplete last line, left by a kill, is skipped."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 class RunFiles:
-    """What a run appends to as it goes: metrics, samples, the domain graph; and its sinks.
+    """The files that a run appends to (metrics, samples, domain graph) and its sinks.
 
-    Only the first rank writes, whole lines. Whatever is written of a step is on disk before a
-    checkpoint that holds this step, and is cut back to the checkpoint on resume, so a stopped run's
-    files are those of one that was never stopped.
+    Only the first rank writes, whole lines. The rows of a step are on disk before the checkpoint
+    of that step, and a resume cuts the files back to its checkpoint, so the files of a stopped run
+    are those of one that never stopped.
     """
 
     def __init__(self, config: RunConfig, run: RunDirectory, mixer: Mixer, *, main: bool) -> None:
         self.config, self.run, self.main = config, run, main
         self.paths = {"metrics": run.metrics_file}
-        if mixer.needs:  # others weigh no sample by what it is
+        if mixer.needs:  # other mixers give all samples the same weight
             self.paths["samples"] = run.samples_file
         if mixer.has_domains:
             self.paths["graph"] = run.graph_file
@@ -250,7 +255,7 @@ class RunFiles:
         self.sinks = [open_sink(sink, *about) for sink in self.config.log.sinks]
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append to one of the files, where this rank has it open."""
+        """Append to one of the files; other ranks than the first do nothing."""
         if name in self._files:
             self._files[name].write("".join(json.dumps(row) + "\n" for row in rows))
             self._files[name].flush()
@@ -269,126 +274,104 @@ class RunFiles:
 
     def close(self) -> None:
         for file in self._files.values():
-            with suppress(OSError):  # what a full disk refused was told when it was written
+            with suppress(OSError):  # a full disk was reported when the line was written
                 file.close()
         for sink in self.sinks:
             sink.close()
 
 
-# Sinks: other places that metrics go to beside metrics.jsonl. Each is an extra.
-#
-# All of them write below the run's directory, and nothing leaves the machine unless the user has
-# set up the tool to send it: W&B works offline where it knows no account, Trackio fills a local
-# database.
+class Probes:
+    """Takes the probes of a run; none if the mixer needs no sketches."""
+
+    def __init__(
+        self, run: RunDirectory, corpus: Corpus, model: PerSampleLoss, step: TrainStep
+    ) -> None:
+        self.run, self.model, self.sources = run, model, corpus.sources
+        self.config, self.world, self.mixer = step.config, step.world, step.mixer
+        self.sketcher, train, probe = step.sketcher, step.config.train, step.config.probe
+        wanted = probe.rows if self.sketcher else 0
+        self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
+        fractions = probe.at if self.blocks else []
+        self.steps = frozenset(round(fraction * train.steps) for fraction in fractions)
+        # Checkpointed activations are kept in full here (layers recompute in training mode only).
+        saving = train.activation_checkpointing
+        self.at_once = 1 if saving else train.micro_batch_size or AT_ONCE
+
+    def take(self, step: int) -> float:
+        """Write the probe after `step` steps if it is due and missing; return the seconds taken.
+
+        The caller subtracts them from the training time. Only the first rank computes, except with
+        FSDP2, where all must take part.
+        """
+        main, shards = self.world.is_main, self.world.shards
+        if step not in self.steps or not (main or shards):
+            return 0.0
+        due = int(main and not self.run.probe(step).is_file())
+        if not (self.world.agree(due) if shards else due):
+            return 0.0
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()  # the last step still runs, and is not part of the probe
+        start, how = time.monotonic(), self.config.sketch
+        token_NT = torch.from_numpy(np.stack([block.tokens() for block in self.blocks]))
+        # The run's kind of projection at step 0; taps cannot take dense ones.
+        fixed = Projection(dim=DEFAULT_DIM, seed=self.config.seed)
+        if how.projection in TWO_SIDED:
+            fixed = Projection(dim=how.dim, kind=how.projection, seed=self.config.seed)
+        loss_N, sketch_NK = self.sketches(token_NT, "twopass", fixed, 0)
+        located = self.located(token_NT, sketch_NK, fixed, step)
+        if main:
+            file, places = self.run.probe(step), [block.place() for block in self.blocks]
+            label_N = torch.full((len(places),), -1) if located is None else located[0].cpu()
+            tensors = {
+                "sketch": sketch_NK.bfloat16().cpu(),
+                "source": torch.tensor([block.source for block in self.blocks], dtype=torch.int32),
+                "label": label_N.to(torch.int32),
+                "loss": loss_N.float().cpu(),
+            }
+            domains = None if located is None else nearest_rows(*located, places)
+            about = {"step": step, "sources": self.sources, "rows": places, "domains": domains}
+            self.run.probes.mkdir(exist_ok=True)
+            write_bytes(file.with_suffix(".safetensors"), save(tensors))
+            write_json(file, about)  # last: with it the probe is complete
+        return time.monotonic() - start
+
+    def located(
+        self, token_NT: Tensor, sketch_NK: Tensor, fixed: Projection, step: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """label_N and closeness_NM in the mixer's present domains, None if it has none."""
+        if not self.mixer.has_domains:
+            return None
+        if self.mixer.domains_last:  # its centroids are under the run's own projection
+            assert self.sketcher is not None
+            own, run_mode = self.sketcher.projection, self.config.sketch.mode
+            epoch = own.epoch(max(step - 1, 0))
+            if run_mode == "topdown" or epoch or replace(own, refresh="never") != fixed:
+                mode: Mode = "twopass" if run_mode == "full" else run_mode
+                _, sketch_NK = self.sketches(token_NT, mode, own, epoch)
+        finite_N1 = torch.isfinite(sketch_NK).all(dim=1, keepdim=True)
+        return self.mixer.locate(torch.where(finite_N1, sketch_NK, 0.0), step)
+
+    def sketches(
+        self, token_NT: Tensor, mode: Mode, projection: Projection, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and sketches of the rows; in mode head of the output layer alone."""
+        how, half = self.config.sketch, self.config.train.half
+        mode = "head" if how.mode == "head" else mode
+        sketcher = open_sketcher(self.model, self.model.head, how, mode, projection)
+        with uncompiled():
+            looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
+            losses, sketches, _ = zip(*looks, strict=True)
+        return torch.cat(losses), torch.cat(sketches)
 
 
-PROJECT = "dograph"
-Write = Callable[[int, Mapping[str, float]], None]
-Backend = tuple[Write, Callable[[], None]]  # takes the metrics of a step; closes
-
-log = logging.getLogger(__name__)
-
-
-class Sink:
-    """Takes metrics step by step; may fail without stopping the run: warns once, takes no more."""
-
-    def __init__(self, name: str, write: Write, finish: Callable[[], None]) -> None:
-        self.name, self.write, self.finish = name, write, finish
-        self.is_open = True
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if not self.is_open:
-            return
-        try:
-            self.write(step, metrics)
-        except Exception as error:
-            log.warning(
-                "the sink %s failed at step %d and is closed; the run goes on, and metrics.jsonl "
-                "has everything: %r",
-                *(self.name, step, error),
-            )
-            self.close()
-
-    def close(self) -> None:
-        if not self.is_open:
-            return
-        self.is_open = False
-        try:
-            self.finish()
-        except Exception as error:
-            log.warning("the sink %s could not be closed: %r", self.name, error)
-
-
-def open_sink(
-    name: str, directory: Path, run_name: str, config: dict[str, Any], first_step: int
-) -> Sink:
-    """Open the sink of this name for a run that will log `first_step` next.
-
-    A first step beyond 1 continues what the run logged before it was interrupted.
-    """
-    openers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
-    try:
-        return Sink(name, *openers[name](directory, run_name, config, first_step))
-    except DographError:
-        raise
-    except Exception as error:
-        raise RunError(
-            f"the sink {name} could not be opened: {error}. Fix its settings, or leave it out of "
-            "log.sinks; metrics.jsonl is written in any case"
-        ) from error
-
-
-def _tensorboard(directory: Path, name: str, config: dict[str, Any], first_step: int) -> Backend:
-    require("tensorboard", "tensorboard")
-    from torch.utils.tensorboard import SummaryWriter
-
-    # What an interrupted run logged at later steps than its checkpoint is to be forgotten.
-    writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step)
-    text = f"```json\n{json.dumps(config, indent=2)}\n```"  # shown as Markdown
-    writer.add_text(f"{name}/config", text, first_step)
-
-    def write(step: int, metrics: Mapping[str, float]) -> None:
-        for key, value in metrics.items():
-            writer.add_scalar(key, value, step)
-
-    return write, writer.close
-
-
-def _wandb(directory: Path, name: str, config: dict[str, Any], first_step: int) -> Backend:
-    wandb = require("wandb", "wandb")
-    id_file = directory / "wandb" / "run_id"
-    if first_step <= 1 or not id_file.is_file():
-        id_file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(id_file, secrets.token_hex(4))
-    run = wandb.init(
-        project=os.environ.get("WANDB_PROJECT", PROJECT),
-        dir=str(directory),
-        id=id_file.read_text(),
-        name=name,
-        config=config,
-        resume="allow",
-        mode=None if _wandb_is_set_up() else "offline",
-        settings=wandb.Settings(console="off"),  # the terminal belongs to our progress display
-    )
-    # W&B drops what is logged at an earlier step than the last; a metric as the axis may go back.
-    run.define_metric("*", step_metric="step")
-    return lambda step, metrics: run.log({"step": step, **metrics}), run.finish
-
-
-def _wandb_is_set_up() -> bool:
-    """Whether the user has said where W&B should send a run: otherwise it would ask, and wait."""
-    if {"WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & os.environ.keys():
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    netrc_files = [Path(os.environ.get("NETRC", "~/.netrc")), Path("~/_netrc")]
-    found = [path.expanduser() for path in netrc_files if path.expanduser().is_file()]
-    return any(host in path.read_text(errors="replace") for path in found)
-
-
-def _trackio(directory: Path, name: str, config: dict[str, Any], first_step: int) -> Backend:
-    # Read by trackio when it is imported: the only way to choose where its database lies.
-    os.environ.setdefault("TRACKIO_DIR", str(directory / "trackio"))
-    trackio = require("trackio", "trackio")
-    resume = "allow" if first_step > 1 else "never"
-    run = trackio.init(project=PROJECT, name=name, config=config, resume=resume, embed=False)
-    return lambda step, metrics: run.log(dict(metrics), step=step), run.finish
+def nearest_rows(
+    label_N: Tensor, closeness_NM: Tensor, places: list[dict[str, str | int]]
+) -> list[dict[str, Any]]:
+    """For each domain, its number of rows and those nearest to its centroid."""
+    labels, domains = label_N.tolist(), []
+    for domain, closeness_N in enumerate(closeness_NM.T.tolist()):
+        own = [n for n, label in enumerate(labels) if label == domain]
+        near = sorted(own, key=lambda n: (-closeness_N[n], n))[:NEAREST]
+        ids = [{k: places[n][k] for k in ("source", "row", "document")} for n in near]
+        domains.append({"domain": domain, "samples": len(own), "nearest": ids})
+    return domains

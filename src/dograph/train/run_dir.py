@@ -1,39 +1,34 @@
-"""A run on disk: the interface between commands.
+"""A run on disk: its directory, and the tools that get its metrics besides metrics.jsonl.
 
-config.yaml     the resolved configuration; `dograph train config.yaml` replays the run
-env.json        versions and devices
-metrics.jsonl   one line a step, and one a validation
-weights.jsonl   the weight log: mixtures and counters by step
-edits.jsonl     mixtures given on the way: after which step, what, from where
-samples.jsonl   for mixers that look at samples: one line a step, weight and domain of each sample
-validation.jsonl  once the run is complete: one line a source, the last loss of each block, in an
-                order that is the same in every run on the corpus (data.seq_len, eval.max_blocks)
-graph.jsonl     for DoGraph: the domain graph at every validation
-probes/         for mixers that need sketches: step-00000100: sketches of the same held-out rows
-checkpoints/    step-00000100/: model (Hugging Face), optimizer, mixer, weight log
-eval.json       what `dograph eval` found
-result.json     for runs of a plan or a comparison, once complete: what the run came to
-page.html       once the run is complete: the page that `dograph report` writes
-model           link to the newest checkpoint's model, once the run is complete
+docs/runs.md lists the files of a run and their content.
 """
 
 import fcntl
 import json
+import logging
 import os
+import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
+from urllib.parse import urlsplit
 
 from dograph.config import RunConfig, parse_config, read_yaml
-from dograph.errors import RunError
+from dograph.errors import DographError, RunError, require
 from dograph.files import sync_file, write_bytes, write_json, write_text
 
 CHECKPOINT = "step-{:08d}"
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
+PROJECT = "dograph"  # the name of the project in W&B and Trackio
+Row = dict[str, float]
+Backend = tuple[Callable[[int, Row], None], Callable[[], None]]  # logs a step; closes
+
+log = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """Paths of a run, and the lock that keeps it to one process at a time."""
+    """The paths of a run, and the lock that reserves it for one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.probes, self.checkpoints = path, path / "probes", path / "checkpoints"
@@ -52,10 +47,10 @@ class RunDirectory:
         write_text(self.config_file, config.dump())
 
     def refuse_existing(self) -> None:
-        """A new run must not write into what is there."""
+        """A new run must not write into an existing one."""
         if self.path.is_dir() and not self.checkpoint_steps():
-            found = {path.name for path in self.path.iterdir() if path.suffix != ".tmp"}
-            if found <= {".lock", "env.json", "checkpoints"}:  # all that a kill at the start leaves
+            names = {path.name for path in self.path.iterdir() if path.suffix != ".tmp"}
+            if names <= {".lock", "env.json", "checkpoints"}:  # left by a kill during `create`
                 return
         if self.path.exists():
             raise RunError(
@@ -78,7 +73,7 @@ class RunDirectory:
         return run
 
     def lock(self) -> None:
-        """Refuse to share the directory with a live process; a dead one leaves no lock."""
+        """Reserve the directory; the lock of a dead process does not count."""
         self._lock = open(self.path / ".lock", "a")  # noqa: SIM115
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,13 +83,13 @@ class RunDirectory:
         self._lock.truncate(0)
 
     def announce(self) -> None:
-        """Say in the lock that this process takes another mixture on the way."""
+        """Write into the lock file that this process takes another mixture during the run."""
         assert self._lock is not None
         self._lock.write(TAKES_MIXTURES)
         self._lock.flush()
 
     def use(self) -> Literal["free", "busy", "takes mixtures"]:
-        """Whether a live process holds the directory, and takes another mixture."""
+        """Whether a live process holds the lock, and whether it takes another mixture."""
         if not (lock := self.path / ".lock").is_file():
             return "free"
         with open(lock) as file:
@@ -116,14 +111,14 @@ class RunDirectory:
         return self.checkpoints / CHECKPOINT.format(step)
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending. Unfinished ones have another name."""
+        """Steps of the complete checkpoints, ascending; incomplete ones have another name."""
         names = (path.name for path in self.checkpoints.glob("step-*") if path.is_dir())
         return sorted(int(name.removeprefix("step-")) for name in names if name[5:].isdecimal())
 
     def clean(self) -> None:
-        """Remove what a kill left behind."""
-        left = (self.checkpoints.glob(".*"), self.path.glob(".*.tmp"), self.probes.glob(".*.tmp"))
-        for path in [path for found in left for path in found]:
+        """Remove temporary files of a killed process."""
+        places = ((self.checkpoints, ".*"), (self.path, ".*.tmp"), (self.probes, ".*.tmp"))
+        for path in [path for folder, pattern in places for path in folder.glob(pattern)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def rotate(self, keep: int) -> None:
@@ -134,11 +129,11 @@ class RunDirectory:
             shutil.rmtree(doomed)
 
     def probe(self, step: int) -> Path:
-        """A probe's file; the tensors' lies beside it. It is whole where this one is there."""
+        """The JSON file of a probe, written after its tensors: with it the probe is complete."""
         return self.probes / f"{CHECKPOINT.format(step)}.json"
 
     def cut(self, step: int) -> None:
-        """Drop what was written of steps after `step`; it will be made again."""
+        """Drop the rows and probes of steps after `step`, which will be repeated."""
         self.metrics_file.touch()
         for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
             if file.is_file():
@@ -159,8 +154,112 @@ class RunDirectory:
 
 
 def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:
-    """The run and the step that a checkpoint's model is of; None where no run made it."""
+    """The run and step of a checkpoint's model; None for a model that is not of a run."""
     checkpoint = folder.resolve().parent
     run = RunDirectory(checkpoint.parent.parent)
     step = checkpoint.name.removeprefix("step-")
     return (run, int(step)) if run.config_file.is_file() and step.isdecimal() else None
+
+
+# Sinks: tools that get the metrics besides metrics.jsonl; each needs its extra to be installed.
+#
+# All of them write below the run's directory, and nothing leaves the machine unless the user has
+# set up the tool to send it: W&B runs offline without an account, Trackio fills a local database.
+
+
+class Sink:
+    """Takes metrics step by step; if it fails it warns once, and the run goes on without it."""
+
+    def __init__(
+        self, name: str, write: Callable[[int, Row], None], finish: Callable[[], None]
+    ) -> None:
+        self.name, self.write, self.finish, self.is_open = name, write, finish, True
+
+    def log(self, step: int, metrics: Row) -> None:
+        if not self.is_open:
+            return
+        try:
+            self.write(step, metrics)
+        except Exception as error:
+            why = "it is closed, the run goes on, and metrics.jsonl has everything"
+            log.warning("the sink %s failed at step %d; %s: %r", self.name, step, why, error)
+            self.close()
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            try:
+                self.finish()
+            except Exception as error:
+                log.warning("the sink %s could not be closed: %r", self.name, error)
+
+
+def open_sink(
+    name: str, directory: Path, run_name: str, config: dict[str, Any], first_step: int
+) -> Sink:
+    """Open a sink for a run whose next step is `first_step`; beyond 1 it continues the log."""
+    openers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
+    try:
+        return Sink(name, *openers[name](directory, run_name, config, first_step))
+    except DographError:
+        raise
+    except Exception as error:
+        raise RunError(
+            f"the sink {name} could not be opened: {error}. Fix its settings, or leave it out of "
+            "log.sinks; metrics.jsonl is written in any case"
+        ) from error
+
+
+def _tensorboard(directory: Path, name: str, config: dict[str, Any], first_step: int) -> Backend:
+    require("tensorboard", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    # A resume repeats the steps after its checkpoint: TensorBoard drops what it has of them.
+    writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step)
+    text = f"```json\n{json.dumps(config, indent=2)}\n```"  # shown as Markdown
+    writer.add_text(f"{name}/config", text, first_step)
+
+    def write(step: int, metrics: Row) -> None:
+        for key, value in metrics.items():
+            writer.add_scalar(key, value, step)
+
+    return write, writer.close
+
+
+def _wandb(directory: Path, name: str, config: dict[str, Any], first_step: int) -> Backend:
+    wandb = require("wandb", "wandb")
+    id_file = directory / "wandb" / "run_id"
+    if first_step <= 1 or not id_file.is_file():
+        id_file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(id_file, secrets.token_hex(4))
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        dir=str(directory),
+        id=id_file.read_text(),
+        name=name,
+        config=config,
+        resume="allow",
+        mode=None if _wandb_is_set_up() else "offline",
+        settings=wandb.Settings(console="off"),  # it would disturb our progress display
+    )
+    # W&B drops rows of earlier steps than its last; with a metric as the axis it keeps them.
+    run.define_metric("*", step_metric="step")
+    return lambda step, metrics: run.log({"step": step, **metrics}), run.finish
+
+
+def _wandb_is_set_up() -> bool:
+    """Whether the user has chosen where W&B sends a run; otherwise it would ask, and wait."""
+    if {"WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & os.environ.keys():
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    paths = [Path(os.environ.get("NETRC", "~/.netrc")).expanduser(), Path("~/_netrc").expanduser()]
+    return any(host in path.read_text(errors="replace") for path in paths if path.is_file())
+
+
+def _trackio(directory: Path, name: str, config: dict[str, Any], first_step: int) -> Backend:
+    # trackio reads it when it is imported: the only way to choose the place of its database.
+    os.environ.setdefault("TRACKIO_DIR", str(directory / "trackio"))
+    trackio = require("trackio", "trackio")
+    resume = "allow" if first_step > 1 else "never"
+    run = trackio.init(project=PROJECT, name=name, config=config, resume=resume, embed=False)
+    return lambda step, metrics: run.log(dict(metrics), step=step), run.finish

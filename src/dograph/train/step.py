@@ -1,6 +1,6 @@
 """One training step, from batch to update: the file to read first.
 
-Algorithm 1 of the paper, with the batch of a step for its data (`TrainStep.backward` is the body):
+Algorithm 1 of the paper, on the batch of one step (`TrainStep.backward` is the body):
 
     R, R' g_i                 per-sample gradients, projected     TrainStep.collect
     D_1 .. D_m, their means   the batch clustered into domains    Mixer.weigh: c_i = w_j / |D_j|
@@ -8,10 +8,10 @@ Algorithm 1 of the paper, with the batch of a step for its data (`TrainStep.back
     sum_i c_i g_i             the weighted gradient, in full      MicroBatchResult.backward
     theta                     clipped, AdamW                      TrainStep.__call__
 
-Other mixers need less and weigh otherwise. Weights have one meaning: weight_B >= 0 sums to 1 over
-the *world batch* (every rank and micro-batch of the step), the loss is sum(weight * loss), and
-nothing is divided by the number of micro-batches or ranks again. Nothing here waits for the device.
-Where a step has several micro-batches, `strategy_of` says what is done in which order.
+Other mixers need less. For all of them weight_B >= 0 sums to 1 over the *world batch* (every rank
+and micro-batch of the step) and the loss is sum(weight * loss), with no further division by the
+number of micro-batches or ranks. Nothing here waits for the device. `strategy_of` chooses the order
+of forward, weighing and backward when a step has several micro-batches.
 
 Shapes: B samples of the world batch, b those of a micro-batch, T tokens, K sketch.
 """
@@ -22,35 +22,30 @@ from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dograph.config import OptimConfig, RunConfig, require_compatible
+from dograph.choices import Mode
+from dograph.config import OptimConfig, RunConfig, SketchConfig, require_compatible
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
-from dograph.sketch.coverage import unwrapped
-from dograph.sketch.gradients import (
-    MicroBatchResult,
-    RetainedGraph,
-    WorldRows,
-    gather_signals,
-    joined,
-)
+from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals
+from dograph.sketch.projection import Projection
+from dograph.sketch.rules import unwrapped
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
 from dograph.types import Batch, Signals
 
-Mark = float | torch.cuda.Event
-Lap = tuple[str, Mark, Mark]
-Weighted = tuple[Tensor, Tensor, Signals]  # weight_B, loss_B, and what the mixer was given
+Lap = tuple[str, Any, Any]  # name; start and end: seconds, or CUDA events on a GPU
+Weighted = tuple[Tensor, Tensor, Signals]  # weight_B, loss_B, the mixer's signals
 Strategy = Literal["keep", "ahead", "two_sweeps", "lagged"]
-OF_A_FORWARD = frozenset({"loss", "reference_loss", "sketch"})  # needs that only a forward answers
+OF_A_FORWARD = frozenset({"loss", "reference_loss", "sketch"})  # signals that take a forward pass
 REFERENCES = "a run directory, a model folder or a Hugging Face name"
 
 
@@ -60,28 +55,28 @@ class MicroBatch:
 
     token_bT: Tensor
     step: int
-    number: int  # among those of the step on this rank
+    number: int  # within the step, on this rank
     last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step did, still on the device."""
+    """The results of one step, still on the device."""
 
     step: int
     loss_B: Tensor
     weight_B: Tensor
     source_B: Tensor
     grad_norm: Tensor
-    signals: Signals  # what the mixer was given
+    signals: Signals  # the input of the mixer
     halted: Tensor  # 1.0 from the first non-finite loss or gradient on: no update is made
     lr: float
-    report: Report  # what the mixer says of it
+    report: Report  # the mixer's metrics
     laps: list[Lap]
 
 
 class TrainStep:
-    """Makes one optimizer step at a time; computes of a batch what is in `mixer.needs`, no more."""
+    """Makes one optimizer step at a time; computes only the signals in `mixer.needs`."""
 
     def __init__(
         self,
@@ -99,7 +94,7 @@ class TrainStep:
         self.strategy = strategy_of(config, mixer.needs, world.size)
         self.watch = Stopwatch(world.device)
         self.halted = torch.zeros((), device=world.device)
-        loss, how = unwrapped(model), config.sketch
+        loss, sketch = unwrapped(model), config.sketch
         assert isinstance(loss, PerSampleLoss)
         self.vocab_size = loss.vocab_size
         self.reference: PerSampleLoss | None = None
@@ -107,22 +102,14 @@ class TrainStep:
             self.reference = open_reference(config, mixer, self.vocab_size).to(world.device)
         self.sketcher: Sketcher | None = None
         if "sketch" in mixer.needs:
-            if how.mode == "head":
+            if sketch.mode == "head":
                 loss.require_plain_head()
-            self.sketcher = Sketcher(
-                model,
-                mode=how.mode,
-                dim=how.dim,
-                projection=how.projection,
-                seed=config.seed,
-                refresh=mixer.refresh(how.refresh),
-                exclude=tuple(how.exclude),
-                top_blocks=how.top_blocks,
-                head=loss.head,
-            )
+            kind, refresh = sketch.projection, mixer.refresh(sketch.refresh)
+            how = Projection(dim=sketch.dim, kind=kind, seed=config.seed, refresh=refresh)
+            self.sketcher = open_sketcher(model, loss.head, sketch, sketch.mode, how)
 
     def __call__(self, batch: Batch, step: int) -> StepRecord:
-        """The gradient, clipped, and AdamW, which skips the update where `halted` is set."""
+        """Backward, clip, AdamW, which skips the update once `halted` is set."""
         self.watch.start()
         weight_B, loss_B, signals = self.backward(batch, step)
         grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
@@ -149,7 +136,7 @@ class TrainStep:
         )
 
     def backward(self, batch: Batch, step: int) -> Weighted:
-        """Fill `.grad` with the weighted gradient: Algorithm 1 up to the update."""
+        """Fill `.grad` with the weighted gradient: Algorithm 1 without the update."""
         token_bT = batch.token_BT.to(self.world.device, non_blocking=True)
         rows = WorldRows(len(token_bT), self.world.device, self.sizes)
         parts = rows.split(token_bT, self.config.train.micro_batch_size, alike=self.world.shards)
@@ -171,10 +158,10 @@ class TrainStep:
                 for result, weight_b in zip(results, weights, strict=True):  # sum_i c_i g_i
                     result.backward(weight_b)
                     losses.append(result.loss_B.detach())
-                if self.sketcher is not None:  # where its mode fills `.grad`, over the ranks
+                if self.sketcher is not None:  # modes that fill `.grad` bypass DDP's reduction
                     self.sketcher.average_gradients()
                 self.watch.lap("deferred" if self.sketcher else "backward")
-        if not keeps:  # the same by a plain weighted backward
+        if not keeps:  # a plain weighted backward gives the same gradient
             for micro, weight_b in zip(micros, weights, strict=True):
                 with self.world.accumulating(self.model, last=micro.last):
                     loss_b = self.losses(micro)
@@ -185,13 +172,13 @@ class TrainStep:
         return weight_B, rows.gather(torch.cat(losses)), signals
 
     def backward_lagged(self, batch: Batch, rows: WorldRows, micros: list[MicroBatch]) -> Weighted:
-        """The same where each micro-batch is weighed by what the mixer knew before this step."""
+        """The same, but each micro-batch is weighed with what the mixer knew before this step."""
         step, results, weights = micros[0].step, [], []
         for micro in micros:
             with ExitStack() as taps:
                 taps.enter_context(self.world.accumulating(self.model, last=micro.last))
                 result = self.collect(taps, micro, keep=True)
-                num, epoch = len(result.loss_B), self._projection(step)
+                num, epoch = len(result.loss_B), self.projection_epoch(step)
                 alone = WorldRows(num, self.world.device, sizes=[num])
                 own = gather_signals([result], [alone], losses=False, step=step, projection=epoch)
                 weights.append(self.mixer.weigh_lagged(own, len(batch.source_B)))
@@ -208,14 +195,11 @@ class TrainStep:
         return weight_B, rows.gather(torch.cat([r.loss_B for r in results])), signals
 
     def autocast(self) -> torch.autocast:
-        """Inside it, forwards run in train.dtype; weights stay float32."""
+        """Inside it forwards run in train.dtype; weights stay float32."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.half)
 
     def losses(self, micro: MicroBatch, *, per_token: bool = False) -> Tensor:
-        """Loss of each sample of a micro-batch, or of each of its tokens.
-
-        Dropout is a function of (seed, step, place).
-        """
+        """Loss of each sample, or of each token; dropout is a function of (seed, step, place)."""
         place = (micro.step, self.world.rank, micro.number)
         torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
         with self.autocast():
@@ -223,15 +207,15 @@ class TrainStep:
         return loss
 
     def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
-        """Forward and sketch a micro-batch; `taps` hold as long as its gradient may be asked for.
+        """Forward and sketch a micro-batch. `taps` stay open until its backward has run.
 
-        Without `keep`, nothing is held that a gradient could be made of.
+        Without `keep`, no activations are held.
         """
         sketcher, token_bT = self.sketcher, micro.token_bT
         if sketcher is not None:
             if not keep:
                 taps.enter_context(self.world.accumulating(self.model, last=False))
-            with self.autocast():  # what is kept of every layer is of the precision it ran in
+            with self.autocast():  # slots take the dtype that the layers run in
                 taps.enter_context(sketcher.record(token_bT, micro.step))
         reference_loss_b = excess_loss_b = None
         with torch.set_grad_enabled(keep or sketcher is not None):
@@ -239,15 +223,14 @@ class TrainStep:
             if self.reference is not None:
                 with torch.no_grad(), self.autocast():
                     reference_bT = self.reference(token_bT, per_token=True)
-                    # max(l_t - ref_t, 0), then the mean: averaging first would let tokens cancel.
+                    # max(l_t - ref_t, 0), then the mean: in a mean of both, tokens would cancel.
                     excess_bT = (loss_b.detach() - reference_bT).clamp_min(0)
                     reference_loss_b = mean_over_predictions(reference_bT)
                     excess_loss_b = mean_over_predictions(excess_bT)
                 loss_b = mean_over_predictions(loss_b)
         self.watch.lap("forward")
-        if sketcher is None:
-            result = MicroBatchResult(loss_b, RetainedGraph(loss_b))
-        else:
+        result = MicroBatchResult(loss_b)
+        if sketcher is not None:
             result = sketcher.sketch(loss_b, keep=keep)
             self.watch.lap("sketch")  # the backward to the layers' outputs, with the sketches
         result.reference_loss_B, result.excess_loss_B = reference_loss_b, excess_loss_b
@@ -256,41 +239,41 @@ class TrainStep:
     def signals(
         self, results: Sequence[MicroBatchResult], batch: Batch, rows: WorldRows, step: int
     ) -> Signals:
-        """What every rank computed, in the order of the world batch."""
+        """The mixer's input from every rank, in the order of the world batch."""
         device, needs = self.world.device, self.mixer.needs
         source_B = batch.source_B.to(device, non_blocking=True) if "source" in needs else None
         stratum_B = torch.from_numpy(batch.ids.stratum_B) if self.sketcher else None
         return gather_signals(
-            [joined(results)] if results else [],
-            [rows] if results else [],
+            results,
+            [rows],
             losses="loss" in needs,
             step=step,
             num_samples=len(batch.source_B),
             device=device,
             source_B=source_B,
             stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
-            projection=self._projection(step),
+            projection=self.projection_epoch(step),
             lr=learning_rate(step, self.config.optim, self.config.train.steps),
             vocab_size=self.vocab_size,
         )
 
-    def _projection(self, step: int) -> int:
+    def projection_epoch(self, step: int) -> int:
         return self.sketcher.projection.epoch(step) if self.sketcher else 0
 
 
 def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strategy:
-    """How weights, which need the whole batch, and gradients come together.
+    """In which order a step runs forward, weighing (which needs the whole batch) and backward.
 
-    strategy    where                                  what is done
-    keep        one micro-batch, or accumulation=keep  forward all, weigh, then the gradients from
-                                                       the activations that were held
-    ahead       the mixer needs nothing of a forward   weigh, then forward and backward
-    two_sweeps  several micro-batches                  an extra forward that holds nothing, then as
-                                                       ahead
-    lagged      several, and accumulation=lagged       one by one: forward, weigh by what was known
+    strategy    when                                   order
+    keep        one micro-batch, or accumulation=keep  forward all, weigh, backward from the held
+                                                       activations
+    ahead       the mixer needs no forward pass        weigh, then forward and backward
+    two_sweeps  several micro-batches                  an extra forward that holds nothing, then
+                                                       as ahead
+    lagged      several, and accumulation=lagged       for each: forward, weigh with what was known
                                                        before the step, backward
 
-    Every rank must answer alike; what a step is said to cost (train/forecast.py) goes by it too.
+    The same on every rank; train/forecast.py counts a step's FLOPs by it.
     """
     if not needs & OF_A_FORWARD:
         return "ahead"
@@ -301,7 +284,7 @@ def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strat
 
 
 def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampleLoss:
-    """The model that `mixer` compares losses with: no gradient, no dropout, the same vocabulary."""
+    """The model that `mixer` compares losses with: frozen, in eval mode, same vocabulary."""
     if (name := mixer.reference) is None:
         raise ConfigError(
             f"mixer {config.mixer.name} needs reference_loss, but names no reference model; set "
@@ -331,8 +314,25 @@ def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampl
     return model.eval().requires_grad_(False)
 
 
+def open_sketcher(
+    model: nn.Module, head: nn.Module, config: SketchConfig, mode: Mode, projection: Projection
+) -> Sketcher:
+    """A sketcher for the layers that the configuration names."""
+    return Sketcher(
+        model,
+        mode=mode,
+        dim=projection.dim,
+        projection=projection.kind,
+        seed=projection.seed,
+        refresh=projection.refresh,
+        exclude=tuple(config.exclude),
+        top_blocks=config.top_blocks,
+        head=head,
+    )
+
+
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with decay on matrices alone; fused, so that `found_inf` can veto an update."""
+    """AdamW with weight decay on matrices; fused, so that `found_inf` can skip an update."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -357,7 +357,7 @@ def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:
 
 
 class Stopwatch:
-    """Where a step's time goes, without waiting: clock readings, or events on a GPU."""
+    """Times the parts of a step without waiting: clock readings, or CUDA events."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.on_gpu = device, device.type == "cuda"
@@ -373,7 +373,7 @@ class Stopwatch:
         self.laps.append((name, self.last, now))
         self.last = now
 
-    def mark(self) -> Mark:
+    def mark(self) -> Any:
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -381,20 +381,15 @@ class Stopwatch:
         return event
 
     def wait(self) -> None:
-        """Until the device has done all that it was given; for benchmarks, never in a step."""
+        """Wait until the device is idle; for benchmarks, never in a step."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
 
 def milliseconds(laps: list[Lap]) -> dict[str, float]:
-    """Time of each part; on a GPU, to be asked once the step is over."""
+    """Time of each part of a step; on a GPU, call it after the step has finished."""
     total: dict[str, float] = {}
     for name, start, end in laps:
-        key = f"time/{name}_ms"
-        match start, end:
-            case float(), float():
-                spent = 1e3 * (end - start)
-            case torch.cuda.Event(), torch.cuda.Event():
-                spent = start.elapsed_time(end)
-        total[key] = total.get(key, 0.0) + spent
+        spent = 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
+        total[f"time/{name}_ms"] = total.get(f"time/{name}_ms", 0.0) + spent
     return total

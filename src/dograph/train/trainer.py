@@ -1,6 +1,6 @@
-"""A run from its beginning to its end: the loop around the step, which reads downward.
+"""A run from start to end: the loop around the training step.
 
-Step, log, take another mixture, validate, probe, save; stop when asked; go on where it stopped.
+Step, log, take another mixture, validate, probe, save; stop on a signal; resume exactly.
 """
 
 import gc
@@ -27,30 +27,20 @@ from dograph.files import write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
+from dograph.train import metrics
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_request
-from dograph.train.metrics import (
-    SUMMARIES,
-    RunFiles,
-    sample_rows,
-    step_note,
-    step_rows,
-    validate,
-    validation_blocks,
-    validation_row,
-)
-from dograph.train.probes import Probes
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer
 
-SETTLED_AFTER = 3  # steps, by which everything is built and compiled
-NAMED = 5  # samples named in the message of a loss that is not finite; the file has them all
+SETTLED_AFTER = 3  # steps; then everything is built and compiled
+NAMED = 5  # samples named in the message of a non-finite loss; the file has all
 
 
 def start_run(config: RunConfig, world: World) -> "Trainer":
-    """A new run. Its directory appears once everything the settings name has been found."""
+    """A new run. Its directory is created after everything in the settings has been loaded."""
     config = settled(config)
     run = RunDirectory(Path(config.run))
     run.refuse_existing()
@@ -67,19 +57,18 @@ def start_run(config: RunConfig, world: World) -> "Trainer":
 
 
 def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> "Trainer":
-    """A run that stopped, at its newest checkpoint; from there on by another mixture, if given."""
+    """A stopped run at its newest checkpoint, from there on with another mixture, if given."""
     run = RunDirectory.open(Path(config.run))
     if world.is_main:
         run.lock()
-    trainer = Trainer(config, run, world)
-    if mixture is None:
-        trainer.resume()
-        return trainer
-    request = read_request(mixture, facts_of(config, trainer.corpus))
-    trainer.edits.check(request, max(run.checkpoint_steps(), default=0))
+    trainer, request = Trainer(config, run, world), None
+    if mixture is not None:
+        request = read_request(mixture, facts_of(config, trainer.corpus))
+        trainer.edits.check(request, max(run.checkpoint_steps(), default=0))
     trainer.resume()
-    trainer.edits.make(trainer.done, request)
-    trainer.write_weights()
+    if request is not None:
+        trainer.edits.make(trainer.done, request)
+        trainer.write_weights()
     return trainer
 
 
@@ -94,13 +83,13 @@ class Trainer:
         for name in config.log.sinks:
             require(name, name)
         self.corpus = Corpus(config.data.corpus)
-        if taken := set(SUMMARIES) & set(self.corpus.sources):
+        if taken := set(metrics.SUMMARIES) & set(self.corpus.sources):
             raise ConfigError(
                 f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
-                "prepare the corpus with another: NAME=path"
+                "prepare the corpus with another name: NAME=path"
             )
         if config.train.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
         torch.use_deterministic_algorithms(config.train.deterministic)
         model = open_model(config, self.corpus)
         if config.train.activation_checkpointing:
@@ -113,26 +102,26 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
-        self.probes = Probes(run, self.corpus, model, self.step)
-        self.files = RunFiles(config, run, mixer, main=world.is_main)
-        self.progress = Progress(silent=True)  # until it trains
+        self.probes = metrics.Probes(run, self.corpus, model, self.step)
+        self.files = metrics.RunFiles(config, run, mixer, main=world.is_main)
+        self.progress = Progress(silent=True)  # until `train`
         self.bytes_per_token = self.corpus.bytes_per_token("train")
-        length, most = config.data.seq_len, config.eval.max_blocks
-        self.validation_blocks = validation_blocks(self.corpus, length, most)
+        length, most = config.data.seq_len, config.eval.max_samples_per_source
+        self.validation_blocks = metrics.validation_blocks(self.corpus, length, most)
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
-        self.lap_start = time.monotonic()  # when metrics were last written; probes do not count
-        self.last_weights: WeightEntry | None = None  # the newest that is on disk
+        self.lap_start = time.monotonic()  # when metrics were last written, plus time of probes
+        self.last_weights: WeightEntry | None = None  # the newest one on disk
 
     def begin(self) -> None:
-        """Start from the beginning: plan, and open the weight log with the plan."""
+        """Start from step 0: the plan is the first entry of the weight log."""
         mixture = self.state.mixer.plan(CorpusLab(self.config, self.corpus))
         for later in self.state.mixer.schedule().values():
-            self.state.sampler.weights_of(later)  # a wrong name must not wait for its step
+            self.state.sampler.weights_of(later)  # refuse a wrong name now
         self.state.sampler.remix(0, mixture, reason="plan")
 
     def resume(self) -> None:
-        """Start from the newest checkpoint, or from the beginning where there is none yet."""
+        """Start from the newest checkpoint, or from step 0 if there is none yet."""
         if steps := self.run.checkpoint_steps():
             self.done = steps[-1]
             read_checkpoint(self.run, self.done, self.state)
@@ -147,13 +136,12 @@ class Trainer:
         self.world.barrier()
 
     def train(self) -> int:
-        """Train to the end, or until asked to stop; return the signal that asked, or 0."""
-        config, world = self.config, self.world
-        on_cpu, total = world.device.type == "cpu", config.train.steps
+        """Train to the end, or until a signal asks to stop; return the signal, or 0."""
+        config, on_cpu = self.config, self.world.device.type == "cpu"
         asked, first, loader = 0, self.done, self.open_loader()
-        self.files.open(self.done)
-        silent = not world.is_main
-        self.progress = Progress("step {done}/{total}", total, done=self.done, silent=silent)
+        total, silent = config.train.steps, not self.world.is_main
+        self.files.open(first)
+        self.progress = Progress("step {done}/{total}", total, done=first, silent=silent)
         self.lap_start = time.monotonic()
         try:
             self.lap_start += self.probes.take(self.done)
@@ -162,20 +150,22 @@ class Trainer:
                     record = self.advance(loader)
                     if self.done - first == SETTLED_AFTER:
                         # Models, compiled graphs and their guards are hundreds of thousands of
-                        # objects, and a collection that walks through them stops the host for tens
-                        # of milliseconds in a step.
+                        # objects: a garbage collection over them takes tens of milliseconds.
                         gc.collect()
                         gc.freeze()
                     asked = self.stop_asked(interrupts)
                     logs = is_due(self.done, config.log.every)
                     validates = self.is_over or is_due(self.done, config.eval.every)
                     saves = self.is_over or asked or is_due(self.done, config.checkpoint.every)
-                    # On a CPU a look at `halted` is free; on a GPU it would wait, and it holds the
-                    # update anyway.
+                    # Reading `halted` is free on a CPU. On a GPU it would wait for the step, and
+                    # no update is made in any case.
                     halted = on_cpu and bool(record.halted)
                     if logs or halted or validates or saves:
-                        self.write_metrics()  # a checkpoint must not outrun them
-                        self.take_request()
+                        self.write_metrics()  # before a checkpoint of the same steps
+                        if (edit := self.edits.look(self.done)) is not None:
+                            self.write_weights()
+                            for line in (edit.line, *self.edits.answer(edit)):
+                                self.progress.say(line)
                     if validates:
                         self.write_validation()
                     self.lap_start += self.probes.take(self.done)
@@ -199,7 +189,7 @@ class Trainer:
         return Loader(*given, rank=world.rank, world_size=world.size, pin=pin)
 
     def advance(self, loader: Loader) -> StepRecord:
-        """One step: draw, compute, update; then draw differently if the mixer says so."""
+        """One step: draw, compute, update; then change the mixture if the mixer asks for it."""
         batch = loader.load(self.done, ahead=self.done + 1 < self.config.train.steps)
         record = self.step(batch, self.done)
         self.unwritten.append(record)
@@ -211,7 +201,7 @@ class Trainer:
         return record
 
     def stop_asked(self, interrupts: "Interrupts") -> int:
-        """Every rank must stop at the same step; asking costs a wait, so many GPUs ask seldom."""
+        """The signal that any rank got; several GPUs ask only every log.every steps: it waits."""
         several_gpus = self.world.size > 1 and self.world.device.type == "cuda"
         if several_gpus and self.done % self.config.log.every:
             return 0
@@ -222,15 +212,15 @@ class Trainer:
         return self.done == self.config.train.steps
 
     def write_metrics(self) -> None:
-        """Bring the steps since the last time to the host, check them, write them."""
+        """Copy the steps since the last call to the host, check and write them."""
         records, self.unwritten = self.unwritten, []
         bad = None
         if bool(records[-1].halted):
             bad = next(i for i, record in enumerate(records) if bool(record.halted))
         whole = records[:bad]
         if self.world.is_main and self.state.mixer.needs:
-            self.files.write("samples", sample_rows(whole))
-        rows = step_rows(whole, self.corpus.sources, self.bytes_per_token)
+            self.files.write("samples", metrics.sample_rows(whole))
+        rows = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
         if bad is None:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
@@ -239,7 +229,7 @@ class Trainer:
                 "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
-            # Not where a run merely stopped: its rows must be those of one that did not.
+            # Not when the run stops early: its rows must equal those of an unstopped run.
             if is_due(self.done, self.config.log.every) or self.is_over:
                 epochs = self.state.sampler.epochs(self.done)
                 rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
@@ -247,28 +237,20 @@ class Trainer:
         self.write_weights()
         if bad is not None:
             self.stop_for_nonfinite(records[bad])
-        self.progress.update(self.done, step_note(rows[-1]))
+        self.progress.update(self.done, metrics.step_note(rows[-1]))
 
     def write_weights(self) -> None:
-        """Bring weights.jsonl up to date; it changes seldom, and writing it waits for the disk."""
+        """Write weights.jsonl if it has changed: rarely, as each write waits for the disk."""
         log = self.state.sampler.log.cut(self.done)
         if self.world.is_main and log.entries[-1] is not self.last_weights:
             write_text(self.run.weights_file, log.dump())
             self.last_weights = log.entries[-1]
 
-    def take_request(self) -> None:
-        """Draw from here on by the mixture that somebody asks for, if one does."""
-        edit = self.edits.look(self.done)
-        if edit is not None:
-            self.write_weights()
-            for line in (edit.line, *self.edits.answer(edit)):
-                self.progress.say(line)
-
     def stop_for_nonfinite(self, bad: StepRecord) -> NoReturn:
-        """Save the first bad batch and stop. No update was made from it or after it."""
-        number = bad.step + 1  # people count the steps made, as metrics.jsonl does
+        """Save the first bad batch and stop. No update was made with it or after it."""
+        number = bad.step + 1  # counted from 1, as in metrics.jsonl
         norm, loss_B = float(bad.grad_norm), bad.loss_B.cpu()
-        # The sampler is a function of the step, so the whole world batch can be read again here.
+        # The sampler is a function of the step, so the world batch can be loaded again.
         batch = Loader(self.corpus, self.state.sampler).load(bad.step, ahead=False)
         ids, samples = batch.ids, []
         for row, loss in enumerate(loss_B.tolist()):
@@ -305,7 +287,7 @@ class Trainer:
         )
 
     def write_validation(self) -> None:
-        """Losses on held-out text and, where there are domains, their graph."""
+        """Losses on held-out text and, for mixers with domains, their graph."""
         model, world, train = self.state.model, self.world, self.config.train
         blocks_of = self.validation_blocks
 
@@ -316,17 +298,18 @@ class Trainer:
 
         model.eval()
         with uncompiled():
-            nats, each = validate(losses, blocks_of, train.micro_batch_size or 16, world)
+            nats, each = metrics.validate(losses, blocks_of, train.micro_batch_size or 16, world)
         at_rest(model)
         model.train()
         if world.is_main and self.is_over:
-            rows = []
+            lines = ""
             for source, blocks in blocks_of.items():
-                own = {"predictions": [len(b) - 1 for b in blocks], "loss_nats": each[source]}
-                rows += [{"step": self.done, "source": source} | own] if blocks else []
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
+                if blocks:
+                    sizes = [len(block) - 1 for block in blocks]
+                    about = {"step": self.done, "source": source, "predictions": sizes}
+                    lines += json.dumps(about | {"loss_nats": each[source]}) + "\n"
             write_text(self.run.validation_file, lines)
-        row = validation_row(self.done, nats, self.corpus)
+        row = metrics.validation_row(self.done, nats, self.corpus)
         self.files.write_metrics([row])
         if nats:
             mean = row["valid/mean/loss_nats"]
@@ -345,19 +328,16 @@ class Trainer:
         self.world.barrier()
 
     def tidy(self) -> None:
-        """What follows a checkpoint; done again on resume, where a kill may have come between."""
+        """Runs after each checkpoint, and on resume in case a kill came in between."""
         self.run.rotate(self.config.checkpoint.keep)
         if self.is_over:
             self.run.link_model(self.done)
 
 
 class Interrupts:
-    """Remembers the signal that asked the run to stop; 0 while none did.
+    """Catches Ctrl-C and SIGTERM: the run finishes its step, saves and ends; a second kills it."""
 
-    Ctrl-C and SIGTERM: finish the step, save, leave. A second one leaves at once.
-    """
-
-    asked = 0
+    asked = 0  # the signal
 
     def __enter__(self) -> Self:
         numbers = (signal.SIGINT, signal.SIGTERM)

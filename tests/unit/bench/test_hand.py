@@ -4,8 +4,7 @@ import pytest
 import torch
 from benchmarks.hand import HandModel, copy_weights, open_hand
 
-from dograph.bench.arms import open_model
-from dograph.bench.options import open_batches, resolve_options
+from dograph.bench.arms import open_batches, open_model, resolve_options
 from dograph.models.presets import PRESETS
 
 CPU = torch.device("cpu")
@@ -13,7 +12,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("preset", ["tiny", "llama-tiny"])
 def test_same_size_same_loss_same_gradient(preset):
-    options = resolve_options(CPU, [], model=preset, batch=4, seq_len=24, vocab_size=512)
+    shape = [f"model.preset={preset}", "train.batch_size=4", "data.seq_len=24"]
+    options = resolve_options(CPU, [], shape, vocab_size=512)
     model = open_model(options, CPU)
     draw = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():  # no bias 0, no scale 1
@@ -35,10 +35,10 @@ def test_same_size_same_loss_same_gradient(preset):
 
 
 def test_micro_batches_add_up():
-    options = {"model": "tiny", "batch": 4, "seq_len": 16, "vocab_size": 512}
+    shape = ["model.preset=tiny", "train.batch_size=4", "data.seq_len=16"]
     trained = []
-    for more in ({}, {"micro_batch": 2}):
-        chosen = resolve_options(CPU, [], **options, **more)
+    for more in ([], ["train.micro_batch_size=2"]):
+        chosen = resolve_options(CPU, [], [*shape, *more], vocab_size=512)
         arm = open_hand(chosen, open_batches(chosen, CPU), CPU)
         before = arm.model.tokens.weight.detach().clone()
         laps = arm.step()

@@ -1,27 +1,54 @@
 import pytest
 import torch
 
-from dograph.bench.options import resolve_options
+from dograph.bench.arms import resolve_options
 from dograph.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
+def options(*settings, modes=(), device=CPU, **given):
+    return resolve_options(device, modes, settings, **given)
+
+
 def test_defaults_suit_the_device():
-    small, large = resolve_options(CPU, ["full"]), resolve_options(GPU, ["full"])
+    small, large = options(modes=["full"]), options(modes=["full"], device=GPU)
     assert (small.model, small.tokens, small.dtype, small.compile) == (
         "demo",
         1024,
         "float32",
         False,
     )
+    assert (small.batch, small.vocab_size, small.dim, small.steps) == (8, 4096, 5120, 30)
     assert (large.model, large.batch, large.seq_len) == ("gpt2-small", 48, 512)
     assert (large.dtype, large.compile, large.vocab_size) == ("bfloat16", True, 50257)
-    assert not resolve_options(GPU, [], compile=False).compile
+    assert not options("train.compile=false", device=GPU).compile
+    assert (large.recipe, large.top_blocks, large.micro_batch, large.seed) == ("paper", 4, None, 0)
+    assert large.config("full").optim.lr == large.config(None).optim.lr == 1e-6
+
+
+def test_a_configuration_replaces_the_defaults():
+    found = options("train.dtype=float32", device=GPU, config="paper-gpt2-small")
+    assert (found.batch, found.micro_batch, found.dtype, found.compile) == (
+        48,
+        12,
+        "float32",
+        False,
+    )
+    assert (found.seed, found.corpus, found.vocab_size) == (42, None, 50257)
+    assert options(config="planted").recipe == "safe"
+
+
+def test_the_file_has_every_choice():
+    assert list(options("seed=3", modes=["full"]).to_json()) == [
+        *("model", "batch", "seq_len", "vocab_size", "dtype", "compile", "micro_batch"),
+        *("accumulation", "modes", "top_blocks", "recipe", "dim", "steps", "corpus", "profile"),
+        *("peak_tflops", "seed", "accumulates"),
+    ]
 
 
 def test_the_paper_draws_a_projection_every_step_and_safe_keeps_it():
-    paper, safe = resolve_options(CPU, []), resolve_options(CPU, [], recipe="safe")
+    paper, safe = options(), options("mixer.recipe=safe")
     assert paper.config("full").sketch.refresh == "step"
     assert safe.config("full").sketch.refresh == "never"
     assert (paper.warmup_steps, safe.warmup_steps) == (5, 12)
@@ -29,25 +56,30 @@ def test_the_paper_draws_a_projection_every_step_and_safe_keeps_it():
 
 
 def test_micro_batches_choose_how_they_accumulate():
-    assert resolve_options(CPU, []).accumulates is None
-    assert resolve_options(CPU, [], micro_batch=8).accumulates is None  # all at once
-    assert resolve_options(CPU, [], micro_batch=3).accumulates == "two_sweeps"
-    assert resolve_options(CPU, [], micro_batch=4).accumulates == "two_sweeps"
-    assert resolve_options(CPU, [], micro_batch=4, recipe="safe").accumulates == "lagged"
+    assert options().accumulates is None
+    assert options("train.micro_batch_size=8").accumulates is None  # all at once
+    assert options("train.micro_batch_size=3").accumulates == "two_sweeps"
+    assert options("train.micro_batch_size=4").accumulates == "two_sweeps"
+    assert options("train.micro_batch_size=4", "mixer.recipe=safe").accumulates == "lagged"
+
+
+PARTS = "train.micro_batch_size=4"
 
 
 @pytest.mark.parametrize(
-    ("modes", "given", "message"),
+    ("modes", "settings", "message"),
     [
-        (["ful"], {}, 'did you mean "full"'),
-        ([], {"model": "gpt2-samll"}, 'did you mean "gpt2-small"'),
-        ([], {"recipe": "sfae"}, 'did you mean "safe"'),
-        ([], {"dtype": "float16"}, 'did you mean "bfloat16"'),
-        (["topdown"], {"top_blocks": 5}, "has 4 blocks; give 1 to 4"),
-        ([], {"micro_batch": 4, "accumulation": "lagged"}, "use --recipe safe"),
-        (["head"], {"micro_batch": 4, "accumulation": "keep"}, "would hold every micro-batch"),
+        (["ful"], [], 'did you mean "full"'),
+        ([], ["model.preset=gpt2-samll"], 'did you mean "gpt2-small"'),
+        ([], ["mixer.recipe=sfae"], 'did you mean "safe"'),
+        ([], ["mixer.name=doge"], "set mixer.name=dograph"),
+        ([], ["train.dtype=float16"], "train.dtype: .*'bfloat16'"),
+        ([], ["train.activation_checkpointing=true"], "without activation checkpointing"),
+        (["topdown"], ["sketch.top_blocks=5"], "has 4 blocks; give 1 to 4"),
+        (["full"], [PARTS, "sketch.accumulation=lagged"], "use sketch.accumulation=two_sweeps"),
+        (["head"], [PARTS, "sketch.accumulation=keep"], "would hold every micro-batch"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_built(modes, given, message):
+def test_mistakes_are_told_before_anything_is_built(modes, settings, message):
     with pytest.raises(ConfigError, match=message):
-        resolve_options(CPU, modes, **given)
+        options(*settings, modes=modes)

@@ -4,16 +4,16 @@ import pytest
 import torch
 from benchmarks.rivals import Loop, Opacus, Rival, Vmap
 
-from dograph.bench.options import open_batches, resolve_options
+from dograph.bench.arms import open_batches, resolve_options
 from dograph.sketch.sketcher import Sketcher
 
 CPU = torch.device("cpu")
 
 
 def opened(kind, preset, dtype="float32"):
-    options = resolve_options(
-        CPU, [], model=preset, batch=3, seq_len=16, vocab_size=500, dim=80, dtype=dtype
-    )
+    shape = [f"model.preset={preset}", "train.batch_size=3", "data.seq_len=16"]
+    shape += ["sketch.dim=80", f"train.dtype={dtype}"]
+    options = resolve_options(CPU, [], shape, vocab_size=500)
     return kind(options, open_batches(options, CPU), CPU)
 
 
@@ -65,7 +65,7 @@ def test_vmap_gives_the_gradient_of_every_sample(preset, dtype, tolerance):
 
 def test_the_dense_projection_keeps_norms_and_says_what_it_left_out(monkeypatch):
     vmap = opened(Vmap, "tiny")
-    vmap.options = resolve_options(CPU, [], dim=2048, batch=2)
+    vmap.options = resolve_options(CPU, [], ["sketch.dim=2048", "train.batch_size=2"])
     draw = torch.Generator().manual_seed(0)
     gradients = {
         "a": torch.randn(2, 40, 30, generator=draw),

@@ -1,16 +1,9 @@
-"""dograph bench as it is typed: every option arrives where it is resolved."""
-
-import inspect
-from dataclasses import fields
+"""dograph bench as it is typed: settings and options arrive where they are resolved."""
 
 import pytest
 from typer.testing import CliRunner
 
-from dograph.bench.options import BenchOptions
-from dograph.cli import bench as command
 from dograph.cli.main import app
-
-OWN = {"modes": "full", "device": "cpu"}
 
 
 @pytest.fixture
@@ -18,25 +11,26 @@ def resolved(monkeypatch):
     """What the options are made of, in place of measuring."""
     seen = {}
 
-    def resolve(place, modes, **given):
-        seen.update(given, modes=modes)
+    def resolve(place, modes, settings, **given):
+        seen.update(given, place=place.type, modes=modes, settings=settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dograph.bench.options.resolve_options", resolve)
+    monkeypatch.setattr("dograph.bench.arms.resolve_options", resolve)
     return seen
 
 
-def test_every_option_arrives_under_its_name(resolved):
-    options = inspect.signature(command.bench).parameters
-    given = {name: object() for name in options} | OWN | {"corpus": None}
-    with pytest.raises(KeyboardInterrupt):
-        command.bench(**given)
-    assert resolved == {k: v for k, v in given.items() if k not in ("device", "out")} | {
-        "modes": ["full"]
-    }
+def test_options_and_settings_arrive(resolved):
+    own = ["model.preset=tiny", "train.device=cpu"]
+    more = ["--modes", "full, head", "--steps", "12", "--vocab-size", "99", "--profile"]
+    CliRunner().invoke(app, ["bench", "planted", *own, *more, "--peak-tflops", "7"])
+    expected = {"config": "planted", "settings": own, "place": "cpu", "modes": ["full", "head"]}
+    expected |= {"steps": 12, "vocab_size": 99, "profile": True, "peak_tflops": 7.0}
+    assert resolved == expected | {"corpus": None}
 
 
-def test_options_are_those_of_a_measurement(resolved):
-    CliRunner().invoke(app, ["bench", "--device", "cpu"])
-    assert len(resolved) > 10
-    assert set(resolved) <= {field.name for field in fields(BenchOptions)}
+def test_tokens_are_random_unless_a_corpus_is_given(resolved, monkeypatch):
+    monkeypatch.setattr("dograph.cli.console.ensured", lambda name: f"made/{name}")
+    CliRunner().invoke(app, ["bench", "train.device=cpu", "--modes", "none"])
+    assert (resolved["corpus"], resolved["config"], resolved["modes"]) == (None, None, [])
+    CliRunner().invoke(app, ["bench", "train.device=cpu", "data.corpus=bigram"])
+    assert resolved["corpus"] == "made/bigram"

@@ -96,7 +96,7 @@ def test_sizes_for_axolotl(tmp_path, corpus):
 
 
 def test_lists():
-    shown = run("--list").stdout
+    shown = run().stdout
     assert all(name in shown for name in PRESETS)
     assert "0.2690  C4" in shown
     assert run("--to", "list").stdout.split() == FORMATS
@@ -105,7 +105,7 @@ def test_lists():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a mixture file, a preset or a run"),
+        (["--to", "hf"], "name a mixture file, a run or a published mixture"),
         (["regmix-pil"], 'did you mean "regmix-pile"'),
         (["regmix-pile", "--place", "C4"], 'NAME=VALUE, got "C4"'),
         (["regmix-pile", "--place", "a=1", "--place", "a=2"], 'names "a" twice'),

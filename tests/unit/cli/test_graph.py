@@ -1,4 +1,4 @@
-"""dograph graph as it is typed: it says where numbers of domains are but ranks."""
+"""dograph show graph as it is typed: it says where numbers of domains are but ranks."""
 
 import pytest
 from typer.testing import CliRunner
@@ -6,16 +6,16 @@ from typer.testing import CliRunner
 from dograph.cli.main import app
 from page_runs import write_graphs, write_run
 
-RANKS = "note: numbers are ranks by weight in this step's batch, 0 the heaviest"
+RANKS = "note: domain numbers are ranks by weight in this step's batch"
 
 
 @pytest.mark.parametrize(("recipe", "ranked"), [("recommended", True), ("safe", False)])
 def test_numbers_that_are_ranks_are_called_so(tmp_path, recipe, ranked):
     run = write_run(tmp_path / "run", mixer="dograph", options={"recipe": recipe})
     write_graphs(run)
-    shown = CliRunner().invoke(app, ["graph", str(run), "--step", "40"])
+    shown = CliRunner().invoke(app, ["show", "graph", str(run), "--step", "40"])
     out = str(tmp_path / "graph.json")
-    written = CliRunner().invoke(app, ["graph", str(run), "--out", out])
+    written = CliRunner().invoke(app, ["show", "graph", str(run), "--out", out])
     for found in (shown, written):
         assert found.exit_code == 0
         lines = [line for line in found.output.splitlines() if line.startswith(RANKS)]
@@ -27,7 +27,7 @@ def test_numbers_that_are_ranks_are_called_so(tmp_path, recipe, ranked):
 def test_a_mixer_that_is_not_at_hand_answers_for_its_own_domains(tmp_path):
     run = write_run(tmp_path / "run", mixer="nowhere_to_be_found:Mixer")
     write_graphs(run)
-    found = CliRunner().invoke(app, ["graph", str(run)])
+    found = CliRunner().invoke(app, ["show", "graph", str(run)])
     assert found.exit_code == 0
     assert "ranks" not in found.output
 
@@ -37,5 +37,5 @@ def test_a_graph_that_is_being_written_waits(tmp_path):
     write_graphs(run)
     file = run / "graph.jsonl"
     file.write_text(file.read_text()[:-20])
-    found = CliRunner().invoke(app, ["graph", str(run)])
+    found = CliRunner().invoke(app, ["show", "graph", str(run)])
     assert "domains after step 40" in found.output

@@ -79,7 +79,7 @@ def test_a_refusal_is_told(run, mixture):
     found = mix(run, mixture)
     end()
     assert isinstance(found.exception, ConfigError)
-    assert str(found.exception) == "the run goes on as before: no more"
+    assert str(found.exception) == "the run keeps its mixture: no more"
 
 
 def test_a_run_that_dies_with_the_request_is_told(run, mixture):
@@ -109,7 +109,7 @@ def test_a_run_that_dies_after_the_edit_has_made_it(corpus, tmp_path, mixture):
 
 def test_no_answer_takes_the_request_back(run, mixture):
     found = mix(run, mixture, "--timeout", "0.1")
-    assert "no answer in 0.1 s; the request is taken back" in str(found.exception)
+    assert "no answer in 0.1 s; the request is withdrawn" in str(found.exception)
     assert Requests(run.path).read() is None
 
 
@@ -148,7 +148,10 @@ def test_processes_that_take_no_mixture(corpus, tmp_path, mixture):
     ("arguments", "told"),
     [
         (["--mixture", "m.yaml"], "mixer.name=static mixer.file=m.yaml"),
-        (["--resume", "RUN", "--mixture", "m.yaml", "--dry-run"], "--dry-run only look"),
+        (
+            ["--resume", "RUN", "--mixture", "m.yaml", "--dry-run"],
+            "leave out --print-config and --dry-run",
+        ),
     ],
 )
 def test_mixture_goes_with_resume_alone(arguments, told):

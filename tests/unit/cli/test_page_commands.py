@@ -1,4 +1,4 @@
-"""dograph report, figures and watch as they are typed."""
+"""dograph report as it is typed: the page, figures, the live server."""
 
 import signal
 import subprocess
@@ -42,16 +42,16 @@ def test_report_refuses_a_bench_that_is_none(run, tmp_path, content):
         bench.write_text(content)
     found = invoke("report", run, "--bench", bench, "--out", tmp_path / "page.html").exception
     assert isinstance(found, ConfigError)
-    assert "is no file of `dograph bench`" in str(found)
+    assert "is not a file of `dograph bench`" in str(found)
 
 
 def test_figures_need_a_folder(run, tmp_path):
     (tmp_path / "file").write_text("")
-    assert isinstance(invoke("figures", run, "--out", tmp_path / "file").exception, ConfigError)
+    assert isinstance(invoke("report", run, "--figures", tmp_path / "file").exception, ConfigError)
 
 
 def test_watch_says_at_once_that_it_loads(tmp_path):
-    found = invoke("watch", tmp_path / "none")
+    found = invoke("report", tmp_path / "none", "--watch")
     assert isinstance(found.exception, RunError)
     assert found.stderr == f"{tmp_path / 'none'}: loading\n"
 
@@ -60,7 +60,7 @@ def test_watch_says_at_once_that_it_loads(tmp_path):
 def test_watch_serves_until_ctrl_c(run):
     """As a process: it says where it is, answers, and ends without a traceback."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "dograph", "watch", str(run), "--port", "0"],
+        [sys.executable, "-m", "dograph", "report", str(run), "--watch", "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

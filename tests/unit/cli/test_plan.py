@@ -75,19 +75,19 @@ def settings(corpus):
         (["doremi", "--proxy", "seed=3"], "seed is not a setting of proxies"),
         (["doremi", "--proxy", "train.stepz=3"], r"train\.stepz is not a setting"),
         (["doremi", "--on", "moon"], "--on=moon"),
-        (["doremi", "--ray-address", "auto"], "needs --on ray"),
         (["doremi", "--workers", "0"], "--workers=0"),
-        (["doremi", "--surrogate", "ridge"], "--surrogate is for --from-table"),
-        (["doremi", "--surrogate", "ridge"], r"it is the setting mixer\.surrogate="),
-        (["mixing-law", "--surrogate", "transfer"], r"of mixing-law: mixer\.law"),
+        (["doremi", "mixer.surrogate=ridge"], r"mixer\.surrogate is not an option of doremi"),
         (["doremi", "--test-table", "a", "b"], "--test-table is for --from-table"),
-        (["regmix", "--cap", "alpha=1"], "--cap is for --from-table; a plan leaves the table"),
+        (["regmix", "mixer.caps={alpha: 1}"], r"mixer\.caps is not an option of regmix"),
         (["regmix", "mixer.target=alfa"], 'not a source; did you mean "alpha"'),
         (["doremi", "--from-table", "a", "b"], "doremi cannot plan from a table"),
-        (["mixing-law", "--from-table", "a", "b", "--top", "3"], "--top is for regmix"),
+        (["mixing-law", "--from-table", "a", "b", "mixer.top=3"], r"mixer\.top is not an option"),
         (["regmix", "--from-table", "a", "b", "--proxy", "x=1"], "--proxy: no proxies"),
-        (["regmix", "--from-table", "a", "b", "--ray-address", "auto"], "--ray-address: no prox"),
-        (["regmix", "mixer.top=3", "--from-table", "a", "b"], r"mixer\.top=3: with --from-table"),
+        (["regmix", "--from-table", "a", "b", "--on", "ray"], "--on: no proxies"),
+        (
+            ["regmix", "mixer.mu=3", "--from-table", "a", "b"],
+            r"mixer\.mu is not an option of a plan",
+        ),
         (["regmix", "--from-table", "a", "--force"], "--from-table takes two files.*is --force"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -148,9 +148,9 @@ def test_repeats_are_warned_about(corpus, folder, monkeypatch):
 @pytest.mark.parametrize("surrogate", ["exponential", "transfer"])
 @pytest.mark.parametrize("method", ["regmix", "mixing-law"])
 def test_a_plan_from_a_table(folder, tables, method, surrogate):
-    result = invoke(
-        method, "--from-table", *tables["fit"], "--target", "C4", "--surrogate", surrogate
-    )
+    option = "surrogate" if method == "regmix" else "law"
+    chosen = ("mixer.target=C4", f"mixer.{option}={surrogate}")
+    result = invoke(method, *chosen, "--from-table", *tables["fit"])
     written = yaml.safe_load((folder / "mixture.yaml").read_text())
     assert max(written["weights"], key=written["weights"].get) == "gamma"
     assert written["provenance"]["method"] == method
@@ -165,7 +165,7 @@ def test_targets_caps_and_a_test_table(folder, tables):
     result = invoke(
         "mixing-law",
         *("--from-table", *tables["fit"], "--test-table", *tables["test"]),
-        *("--target", "C4=3", "--target", "Book=1", "--cap", "gamma=0.4"),
+        *("mixer.target={C4: 3, Book: 1}", "mixer.caps={gamma: 0.4}"),
     )
     written = yaml.safe_load((folder / "mixture.yaml").read_text())
     assert written["weights"]["gamma"] == pytest.approx(0.4, abs=1e-9)
@@ -178,7 +178,8 @@ def test_a_run_gives_its_prior_and_its_caps(corpus, folder, tables):
     # 12,800 tokens are drawn and gamma has 1,000: two epochs of it are 0.156 of the run
     run = [f"data.corpus={corpus}", "data.seq_len=32", "train.steps=25", "train.batch_size=16"]
     result = invoke(
-        "mixing-law", *run, "--from-table", *tables["fit"], "--target", "C4", "--max-epochs", "2"
+        *("mixing-law", *run, "mixer.target=C4", "mixer.max_epochs=2"),
+        *("--from-table", *tables["fit"]),
     )
     written = yaml.safe_load((folder / "mixture.yaml").read_text())
     assert written["weights"]["gamma"] == pytest.approx(2 * 1000 / 12_800)
@@ -188,26 +189,26 @@ def test_a_run_gives_its_prior_and_its_caps(corpus, folder, tables):
 
 
 def test_epochs_need_a_run(folder, tables):
-    with pytest.raises(ConfigError, match="--max-epochs needs the run"):
-        invoke("regmix", "--from-table", *tables["fit"], "--max-epochs", "2")
+    with pytest.raises(ConfigError, match=r"mixer\.max_epochs needs the run"):
+        invoke("regmix", "mixer.max_epochs=2", "--from-table", *tables["fit"])
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--cap", "gamma"], '--cap takes NAME=VALUE, got "gamma"'),
-        (["--cap", "gamma=lots"], '--cap gamma: "lots" is not a number'),
-        (["--cap", "gamma=20"], "--cap gamma=20 must be a share from 0 to 1"),
-        (["--cap", "gamma=0.2", "--cap", "gamma=0.3"], '--cap names "gamma" twice'),
-        (["--target", "C4=1", "--target", "C4=3"], '--target names "C4" twice'),
-        (["--top", "0"], "top=0: of 100,000 simulated"),
-        (["--top", "100001"], "top=100001: of 100,000 simulated"),
+        (["mixer.caps=gamma"], "mixer.caps=gamma: give shares from 0 to 1 by source"),
+        (["mixer.caps={gamma: lots}"], "mixer.caps={'gamma': 'lots'}: give shares from 0 to 1"),
+        (["mixer.caps={gamma: 20}"], "mixer.caps={'gamma': 20}: give shares from 0 to 1"),
+        (["mixer.max_epochs=0"], "mixer.max_epochs=0: give a finite number above 0"),
+        (["mixer.target=C5"], 'the table has no target "C5"; allowed: Book, C4'),
+        (["mixer.top=0"], "top=0: of 100,000 simulated"),
+        (["mixer.top=100001"], "top=100001: of 100,000 simulated"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_wrong_numbers_are_told(folder, tables, options, told):
     with pytest.raises(ConfigError, match=told):
-        invoke("regmix", "--from-table", *tables["fit"], *options)
+        invoke("regmix", *options, "--from-table", *tables["fit"])
 
 
 def test_a_table_without_a_run_is_for_no_corpus_in_particular(folder, tables):

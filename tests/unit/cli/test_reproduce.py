@@ -60,8 +60,8 @@ def test_help_shows_examples():
     [
         (["validation-los"], ConfigError, 'did you mean "validation-loss"'),
         (["cost"], CorpusError, "dograph data prepare slimpajama-6b --tokenizer gpt2"),
-        (["cost", "--corpus", "nowhere"], CorpusError, "nowhere is not a prepared corpus"),
-        (["cost", "--limit", "9", "--corpus", "demo"], ConfigError, "cost asks no questions"),
+        (["cost", "data.corpus=nowhere"], CorpusError, "nowhere is not a prepared corpus"),
+        (["cost", "--limit", "9", "data.corpus=demo"], ConfigError, "cost has none"),
         (["cost", "mixer.name=doge"], ConfigError, "--methods names the mixers"),
         (["cost", "--seeds", "none"], ConfigError, "--seeds"),
     ],
@@ -73,7 +73,9 @@ def test_what_is_refused(pool, arguments, kind, told):
 
 
 def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
-    out = invoke("model-scale", *TINY[1:], "--sizes", "tiny", "--corpus", corpus, "--dry-run")
+    out = invoke(
+        "model-scale", *TINY[1:], "model.preset=tiny", f"data.corpus={corpus}", "--dry-run"
+    )
     for words in ("tiny: ", "30 cells: 6 methods x 5 seeds", "192 tokens a run", "FLOPs"):
         assert words in out.output
     assert pool.asked == []
@@ -82,7 +84,7 @@ def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
 
 def test_a_dry_run_says_how_to_do_without_plans_that_are_refused(pool, corpus):
     """The corpus is too small for two methods, not for the rest of the table."""
-    settings = ("validation-loss", *TINY, "train.steps=5000", "--corpus", corpus, "--dry-run")
+    settings = ("validation-loss", *TINY, "train.steps=5000", f"data.corpus={corpus}", "--dry-run")
     with pytest.raises(ConfigError) as refused:
         invoke(*settings)
     *reasons, told = str(refused.value).splitlines()
@@ -93,12 +95,12 @@ def test_a_dry_run_says_how_to_do_without_plans_that_are_refused(pool, corpus):
 
 
 def test_a_table_is_made_and_the_same_command_goes_on(pool, corpus, tmp_path):
-    arguments = ("balance", *TINY, "--corpus", corpus, "--seeds", "2", "--methods", "natural")
+    arguments = ("balance", *TINY, f"data.corpus={corpus}", "--seeds", "2", "--methods", "natural")
     out = invoke(*arguments, "--out", tmp_path / "mine").stdout
     assert [job.label for job in pool.asked] == [
         f"{method}-s{seed}" for seed in (10, 11) for method in ("uniform", "natural")
     ]
-    for words in ("losses over sources in nats", "natural", "claims of the paper", "all of it: "):
+    for words in ("losses over sources in nats", "natural", "claims of the paper", "results: "):
         assert words in out
     stored = json.loads((tmp_path / "mine" / "reproduce.json").read_text())
     assert stored["artefacts"]["balance"]["seeds"] == [10, 11]
@@ -112,13 +114,13 @@ def test_a_stop_is_told_with_where_things_are(pool, corpus, monkeypatch):
         raise Stopped(2)
 
     monkeypatch.setattr(pool, "run", run)
-    more = ("--corpus", corpus, "--seeds", "1", "--methods", "natural")
+    more = (f"data.corpus={corpus}", "--seeds", "1", "--methods", "natural")
     result = invoke("cost", *TINY, *more, code=130)
     assert "the same command goes on; finished cells are in reproduce/mini/methods" in result.stderr
 
 
 def test_failed_cells_end_with_status_one(pool, corpus):
-    more = ("--corpus", corpus, "--seeds", "1", "--methods", "bad=compare_mixers:Breaks")
+    more = (f"data.corpus={corpus}", "--seeds", "1", "--methods", "bad=compare_mixers:Breaks")
     run = pool.run
 
     def failing(jobs, *calls):

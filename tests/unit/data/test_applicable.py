@@ -26,7 +26,7 @@ def write_words(path, words, unknown=None):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eot_id": 0}, "--eot-id"),
+        ({"eot_id": 0}, "--eot 0 is a token id"),
         ({"noise": True}, "--noise"),
         ({"vocab_size": 300}, "--vocab-size"),
     ],
@@ -63,10 +63,10 @@ def test_a_guess_and_what_is_not_read_are_told(tmp_path):
     arguments = ["data", "prepare", str(folder), "--out", str(tmp_path / "out")]
     for _ in range(2):  # also where it is found done
         shown = CliRunner().invoke(app, arguments).stdout
-        assert "50256" in shown
+        assert "assumed end of documents: token 50256" in shown
         assert f"not read: {folder / 'test.bin'}" in shown
-    given = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "b"), "--eot-id", "50256"])
-    assert "taken to end" not in given.stdout
+    given = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "b"), "--eot", "50256"])
+    assert "assumed end" not in given.stdout
 
 
 def test_strata_without_bytes_warn_and_are_not_compared_with_the_paper(tmp_path, caplog):

@@ -50,9 +50,9 @@ class Sourced(Mixer):
         (make, dograph(), {"mode": "full"}, "mode='full' is not known here"),
         (make, dograph(), {"mode": "head", "exclude": ("lm_head",)}, "sketches the output layer"),
         (make, Uniform(), {}, "Uniform decides what to draw"),
-        (make, DoGraph("safe", realise="sampling"), {}, "decides what to draw"),
+        (make, DoGraph("safe", apply_weights_to="sampling"), {}, "decides what to draw"),
         (make, Referring(), {}, "reference_loss"),
-        (make, Sourced(), {}, "name the input that holds it"),
+        (make, Sourced(), {}, "to the input that holds it"),
     ],
 )
 def test_what_cannot_be_attached_is_refused_by_name(tmp_path, make_trainer, mixer, options, said):
@@ -66,12 +66,12 @@ def test_what_cannot_be_attached_is_refused_by_name(tmp_path, make_trainer, mixe
         ({"label_smoothing_factor": 0.1}, dograph(), {}, "label_smoothing_factor=0.1"),
         ({"auto_find_batch_size": True}, dograph(), {}, "auto_find_batch_size"),
         ({"gradient_accumulation_steps": 2}, DoGraph("paper"), {}, "scope=stream or epoch"),
-        ({}, DoGraph(keep_shares=True), {}, "DoGraph needs the source of every sample"),
+        ({}, DoGraph(keep_source_shares=True), {}, "DoGraph needs the source of every sample"),
         (
             {"gradient_accumulation_steps": 2},
-            DoGraph("safe", keep_shares=True),
+            DoGraph("safe", keep_source_shares=True),
             {},
-            "set mixer.keep_shares=false",
+            "set mixer.keep_source_shares=false",
         ),
         ({"gradient_accumulation_steps": 2}, Softest(), {}, "Softest would have to weigh"),
         ({"remove_unused_columns": True}, dograph(), {"sources": "s"}, "remove_unused_columns"),

@@ -7,10 +7,10 @@ import pytest
 
 from corpora import write_corpus
 from dograph.errors import RunError
+from dograph.report.charts import PageTable
 from dograph.report.collect import collect, open_subjects
-from dograph.report.comparison import num_domains_of
 from dograph.report.render import page_at_end, render, write_page
-from dograph.report.sections import loss_chart, page_json
+from dograph.report.sections import SECTIONS, loss_charts, num_domains_chart, page_json
 from page_runs import dograph_run, hostile_corpus, write_graphs, write_run
 
 
@@ -34,15 +34,15 @@ def test_a_whole_run_has_every_part(whole):
     data = page_of(whole)
     (run,) = data.runs
     assert (run.steps, run.is_complete, run.warnings) == (60, True, [])
-    assert [loss.name for loss in run.losses][-3:] == ["mean", "natural", "worst"]
-    assert all(loss.nats.low < loss.nats.value < loss.nats.high for loss in run.losses)
+    assert list(run.losses)[-3:] == ["mean", "natural", "worst"]
+    assert all(loss.low < loss.value < loss.high for loss in run.losses.values())
     assert [probe.step for probe in run.domains.probes] == [0, 30, 60]
     assert set(run.domains.probes[0].label) == {-1}
     assert [graph.step for graph in run.domains.graphs] == [20, 40, 60]
     assert run.cost.step_ms == pytest.approx(50)
     assert run.cost.seconds == pytest.approx(3.0)
-    assert set(run.health) >= {"weights/effective_samples", "domains/nmi"}
-    assert run.command == f"dograph train {whole}/config.yaml run=ELSEWHERE"
+    assert set(run.curves) >= {"weights/effective_samples", "domains/nmi"}
+    assert run.command == f"dograph train {whole}/config.yaml run=NEW_DIR"
     assert "3.1167" in data.verdict
     assert data.texts
 
@@ -51,23 +51,24 @@ def test_drift_follows_rows_and_centres(whole):
     """Between the probes every row moved to the next domain: nothing is kept."""
     drift = page_of(whole).runs[0].domains.drift
     assert set(drift) == {"0", "1", "2"}
-    for rows in drift.values():
-        assert [row.step for row in rows] == [30, 60]
-        assert [row.kept for row in rows] == [None, 0.0]
-        assert rows[-1].cosine == pytest.approx(1.0)
-        assert rows[0].cosine < 0.5
+    for table in drift.values():
+        steps, _, kept, cosine = zip(*table.rows, strict=True)
+        assert steps == (30, 60)
+        assert [cell.value for cell in kept] == [None, 0.0]
+        assert cosine[-1].value == pytest.approx(1.0)
+        assert cosine[0].value < 0.5
 
 
 def test_one_step_without_validation(tmp_path):
     data = page_of(write_run(tmp_path / "run", steps=1, total=50, valid=False))
     (run,) = data.runs
-    assert run.losses == []
-    assert run.train["total"].raw.x == [1]
-    assert run.valid == {}
+    assert run.losses == {}
+    assert run.curves["train/loss_nats"].x == [1]
+    assert not any(name.startswith("valid/") for name in run.curves)
     assert run.domains is None
     assert run.cost.step_ms is None
     assert "1 of 50 steps" in data.verdict
-    assert any("go on: dograph train --resume" in text for text in run.warnings)
+    assert any("continue with: dograph train --resume" in text for text in run.warnings)
     assert any("no validation" in text for text in run.warnings)
     assert "data" in render(data)
 
@@ -83,7 +84,7 @@ def test_a_run_that_has_not_begun(tmp_path):
 def test_an_interrupted_run_has_losses_without_intervals(tmp_path):
     data = page_of(write_run(tmp_path / "run", steps=30, total=50))
     (run,) = data.runs
-    assert all(loss.nats.low is None for loss in run.losses)
+    assert all(loss.low is None for loss in run.losses.values())
     assert "30 of 50 steps" in data.verdict
 
 
@@ -101,7 +102,7 @@ def test_texts_may_be_out_of_reach(tmp_path):
     run = dograph_run(tmp_path / "run", tokens_alone)
     data = page_of(run)
     assert data.texts == []
-    assert any("tokens alone" in note for note in data.runs[0].domains.notes)
+    assert any("has tokens but no tokenizer" in note for note in data.runs[0].domains.notes)
     tokens_alone.rename(tmp_path / "moved")
     data = page_of(run)
     assert any("corpus is not at" in note for note in data.runs[0].domains.notes)
@@ -128,9 +129,11 @@ def test_warnings_name_what_went_wrong(tmp_path):
     }
     run = write_run(tmp_path / "run", mixer="dograph", **columns)
     told = page_of(run).runs[0].warnings
-    assert any("equal weights in 2 of 60 steps" in text and "step 7" in text for text in told)
-    assert any("1 of 60 steps, at most 0.5 (first in step 11)" in text for text in told)
-    assert any(text.startswith("alpha was read through 5.5 times") for text in told)
+    assert any(
+        "equal weights" in text and "2 of 60 steps, first in step 7" in text for text in told
+    )
+    assert any("residual up to 0.5 (in 1 of 60 steps, first in step 11)" in text for text in told)
+    assert any(text.startswith("alpha was repeated for 5.5 epochs") for text in told)
     assert len(told) == 3
 
 
@@ -139,7 +142,7 @@ def test_runs_of_one_method_are_taken_together(tmp_path):
     runs += [write_run(tmp_path / f"uniform-{seed}", mixer="uniform", seed=seed) for seed in (0, 1)]
     data = page_of(*runs)
     assert {name: len(own) for name, own in data.groups.items()} == {"natural": 3, "uniform": 2}
-    chart = dict(loss_chart(data, "valid", "mean", ""))["methods"]
+    chart = loss_charts(data, "valid/mean/loss_nats", "")["methods"]
     band = chart.series[0]
     last = [3.1 + 1 / 60 + 0.01 * seed for seed in range(3)]
     assert band.y[-1] == pytest.approx(sum(last) / 3, rel=1e-4)
@@ -159,11 +162,18 @@ def test_methods_of_one_mixer_are_told_apart(tmp_path):
     ]
     data = page_of(*runs, write_run(tmp_path / "plain"))
     assert list(data.groups) == ["dograph num_domains=4", "dograph num_domains=7", "natural"]
-    ((_, points),) = num_domains_of(data.comparisons[0].methods)
-    assert [num for num, _ in points] == [4, 7]
-    ratios = [run.cost.over_plain for run in data.runs]
-    assert ratios == [pytest.approx(1), pytest.approx(1), None]
-    assert data.runs[2].cost.plain == "plain"
+    (points,) = num_domains_chart(data.comparisons[0]).series
+    assert points.x == [4, 7]
+
+
+def test_steps_are_compared_with_plain_ones(tmp_path):
+    runs = [write_run(tmp_path / "plain"), write_run(tmp_path / "dograph", mixer="dograph")]
+    runs.append(write_run(tmp_path / "large", mixer="dograph", model="demo"))
+    (table,) = [item for item in SECTIONS["cost"][1](page_of(*runs)) if isinstance(item, PageTable)]
+    plain, weighted, other = (dict(zip(table.heads, row, strict=True)) for row in table.rows)
+    assert (plain["vs. plain"], other["vs. plain"]) == ("plain", "no plain run here")
+    assert weighted["vs. plain"].value == pytest.approx(1)
+    assert weighted["vs. plain"].note == "vs. the plain run"
 
 
 def test_runs_that_were_not_trained_alike_are_not_compared(tmp_path):
@@ -193,7 +203,7 @@ def test_a_failing_page_is_a_warning(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     (run / "env.json").write_text("no json")
     assert page_at_end(run) is None
-    assert "warning: no page was made" in capsys.readouterr().err
+    assert "warning: the page could not be written" in capsys.readouterr().err
 
 
 def test_the_page_of_a_finished_run(whole):
@@ -206,7 +216,7 @@ def test_many_steps_make_a_page_that_is_not_long(tmp_path):
     run = write_run(tmp_path / "long", steps=5000, every=100)
     assert write_page([run], tmp_path / "page.html") == 1
     data = page_of(run)
-    steps = data.runs[0].train["total"].raw.x
+    steps = data.runs[0].curves["train/loss_nats"].raw.x
     assert (steps[0], steps[-1]) == (1, 5000)
     assert len(steps) <= 802
-    assert any("no spike is lost" in text for text in data.how)
+    assert "no spike is lost" in page_json(data)

@@ -45,7 +45,7 @@ def test_what_is_no_number_is_left_out(tmp_path):
     file.write_text(json.dumps(told) + "\nno json\n[]\n")
     columns = Columns(file)
     columns.read()
-    assert list(columns.by_name) == ["d"]
+    assert columns.names == ["d"]
     assert columns.damaged == 2
     assert columns.get("a")[1].tolist() == []
 
@@ -57,4 +57,4 @@ def test_names_of_sources_may_hold_slashes(tmp_path):
         opened.write("\n")
     columns = Columns(file)
     columns.read()
-    assert columns.middles("train/", "/loss_nats") == ["x/y"]
+    assert columns.between("train/", "/loss_nats") == ["x/y"]

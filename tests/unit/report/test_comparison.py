@@ -8,7 +8,7 @@ import pytest
 from dograph.compare.findings import Findings
 from dograph.report import comparison
 from dograph.report.collect import bench_of, collect, open_subjects
-from dograph.report.comparison import num_domains_of, objectives_of, scales_of, verdict_of
+from dograph.report.comparison import scales_of, sweeps, verdict_of
 from dograph.report.render import render
 from page_runs import wide_choice, write_eval, write_run
 
@@ -34,7 +34,8 @@ def test_figures_are_those_of_the_file(findings):
         spread = own["losses"]["mean"]
         reach = 2.7764 * spread["deviation"] / 5**0.5
         assert method.losses["mean"].high == pytest.approx(spread["mean"] + reach)
-        for source, difference in method.source_differences.items():
+        for source in found.sources if method.differences else ():
+            difference = method.differences[source]
             told = own["differences"]["sources"][source]
             assert difference.estimate.low == told["interval"]["low"]
             assert difference.claim == told["claim"]
@@ -49,10 +50,10 @@ def test_the_verdict_claims_what_the_comparison_claims(findings):
     }
     said = verdict_of([], [found])
     if claimed:
-        assert said.startswith("Lower than natural in mean loss: ")
+        assert said.startswith("Lower mean loss than natural: ")
         assert all(name in said for name in claimed)
     else:
-        assert said.startswith("No difference is shown")
+        assert said.startswith("No significant difference")
 
 
 def altered(findings, **claim):
@@ -64,15 +65,15 @@ def altered(findings, **claim):
 
 def test_the_verdict_goes_no_further_than_the_claim(findings):
     assert verdict_of([], [altered(findings, claim="unclear")]).startswith(
-        "No difference is shown."
+        "No significant difference."
     )
     few = verdict_of([], [altered(findings, claim="no claim: 3 of 5 seeds")])
-    assert few.startswith("Nothing is claimed: 3 of 5 seeds. The lowest mean loss is ")
-    assert "Lower than natural" in verdict_of([], [altered(findings, claim="lower")])
+    assert few.startswith("No claim: 3 of 5 seeds. The lowest mean loss is that of ")
+    assert "Lower mean loss than natural" in verdict_of([], [altered(findings, claim="lower")])
     worse = altered(findings, claim="higher", mean=0.1)
     said = verdict_of([], [worse])
-    assert said.startswith("Higher than natural in mean loss: uniform, ")
-    assert "No mean loss is below natural's; the nearest is" in said
+    assert said.startswith("Higher mean loss than natural: uniform, ")
+    assert "No mean loss is below that of natural; the closest is" in said
 
 
 def test_what_is_most_so_is_claimed_itself(findings):
@@ -86,7 +87,8 @@ def test_what_is_most_so_is_claimed_itself(findings):
         method["differences"]["mean"] |= {"mean": 0.0, "claim": "unclear"}
     label = changed["methods"][2]["label"]
     said = verdict_of([], [from_findings(changed, "demo", None)])
-    assert said.startswith(f"Lower than natural in mean loss: {label}. Most so {label}: -0.1000 [")
+    lead = f"Lower mean loss than natural: {label}. Largest difference: {label}, -0.1000 ["
+    assert said.startswith(lead)
 
 
 def claimed(findings, **claims):
@@ -101,9 +103,12 @@ def claimed(findings, **claims):
 
 def test_what_is_worse_is_named_beside_what_is_better(findings):
     said = claimed(findings, regmix="lower", uniform="higher", doge="higher").claim
-    assert said.startswith("Lower than natural in mean loss: regmix. Most so regmix: -0.2000 [")
-    assert " Higher than natural in mean loss: uniform, doge. Most so uniform: +0.3000 [" in said
-    assert said.endswith(" No difference is shown for dynamic-loss, doremi, mixing-law, dograph.")
+    largest = ". Largest difference: "
+    assert said.startswith(f"Lower mean loss than natural: regmix{largest}regmix, -0.2000 [")
+    assert f" Higher mean loss than natural: uniform, doge{largest}uniform, +0.3000 [" in said
+    assert said.endswith(
+        " No significant difference for dynamic-loss, doremi, mixing-law, dograph."
+    )
 
 
 def test_every_method_is_in_the_claim_once(findings):
@@ -111,10 +116,10 @@ def test_every_method_is_in_the_claim_once(findings):
     lists = [
         part.rstrip(".").split(", ")
         for lead, end in (
-            ("Lower than natural in mean loss: ", ". Most"),
-            ("Higher than natural in mean loss: ", ". Most"),
-            ("No difference is shown for ", ". "),
-            ("Nothing is claimed of ", ": 4 of 5 seeds."),
+            ("Lower mean loss than natural: ", ". Largest"),
+            ("Higher mean loss than natural: ", ". Largest"),
+            ("No significant difference for ", ". "),
+            ("No claim for ", ": 4 of 5 seeds."),
         )
         for part in [found.claim.split(lead)[1].split(end)[0]]
     ]
@@ -126,13 +131,13 @@ def test_every_method_is_in_the_claim_once(findings):
 def test_each_comparison_has_its_own_claim(findings):
     first, second = claimed(findings, doge="higher"), claimed(findings, doge="lower")
     assert verdict_of([], [first, second]) == first.claim
-    assert second.claim.startswith("Lower than natural in mean loss: doge.")
+    assert second.claim.startswith("Lower mean loss than natural: doge.")
 
 
 def test_too_few_seeds_are_no_claim_however_large_the_difference(findings):
     said = altered(findings, claim="no claim: 2 of 5 seeds", mean=-3.0).claim
-    assert said.startswith("Nothing is claimed: 2 of 5 seeds. ")
-    assert "Lower than" not in said
+    assert said.startswith("No claim: 2 of 5 seeds. ")
+    assert "Lower mean" not in said
 
 
 def test_what_failed_is_left_out(findings):
@@ -197,7 +202,8 @@ def test_objectives_are_methods_that_differ_in_nothing_else(findings):
         method(found, "other", {"name": "dograph", "recipe": "safe", "unknown": 1}),
         method(found, "natural", {"name": "natural"}),
     ]
-    assert objectives_of(methods) == [("precision", "safe"), ("robust", "robust")]
+    (found,) = sweeps(methods, "objective").values()
+    assert [(value, m.name) for value, m in found] == [("precision", "safe"), ("robust", "robust")]
 
 
 def test_sizes_make_a_curve(findings):
@@ -224,18 +230,20 @@ def test_runs_that_differ_in_one_thing_make_sweeps(tmp_path):
     data = collect(open_subjects(wide_choice(tmp_path)))
     assert [len(one.methods) for one in data.comparisons] == [5, 5]
     for one in data.comparisons:
-        ((_, points),) = num_domains_of(one.methods)
-        assert [num for num, _ in points] == [4, 7]
-        assert [objective for objective, _ in objectives_of(one.methods)] == ["robust", "variance"]
-    assert {tuple(size for size, _ in points) for _, points in data.scales} == {(100, 1000)}
-    assert len(data.scales) == 5
+        (numbers,) = sweeps(one.methods, "num_domains").values()
+        assert [value for value, _ in numbers] == [4, 7]
+        (objectives,) = sweeps(one.methods, "objective").values()
+        assert [value for value, _ in objectives] == ["robust", "variance"]
+    scales = scales_of(data.comparisons)
+    assert {tuple(size for size, _ in points) for _, points in scales} == {(100, 1000)}
+    assert len(scales) == 5
 
 
 def test_a_bench_brings_the_floor():
-    heading, table = bench_of(RESULTS / "bench-gpt2-small-h200.json")
+    heading, table, _ = bench_of(RESULTS / "bench-gpt2-small-h200.json")
     arms = {row[0]: dict(zip(table.heads, row, strict=True)) for row in table.rows}
     assert arms["plain"]["floor ms"].value is None
     full = arms["full"]
     assert full["over plain"].low < full["over plain"].value < full["over plain"].high
     assert full["extra ms"].value > full["floor ms"].value > 0
-    assert "H200" in heading.text
+    assert "H200" in heading.content

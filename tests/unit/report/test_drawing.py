@@ -69,8 +69,8 @@ def test_series_of_one_mark_or_hatch_differ_in_colour(eye, shade, sign):
 def test_the_page_has_as_many_shapes_and_the_same_colours():
     shapes = re.search(r"const SHAPES = \[(.*?)\];", asset("dom.js"), re.DOTALL).group(1)
     assert shapes.count('"M') == len(MARKS)
-    light = asset("page.css").split("@media")[0]
-    assert [light.split(f"--c{k}: ")[1][:7] for k in range(len(COLOURS))] == list(COLOURS)
+    light = dict(re.findall(r"--c(\d): light-dark\((#\w{6}),", asset("page.css")))
+    assert [light[str(k)] for k in range(len(COLOURS))] == list(COLOURS)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ def test_edits_are_among_the_notices(tmp_path):
     (run / "edits.jsonl").write_text(edit_of(30, SECOND) + edit_of(40, THIRD) + edit_of(20, THIRD))
     [told] = [line for line in collect(open_subjects([run])).runs[0].warnings if "edited" in line]
     assert "mixture after step 20: alpha 0.6 -> 0.45, beta 0.3 -> 0, gamma 0.1 -> 0.55" in told
-    assert "config.yaml alone does not make it again" in told
+    assert "config.yaml alone does not reproduce the run" in told
 
 
 def test_an_edited_run_is_a_method_of_its_own(tmp_path):

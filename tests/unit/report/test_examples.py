@@ -8,7 +8,7 @@ import pytest
 from dograph.data.corpus import Corpus
 from dograph.eval.recorded import samples_of_step
 from dograph.report.collect import collect, open_subjects
-from dograph.report.domains import TEXT
+from dograph.report.domains import TEXT_LENGTH
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture
@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 
 def test_texts_are_those_of_the_samples_in_the_domain(run):
-    """`dograph data show` says which samples a step had, the file which domain each was in."""
+    """`samples_of_step` returns the samples of a step, the file which domain each was in."""
     data = collect(open_subjects([run]))
     graphs = {graph.step: graph for graph in data.runs[0].domains.graphs}
     assert [step for step, graph in graphs.items() if graph.examples] == [30, 40, 60]
@@ -51,9 +51,10 @@ def test_texts_are_those_of_the_samples_in_the_domain(run):
             assert [(e.source, e.document) for e in examples] == [
                 (row["source"], row["document"]) for row in own[:5]
             ]
-            assert [data.texts[e.text].text for e in examples] == [
-                row["text"][:TEXT] for row in own[:5]
-            ]
+            for example, row in zip(examples, own[:5], strict=True):
+                text, whole = data.texts[example.text], row["text"]
+                cut = whole[:TEXT_LENGTH] + " …"
+                assert text == (whole if len(whole) <= TEXT_LENGTH else cut)
 
 
 def test_a_run_without_its_weight_log_shows_no_samples(run, tmp_path):

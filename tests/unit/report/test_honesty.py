@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from dograph.report.charts import LineChart, Series
-from dograph.report.collect import collect, items_asked, open_subjects
+from dograph.report.charts import LineChart
+from dograph.report.collect import collect, limited_tasks, open_subjects
 from dograph.report.drawing import draw_lines, sheet
 from dograph.report.figures import draw_tasks
+from dograph.report.series import Series
 from page_runs import write_eval, write_run
 
 
@@ -30,7 +31,7 @@ def test_domains_of_one_batch_are_not_taken_over_ten(tmp_path, scope, shown):
     """A number that means another domain in each batch agrees with no source."""
     run = write_run(tmp_path / scope, mixer="dograph", options={"scope": scope})
     data = page_of(agreement(run))
-    found = set(data.runs[0].health)
+    found = set(data.runs[0].curves)
     assert found & {"domains/nmi", "domains/batch_nmi"} == {shown}
     assert ("0.20 (NMI" in data.verdict) == (scope == "stream")
     assert "0.90" not in data.verdict
@@ -39,22 +40,22 @@ def test_domains_of_one_batch_are_not_taken_over_ten(tmp_path, scope, shown):
 def test_seeds_of_one_method_were_trained_alike(tmp_path):
     runs = [write_run(tmp_path / f"run-{seed}", seed=seed) for seed in (0, 1)]
     data = page_of(*runs)
-    means = [run.losses[-3].nats.value for run in data.runs]
+    means = [run.losses["mean"].value for run in data.runs]
     assert f"{sum(means) / 2:.4f}" in data.verdict
     assert "2 seeds of natural" in data.verdict
-    assert "alike" not in data.verdict
+    assert "settings differ" not in data.verdict
 
 
 def test_a_run_that_goes_on_is_not_called_unlike(tmp_path):
     runs = [write_run(tmp_path / "whole"), write_run(tmp_path / "part", steps=40, total=60, seed=1)]
     said = page_of(*runs).verdict
     assert "1 not complete, so no claim is made" in said
-    assert "alike" not in said
+    assert "settings differ" not in said
 
 
 def test_runs_of_different_settings_are_called_unlike(tmp_path):
     runs = [write_run(tmp_path / "tiny"), write_run(tmp_path / "demo", model="demo")]
-    assert "They were not trained alike" in page_of(*runs).verdict
+    assert "Their settings differ" in page_of(*runs).verdict
 
 
 def test_a_run_that_is_given_twice_is_one_run(tmp_path):
@@ -76,15 +77,15 @@ def test_tasks_that_were_not_asked_in_full_are_named():
         "copa": {"items": 100, "available": 100},
         "hellaswag": {"items": 4, "available": 10042},
     }
-    (line,) = items_asked([{"tasks": tasks}, {"tasks": tasks}])
+    (line,) = limited_tasks([{"tasks": tasks}, {"tasks": tasks}])
     assert line.endswith(": hellaswag 4 of 10,042")
-    assert items_asked([{"tasks": {"copa": tasks["copa"]}}]) == []
+    assert limited_tasks([{"tasks": {"copa": tasks["copa"]}}]) == []
 
 
 def test_an_interval_at_a_single_step_is_drawn():
     pytest.importorskip("matplotlib")
     _, axes = sheet(3, 2)
-    own = Series("a method", 1, [8], [5.0], [4.5], [5.5])
+    own = Series(x=[8], y=[5.0], name="a method", index=1, low=[4.5], high=[5.5])
     draw_lines(axes[0, 0], LineChart("", [own]))
     _, bar = axes[0, 0].lines
     assert list(bar.get_ydata()) == [4.5, 5.5]

@@ -8,9 +8,9 @@ from scipy import stats
 
 from dograph.compare.findings import Spread
 from dograph.report.comparison import spread_estimate
-from dograph.report.one_run import block_losses, of_blocks
+from dograph.report.one_run import block_losses, over_blocks
 from dograph.report.sections import band
-from dograph.report.series import Curve, Line, rounded
+from dograph.report.series import Series, rounded
 from dograph.stats import mean_estimate, t_quantile
 
 
@@ -24,7 +24,7 @@ def test_seeds_have_one_interval_wherever_they_are_shown():
         spread_estimate(Spread(float(np.mean(values)), deviation, 4)),
     ):
         assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
-    drawn = band([Curve(Line([20], [value])) for value in values], "a method", 0)
+    drawn = band([Series(x=[20], y=[value]) for value in values], "a method", 0)
     assert drawn.low == rounded(np.array([low]))
     assert drawn.high == rounded(np.array([high]))
     assert spread_estimate(Spread(3.0, None, 1)).low is None
@@ -32,7 +32,7 @@ def test_seeds_have_one_interval_wherever_they_are_shown():
 
 def test_a_band_has_the_interval_of_every_step():
     value_NX = np.random.default_rng(1).normal(3.0, 0.2, (6, 4))
-    drawn = band([Curve(Line([1, 2, 3, 4], list(row))) for row in value_NX], "a method", 0)
+    drawn = band([Series(x=[1, 2, 3, 4], y=list(row)) for row in value_NX], "a method", 0)
     low_X, high_X = stats.t.interval(0.95, 5, value_NX.mean(axis=0), stats.sem(value_NX, axis=0))
     assert (drawn.low, drawn.high) == (rounded(low_X), rounded(high_X))
 
@@ -61,7 +61,7 @@ def test_the_interval_over_blocks_is_that_of_resampling(blocks):
     draw_Rn = rng.integers(0, 400, (4000, 400))
     drawn_R = (size_n * loss_n)[draw_Rn].sum(axis=1) / size_n[draw_Rn].sum(axis=1)
     low, high = np.quantile(drawn_R, [0.025, 0.975])
-    estimate = of_blocks(found["a"].mean, [(1.0, found["a"])])
+    estimate = over_blocks(found["a"].mean, [(1.0, found["a"])])
     assert estimate.value == pytest.approx((size_n * loss_n).sum() / size_n.sum())
     width = high - low
     assert abs(estimate.low - low) < 0.08 * width
@@ -70,7 +70,7 @@ def test_the_interval_over_blocks_is_that_of_resampling(blocks):
 
 def test_a_mean_of_sources_is_surer_than_each(blocks):
     _, found = blocks
-    both = of_blocks(3.5, [(0.5, found["a"]), (0.5, found["b"])])
+    both = over_blocks(3.5, [(0.5, found["a"]), (0.5, found["b"])])
     expected = 0.5 * np.sqrt(found["a"].variance + found["b"].variance)
     assert both.high - 3.5 == pytest.approx(t_quantile(798) * expected)
 

@@ -27,7 +27,7 @@ def test_a_line_that_is_being_written_waits_for_the_next_look(tmp_path):
     first, second, third = file.read_text().splitlines(keepends=True)
     file.write_text(first + second + third[: len(third) // 2])
     (shown,) = collect(open_subjects([run])).runs
-    known = {loss.name: loss.nats.low is not None for loss in shown.losses if not loss.is_summary}
+    known = {source: shown.losses[source].low is not None for source in shown.sources}
     assert known == {"alpha": True, "beta": True, "gamma": False}
 
 

@@ -59,8 +59,8 @@ def test_hostile_text_adds_no_element(page):
     told = next(
         text for (tag, attrs), text in elements.contents if attrs.get("type") == "application/json"
     )
-    texts = [text["text"] for text in json.loads(told)["texts"]]
-    assert texts == [text.text for text in data.texts]
+    texts = json.loads(told)["texts"]
+    assert texts == data.texts
     for part in HOSTILE[:-1]:
         assert any(part in text for text in texts)
 
@@ -68,7 +68,7 @@ def test_hostile_text_adds_no_element(page):
 def test_a_long_line_does_not_make_a_long_page(page):
     data, written = page
     assert len(written) < 400_000
-    assert any(text.cut for text in data.texts)
+    assert any(text.endswith(" …") for text in data.texts)
 
 
 def test_the_policy_allows_this_script_and_style_alone(page):

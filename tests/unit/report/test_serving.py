@@ -46,7 +46,7 @@ def test_the_page_and_its_data(server):
     assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
     answer, body = ask(server, "/data.json")
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert json.loads(body)["page"]["verdict"].startswith("30 of 60 steps made")
+    assert json.loads(body)["page"]["verdict"].startswith("30 of 60 steps done")
 
 
 def test_it_listens_on_the_loopback_alone(server):
@@ -86,7 +86,7 @@ def test_only_news_are_sent(server, run):
     answer, body = ask(server, f"/data.json?since={told['version']}")
     assert answer.status == 200
     news = json.loads(body)
-    assert news["page"]["verdict"].startswith("31 of 60 steps made")
+    assert news["page"]["verdict"].startswith("31 of 60 steps done")
     assert news["version"] != told["version"]
 
 

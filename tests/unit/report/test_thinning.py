@@ -72,15 +72,15 @@ def test_a_straight_line_is_not_bent_by_smoothing():
 def test_smoothing_sees_points_that_are_not_drawn(noisy):
     step_N, value_N = noisy
     found = curve(step_N, value_N, 60)
-    assert found.smooth is not None
-    at = found.smooth.x.index(min(found.smooth.x, key=lambda x: abs(x - 7124)))
-    n = found.smooth.x[at] - 1
-    assert found.smooth.y[at] == pytest.approx(value_N[n - 200 : n + 201].mean(), rel=1e-4)
+    assert found.raw is not None
+    at = found.x.index(min(found.x, key=lambda x: abs(x - 7124)))
+    n = found.x[at] - 1
+    assert found.y[at] == pytest.approx(value_N[n - 200 : n + 201].mean(), rel=1e-4)
 
 
 def test_a_single_point_is_a_curve():
     found = curve(np.array([1]), np.array([3.5]), 100)
-    assert (found.raw.x, found.raw.y, found.smooth) == ([1], [3.5], None)
+    assert (found.x, found.y, found.raw) == ([1], [3.5], None)
 
 
 def test_rounding_keeps_five_digits():

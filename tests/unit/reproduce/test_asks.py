@@ -14,8 +14,8 @@ from dograph.mixers.registry import build_mixer, build_planner
 from dograph.models.presets import PRESETS
 from dograph.reproduce import artefacts as scales
 from dograph.reproduce.artefacts import (
+    ALL,
     ARTEFACTS,
-    PROTOCOL,
     Wanted,
     build_asks,
     find_artefact,
@@ -59,7 +59,7 @@ def test_the_protocol_draws_every_source_alike():
         if name in ("dograph", "dynamic-loss"):
             assert options["sampling"] == "uniform"
     by_label = {method.label: method.mixer for method in only("validation-loss").methods}
-    assert list(by_label) == ["uniform", *(label for label in PROTOCOL if label != "uniform")]
+    assert list(by_label) == ["uniform", *(label for label in ALL if label != "uniform")]
     assert by_label["inverse-norm"] == {
         "name": "dograph",
         "recipe": "inverse-norm",
@@ -120,7 +120,7 @@ def test_the_mini_scale():
     config = only("validation-loss").config
     assert (config.train.steps, config.train.batch_size, config.data.seq_len) == (700, 48, 512)
     assert (config.optim.lr, config.optim.lr_end, config.optim.warmup_steps) == (5e-4, 1e-4, 100)
-    assert (config.optim.betas, config.eval.max_blocks) == ((0.9, 0.95), 128)
+    assert (config.optim.betas, config.eval.max_samples_per_source) == ((0.9, 0.95), 128)
     assert (config.model.preset, config.probe.rows) == ("gpt2-mini", 0)
     assert only("llama-1.1b").config.model.preset == "llama-mini"
     for name in ("objectives", "num-domains", "gradient-pca", "clusters"):
@@ -163,10 +163,12 @@ def test_settings_change_every_run_and_warm_up_keeps_its_share():
 
 
 def test_methods_by_label_or_in_the_language_of_compare():
-    ask = only("cost", methods="natural,dograph-paper,mine=dograph[recipe=paper,cap=3]")
+    ask = only(
+        "cost", methods="natural,dograph-paper,mine=dograph[recipe=paper,max_relative_weight=3]"
+    )
     labels = [method.label for method in ask.methods]
     assert labels == ["uniform", "natural", "dograph-paper", "mine"]
-    assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "cap": 3}
+    assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "max_relative_weight": 3}
     assert ask.proxy is None
     assert [m.label for m in only("clusters", methods="dograph-paper").methods] == [
         "equal",
@@ -184,12 +186,12 @@ def test_methods_by_label_or_in_the_language_of_compare():
         ("cost", {"settings": ("mixer.name=uniform",)}, "--methods names the mixers"),
         ("cost", {"settings": ("seed=1",)}, "--seeds names the seeds"),
         ("cost", {"settings": ("run=x",)}, "--out names the folder"),
-        ("cost", {"settings": ("data.corpus=x",)}, "--corpus names the folder"),
+        ("cost", {"settings": ("data.corpus=x",)}, "names the folder"),
         ("cost", {"settings": ("train.stepz=1",)}, "did you mean"),
-        ("cost", {"sizes": "tiny"}, "--sizes is for model-scale"),
-        ("model-scale", {"settings": ("model.preset=tiny",)}, "name them with --sizes"),
+        ("cost", {"sizes": "tiny"}, "several models are for model-scale"),
+        ("model-scale", {"settings": ("model.preset=tiny",)}, "name them as in model.preset="),
         ("model-scale", {"sizes": "tiny,gpt5"}, "allowed: tiny"),
-        ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for methods that plan"),
+        ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for planned methods"),
         ("cost", {"methods": "nonsense"}, '"nonsense" is not known'),
         ("cost", {"methods": "doge,doge"}, '--methods names "doge" twice'),
     ],
@@ -208,13 +210,16 @@ def test_methods_without_probes_are_refused_before_they_train(name):
         with pytest.raises(ConfigError, match=f"runs of {blind} take none") as caught:
             asked(name, methods=methods)
         told = str(caught.value)
-        assert told.startswith(f"{name} is made of probes")
+        assert told.startswith(f"{name} needs probes")
         able = "inverse-norm, dograph-paper, dograph, equal, variance"
         assert f"Leave them out of --methods. These can be probed: {able}" in told
-    labels = [m.label for m in only(name, methods="inverse-norm,mine=dograph[cap=3],m7").methods]
+    labels = [
+        m.label
+        for m in only(name, methods="inverse-norm,mine=dograph[max_relative_weight=3],m7").methods
+    ]
     assert labels == ["equal", "inverse-norm", "mine", "m7"]
     for setting in ("probe.rows=0", "probe.at=[]"):
-        with pytest.raises(ConfigError, match=r"takes none; leave both as they are"):
+        with pytest.raises(ConfigError, match=r"takes none; leave both at their defaults"):
             asked(name, settings=(setting,))
     assert only("cost", methods="natural", settings=("probe.rows=0",))
 
@@ -245,8 +250,8 @@ def test_a_corpus_that_is_not_there_comes_with_its_command(
         require_corpus(Wanted(artefact=find_artefact(name), scale=scale))
     told = str(caught.value)
     assert f"dograph data {command}\n" in told
-    assert "--corpus DIR" in told
-    assert ("One training file of it is enough" in told) == (scale == "mini")
+    assert "data.corpus=DIR" in told
+    assert ("One of its training files on disk is enough" in told) == (scale == "mini")
 
 
 @pytest.mark.parametrize("name", ["cost", "llama-1.1b"])

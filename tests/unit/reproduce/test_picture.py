@@ -109,7 +109,15 @@ def test_the_command_draws_and_names_the_picture(tmp_path, monkeypatch):
     app.command()(command.reproduce)
     settings = ("model.preset=tiny", "train.steps=1", "train.batch_size=6", "train.device=cpu")
     more = ("data.seq_len=16", "sketch.dim=80", "probe.rows=8", "probe.at=[0, 1]")
-    options = ("--corpus", corpus, "--out", tmp_path / "out", "--seeds", "1", "--methods", "equal")
+    options = (
+        f"data.corpus={corpus}",
+        "--out",
+        tmp_path / "out",
+        "--seeds",
+        "1",
+        "--methods",
+        "equal",
+    )
     arguments = ["gradient-pca", *settings, *more, "checkpoint.every=0", *options]
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0

@@ -146,7 +146,7 @@ def run(model, token_BT, weight_B, *, loss=nll, step=0, **options):
     sketcher = Sketcher(model, **{"dim": DIM, **options})
     with sketcher.record(token_BT, step):
         sketch = sketcher.sketch(loss(model, token_BT))
-        sketch.pending.backward(weight_B)
+        sketch.backward(weight_B)
     return sketch, gradients(model)
 
 

@@ -47,7 +47,7 @@ def autocast_around(place, tiny, model, token_BT, mode):
                 recording.enter_context(sketcher.record(token_BT))
             loss_B = tiny.nll(model, token_BT)
         sketch = sketcher.sketch(loss_B)
-        sketch.pending.backward(UNIFORM_B)
+        sketch.backward(UNIFORM_B)
     return sketch.sketch_BK, tiny.gradients(model)
 
 
@@ -97,7 +97,7 @@ def test_a_gradient_that_was_not_rounded_is_not_by_its_weights(tiny, token_BT, m
         with sketcher.record(token_BT):
             sketch = sketcher.sketch(tiny.nll(model, token_BT))
             with around:
-                sketch.pending.backward(weight_B)
+                sketch.backward(weight_B)
         found.append(tiny.gradients(model))
     expected, got = found
     assert all(torch.equal(got[name], expected[name]) for name in expected)
@@ -111,7 +111,7 @@ def test_a_sketcher_goes_from_one_precision_to_another(tiny, token_BT, model, fi
     def sketched(sketcher, half):
         with autocast() if half else nullcontext(), sketcher.record(token_BT):
             sketch = sketcher.sketch(tiny.nll(model, token_BT))
-            sketch.pending.backward(UNIFORM_B)
+            sketch.backward(UNIFORM_B)
         return sketch.sketch_BK, tiny.gradients(model)
 
     used, fresh = (Sketcher(model, mode="full", dim=80) for _ in range(2))

@@ -62,7 +62,7 @@ def assert_as_reference(tiny, model, token_BT, backend, mode):
         )
         with sketcher.record(token_BT, step):
             sketch = sketcher.sketch(compiled(token_BT))
-            sketch.pending.backward(WEIGHT_B)
+            sketch.backward(WEIGHT_B)
         assert tiny.error(sketch.sketch_BK, expected.sketch_BK) < 1e-5, step
         assert tiny.gradient_error(tiny.gradients(whole), expected_gradients) < 1e-5, step
 

@@ -100,7 +100,7 @@ def test_the_projection_of_seed_0_by_default(inputs):
     ],
 )
 def test_shapes_that_do_not_fit(inputs, spoil):
-    with pytest.raises(ConfigError, match=r"shapes do not fit: hidden .* \(B, T, D\)"):
+    with pytest.raises(ConfigError, match=r"shapes do not match: hidden .* \(B, T, D\)"):
         sketched_cross_entropy(*spoil(*inputs))
 
 

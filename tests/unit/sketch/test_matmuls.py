@@ -73,7 +73,7 @@ def test_a_sketch_makes_no_weight_gradient(tiny, small_BT, name, mode):
     assert sketching.counts == (3 * matrices + tables, matrices + tables + ATTENTION)
     assert not products(sketching.plain, weight_shapes(model))
     with Matmuls() as weighting:
-        sketch.pending.backward(torch.full((7,), 1 / 7, dtype=torch.float64))
+        sketch.backward(torch.full((7,), 1 / 7, dtype=torch.float64))
     assert products(weighting.plain, weight_shapes(model)) == weight_shapes(model)
     if mode == "full":
         assert weighting.counts == (matrices, 0)
@@ -93,7 +93,7 @@ def test_topdown_makes_no_weight_gradient_above_the_cut_and_is_plain_below(tiny,
         with Matmuls() as sketching:
             sketch = sketcher.sketch(loss_B)
         with Matmuls() as weighting:
-            sketch.pending.backward(torch.full((7,), 1 / 7, dtype=torch.float64))
+            sketch.backward(torch.full((7,), 1 / 7, dtype=torch.float64))
     assert sketching.counts == (3 * 5, 5 + 4)
     assert not products(sketching.plain, weight_shapes(model))
     # The head and the block above the cut: 5 weight gradients. The block below: 4, and 4 inputs'.

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from dograph.sketch import gradients as pending
-from dograph.sketch.gradients import Grads, scaled_plainly
+from dograph.sketch import gradients, rules
+from dograph.sketch.gradients import add_gradient, add_product, add_rows, scaled_plainly
 from dograph.sketch.sketcher import Sketcher
 
 MODES = ("full", "twopass", "topdown", "head", "exact", "reference")
@@ -38,35 +38,35 @@ def test_as_autograd_in_single_precision(tiny, token_BT, weight_B, name, mode):
     assert tiny.gradient_error(got, expected) < 1e-5
 
 
-def noted_writes(monkeypatch):
+def noted_writes(monkeypatch, model):
     """Names of the gradients that are written, as they are."""
     written = []
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
 
-    class Noted(Grads):
-        def add(self, name, *args):
-            written.append(name)
-            super().add(name, *args)
+    def noted(write):
+        def call(parameter, *args):
+            written.append(names[id(parameter)])
+            write(parameter, *args)
 
-        def add_rows(self, name, *args):
-            written.append(name)
-            super().add_rows(name, *args)
+        return call
 
-    monkeypatch.setattr(pending, "Grads", Noted)
+    monkeypatch.setattr(gradients, "add_gradient", noted(add_gradient))
+    monkeypatch.setattr(rules, "add_rows", noted(add_rows))
     return written
 
 
 @pytest.mark.parametrize(("name", "tied"), [("gpt2", {"transformer.wte.weight"}), ("llama", set())])
 def test_full_writes_each_gradient_once(tiny, token_BT, weight_B, monkeypatch, name, tied):
     """A tied weight is written twice: once for each of its uses."""
-    writes = noted_writes(monkeypatch)
     model = tiny.build[name]()
+    writes = noted_writes(monkeypatch, model)
     tiny.run(model, token_BT, weight_B, mode="full")
     assert Counter(writes) == {n: 2 if n in tied else 1 for n, _ in model.named_parameters()}
 
 
 def test_topdown_writes_nothing_below_the_cut(tiny, token_BT, weight_B, monkeypatch):
-    written = noted_writes(monkeypatch)
     model = tiny.gpt2(layers=3)
+    written = noted_writes(monkeypatch, model)
     tiny.run(model, token_BT, weight_B, mode="topdown", top_blocks=1)
     assert len(written) == len(set(written))
     assert {n for n in written if ".h." not in n} == {
@@ -132,7 +132,7 @@ def test_gradients_accumulate(tiny, token_BT, weight_B, mode):
     sketcher = Sketcher(model, mode=mode, dim=80, top_blocks=1)
     for batch in (first, second):
         with sketcher.record(batch, 0):
-            sketcher.sketch(tiny.nll(model, batch)).pending.backward(weight_B)
+            sketcher.sketch(tiny.nll(model, batch)).backward(weight_B)
     assert tiny.gradient_error(tiny.gradients(model), expected) < 1e-10
 
 
@@ -156,7 +156,7 @@ def test_gradients_wait_for_all_micro_batches(tiny, token_BT, weight_B, mode):
             waiting.append(sketcher.sketch(tiny.nll(model, batch)))
         for sketch, weight, alone_BK in zip(waiting, weights, alone, strict=True):
             assert tiny.error(sketch.sketch_BK, alone_BK) < 1e-12
-            sketch.pending.backward(weight)
+            sketch.backward(weight)
     assert tiny.gradient_error(tiny.gradients(model), expected) < 1e-10
     assert not any("forward" in vars(module) for module in model.modules())
 
@@ -171,8 +171,7 @@ def test_halves_are_scaled_in_single_precision_and_rounded_once(tiny):
     assert torch.equal(scaled_plainly(value, times_B), expected)
     first_Nx, second_Ny = value[:4].flatten(0, 1), value[3:].flatten(0, 1)
     parameter = torch.nn.Parameter(torch.zeros(16, 16))
-    grads = Grads({"w": parameter})
     product = (first_Nx.T @ second_Ny).float()
     for already in (0, 1):  # a second one adds to the first
-        grads.add_product("w", first_Nx, second_Ny, 1 / 7)
+        add_product(parameter, first_Nx, second_Ny, 1 / 7)
         torch.testing.assert_close(parameter.grad, (already + 1) * product / 7, rtol=1e-6, atol=0)

@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from dograph.errors import MissingExtraError, RunError
-from dograph.train import metrics as sinks
+from dograph.train import run_dir as sinks
 
 # Each session of a run in a process of its own, as a resumed run is.
 SESSION = """
 import sys
 from pathlib import Path
-from dograph.train.metrics import open_sink
+from dograph.train.run_dir import open_sink
 name, directory, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 sink = open_sink(name, directory, "my-run", {"optim": {"lr": 0.1}, "seed": 3}, first)
 for step in range(first, last + 1):

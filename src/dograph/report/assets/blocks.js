@@ -1,43 +1,35 @@
-// One function for every kind of record that the page's data is made of.
+// One function for every kind of record in the page's data.
 
-const TEXTS = {
-  soft: (text) => el("p", { class: "soft" }, named(text)),
+const list = (items, kind = null) =>
+  el("ul", { class: kind }, items.map((text) => el("li", {}, named(text))));
+const fact = ([name, value]) => [el("dt", {}, name), el("dd", {}, named(value))];
+const STYLES = {
+  soft,
   claim: (text) => el("p", { class: "claim" }, named(text)),
   heading: (text) => el("h3", {}, named(text)),
   command: (text) => el("pre", { class: "command", tabindex: "0" }, el("code", {}, text)),
+  list: (items) => list(items),
+  "soft list": (items) => list(items, "soft"),
+  warnings: (items) =>
+    el("div", { class: "warnings", role: "note" }, el("h3", {}, "Warnings"), list(items)),
+  facts: (values) => el("dl", { class: "facts" }, Object.entries(values).map(fact)),
+  legend,
+  group: (items) => el("div", {}, items.map(item)),
+  grid: (items) => el("div", { class: "grid" }, items.map(item)),
+  folded: (items, { id, title }) =>
+    el("details", { id }, el("summary", {}, named(title)), items.map(item)),
 };
-
-const BLOCKS = {
-  PageText: ({ style, text }) => TEXTS[style](text),
-  PageList: list,
-  PageFacts: ({ rows }) =>
-    el(
-      "dl",
-      { class: "facts" },
-      rows.map(([name, value]) => [
-        el("dt", {}, name),
-        el("dd", {}, named(typeof value === "string" ? value : written(value))),
-      ]),
-    ),
+const KINDS = {
+  PageBlock: (block) => STYLES[block.style](block.content, block),
   PageTable: table,
-  LegendKeys: ({ names }) => keys(names),
-  BlockGroup: ({ grid, blocks }) => el("div", { class: grid ? "grid" : null }, blocks.map(block)),
-  Folded: ({ id, title, blocks }) =>
-    el("details", { id }, el("summary", {}, named(title)), blocks.map(block)),
   LineChart: lineChart,
   DotChart: dotChart,
   BarChart: barChart,
   LossCharts: lossCharts,
 };
 
-function block(told) {
-  return BLOCKS[told.kind](told);
-}
-
-function list({ style, items }) {
-  const lines = items.map((text) => el("li", {}, named(text)));
-  if (style !== "warnings") return el("ul", { class: style === "soft" ? "soft" : null }, lines);
-  return el("div", { class: "warnings", role: "note" }, el("h3", {}, "Warnings"), el("ul", {}, lines));
+function item(record) {
+  return KINDS[record.kind](record);
 }
 
 const RANGES = [
@@ -47,41 +39,32 @@ const RANGES = [
   ["0.1", "last tenth"],
 ];
 const VIEWS = [
-  ["methods", "methods: mean over seeds, 95 % shaded"],
+  ["methods", "methods: mean over seeds, 95 % interval shaded"],
   ["runs", "single runs"],
 ];
 
-// Losses to choose from: of all sources or one of them, of runs or of methods, of some steps.
-function lossCharts(told) {
-  const view = state.view || told.view;
-  const range = state.range === "all" ? null : [told.steps * (1 - Number(state.range)), told.steps];
-  const isWanted = ([of, own]) =>
-    (state.source === "every" ? of !== "total" : of === state.source.replace("=", "")) &&
-    (!own || own === view);
-  const set = (part) => (value) => {
-    state[part] = value;
-    again("curves");
-  };
+// Loss charts with menus: all sources or one, single runs or methods, all steps or the last.
+function lossCharts({ names, view, steps, charts }) {
+  const chosen = state.view || view;
+  const range = state.range === "all" ? null : [steps * (1 - Number(state.range)), steps];
+  const isWanted = ([source, own]) =>
+    (state.source === "every" ? source !== "total" : source === state.source.replace("=", "")) &&
+    (!own || own === chosen);
+  const menu = (label, name, options, value) =>
+    choice(label, `curve-${name}`, options, value, (changed) => {
+      state[name] = changed;
+      redraw("curves");
+    });
   const losses = [
     ["total", "all sources"],
     ["every", "every source, one chart each"],
-    ...told.names.map((name) => [`=${name}`, name]),
+    ...names.map((name) => [`=${name}`, name]),
   ];
-  const several = told.charts.some(([, own]) => own);
-  return [
-    el(
-      "div",
-      { class: "controls" },
-      told.names.length > 1
-        ? choice("Loss of", "curve-source", losses, state.source, set("source"))
-        : null,
-      several ? choice("Lines", "curve-view", VIEWS, view, set("view")) : null,
-      choice("Steps", "curve-range", RANGES, state.range, set("range")),
-    ),
-    el(
-      "div",
-      { class: "grid" },
-      told.charts.filter(isWanted).map(([, , chart]) => lineChart({ ...chart, range })),
-    ),
+  const controls = [
+    names.length > 1 ? menu("Loss", "source", losses, state.source) : null,
+    charts.some(([, own]) => own) ? menu("Lines", "view", VIEWS, chosen) : null,
+    menu("Steps", "range", RANGES, state.range),
   ];
+  const shown = charts.filter(isWanted).map(([, , chart]) => lineChart({ ...chart, range }));
+  return [el("div", { class: "controls" }, controls), el("div", { class: "grid" }, shown)];
 }

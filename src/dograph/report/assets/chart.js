@@ -1,71 +1,70 @@
-// What all charts share: a frame with caption and numbers, axes, and drawing only what is seen.
+// What all charts share: a frame with caption and numbers, axes, and drawing when visible.
 
-const waiting = new Map();
-const watcher = new IntersectionObserver(
+const charts = new Map(); // from the element of a chart to the function that draws it
+const visible = new IntersectionObserver(
   (entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting && entry.target.drawnWidth === undefined) drawNow(entry.target);
-    }
+    for (const { isIntersecting, target } of entries)
+      if (isIntersecting && target.drawnWidth === undefined) drawNow(target);
   },
   { rootMargin: "300px" },
 );
-const sizes = new ResizeObserver((entries) => {
-  for (const entry of entries) {
-    const node = entry.target;
-    if (node.drawnWidth !== undefined && Math.abs(node.drawnWidth - node.clientWidth) > 1)
-      drawNow(node);
-  }
+const resized = new ResizeObserver((entries) => {
+  for (const { target } of entries)
+    if (target.drawnWidth !== undefined && Math.abs(target.drawnWidth - target.clientWidth) > 1)
+      drawNow(target);
 });
 
-function drawNow(node) {
-  const draw = waiting.get(node);
-  if (!draw || !node.clientWidth) return;
-  node.drawnWidth = node.clientWidth;
-  draw(node.clientWidth);
-  const root = document.documentElement.dataset; // read by benchmarks/page.py
-  root.firstChart ||= String(performance.now());
+function drawNow(plot) {
+  const draw = charts.get(plot);
+  if (!draw || !plot.clientWidth) return;
+  plot.drawnWidth = plot.clientWidth;
+  plot.replaceChildren(...[draw(plot.clientWidth)].flat());
+  document.documentElement.dataset.firstChart ||= String(performance.now()); // benchmarks/page.py
 }
 
-// What nobody has scrolled to is drawn when there is nothing else to do, so that it can be found,
-// reached by keys and read aloud.
+// Charts outside the window are drawn when the browser is idle, so that they can be searched,
+// reached by keyboard and read by screen readers.
 const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
 
 function drawRest() {
-  const left = [...waiting.keys()].find(
-    (node) => node.drawnWidth === undefined && node.clientWidth,
-  );
-  if (!left) return;
+  const isWaiting = (plot) => plot.drawnWidth === undefined && plot.clientWidth;
+  const next = [...charts.keys()].find(isWaiting);
+  if (!next) return;
   whenIdle(() => {
-    if (left.drawnWidth === undefined) drawNow(left);
+    if (isWaiting(next)) drawNow(next);
     drawRest();
   });
 }
 
-function drawWhenSeen(node, height, draw) {
-  node.style.minHeight = `${height}px`;
-  waiting.set(node, draw);
-  watcher.observe(node);
-  sizes.observe(node);
-}
-
 function forgetCharts() {
-  for (const node of waiting.keys()) {
-    watcher.unobserve(node);
-    sizes.unobserve(node);
-  }
-  waiting.clear();
+  visible.disconnect();
+  resized.disconnect();
+  charts.clear();
 }
 
-addEventListener("beforeprint", () => [...waiting.keys()].forEach(drawNow));
+addEventListener("beforeprint", () => [...charts.keys()].forEach(drawNow));
 
-function frame({ title, note }, ...parts) {
+// A chart: `draw` makes its picture for a width, `parts` are the legend above and tables below it.
+function figure({ title, note, id }, height, draw, above, ...below) {
+  const plot = el("div", { class: "plot", id });
+  plot.style.minHeight = `${height}px`;
+  charts.set(plot, draw);
+  visible.observe(plot);
+  resized.observe(plot);
   const caption = el("figcaption", {}, title, note ? el("span", {}, note) : null);
-  return el("figure", { class: "chart" }, caption, parts);
+  const node = el("figure", { class: "chart" }, caption, above, plot, below);
+  return { node, plot };
 }
 
 function canvas({ width, height }, label, more = {}) {
   const box = { viewBox: `0 0 ${width} ${height}`, height };
   return svg("svg", { ...box, role: "img", ...more, "aria-label": label });
+}
+
+// The smallest and largest of any number of values.
+function bounds(values) {
+  const wider = ([low, high], value) => [Math.min(low, value), Math.max(high, value)];
+  return values.reduce(wider, [Infinity, -Infinity]);
 }
 
 // Round numbers that cover low to high.
@@ -74,18 +73,16 @@ function ticks(low, high, wanted) {
   const rough = (high - low) / Math.max(wanted, 1);
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = unit * [1, 2, 5, 10].find((times) => times * unit >= rough);
-  const found = [];
+  const marks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1)
-    found.push(k * step);
-  return found;
+    marks.push(k * step);
+  return marks;
 }
 
 function logTicks(low, high) {
-  const found = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
-    found.push(10 ** power);
-  }
-  const inside = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  const inside = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1)
+    if (10 ** power >= low * 0.999 && 10 ** power <= high * 1.001) inside.push(10 ** power);
   const every = Math.max(1, Math.ceil(inside.length / 6));
   const kept = inside.filter((_, k) => k % every === 0);
   return kept.length > 1 ? kept : [low, high];
@@ -95,11 +92,10 @@ function scale(low, high, from, to, log = false) {
   const f = log ? Math.log10 : (value) => value;
   const [a, b] = [f(low), f(high)];
   if (a === b) return () => (from + to) / 2;
-  const span = b - a;
-  return (value) => from + ((f(value) - a) / span) * (to - from);
+  return (value) => from + ((f(value) - a) / (b - a)) * (to - from);
 }
 
-// Tick labels with as many digits as tell them apart.
+// Tick labels with as many digits as make them different.
 function tickText(values) {
   const gap = values.length > 1 ? Math.abs(values[1] - values[0]) : Math.abs(values[0]) || 1;
   const largest = Math.max(...values.map(Math.abs), gap);
@@ -110,30 +106,34 @@ function tickText(values) {
   return (value) => value.toFixed(digits);
 }
 
-// Lines and labels of both axes; returns where things go.
-function axes(picture, box, xs, ys, chart) {
-  const layer = svg("g", { class: "axis", "aria-hidden": "true" });
-  const text = (x, y, anchor, words) => svg("text", { x, y, "text-anchor": anchor }, words);
-  const yMarks = chart.log_y ? logTicks(...ys) : ticks(...ys, box.height < 180 ? 3 : 5);
+const axisText = (x, y, anchor, text) => svg("text", { x, y, "text-anchor": anchor }, text);
+const axisLayer = (...parts) => svg("g", { class: "axis", "aria-hidden": "true" }, parts);
+const widthTicks = (low, high, width) => ticks(low, high, Math.max(2, Math.floor(width / 110)));
+
+// Labels and name of a horizontal axis.
+function bottomAxis(marks, x, { width, height, left = 0 }, name, write = tickText(marks)) {
+  const at = (value) => Math.min(Math.max(x(value), left + 12), width - 20);
+  return axisLayer(
+    marks.map((value) => axisText(at(value), height - 20, "middle", write(value))),
+    axisText((left + width) / 2, height - 3, "middle", name || ""),
+  );
+}
+
+// Lines and labels of both axes, and the scales.
+function axes(box, xs, ys, chart) {
+  const yMarks = chart.log_y ? logTicks(...ys) : ticks(...ys, 5);
   const yText = chart.log_y ? (value) => number(value, 2) : tickText(yMarks);
   const left = Math.max(...yMarks.map((value) => yText(value).length)) * 7.6 + 12;
   const x = scale(...xs, left + 6, box.width - 12, chart.log_x);
   const y = scale(...ys, box.height - 38, 8, chart.log_y);
-  for (const value of yMarks) {
-    const line = { class: "grid-line", x1: left, x2: box.width - 4, y1: y(value), y2: y(value) };
-    layer.append(svg("line", line), text(left - 6, y(value) + 4, "end", yText(value)));
-  }
-  const wanted = Math.max(2, Math.floor(box.width / 110));
-  const rough = chart.log_x ? logTicks(...xs) : ticks(...xs, wanted);
-  // Between two steps, or two numbers of domains, there is nothing.
-  const whole = rough.filter((value) => Number.isInteger(value));
+  const levels = yMarks.map((value) => [
+    svg("line", { class: "grid-line", x1: left, x2: box.width - 4, y1: y(value), y2: y(value) }),
+    axisText(left - 6, y(value) + 4, "end", yText(value)),
+  ]);
+  const rough = chart.log_x ? logTicks(...xs) : widthTicks(...xs, box.width);
+  const whole = rough.filter(Number.isInteger); // steps and numbers of domains are whole
   const xMarks = whole.length ? whole : rough;
   const xText = chart.log_x ? (value) => number(value, 1) : tickText(xMarks);
-  for (const value of xMarks) {
-    const near = Math.min(Math.max(x(value), left + 4), box.width - 22);
-    layer.append(text(near, box.height - 20, "middle", xText(value)));
-  }
-  layer.append(text((left + box.width) / 2, box.height - 3, "middle", chart.x_name));
-  picture.append(layer);
-  return { x, y, left };
+  const bottom = bottomAxis(xMarks, x, { ...box, left }, chart.x_name, xText);
+  return { layers: [axisLayer(levels), bottom], x, y, left };
 }

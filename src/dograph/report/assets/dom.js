@@ -1,6 +1,6 @@
-// Elements. Whatever comes from a run or a corpus enters the page here, as text and never as markup.
+// Elements, number formats, tables. Text from runs and corpora enters here, as text nodes.
 
-const SVG_NAMES = "http://www.w3.org/2000/svg";
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -15,19 +15,13 @@ function fill(node, attributes, children) {
   return node;
 }
 
-function el(tag, attributes, ...children) {
-  return fill(document.createElement(tag), attributes, children);
-}
-
-function svg(tag, attributes, ...children) {
-  return fill(document.createElementNS(SVG_NAMES, tag), attributes, children);
-}
-
-// A name from outside: in a direction of its own, so that it cannot turn round what follows it.
-function named(text) {
-  return el("bdi", {}, text);
-}
-
+const el = (tag, attributes, ...children) =>
+  fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) =>
+  fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
+// A name from outside, isolated so that right-to-left text does not reorder what follows.
+const named = (text) => el("bdi", {}, text);
+const soft = (text) => el("p", { class: "soft" }, named(text));
 const isKnown = (value) => value !== null && value !== undefined;
 
 function number(value, digits = 4) {
@@ -41,61 +35,44 @@ function number(value, digits = 4) {
   );
 }
 
-// Differences stand below each other, so small ones have the same digits.
+// Differences are listed below each other, so small ones have the same digits.
 function signed(value, digits = 4) {
   const isSmall = value !== 0 && Math.abs(value) < 1e-4;
   return (value > 0 ? "+" : "") + (isSmall ? value.toFixed(digits) : number(value, digits));
 }
 
-function seconds(value) {
-  if (value < 100) return `${value.toFixed(1)} s`;
-  return value < 6000 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
-}
-
-// How numbers are written, by the name that a cell or a chart gives.
-const WRITE = {
-  number,
-  signed,
-  seconds,
-  fixed: (value, digits) => value.toFixed(digits),
-  whole: (value) => number(Math.round(value)),
-  bytes: (value) => (value ? `${(value / 2 ** 30).toFixed(2)} GiB` : "not recorded"),
-};
-
-// Something with a value, and perhaps an interval, as text.
-function written(told) {
-  return isKnown(told.value) ? WRITE[told.write](told.value, told.digits) : "";
-}
-
-function interval(told, write = (value) => WRITE[told.write](value, told.digits)) {
-  return isKnown(told.low) ? `[${write(told.low)}, ${write(told.high)}]` : "";
-}
+// Number formats, by the names that cells and charts use.
+const FORMATS = { number, signed, fixed: (value, digits) => value.toFixed(digits) };
+const formatOf = ({ write, digits }) => (value) =>
+  isKnown(value) ? FORMATS[write](value, digits) : "";
+const interval = (low, high, write) => (isKnown(low) ? `[${write(low)}, ${write(high)}]` : "");
 
 function choice(label, id, options, chosen, changed) {
-  const select = el(
-    "select",
-    { id, change: (event) => changed(event.target.value) },
-    options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)),
+  const items = options.map(([value, text]) =>
+    el("option", { value, selected: value === chosen }, text),
   );
+  const select = el("select", { id, change: (event) => changed(event.target.value) }, items);
   return el("label", { for: id }, label, select);
 }
 
-// An entry of a table: text, a number, nothing, or a cell with words or figures below its value.
-function entry(told, tag, scope) {
-  if (typeof told === "number") return el(tag, { scope }, number(told));
-  if (told === null || typeof told === "string") return el(tag, { scope }, told && named(told));
-  const changed = isKnown(told.change);
-  const note = changed ? signed(told.change) + (told.claimed ? " !" : "") : told.note;
-  const below = note || interval(told);
+// A table entry: text, a number, nothing, or a cell with an interval, difference or note.
+function entry(cell, tag, scope) {
+  if (typeof cell === "number") return el(tag, { scope }, number(cell));
+  if (cell === null || typeof cell === "string") return el(tag, { scope }, cell && named(cell));
+  const write = formatOf(cell);
+  const isChanged = isKnown(cell.change);
+  const note = isChanged ? signed(cell.change) + (cell.claimed ? " !" : "") : cell.note;
+  const below = note || interval(cell.low, cell.high, write);
   const node = el(
     tag,
-    { class: told.left ? "left" : changed ? "heat" : null, scope },
-    typeof told.value === "string" ? named(told.value) : written(told),
+    { class: cell.left ? "left" : isChanged ? "heat" : null, scope },
+    typeof cell.value === "string" ? named(cell.value) : write(cell.value),
     below ? el("small", {}, below) : null,
   );
-  if (changed) {
-    const strength = (0.08 + 0.5 * Math.abs(told.shade)).toFixed(3);
-    node.style.backgroundColor = `rgba(var(--${told.change < 0 ? "low" : "high"}), ${strength})`;
+  if (isChanged) {
+    const strength = (8 + 50 * Math.abs(cell.shade)).toFixed(1);
+    const colour = `var(--${cell.change < 0 ? "low" : "high"})`;
+    node.style.backgroundColor = `color-mix(in srgb, ${colour} ${strength}%, transparent)`;
   }
   return node;
 }
@@ -103,39 +80,34 @@ function entry(told, tag, scope) {
 function table({ name, heads, rows, summaries = 0, tall }) {
   const line = (row, n) => {
     const isSummary = n >= rows.length - summaries;
-    const cells = row.map((told, k) => (k ? entry(told, "td") : entry(told, "th", "row")));
+    const cells = row.map((cell, k) => (k ? entry(cell, "td") : entry(cell, "th", "row")));
     return el("tr", { class: isSummary ? "summary" : null }, cells);
   };
-  const head = el("tr", {}, heads.map((told) => entry(told, "th", "col")));
+  const head = el("tr", {}, heads.map((cell) => entry(cell, "th", "col")));
   return el(
     "div",
     { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": name },
-    el("table", { class: "plain" }, el("thead", {}, head), el("tbody", {}, rows.map(line))),
+    el("table", {}, el("thead", {}, head), el("tbody", {}, rows.map(line))),
   );
 }
 
-// Numbers behind a chart; made when somebody asks for them.
+// The numbers behind a chart, as a table that is made when it is opened.
 function numbers(name, heads, rows, label = "Numbers") {
   const holder = el("div", {});
   const opened = (event) => {
     if (event.target.open && !holder.firstChild)
       holder.append(table({ name, heads, rows: rows(), tall: true }));
   };
-  return el(
-    "details",
-    { toggle: opened, id: uniqueId(`numbers-${name}`) },
-    el("summary", {}, label, el("span", { class: "offscreen" }, ` of ${name}`)),
-    holder,
-  );
+  const summary = el("summary", {}, label, el("span", { class: "offscreen" }, ` of ${name}`));
+  return el("details", { toggle: opened, id: uniqueId(`numbers-${name}`) }, summary, holder);
 }
 
-// Charts may share a title; their identities may not.
-const used = new Map();
+const usedIds = new Map(); // charts may share a title
 
 function uniqueId(text) {
   const name = text.replace(/[^A-Za-z0-9]+/g, "-").toLowerCase();
-  used.set(name, (used.get(name) || 0) + 1);
-  return `${name}-${used.get(name)}`;
+  usedIds.set(name, (usedIds.get(name) || 0) + 1);
+  return `${name}-${usedIds.get(name)}`;
 }
 
 const SHAPES = [
@@ -148,22 +120,21 @@ const SHAPES = [
   "M0,-1.9L2.6,-4.5L4.5,-2.6L1.9,0L4.5,2.6L2.6,4.5L0,1.9L-2.6,4.5L-4.5,2.6L-1.9,0L-4.5,-2.6L-2.6,-4.5Z",
 ];
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
-// Eight colours; beyond them the same in paler tones, and lines are dashed.
+// Eight colours, then the same in paler tones.
 const colour = (index) => `c${index % 8} t${Math.min(Math.floor(index / 8), 2)}`;
 const shape = (index) => SHAPES[index % SHAPES.length];
-// Lines beyond the eighth colour are dashed, and so are further seeds of one method.
-const dash = (one) => DASHES[(Math.floor(one.index / 8) + (one.turn || 0)) % DASHES.length] || null;
+// Lines after the eighth colour are dashed, and so are further seeds of a method.
+const dashOf = (one) =>
+  DASHES[(Math.floor(one.index / 8) + (one.dash || 0)) % DASHES.length] || null;
+const marker = (index, transform) => svg("path", { class: "dot", d: shape(index), transform });
+// The sign of a series in a legend.
+const sign = (index, ...parts) =>
+  svg("svg", { class: colour(index), viewBox: "0 0 24 14", "aria-hidden": "true" }, parts);
 
-// What a colour and its mark stand for.
-function key(label, index) {
-  const sign = svg(
-    "svg",
-    { class: colour(index), viewBox: "0 0 24 14", "aria-hidden": "true" },
-    svg("path", { class: "dot", d: shape(index), transform: "translate(12,7) scale(1.25)" }),
-  );
-  return el("span", { class: "key" }, sign, named(label));
-}
-
-function keys(names) {
+function legend(names) {
+  const key = (name, index) => {
+    const mark = marker(index, "translate(12,7) scale(1.25)");
+    return el("span", { class: "key" }, sign(index, mark), named(name));
+  };
   return el("div", { class: "legend" }, names.map(key));
 }

@@ -1,165 +1,274 @@
-// How the model perceives the corpus: probes in the plane, the graph, what is known of a domain.
+// The domains of a run: probes in two dimensions, the domain graph, and details of one domain.
 
 const ABSENT = {
-  runs: "No run here has domains: they come with mixer.name=dograph. What any model perceives: dograph inspect.",
-  probes:
-    "This run was not probed (probe.rows=0, or no probe is due yet), so there is no picture of its gradients.",
-  graphs: "No domain graph yet: it is written at every validation, from when domains are known.",
+  runs: "No run on this page has domains: they need mixer.name=dograph. For the domains of any model: dograph inspect.",
+  probes: "No picture of gradients: this run has no probes (probe.rows=0, or none was due yet).",
+  graphs: "No domain graph yet: one is written at every validation once there are domains.",
+  text: "(text not available)",
 };
+const GRAPH_NOTE =
+  "disc: share of samples; ring: weight (larger than the disc: weighted up); solid line: mean " +
+  "gradients point in similar directions, dashed: in opposite ones, thickness: |cosine|; " +
+  "distances approximate those between mean gradients. ";
+const DRIFT_NOTE =
+  "kept: rows in this domain at both this probe and the one before, over rows at either; " +
+  "cosine: of its centroid with its centroid at the last probe";
+const BASES = [
+  ["last", "of the last probe, at all steps"],
+  ["own", "of each probe"],
+];
 
-function domains(known) {
-  if (!known.length) return [TEXTS.soft(ABSENT.runs)];
-  const [name, own] = known.find(([run]) => run === state.run) || known[0];
+function domains(runs) {
+  if (!runs.length) return [soft(ABSENT.runs)];
+  const [name, own] = runs.find(([run]) => run === state.run) || runs[0];
   const chosen = (run) => {
     Object.assign(state, { run, probe: null, graph: null });
-    again("domains");
+    redraw("domains");
   };
-  const runs = known.map(([run]) => [run, run]);
-  const choose = el("div", { class: "controls" }, choice("Run", "domain-run", runs, name, chosen));
+  const names = runs.map(([run]) => [run, run]);
+  const menu = el("div", { class: "controls" }, choice("Run", "domain-run", names, name, chosen));
   const at = (rows, k) => rows[Math.min(k ?? rows.length - 1, rows.length - 1)];
   const probeAt = () => at(own.probes, state.probe);
   const graphAt = () => at(own.graphs, state.graph);
   return [
-    ...(known.length > 1 ? [choose] : []),
-    ...own.notes.map(TEXTS.soft),
-    own.probes.length ? probePart(own, probeAt) : TEXTS.soft(ABSENT.probes),
-    own.graphs.length ? graphPart(own, probeAt, graphAt) : TEXTS.soft(ABSENT.graphs),
+    runs.length > 1 ? menu : [],
+    own.notes.map(soft),
+    own.probes.length ? probePart(own, probeAt) : soft(ABSENT.probes),
+    own.graphs.length ? graphPart(own, probeAt, graphAt) : soft(ABSENT.graphs),
     el("div", { class: "grid" }, own.lines.map(lineChart)),
-    el("div", {}, own.made_of.map(block)),
+    el("div", {}, own.composition.map(item)),
   ];
+}
+
+// A heading, controls, and content side by side.
+function part(title, controls, content) {
+  const grid = el("div", { class: "grid" }, content);
+  return el("div", {}, el("h3", {}, title), el("div", { class: "controls" }, controls), grid);
 }
 
 function stepSlider(label, id, rows, now, moved) {
   const output = el("output", { for: id }, ` step ${number(now.step)}`);
-  const shape = { type: "range", min: 0, max: rows.length - 1, step: 1, value: rows.indexOf(now) };
-  const input = el("input", { id, ...shape, "aria-valuetext": `step ${now.step}` });
-  input.addEventListener("input", () => {
-    const { step } = rows[Number(input.value)];
+  const range = { type: "range", min: 0, max: rows.length - 1, step: 1, value: rows.indexOf(now) };
+  const input = (event) => {
+    const { step } = rows[Number(event.target.value)];
     output.textContent = ` step ${number(step)}`;
-    input.setAttribute("aria-valuetext", `step ${step}`);
-    moved(Number(input.value));
-  });
-  return el("label", { class: "slider", for: id }, el("span", {}, label, output), input);
+    event.target.setAttribute("aria-valuetext", `step ${step}`);
+    moved(Number(event.target.value));
+  };
+  const slider = el("input", { id, ...range, input, "aria-valuetext": `step ${now.step}` });
+  return el("label", { class: "slider", for: id }, el("span", {}, label, output), slider);
 }
 
 function probePart(own, probeAt) {
   const charts = own.scatters.map((chart) => scatterChart(chart, own, probeAt));
-  const set = (part) => (value) => {
-    state[part] = value;
+  const set = (name) => (value) => {
+    state[name] = value;
     charts.forEach((chart) => chart.move());
-    state.tell();
+    state.showDomain();
   };
-  const bases = [
-    ["last", "of the last probe, for all steps"],
-    ["own", "of each probe itself"],
+  const controls = [
+    stepSlider("Probe after", "probe-step", own.probes, probeAt(), set("probe")),
+    choice("Principal axes", "probe-basis", BASES, state.basis, set("basis")),
   ];
-  const slider = stepSlider("Probe after", "probe-step", own.probes, probeAt(), set("probe"));
-  const basis = choice("Axes", "probe-basis", bases, state.basis, set("basis"));
-  return el(
-    "div",
-    {},
-    el("h3", {}, "Gradients in the plane"),
-    el("div", { class: "controls" }, slider, basis),
-    el("div", { class: "grid" }, charts.map((chart) => chart.figure)),
-  );
+  return part("Gradients of held-out text", controls, charts.map((chart) => chart.node));
+}
+
+// Points keep their elements, so that they move when the step changes.
+function scatterChart(chart, own, probeAt) {
+  let drawn = null;
+  const move = () => {
+    if (drawn) placePoints(drawn, probeAt(), chart.by_source ? own.source_N : null);
+  };
+  const draw = (width) => {
+    const size = Math.min(width, 460);
+    const picture = canvas({ width, height: size + 22 }, `${chart.title}; a table follows`);
+    const edge = { x: 1, y: 1, width: width - 2, height: size - 2 };
+    const caption = axisText(width / 2, size + 16, "middle", "");
+    const points = probeAt().label.map(() => svg("path", {}));
+    const frame = svg("rect", { ...edge, fill: "none", class: "grid-line" });
+    picture.append(frame, svg("g", { class: "axis" }, caption), ...points);
+    drawn = { points, width, size, caption };
+    move();
+    return picture;
+  };
+  const rows = () => {
+    const probe = probeAt();
+    const [xs, ys] = probe[state.basis];
+    const group = (n) => (probe.label[n] < 0 ? "" : String(probe.label[n]));
+    const source = (n) => own.sources[own.source_N[n]];
+    return xs.map((x, n) => [String(n), source(n), group(n), number(x), number(ys[n])]);
+  };
+  const table = numbers(chart.title, ["row", "source", chart.group, "x", "y"], rows);
+  return { node: figure(chart, 300, draw, legend(chart.labels), table).node, move };
+}
+
+// Both axes have the same scale, so that distances can be compared; each step fills the picture.
+function placePoints({ points, width, size, caption }, probe, source_N) {
+  const [xs, ys] = probe[state.basis];
+  const [[x0, x1], [y0, y1]] = [bounds(xs), bounds(ys)];
+  const zoom = Math.min((width - 24) / (x1 - x0 || 1), (size - 24) / (y1 - y0 || 1));
+  points.forEach((point, n) => {
+    const kind = (source_N || probe.label)[n];
+    const look = { class: `point ${kind < 0 ? "c7" : colour(kind)}`, d: shape(Math.max(kind, 0)) };
+    fill(point, look, []);
+    const x = width / 2 + (xs[n] - (x0 + x1) / 2) * zoom;
+    const y = size / 2 - (ys[n] - (y0 + y1) / 2) * zoom;
+    point.style.transform = `translate(${x.toFixed(1)}px, ${y.toFixed(1)}px)`;
+  });
+  const shares = probe.explained[state.basis === "own" ? 1 : 0];
+  const [first, second] = shares.map((share) => (100 * share).toFixed(1));
+  caption.textContent = `step ${probe.step}: the axes explain ${first} % and ${second} % of the variance`;
 }
 
 function graphPart(own, probeAt, graphAt) {
   const holder = el("div", {});
-  const set = (part) => (value) => {
-    state[part] = value;
-    chart.draw();
-    state.tell();
+  const set = (name) => (value) => {
+    state[name] = value;
+    drawNow(plot);
+    state.showDomain();
   };
-  const chart = graphChart(own.has_identity ? "" : own.numbering, graphAt, set("domain"));
-  const slider = stepSlider("Graph after", "graph-step", own.graphs, graphAt(), set("graph"));
-  state.tell = () => {
+  const { node, plot } = graphChart(own, graphAt, set("domain"));
+  state.showDomain = () => {
     const domain = state.domain ?? graphAt().nodes[0]?.domain;
-    const panel = isKnown(domain) ? domainPanel(own, graphAt(), probeAt(), domain) : "";
-    holder.replaceChildren(panel);
+    holder.replaceChildren(isKnown(domain) ? domainPanel(own, graphAt(), probeAt(), domain) : "");
   };
-  state.tell();
-  return el(
-    "div",
-    {},
-    el("h3", {}, "Domains and how they agree"),
-    el("div", { class: "controls" }, slider),
-    el("div", { class: "grid" }, el("div", { class: "stay" }, chart.figure), holder),
+  state.showDomain();
+  const slider = stepSlider("Graph after", "graph-step", own.graphs, graphAt(), set("graph"));
+  return part("Domains and their similarity", slider, [el("div", { class: "stay" }, node), holder]);
+}
+
+function graphChart(own, graphAt, choose) {
+  const nodes = () =>
+    graphAt().nodes.map((node) => [
+      `domain ${node.domain}`,
+      ...[node.share, node.weight, node.norm].map((value) => number(value)),
+      sourceText(node),
+    ]);
+  const pairs = () =>
+    graphAt().edges.map((edge) => [
+      `${edge.first} - ${edge.second}`,
+      signed(edge.cosine, 3),
+      number(edge.mmd_squared, 3),
+    ]);
+  const heads = ["domain", "share", "weight", "mean gradient norm", "sources"];
+  const numbering = own.has_identity ? "" : `Domain ${own.numbering}. `;
+  const note = `${GRAPH_NOTE}${numbering}Select a domain for details.`;
+  return figure(
+    { title: "Domain graph", note, id: "graph" },
+    320,
+    (width) => drawGraph(width, graphAt(), choose),
+    null,
+    numbers("the domain graph", heads, nodes, "Numbers of the domains"),
+    numbers("pairs of domains", ["pair", "cosine", "MMD²"], pairs, "Numbers of the pairs"),
   );
 }
 
-// All that is known of one domain, beside the graph.
+// As node_radius in domains.py.
+const radius = (share) => 0.06 + 0.34 * Math.sqrt(Math.max(share, 0));
+
+// The sources of a domain with their number of samples and share, largest first.
+function sourcesOf(node) {
+  return Object.entries(node.sources)
+    .sort((a, b) => b[1] - a[1])
+    .map(([name, count]) => [name, count, `${((100 * count) / (node.samples || 1)).toFixed(0)} %`]);
+}
+
+const sourceText = (node) =>
+  sourcesOf(node)
+    .map(([name, , share]) => `${name} ${share}`)
+    .join(", ");
+
+function drawGraph(width, graph, choose) {
+  const focused = document.activeElement?.closest("#graph");
+  const reach = graph.nodes.map((node) => radius(Math.max(node.share, node.weight || 0)) + 0.04);
+  const edge = (side, axis) =>
+    Math.max(...graph.nodes.map((node, k) => side * node[axis] + reach[k]), 0.1);
+  const [left, right, up, down] = [edge(-1, "x"), edge(1, "x"), edge(1, "y"), edge(-1, "y")];
+  const zoom = Math.min(width / (left + right), Math.min(width, 460) / (up + down), 260);
+  const height = Math.max((up + down) * zoom, 160);
+  const spare = (width - (left + right) * zoom) / 2;
+  const x = (node) => spare + (node.x + left) * zoom;
+  const y = (node) => height / 2 + ((up - down) / 2 - node.y) * zoom;
+  const label = `domain graph after step ${graph.step}`;
+  const picture = canvas({ width, height }, label, { role: "group" });
+  const byName = new Map(graph.nodes.map((node) => [node.domain, node]));
+  for (const { first, second, cosine } of graph.edges) {
+    const [a, b] = [byName.get(first), byName.get(second)];
+    const kind = cosine > 0 ? "edge" : "edge against";
+    const ends = { x1: x(a), y1: y(a), x2: x(b), y2: y(b) };
+    const width = 0.5 + 6 * Math.abs(cosine);
+    picture.append(svg("line", { class: kind, ...ends, "stroke-width": width }));
+  }
+  picture.append(...graph.nodes.map((node) => drawNode(node, x(node), y(node), zoom, choose)));
+  if (focused)
+    queueMicrotask(() => picture.querySelector('[aria-pressed="true"]')?.focus());
+  return picture;
+}
+
+function drawNode(node, x, y, zoom, choose) {
+  const weight = node.weight === null ? node.share : node.weight;
+  const larger = Math.max(radius(node.share), radius(weight)) * zoom;
+  const keydown = (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    choose(node.domain);
+  };
+  const values = `share ${number(node.share, 3)}, weight ${number(weight, 3)}`;
+  const attributes = {
+    class: `node ${colour(node.domain)}`,
+    transform: `translate(${x.toFixed(1)},${y.toFixed(1)})`,
+    role: "button",
+    tabindex: "0",
+    "data-domain": node.domain,
+    "aria-pressed": String(state.domain === node.domain),
+    "aria-label": `domain ${node.domain}: ${values}; ${sourceText(node)}`,
+    click: () => choose(node.domain),
+    keydown,
+  };
+  const circle = (kind, r) => svg("circle", { class: kind, r });
+  return svg(
+    "g",
+    attributes,
+    circle("halo", larger + 5),
+    circle("share", radius(node.share) * zoom),
+    circle("weight", radius(weight) * zoom),
+    svg("text", {}, node.domain),
+  );
+}
+
+// Everything about one domain, next to the graph.
 function domainPanel(own, graph, probe, domain) {
-  const name = domainName(domain);
   const node = graph.nodes.find((one) => one.domain === domain);
-  const [title, examples, none] = own.has_identity
-    ? nearTexts(probe, domain)
-    : batchTexts(own, graph, domain);
-  const rank = `Its number is a rank by weight in the batch of step ${graph.step}, 0 the heaviest; ${name} of another step is another domain.`;
+  const from = own.has_identity ? probe : graph; // where example texts are from
+  const examples = from?.examples?.[domain] || [];
+  const drift = own.drift[domain];
+  const rank = `Its number is a rank by weight in the batch of step ${graph.step}, 0 the largest weight; domain ${domain} of another step is another domain.`;
   return el(
     "div",
     { class: "panel", id: "domain-panel", "aria-live": "polite" },
-    el("h3", {}, name[0].toUpperCase() + name.slice(1)),
-    own.has_identity ? null : TEXTS.soft(rank),
+    el("h3", {}, `Domain ${domain}`),
+    own.has_identity ? null : soft(rank),
     node ? nodeFacts(node, graph.step) : null,
-    el("h4", {}, title),
-    examples.length ? examples.map(sample) : TEXTS.soft(none),
-    driftFacts(own.drift[domain] || []),
+    el("h4", {}, own.examples_title, from ? ` ${from.step}` : ""),
+    examples.length ? examples.map(exampleText) : soft(own.no_examples),
+    drift ? [el("h4", {}, "Drift"), soft(DRIFT_NOTE), table(drift)] : null,
   );
 }
 
-function nearTexts(probe, domain) {
-  const title = `Texts nearest its centre${probe ? ` (probe after step ${probe.step})` : ""}`;
-  const none = "No held-out row is in this domain, or none were probed.";
-  return [title, probe?.examples[domain] || [], none];
-}
-
-// A domain of one batch is the samples that were in it.
-function batchTexts(own, graph, domain) {
-  const steps = own.graphs.filter((one) => one.examples).map((one) => one.step);
-  const none = `Samples are on this page for the graphs after steps ${steps.join(", ")}.`;
-  const title = `Samples of step ${graph.step} in it`;
-  return [title, graph.examples?.[domain] || [], steps.length ? none : "Its samples are not at hand."];
-}
-
 function nodeFacts(node, step) {
-  const written = (name, value) => `${name} ${number(value, 3)}`;
-  const figures = [
-    written("share", node.share),
-    written("weight", node.weight),
-    written("norm of the mean gradient", node.norm),
-    written("spread", node.spread),
-  ];
-  const heads = ["source", "samples", "of the domain"];
+  const values = ["share", "weight", "norm", "spread"].map((key) => number(node[key], 3));
+  const [share, weight, norm, spread] = values;
+  const text = `share ${share}, weight ${weight}, norm of the mean gradient ${norm}, spread ${spread}`;
+  const heads = ["source", "samples", "share of the domain"];
   return [
-    el("p", {}, `After step ${step}: ${figures.join(", ")}.`),
+    el("p", {}, `After step ${step}: ${text}.`),
     el("h4", {}, "Sources"),
     table({ name: "sources of the domain", heads, rows: sourcesOf(node) }),
   ];
 }
 
-function driftFacts(drift) {
-  const rows = drift.map(({ step, rows, kept, cosine }) => [
-    number(step),
-    String(rows),
-    number(kept, 2),
-    number(cosine, 2),
-  ]);
-  const note =
-    "kept: rows in both this probe and the one before, over rows in either; " +
-    "cosine: of its centre to that of the last probe";
-  const heads = ["step", "rows", "kept", "cosine"];
-  const found = table({ name: "drift of the domain", heads, rows });
-  return rows.length ? [el("h4", {}, "Drift"), TEXTS.soft(note), found] : [];
-}
-
-function sample(example) {
-  const text = data.texts[example.text];
-  const words = text ? text.text + (text.cut ? " …" : "") : "(text not at hand)";
-  return el(
-    "blockquote",
-    { class: "sample" },
-    el("p", { dir: "auto", tabindex: "0" }, words),
-    el("footer", {}, named(example.source), `, document ${example.document}`),
-  );
+function exampleText({ source, document: index, text }) {
+  const words = el("p", { dir: "auto", tabindex: "0" }, data.texts[text] ?? ABSENT.text);
+  const from = el("footer", {}, named(source), `, document ${index}`);
+  return el("blockquote", { class: "sample" }, words, from);
 }

@@ -1,72 +1,56 @@
-// Figures with their intervals, one below the other; and bars made of parts.
+// Values with intervals, one row each; and stacked bars.
 
-const ROW = 40; // pixels of a figure
+const ROW = 40; // pixels of a value
 
 function dotChart(chart) {
-  const plot = el("div", { class: "plot" });
   const height = chart.rows.length * ROW + 44;
-  const write = (value) => WRITE[chart.write](value, chart.digits);
-  drawWhenSeen(plot, height, (width) => drawDots(plot, { width, height }, chart, write));
-  const pale = chart.rows.some((row) => row.text);
-  const overText = ({ text }) => (text ? `[${write(text[0])}, ${write(text[1])}]` : "");
-  return frame(
-    chart,
-    plot,
-    numbers(chart.title, ["", "value", "95 %", ...(pale ? ["95 % over text"] : [])], () =>
-      chart.rows.map((row) => [
-        row.name,
-        write(row.value),
-        interval(row, write),
-        ...(pale ? [overText(row)] : []),
-      ]),
-    ),
-  );
+  const write = formatOf(chart);
+  const overText = chart.rows.some((row) => row.over_text);
+  const heads = ["", "value", "95 %", ...(overText ? ["95 % over text"] : [])];
+  const line = (row) => [
+    row.name,
+    write(row.value),
+    interval(row.low, row.high, write),
+    ...(overText ? [interval(...(row.over_text || []), write)] : []),
+  ];
+  const draw = (width) => drawDots({ width, height }, chart, write);
+  const table = numbers(chart.title, heads, () => chart.rows.map(line));
+  return figure(chart, height, draw, null, table).node;
 }
 
-function drawDots(plot, box, chart, write) {
-  const of = (row) => [row.value, row.low, row.high, ...(row.text || [])];
-  const ends = [...chart.rows.flatMap(of), chart.chance, chart.reference].filter(isKnown);
-  const [low, high] = [Math.min(...ends), Math.max(...ends)];
-  const pad = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
+function drawDots(box, chart, write) {
+  const values = (row) => [row.value, row.low, row.high, ...(row.over_text || [])];
+  const all = [...chart.rows.flatMap(values), chart.chance, chart.reference].filter(isKnown);
+  const [least, most] = bounds(all);
+  const margin = (most - least) * 0.06 || Math.abs(most) * 0.05 || 1;
+  const range = [least - margin, most + margin];
+  const x = scale(...range, 8, box.width - 8);
+  const upright = (kind, value, y1 = 0, y2 = box.height - 34) =>
+    svg("line", { class: kind, x1: x(value), x2: x(value), y1, y2 });
+  const marks = widthTicks(...range, box.width);
   const picture = canvas(box, `${chart.title}: ${chart.rows.length} rows; a table follows`);
-  const x = scale(low - pad, high + pad, 8, box.width - 8);
-  const bottom = box.height - 34;
-  const marks = ticks(low - pad, high + pad, Math.max(2, Math.floor(box.width / 110)));
-  for (const value of marks) picture.append(upright("grid-line", x(value), 0, bottom));
-  picture.append(bottomAxis(marks, x, box, chart.x_name));
-  if (isKnown(chart.reference)) picture.append(upright("zero", x(chart.reference), 0, bottom));
+  picture.append(
+    ...marks.map((value) => upright("grid-line", value)),
+    bottomAxis(marks, x, box, chart.x_name),
+    ...(isKnown(chart.reference) ? [upright("zero", chart.reference)] : []),
+  );
   chart.rows.forEach((row, k) => {
     const y = k * ROW + 27;
-    const across = (kind, from, to) => svg("line", { class: kind, x1: x(from), x2: x(to), y1: y, y2: y });
-    const label = `${row.name}   ${write(row.value)} ${interval(row, write)}`;
-    const at = `translate(${x(row.value)},${y}) scale(1.3)`;
-    picture.append(
-      svg(
-        "g",
-        { class: `over ${colour(row.index)}` },
-        svg("text", { x: 8, y: y - 11 }, shorten(label, box.width)),
-        row.text ? across("whisker thin", ...row.text) : null,
-        isKnown(row.low) ? across("whisker", row.low, row.high) : null,
-        isKnown(chart.chance) ? upright("zero", x(chart.chance), y - 8, y + 8) : null,
-        svg("path", { class: "dot", d: shape(row.index), transform: at }),
-      ),
+    const across = (kind, from, to) =>
+      svg("line", { class: kind, x1: x(from), x2: x(to), y1: y, y2: y });
+    const label = `${row.name}   ${write(row.value)} ${interval(row.low, row.high, write)}`;
+    const group = svg(
+      "g",
+      { class: `over ${colour(row.index)}` },
+      svg("text", { x: 8, y: y - 11 }, shorten(label, box.width)),
+      row.over_text ? across("whisker thin", ...row.over_text) : null,
+      isKnown(row.low) ? across("whisker", row.low, row.high) : null,
+      isKnown(chart.chance) ? upright("zero", chart.chance, y - 8, y + 8) : null,
+      marker(row.index, `translate(${x(row.value)},${y}) scale(1.3)`),
     );
+    picture.append(group);
   });
-  plot.replaceChildren(picture);
-}
-
-function upright(kind, x, y1, y2) {
-  return svg("line", { class: kind, x1: x, x2: x, y1, y2 });
-}
-
-function bottomAxis(marks, x, { width, height }, name) {
-  const write = tickText(marks);
-  const layer = svg("g", { class: "axis", "aria-hidden": "true" });
-  const text = (at, y, words) => svg("text", { x: at, y, "text-anchor": "middle" }, words);
-  for (const value of marks)
-    layer.append(text(Math.min(Math.max(x(value), 14), width - 18), height - 19, write(value)));
-  layer.append(text(width / 2, height - 3, name || ""));
-  return layer;
+  return picture;
 }
 
 function shorten(text, width) {
@@ -75,26 +59,20 @@ function shorten(text, width) {
 }
 
 function barChart(chart) {
-  const plot = el("div", { class: "plot" });
   const rowHeight = chart.whole ? 26 : 46;
   const height = chart.bars.length * rowHeight + (chart.whole ? 6 : 40);
   const write = (value) => (chart.unit ? `${number(value, 2)} ${chart.unit}` : number(value));
-  drawWhenSeen(plot, height, (width) => drawBars(plot, { width, height }, rowHeight, chart, write));
-  return frame(
-    chart,
-    chart.whole ? null : keys(chart.labels),
-    plot,
-    numbers(chart.title, ["", ...chart.labels], () =>
-      chart.bars.map(([name, parts]) => {
-        const of = new Map(parts);
-        return [name, ...chart.labels.map((_, k) => (of.has(k) ? write(of.get(k)) : ""))];
-      }),
-    ),
-  );
+  const line = ([name, parts]) => {
+    const size = new Map(parts);
+    return [name, ...chart.labels.map((_, k) => (size.has(k) ? write(size.get(k)) : ""))];
+  };
+  const draw = (width) => drawBars({ width, height }, rowHeight, chart, write);
+  const table = numbers(chart.title, ["", ...chart.labels], () => chart.bars.map(line));
+  return figure(chart, height, draw, chart.whole ? null : legend(chart.labels), table).node;
 }
 
-// Short names stand beside their bar, long ones above it.
-function drawBars(plot, box, rowHeight, chart, write) {
+// Short names are left of their bar, long ones above it.
+function drawBars(box, rowHeight, chart, write) {
   const totals = chart.bars.map(([, parts]) => parts.reduce((sum, [, value]) => sum + value, 0));
   const most = chart.whole ? 1 : Math.max(...totals, 1e-12);
   const picture = canvas(box, `${chart.title}: ${chart.bars.length} bars; a table follows`);
@@ -113,9 +91,7 @@ function drawBars(plot, box, rowHeight, chart, write) {
       from += share;
     }
   });
-  if (!chart.whole) {
-    const marks = ticks(0, most, Math.max(2, Math.floor(box.width / 110)));
-    picture.append(bottomAxis(marks, x, box, chart.unit));
-  }
-  plot.replaceChildren(picture);
+  if (!chart.whole)
+    picture.append(bottomAxis(widthTicks(0, most, box.width), x, box, chart.unit));
+  return picture;
 }

@@ -1,6 +1,5 @@
-// Puts the sections together, keeps what the reader chose, and follows a run that goes on.
+// Draws the sections, keeps what the reader selected, and updates the page of a running run.
 
-const SECTIONS = ["overview", "curves", "domains", "health", "cost", "comparison"];
 const state = {
   source: "total",
   view: null,
@@ -10,88 +9,80 @@ const state = {
   graph: null,
   domain: null,
   basis: "last",
-  tell: () => {},
+  showDomain: () => {},
 };
 let data = null;
 
-function show(told) {
-  data = told;
-  document.getElementById("title").textContent = data.title;
-  document.getElementById("verdict").textContent = data.verdict;
-  document.getElementById("made").textContent =
-    `Made ${data.made} by ${data.program}. This file needs no network.`;
-  const open = new Set([...document.querySelectorAll("details[open][id]")].map((node) => node.id));
+function show(page) {
+  data = page;
+  for (const name of ["title", "verdict", "made"])
+    document.getElementById(name).textContent = data[name];
+  const open = [...document.querySelectorAll("details[open][id]")].map((node) => node.id);
   forgetCharts();
-  used.clear(); // the same things get the same identities again
-  again(...SECTIONS);
-  for (const id of open) {
-    const details = document.getElementById(id);
-    if (details) details.open = true;
-  }
+  usedIds.clear(); // the same parts get the same ids again
+  redraw(...Object.keys(data.sections));
+  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
 }
 
-// Draws sections anew; the focus stays where it was.
-function again(...names) {
-  const focus = document.activeElement && document.activeElement.id;
+// Draws sections again; the focus stays where it was.
+function redraw(...names) {
+  const focus = document.activeElement?.id;
   for (const name of names) {
-    const told = data.sections[name];
-    const parts = name === "domains" ? domains(told) : told.map(block);
-    document.querySelector(`#${name} .body`).replaceChildren(...parts.flat());
+    const content = data.sections[name];
+    const parts = name === "domains" ? domains(content) : content.map(item);
+    document.querySelector(`#${name} .body`).replaceChildren(...parts.flat(2));
   }
   if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
   drawRest();
 }
 
-function themes() {
-  const order = ["system", "light", "dark"];
-  let kept = null;
+// The stored theme, or a new one; a page opened from disk may have no storage.
+function storedTheme(name) {
   try {
-    kept = localStorage.getItem("dograph-theme");
+    if (name) localStorage.setItem("dograph-theme", name);
+    return localStorage.getItem("dograph-theme");
   } catch {
-    /* a page from disk may have no storage */
+    return null;
   }
-  let at = Math.max(order.indexOf(kept), 0);
-  const button = document.getElementById("theme");
-  const set = () => {
-    const name = order[at];
-    if (name === "system") document.documentElement.removeAttribute("data-theme");
-    else document.documentElement.setAttribute("data-theme", name);
-    button.textContent = `Theme: ${name}`;
-    try {
-      localStorage.setItem("dograph-theme", name);
-    } catch {
-      /* nor now */
-    }
-  };
-  button.addEventListener("click", () => {
-    at = (at + 1) % order.length;
-    set();
-  });
-  set();
 }
 
-// While a run goes on: ask the server on this machine for new data, and draw that alone.
+function setUpThemes() {
+  const themes = { system: "light dark", light: "light", dark: "dark" };
+  const names = Object.keys(themes);
+  let at = Math.max(names.indexOf(storedTheme()), 0);
+  const button = document.getElementById("theme");
+  const set = (index) => {
+    at = index % names.length;
+    document.documentElement.style.colorScheme = themes[names[at]];
+    button.textContent = `Theme: ${names[at]}`;
+  };
+  button.addEventListener("click", () => {
+    set(at + 1);
+    storedTheme(names[at]);
+  });
+  set(at);
+}
+
+// While a run is training: ask the server on this machine for new data and draw it.
 async function follow(version, wait) {
   const line = document.getElementById("live");
   let next = { version, wait };
   try {
-    const answer = await fetch(`data.json?since=${encodeURIComponent(version)}`, {
-      cache: "no-store",
-    });
+    const url = `data.json?since=${encodeURIComponent(version)}`;
+    const answer = await fetch(url, { cache: "no-store" });
     const isNew = answer.status === 200;
     if (isNew) {
-      const told = await answer.json();
-      show(told.page);
-      next = told;
+      next = await answer.json();
+      show(next.page);
     }
     const time = new Date().toLocaleTimeString();
-    line.textContent = `Live: ${isNew ? "new data" : "nothing new"} at ${time}.`;
+    line.textContent = `Live: ${isNew ? "new data" : "no new data"} at ${time}.`;
   } catch {
-    line.textContent = "Live: dograph watch does not answer; what is shown is the last it said.";
+    line.textContent = "Live: the server does not answer; the last data received is shown.";
   }
   setTimeout(() => follow(next.version, next.wait), 1000 * next.wait);
 }
 
-themes();
+setUpThemes();
 show(JSON.parse(document.getElementById("data").textContent));
 if (document.body.dataset.live === "yes") follow("", 2);

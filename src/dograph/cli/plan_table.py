@@ -1,0 +1,145 @@
+"""dograph plan --from-table: RegMix or the mixing law, fitted to finished runs."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from dograph import __version__
+from dograph.cli import console
+from dograph.cli.console import warn
+from dograph.cli.plan import Pair, deliver
+from dograph.config import Options, RunConfig, merge, parse_override, resolve_config
+from dograph.data.corpus import Corpus
+from dograph.errors import ConfigError
+from dograph.mixtures.file import MixtureFile, Provenance, read_mixture_file
+from dograph.mixtures.from_table import propose_from_table
+from dograph.mixtures.proposals import TOP
+from dograph.mixtures.published import PRESETS
+from dograph.mixtures.tables import MixtureTable, read_table
+
+SEED = 42
+
+
+class TableOptions(Options):
+    """Options mixer.* of a plan from a table."""
+
+    owner: ClassVar[str] = "a plan from a table"
+
+    target: Any = "mean"  # a loss of the table, mean, a list of losses, or shares by name
+    prior: str | None = None  # a mixture file or a published mixture; None: see _prior
+    caps: Any = Field(default_factory=dict)  # highest weight by source
+    max_epochs: float | None = Field(None, gt=0)
+
+
+class RegMixTable(TableOptions):
+    """Options of RegMix from a table."""
+
+    surrogate: str | None = None  # None: the one that best ranks left-out runs
+    top: int | None = None  # simulated mixtures that are averaged
+
+
+class MixingLawTable(TableOptions):
+    """Options of the mixing law from a table."""
+
+    law: str | None = None  # exponential (None) or transfer
+
+
+TABLE_METHODS: dict[str, type[TableOptions]] = {"regmix": RegMixTable, "mixing-law": MixingLawTable}
+
+
+def plan_from_table(
+    method: str, settings: list[str], files: Pair, test_files: Pair | None, out: Path
+) -> None:
+    """Fit to the runs of a table, and write the mixture that the fit predicts to be best."""
+    if method not in TABLE_METHODS:
+        raise ConfigError(
+            f"{method} cannot plan from a table: it needs the proxies themselves. Methods that "
+            f"can: {', '.join(TABLE_METHODS)}"
+        )
+    own = [setting for setting in settings if setting.startswith("mixer.")]
+    described = [setting for setting in settings if setting not in own]
+    given = merge({}, *map(parse_override, own)).get("mixer", {})
+    options: Any = TABLE_METHODS[method](**given)
+    table = read_table(*files)
+    test = read_table(*test_files) if test_files else None
+    run = corpus = None
+    if described:  # optional: the run gives the natural mixture, and how often sources are read
+        run = resolve_config(*console.split_settings(described))
+        corpus = Corpus(console.ensured(run.data.corpus))
+        if foreign := [source for source in table.sources if source not in corpus.sources]:
+            raise ConfigError(
+                f"the table's sources {foreign} are not in the run's corpus, which has "
+                f"{corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
+            )
+    caps = _caps(options, run, corpus)
+    surrogate = options.surrogate if method == "regmix" else options.law
+    top = getattr(options, "top", None)
+    proposal = propose_from_table(
+        "regmix" if method == "regmix" else "mixing-law",
+        table,
+        target=options.target,
+        prior=_prior(options.prior, corpus, table),
+        caps=caps,
+        surrogate=surrogate,
+        seed=SEED,
+        test_table=test,
+        top=TOP if top is None else top,
+        progress=_progress if sys.stderr.isatty() else None,
+    )
+    used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
+    used |= {"caps": caps, "surrogate": surrogate, "top": top}
+    provenance = Provenance(
+        method=method,
+        made_by=f"dograph {__version__}",
+        seeds=[SEED],
+        settings={name: value for name, value in used.items() if value},
+        command=console.command(),
+        target_tokens=None if run is None else run.tokens,
+    )
+    weights, findings = dict(proposal.mixture.weights), proposal.findings
+    file = MixtureFile(weights=weights, provenance=provenance, findings=findings)
+    deliver(file, findings["prior"], out, described or ["recipe.yaml"], run, corpus)
+
+
+def _prior(
+    given: str | None, corpus: Corpus | None, table: MixtureTable
+) -> Mapping[str, float] | None:
+    """The mixture to start from: the given one, else the corpus' own, else the table's mean."""
+    if given is not None and given in PRESETS:
+        mixture, notes = PRESETS[given].fit(table.sources)
+        warn(notes, "note")
+        return dict.fromkeys(table.sources, 0.0) | dict(mixture.weights)
+    if given is not None:
+        return read_mixture_file(Path(given)).weights
+    if corpus is None:
+        return None
+    tokens = corpus.tokens_by_source()
+    return {source: float(tokens[source]) for source in table.sources}
+
+
+def _caps(options: TableOptions, run: RunConfig | None, corpus: Corpus | None) -> dict[str, float]:
+    """Highest weights: as given, and so that no source is read more than max_epochs times."""
+    given = options.caps if isinstance(options.caps, dict) else {}
+    caps = {name: float(cap) for name, cap in given.items() if isinstance(cap, int | float)}
+    if caps != options.caps or not all(0 <= cap <= 1 for cap in caps.values()):
+        raise ConfigError(
+            f"mixer.caps={options.caps}: give shares from 0 to 1 by source, as in "
+            "mixer.caps={C4: 0.4}"
+        )
+    if options.max_epochs is None:
+        return caps
+    if run is None or corpus is None:
+        raise ConfigError(
+            "mixer.max_epochs needs the run to plan for, which says how many tokens are drawn: "
+            "give CONFIG or settings, as in data.corpus=data/mine train.steps=2000"
+        )
+    for source, tokens in corpus.tokens_by_source().items():
+        caps[source] = min(caps.get(source, 1.0), options.max_epochs * tokens / run.tokens)
+    return caps
+
+
+def _progress(done: int, total: int, what: str) -> None:
+    print(f"\r{what}: {done}/{total}", end="\n" if done == total else "", file=sys.stderr)
