@@ -57,10 +57,11 @@ def kmeans(
     """The best of several K-means runs from k-means++ starts (greedy, as in scikit-learn).
 
     Plain K-means clusters the samples centred on their mean; `normalise` divides each by its norm
-    instead and assigns by the cosine to a domain's mean direction (spherical K-means). At
-    most one domain per sample. The same samples in another order give the same domains: random
-    draws depend on the samples' values, not on their places. Rows that are not finite do not count in centroids and get label 0;
-    zero rows do not count in spherical K-means. An empty domain restarts at the farthest sample.
+    instead and assigns by the cosine to a domain's mean direction (spherical K-means). At most one
+    domain per sample. The same samples in another order give the same domains: random draws depend
+    on the samples' values, not on their places. Rows that are not finite do not count in centroids
+    and get label 0; zero rows do not count in spherical K-means. An empty domain restarts at the
+    farthest sample.
     """
     options = {"num_domains": num_domains, "restarts": restarts, "iterations": iterations}
     for name, value in options.items():
