@@ -130,7 +130,7 @@ def _run(
         say("stopped; nothing is lost: the same command continues")
         sys.exit(130)
     if artefact.kind == "gradient-pca":
-        from dograph.report.drawing import picture_notes
+        from dograph.report.figures import picture_notes
 
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
         outcome = replace(outcome, notes=[*outcome.notes, *notes])

@@ -4,8 +4,7 @@ import matplotlib
 import pytest
 
 from dograph.report.collect import collect, open_subjects
-from dograph.report.drawing import STYLE
-from dograph.report.figures import FORMATS, draw_curves, save, write_figures
+from dograph.report.figures import FORMATS, STYLE, draw_curves, save, write_figures
 from page_runs import dograph_run, hostile_corpus, write_run
 
 
