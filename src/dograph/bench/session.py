@@ -365,11 +365,10 @@ def arm_table(findings: Findings) -> Table:
         if "error" in arm:
             table.add_row(name, *[""] * len(COLUMNS), escape(arm["error"]))
             continue
-        ms, ratio = arm["ms"]["median"], arm.get("ratio", {})
-        over = f"{ratio['median']:.3g}" if ratio else ""
-        if "low" in ratio:
-            over = f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
-        floor = ""
+        ms, over, floor = arm["ms"]["median"], "1" if name == "plain" else "", ""
+        if "ratio" in arm:  # of a few steps alone there is no interval
+            exact = "{median:.3f} [{low:.3f}, {high:.3f}]"
+            over = (exact if "low" in arm["ratio"] else "{median:.3g}").format(**arm["ratio"])
         if "floor_ms" in arm:
             floor = f"{arm['floor_ms']['total']:.2f} ({arm['floor_ratio']:.3f})"
         memory = "" if arm["peak_bytes"] is None else f"{arm['peak_bytes'] / 2**30:.1f} GiB"
@@ -379,7 +378,7 @@ def arm_table(findings: Findings) -> Table:
         table.add_row(
             name,
             f"{ms:.2f}",
-            "1" if name == "plain" else over,
+            over,
             f"{ms - arm['plain_ms']['median']:+.2f}" if "plain_ms" in arm else "",
             floor,
             memory,

@@ -42,9 +42,7 @@ mixer.prior, mixer.caps, mixer.max_epochs, mixer.surrogate and mixer.top (regmix
 def plan(
     method: str = argument(..., "doremi, doge, regmix or mixing-law", "METHOD"),
     settings: list[str] | None = argument(
-        None,
-        "the run to plan for, as in `dograph train`; mixer.* are METHOD's options",
-        console.CONFIG,
+        None, "the run to plan for, and METHOD's options as mixer.NAME=VALUE", console.CONFIG
     ),
     out: Path = option(Path("mixture.yaml"), "the mixture file to write"),
     force: bool = option(False, "overwrite --out", "--force"),
@@ -53,12 +51,8 @@ def plan(
     on: str = console.ON,
     lab: Path = console.LAB,
     dry_run: bool = option(False, "print the cost of the first proxies and stop", "--dry-run"),
-    from_table: Pair | None = option(
-        None, "fit to finished runs instead of training proxies", metavar=TABLE
-    ),
-    test_table: Pair | None = option(
-        None, "with --from-table: other runs, to evaluate the fit on", metavar=TABLE
-    ),
+    from_table: Pair | None = option(None, "fit to finished runs; no proxies", metavar=TABLE),
+    test_table: Pair | None = option(None, "runs to evaluate that fit on", metavar=TABLE),
 ) -> None:
     """Find a mixture before training, and write it to a file that training can use."""
     from dograph.mixers.registry import require_method
@@ -72,9 +66,8 @@ def plan(
         _plan_with_proxies(method, settings or [], proxy or [], lab, where, out)
         return
     _require_free(out, force=force)
-    given: dict[str, object] = {"--proxy": proxy, "--workers": workers, "--on": on != "local"}
-    given |= {"--dry-run": dry_run}
-    if wrong := [name for name, value in given.items() if value not in (None, False, [])]:
+    given = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
+    if wrong := [name for name, value in (given | {"--dry-run": dry_run}).items() if value]:
         raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
     for name, pair in (("--from-table", from_table), ("--test-table", test_table or ())):
         for file in pair:
@@ -167,17 +160,16 @@ def deliver(
         sampler.remix(0, file.mixture, reason="plan")
         epochs = planned_epochs(run, sampler, Mixer())
         repeats = repeat_warnings(run, sampler, Mixer())
-    kind, meaning = ("natural", "share of the corpus' tokens")
+    kind, meaning = "natural", "share of the corpus' tokens"
     if made is None:
-        kind, meaning = ("prior", "the mixture that the plan starts from")
+        kind, meaning = "prior", "the mixture that the plan starts from"
     rows, total = [], sum(before.values())
     for name in dict.fromkeys([*before, *weights]):
         cells = [name, f"{before.get(name, 0) / total:.4f}", f"{weights.get(name, 0):.4f}"]
-        rows.append([*cells, *([f"{epochs.get(name, 0):.2f}"] if epochs else [])])
+        rows.append([*cells, f"{epochs.get(name, 0):.2f}"] if epochs else cells)
     titles = ("source", kind, "planned", *(["epochs"] if epochs else []))
     print_table(titles, rows, box=None, pad_edge=False)
-    read = "; epochs: how often the run will read a source" if epochs else ""
-    print(f"{kind}: {meaning}{read}")
+    print(f"{kind}: {meaning}{'; epochs: how often the run reads a source' if epochs else ''}")
     if made is not None:
         cost = made.cost
         cached = f" ({cost.cached} from the lab)" if cost.cached else ""
@@ -198,23 +190,22 @@ def deliver(
 
 def _print_fit(findings: Mapping[str, Any]) -> None:
     """How good the fit is on runs it has not seen, then what it predicts."""
-    chosen = findings["surrogate"]
+    chosen, held_out = findings["surrogate"], findings.get("held_out")
     print(f"surrogate: {chosen['name']}: {chosen['why']}")
     for name, scores in chosen["cross_validated"].items():
         print(f"  {name} on left-out runs: {_scores(scores)}")
-    held_out = findings.get("held_out")
     if held_out is not None:
-        objective = {"the objective": held_out["objective"]} if held_out["objective"] else {}
-        for name, scores in (held_out["targets"] | objective).items():
-            print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
+        scored = held_out["targets"] | {"the objective": held_out["objective"]}
+        for name, scores in scored.items():
+            if scores:
+                print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
         warn(held_out["notes"], "note")
     for row in findings.get("simulation", {}).get("sensitivity", []):
         print(
             f"  averaging the best {row['top']}: predicted loss {row['predicted_loss']:.4f}, "
             f"{row['distance']:.3f} (L1) from the plan"
         )
-    predicted = findings["predicted"]
-    best = predicted["best_run"]
+    predicted, best = findings["predicted"], findings["predicted"]["best_run"]
     print(
         f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "
         f"run of the table: {best['run']}, {best['measured']:.4f} measured, "
