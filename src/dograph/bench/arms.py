@@ -185,8 +185,8 @@ def open_batches(options: BenchOptions, device: torch.device) -> Batches:
     """The batch of every step, the same for all arms."""
     on_gpu = device.type == "cuda"
     if options.corpus is None:
-        made = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
-        return lambda step: made[step % NUM_BATCHES]
+        batches = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
+        return lambda step: batches[step % NUM_BATCHES]
     corpus = Corpus(options.corpus)
     if corpus.vocab_size > options.vocab_size:
         raise ConfigError(

@@ -65,9 +65,9 @@ def _measure(settings: list[str], modes: tuple[str, ...], out: Path, how: dict[s
         say(f"{out} exists and will be replaced")
     results: dict[str, Any] = {}
 
-    def save(found: dict[str, Any]) -> None:
-        results.update(found)
-        write_json(out, found)
+    def save(findings: dict[str, Any]) -> None:
+        results.update(findings)
+        write_json(out, findings)
 
     try:
         Session(options, device, say, save).run()

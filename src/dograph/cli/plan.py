@@ -79,9 +79,9 @@ def plan(
     plan_from_table(method, settings or [], from_table, test_table, out)
 
 
-def _require_free(out: Path, *beside: Path, force: bool) -> None:
+def _require_free(out: Path, *tables: Path, force: bool) -> None:
     """Refuse existing or unwritable files before hours of proxies, not after them."""
-    for file in (out, *beside):
+    for file in (out, *tables):
         if file.exists() and not force:
             raise ConfigError(f"{file} already exists; name another with --out, or add --force")
     console.require_writable(out)
@@ -122,11 +122,11 @@ def _plan_with_proxies(
         return
     pool = console.open_pool(run.train.device, *where)
     with console.stoppable(f"finished proxies are in {lab}"), pool:
-        made = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
-    weights, findings = dict(made.mixture.weights), made.findings
-    file = MixtureFile(weights=weights, provenance=made.provenance, findings=findings)
+        result = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
+    weights, findings = dict(result.mixture.weights), result.findings
+    file = MixtureFile(weights=weights, provenance=result.provenance, findings=findings)
     corpus = Corpus(run.data.corpus)
-    deliver(file, corpus.tokens_by_source(), out, settings, run, corpus, made)
+    deliver(file, corpus.tokens_by_source(), out, settings, run, corpus, result)
 
 
 def deliver(
@@ -136,11 +136,11 @@ def deliver(
     settings: list[str],
     run: "RunConfig | None",
     corpus: "Corpus | None",
-    made: "Plan | None" = None,
+    result: "Plan | None" = None,
 ) -> None:
     """Write a plan; print its weights next to `before`, its cost, its fit and how to use it.
 
-    `before` is the corpus' own mixture, or without proxies (`made` is None) the prior. If the run
+    `before` is the corpus' own mixture, or without proxies (`result` is None) the prior. If the run
     is known, the table also shows how often it will read each source.
     """
     from dograph.mixers.base import Mixer
@@ -150,7 +150,7 @@ def deliver(
     from dograph.train.forecast import planned_epochs, repeat_warnings
 
     weights, findings = file.weights, file.findings
-    table = None if made is None else made.table
+    table = None if result is None else result.table
     write_mixture(out, file)
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
@@ -161,7 +161,7 @@ def deliver(
         epochs = planned_epochs(run, sampler, Mixer())
         repeats = repeat_warnings(run, sampler, Mixer())
     kind, meaning = "natural", "share of the corpus' tokens"
-    if made is None:
+    if result is None:
         kind, meaning = "prior", "the mixture that the plan starts from"
     rows, total = [], sum(before.values())
     for name in dict.fromkeys([*before, *weights]):
@@ -170,15 +170,15 @@ def deliver(
     titles = ("source", kind, "planned", *(["epochs"] if epochs else []))
     print_table(titles, rows, box=None, pad_edge=False)
     print(f"{kind}: {meaning}{'; epochs: how often the run reads a source' if epochs else ''}")
-    if made is not None:
-        cost = made.cost
+    if result is not None:
+        cost = result.cost
         cached = f" ({cost.cached} from the lab)" if cost.cached else ""
         spent = f"{duration(cost.seconds)} of training, {cost.flops:.2e} FLOPs"
         print(f"cost: {cost.proxies} proxies{cached}, {spent}")
     warn(findings.get("notes", []), "note")
     warn(findings.get("advice", []), "advice")
     warn(repeats)
-    if made is None or table is not None:
+    if result is None or table is not None:
         _print_fit(findings)
     if table is not None:
         mixtures, losses = table_files(out)
