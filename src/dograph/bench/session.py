@@ -305,27 +305,23 @@ class Session:
             **self._profiled(arm),
         }
         if is_mode:
-            least = self._floor(arm.model, name)
+            work = extra_work(
+                arm.model,
+                PRESETS[options.model],
+                options.config(name).sketch,
+                options.batch,
+                options.seq_len,
+                half=options.dtype == "bfloat16",
+                two_sweeps=options.accumulates == "two_sweeps",
+            )
+            rates = ("copy_bytes_per_second", "matmul_flops_per_second")
+            least = floor_ms(work, *(self.machine[rate] for rate in rates))
             result |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
         return result
 
     def opened(self, name: str) -> Callable[[], Arm]:
         mode = None if name == "plain" else name
         return lambda: arms.open_arm(self.options, mode, self.batches, self.device)
-
-    def _floor(self, model: torch.nn.Module, mode: str) -> dict[str, float]:
-        options = self.options
-        work = extra_work(
-            model,
-            PRESETS[options.model],
-            options.config(mode).sketch,
-            options.batch,
-            options.seq_len,
-            half=options.dtype == "bfloat16",
-            two_sweeps=options.accumulates == "two_sweeps",
-        )
-        machine = self.machine
-        return floor_ms(work, machine["copy_bytes_per_second"], machine["matmul_flops_per_second"])
 
     def memory_ratio(self, peak: int | None) -> Findings:
         plain = self.findings["arms"]["plain"]["peak_bytes"]
