@@ -61,7 +61,7 @@ def configured(cell: evidence_arms.Cell, args: argparse.Namespace, run: Path) ->
             "optim.lr_end=1e-4",
             f"optim.warmup_steps={min(100, args.steps or cell.steps)}",
             "eval.every=0",
-            "eval.max_blocks=128",
+            "eval.max_samples_per_source=128",
             "checkpoint.every=0",
             "probe.rows=0",
             f"seed={cell.seed}",

@@ -19,9 +19,9 @@ TUNING_STEPS, REPORTED_STEPS = 400, 700
 UNIT = [
     "mixer.name=dograph",
     "mixer.recipe=safe",
-    "mixer.within=unit",
-    "mixer.effective_floor=null",
-    "mixer.warmup=0",
+    "mixer.normalize_gradients=true",
+    "mixer.min_effective_fraction=null",
+    "mixer.warmup_ratio=0",
 ]
 
 
@@ -38,13 +38,13 @@ def planned(method: str) -> list[str]:
     return ["mixer.name=static", f"mixer.file={PLANS / method}.yaml"]
 
 
-SAMPLED = ["mixer.realise=sampling", "mixer.warmup=0.05"]
+SAMPLED = ["mixer.apply_weights_to=sampling", "mixer.warmup_ratio=0.05"]
 PRECISION = paper("mixer.objective=precision")
-KEPT = "mixer.keep_shares=true"
+KEPT = "mixer.keep_source_shares=true"
 ARMS: dict[str, list[str]] = {
     "plain": [],
     "inverse-norm": unit(0),
-    "inverse-norm, all": unit(0, "mixer.norm_from=all"),
+    "inverse-norm, all": unit(0, "mixer.gradient_norm_from=all"),
     "dynamic-loss": ["mixer.name=dynamic-loss"],
     "paper": paper(),
     "safe": ["mixer.name=dograph", "mixer.recipe=safe"],
@@ -54,9 +54,9 @@ ARMS: dict[str, list[str]] = {
     # The paper's analyses, on its own recipe: objectives, number of domains, scope and geometry.
     **{name: paper(f"mixer.objective={name}") for name in ("variance", "robust", "alignment")},
     **{f"m={m}": paper(f"mixer.num_domains={m}") for m in (7, 9, 13, 15)},
-    "batch, spherical": paper("mixer.normalise=true"),
-    "epoch": paper("mixer.scope=epoch"),
-    "epoch, spherical": paper("mixer.scope=epoch", "mixer.normalise=true"),
+    "batch, spherical": paper("mixer.spherical_kmeans=true"),
+    "epoch": paper("mixer.scope=period"),
+    "epoch, spherical": paper("mixer.scope=period", "mixer.spherical_kmeans=true"),
     "stream, spherical": paper("mixer.scope=stream"),
     # Candidates. `lawful` ones draw the mixture of a law, fitted for what the table judges; `kept`
     # ones leave every source the share that was drawn.
@@ -64,7 +64,7 @@ ARMS: dict[str, list[str]] = {
     "precision q=1.5": paper("mixer.objective={name: precision, q: 1.5}"),
     "precision, lawful": PRECISION,
     "precision m=24, kept": [*PRECISION, "mixer.num_domains=24", KEPT],
-    "inverse-norm, all, kept": unit(0, "mixer.norm_from=all", KEPT),
+    "inverse-norm, all, kept": unit(0, "mixer.gradient_norm_from=all", KEPT),
     "unit q=-1": unit(-1),
     "unit q=-0.5": unit(-0.5),
     "unit q=0.5": unit(0.5),

@@ -24,7 +24,7 @@ PAPER = ["mixer.name=dograph", "mixer.recipe=paper"]
 ARMS = {
     "natural": ["mixer.name=natural"],
     "safe": ["mixer.name=dograph"],
-    "safe, within unit": ["mixer.name=dograph", "mixer.within=unit"],
+    "safe, within unit": ["mixer.name=dograph", "mixer.normalize_gradients=true"],
     "paper (uncertainty)": PAPER,
     "uncertainty, sigma mean": [*PAPER, "mixer.objective={name: uncertainty, sigma: mean}"],
     "variance": [*PAPER, "mixer.objective=variance"],
@@ -52,7 +52,7 @@ def train(args: argparse.Namespace, folder: Path, overrides: list[str]) -> dict[
             "optim.lr_end=1e-4",
             f"optim.warmup_steps={args.steps // 4}",
             "eval.every=0",
-            "eval.max_blocks=64",
+            "eval.max_samples_per_source=64",
             "checkpoint.every=0",
             f"seed={args.seed}",
             f"run={run}",

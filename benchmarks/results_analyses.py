@@ -43,7 +43,7 @@ def reasons(main: ByArm, second: ByArm) -> list[str]:
         "  which are domains of their own, spends less of the batch for it (*effective* above) and",
         "  loses nowhere.",
         "- What they do between sources is not what they gain by. *recommended, kept* leaves every",
-        "  source the weight of what was drawn of it (`mixer.keep_shares`): it gains as much on",
+        "  source its share of what was drawn (`mixer.keep_source_shares`): it gains as much on",
         "  the mean, and every source has its part of it.",
         "- What spends effective samples loses: `paper` goes down to 16 of 48, robust and",
         "  alignment (below) to 2. Keeping them is no gain by itself: see `safe`.",

@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+from dograph.renamed import RENAMED, with_new_settings
+
 # How far numbers may be apart, by CASE/FILE pattern; whatever is not named here must be equal.
 # Intervals on a page came from a table of Student's t with four decimals; they are scipy's now.
 # Laws are fitted by scipy: predictions agree to 1e-7 where the minimum is the same, losses at the
@@ -45,6 +47,9 @@ UNSHOWN |= {"seed", "seeds", "total_steps"}  # as words
 IGNORED = ("env.json", ".lock", "*.log", "*.tmp")
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
 DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")  # also inside sentences of a page
+# Options as name=value in a text, or as keys of what stands for a mixer's options elsewhere.
+OPTIONS = {old: new for rows in RENAMED.values() for old, (new, _) in rows.items() if old != new}
+OPTION = re.compile(rf"\b({'|'.join(OPTIONS)})(?==)")
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
@@ -96,7 +101,7 @@ def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -
         return f": bytes differ ({len(first)} old, {len(second)} new)"
     for root in roots:
         texts = texts[0].replace(str(root), "ROOT"), texts[1].replace(str(root), "ROOT")
-    values = [_values(DATE.sub("DATE", text), old.suffix) for text in texts]
+    values = [_with_new_names(_values(DATE.sub("DATE", text), old.suffix)) for text in texts]
     if old.suffix == ".html" and [page.get("version") for page in values] == [1, 2]:
         return next(_page_apart(values[0], values[1], tolerance), "")
     return next(_apart(values[0], values[1], tolerance, ""), "")
@@ -116,6 +121,17 @@ def _values(text: str, suffix: str) -> Any:
         found = DATA.search(text)
         return json.loads(found[1]) if found else text.splitlines()
     return text.splitlines()
+
+
+def _with_new_names(value: Any) -> Any:
+    """Settings that have been renamed are the same, in configurations and in texts of them."""
+    if isinstance(value, dict):
+        settings = {key: part for key, part in value.items() if key in ("mixer", "eval")}
+        value = value | with_new_settings(settings)
+        return {OPTIONS.get(key, key): _with_new_names(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_with_new_names(part) for part in value]
+    return OPTION.sub(lambda found: OPTIONS[found[0]], value) if isinstance(value, str) else value
 
 
 def _apart(old: Any, new: Any, tolerance: float, key: str) -> Iterator[str]:

@@ -168,7 +168,7 @@ def differences(device: str) -> dict[str, Any]:
         _, point_BK, finite_B = twin._in_order_of_value(sketch_BK.double())
         space = twin._space(point_BK @ point_BK.T, finite_B, bool(seed % 2))
         race_MRLB = twin.races(size, DOMAINS, 16, torch.Generator(device).manual_seed(seed))
-        mixer = DoGraph("paper", normalise=bool(seed % 2))
+        mixer = DoGraph("paper", spherical_kmeans=bool(seed % 2))
         found: list[tuple[Tensor, Tensor, Domains, Tensor]] = []
         for chosen in (True, False):
             with kernels.choose(chosen):

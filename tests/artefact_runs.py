@@ -19,7 +19,7 @@ TINY = (
     "train.batch_size=6",
     "train.device=cpu",
     "data.seq_len=16",
-    "eval.max_blocks=4",
+    "eval.max_samples_per_source=4",
     "checkpoint.every=0",
     "sketch.dim=80",
 )

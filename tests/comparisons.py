@@ -34,7 +34,7 @@ def ask(place, mixers, *, out, seeds=(0, 1), **rest):
         "sketch": {"dim": 80},
         "optim": {"warmup_steps": 2},
         "train": {"steps": STEPS, "batch_size": 6, "device": "cpu"},
-        "eval": {"every": 0, "max_blocks": 4},
+        "eval": {"every": 0, "max_samples_per_source": 4},
         "checkpoint": {"every": 0},
         "probe": {"rows": 0},
     }

@@ -26,7 +26,7 @@ def config_of(corpus, run="runs/unused", weights=None, steps=STEPS, **parts):
         "mixer": {"name": "static", "weights": weights},
         "train": {"steps": steps, "batch_size": 8},
         "optim": {"warmup_steps": 2},
-        "eval": {"every": 4, "max_blocks": 4},
+        "eval": {"every": 4, "max_samples_per_source": 4},
         "checkpoint": {"every": 3, "keep": 1},
         "probe": {"rows": 0},
     }

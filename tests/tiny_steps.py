@@ -36,13 +36,13 @@ SETTINGS = (
     "mixer.name=dograph",
     "mixer.recipe=safe",
     "mixer.num_domains=3",
-    "mixer.restarts=2",
-    "mixer.warmup=0",
+    "mixer.kmeans_restarts=2",
+    "mixer.warmup_ratio=0",
 )
 # Domains of each batch as the paper has them, and domains that last.
 PAPER = ("mixer.recipe=paper",)
-STREAM = ("mixer.scope=stream", "mixer.effective_floor=null", "mixer.half_life=5")
-EPOCH = ("mixer.scope=epoch", "mixer.every=2", "mixer.effective_floor=null")
+STREAM = ("mixer.scope=stream", "mixer.min_effective_fraction=null", "mixer.half_life=5")
+PERIOD = ("mixer.scope=period", "mixer.period_steps=2", "mixer.min_effective_fraction=null")
 FIT_BATCHES = 2  # in place of ten, so that a stream has domains from the third step on
 
 

@@ -1,6 +1,7 @@
-"""The configuration of a run: typed, checked, printed, stored, replayed.
+"""The configuration of a run: typed, checked, printed, stored and read again.
 
-A value that is wrong is refused with its dotted name, what is allowed and what to do.
+A wrong value is refused with its dotted name, what is allowed and what to do. The values of a
+choice (sketch.mode, mixer.recipe, ...) are explained in `dograph.choices`.
 """
 
 import re
@@ -11,51 +12,38 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dograph.choices import (
+    EXPLICIT,
+    GRAPH_HOLDING,
+    SHARDABLE,
+    SPARING,
+    TWO_SIDED,
+    Accumulation,
+    Kind,
+    Mode,
+)
 from dograph.errors import ConfigError, did_you_mean, either
+from dograph.renamed import with_new_names, with_new_settings
 from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
 from dograph.run_presets import merge as merge
 
-# The choices that a sketch leaves: modes, projections, size. What each mode does is told in
-# `dograph.sketch.sketcher`, what each projection is in `dograph.sketch.projection`.
-
-Mode = Literal["full", "twopass", "topdown", "head", "exact", "reference"]
-MODES: tuple[Mode, ...] = ("full", "twopass", "topdown", "head", "exact", "reference")
-CUTTING: tuple[Mode, ...] = ("topdown", "head")  # with a cut, below which backward is the stock one
-EXPLICIT: tuple[Mode, ...] = ("exact", "reference")  # that hold per-sample gradients in full
-DETACHING: tuple[Mode, ...] = ("full", "exact")  # whose taps take every parameter out of the graph
-# Modes that support `exclude`: their gradients come from an ordinary backward.
-SPARING: tuple[Mode, ...] = ("twopass", "head", "reference")
-# What waits for weights is the graph of (nearly) the whole model: too much for many micro-batches.
-GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")
-# Whose gradient is a backward through the wrapper, where parameters lie in shards (FSDP2).
-SHARDABLE: tuple[Mode, ...] = ("twopass", "head")
-
-Kind = Literal["rademacher", "two-sided", "gaussian", "none"]
-KINDS: tuple[Kind, ...] = ("rademacher", "two-sided", "gaussian", "none")
-TWO_SIDED: tuple[Kind, ...] = ("rademacher", "two-sided")  # the kinds that taps can take
-
-# The same random matrices always, new ones every step, or new ones every so many steps.
-Refresh = int | Literal["never", "step"]
-
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
 
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Accumulation = Literal["two_sweeps", "keep", "lagged"]
-
-
-class Part(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _compatible(self) -> Self:
         for refusal in conflicts(self):
             raise ValueError(refusal)
         return self
 
 
-class DataConfig(Part):
+class DataConfig(Section):
     corpus: str = Field("demo", description="a prepared corpus, or demo, unigram, bigram")
     seq_len: int = Field(128, ge=2, description="tokens of a sample")
     warn_epochs: float = Field(
@@ -63,7 +51,7 @@ class DataConfig(Part):
     )
 
 
-class ModelConfig(Part):
+class ModelConfig(Section):
     preset: str | None = Field("demo", description="a shape by name, trained from scratch")
     path: str | None = Field(None, description="any causal LM by Hugging Face name or folder")
     pretrained: bool = Field(True, description="with path: keep its weights, not only its shape")
@@ -71,7 +59,7 @@ class ModelConfig(Part):
 
 
 class Options(BaseModel):
-    """What a mixer or an objective (`owner`) is built with, refused in words of our own."""
+    """Options of a mixer or an objective (`owner`); a wrong one raises a ConfigError."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     prefix: ClassVar[str] = "mixer."
@@ -79,7 +67,7 @@ class Options(BaseModel):
 
     def __init__(self, **given: Any) -> None:
         try:
-            super().__init__(**given)
+            super().__init__(**with_new_names(self.owner or self.prefix, given, self.prefix))
         except ValidationError as error:
             raise ConfigError("\n".join(self._refusal(one) for one in error.errors())) from None
 
@@ -94,18 +82,18 @@ class Options(BaseModel):
             instead = did_you_mean(option, known) if known else "it takes no options"
             return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
         if kind == "literal_error":
-            words = re.findall("'([^']*)'", problem["ctx"]["expected"])
-            return f"{name}={given!r}; {did_you_mean(str(given), words)}"
+            values = re.findall("'([^']*)'", problem["ctx"]["expected"])
+            return f"{name}={given!r}; {did_you_mean(str(given), values)}"
         field = cls.model_fields[option]
         kinds, allowed = {field.annotation, *get_args(field.annotation)}, problem["msg"]
         if bool in kinds:
             allowed = "give true or false"
         elif kinds & {int, float}:
-            said = {"gt": "above", "ge": "of at least", "le": "at most"}
-            bounds = ((m, key) for m in field.metadata for key in said if hasattr(m, key))
-            told = " and ".join(f"{said[key]} {getattr(m, key):g}" for m, key in bounds)
+            words = {"gt": "above", "ge": "of at least", "le": "at most"}
+            bounds = ((m, key) for m in field.metadata for key in words if hasattr(m, key))
+            limits = " and ".join(f"{words[key]} {getattr(m, key):g}" for m, key in bounds)
             number = "a whole number" if int in kinds else "a finite number"
-            allowed = f"give {number} {told}".rstrip()
+            allowed = f"give {number} {limits}".rstrip()
         return f"{name}={given!r}: {allowed}"
 
 
@@ -123,27 +111,26 @@ class MixerConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
-class SketchConfig(Part):
+class SketchConfig(Section):
     """How every sample's gradient is sketched, for mixers that need it."""
 
     mode: Mode = Field("full", description="how sketches and the weighted gradient are computed")
     dim: int = Field(DEFAULT_DIM, ge=1, description="numbers in a sketch")
-    projection: Kind = Field(
-        "rademacher", description="random matrices; gaussian (dense) and none need mode exact"
-    )
+    projection: Kind = Field("rademacher", description="the random matrices of the sketch")
     refresh: Refresh | None = Field(
-        None, description="when matrices are redrawn; null: as the mixer's scope needs"
+        None, description="new random matrices: never, step, or every N steps; null: by mixer.scope"
     )
     top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
     exclude: list[str] = Field(
-        default_factory=list, description="parameters left out of the sketch (mode twopass)"
+        default_factory=list,
+        description="parameters left out of the sketch, by name (modes twopass, head, reference)",
     )
     accumulation: Accumulation = Field(
-        "two_sweeps", description="how weights meet the gradients of several micro-batches"
+        "two_sweeps", description="where weights come from if a batch has several micro-batches"
     )
 
 
-class OptimConfig(Part):
+class OptimConfig(Section):
     lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
     lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
     lr_start: float = Field(1e-7, ge=0, description="learning rate of the first step")
@@ -156,7 +143,7 @@ class OptimConfig(Part):
     clip_norm: float = Field(1.0, gt=0, description="gradient norm above which it is scaled down")
 
 
-class TrainConfig(Part):
+class TrainConfig(Section):
     steps: int = Field(200, ge=1, description="optimizer steps")
     batch_size: int = Field(16, ge=1, description="samples of one step, over all ranks")
     micro_batch_size: int | None = Field(
@@ -179,12 +166,12 @@ class TrainConfig(Part):
         return self.dtype == "bfloat16"
 
 
-class EvalConfig(Part):
+class EvalConfig(Section):
     every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
-    max_blocks: int = Field(32, ge=1, description="validation samples per source")
+    max_samples_per_source: int = Field(32, ge=1, description="validation samples of a source")
 
 
-class ProbeConfig(Part):
+class ProbeConfig(Section):
     """Sketches of the same held-out rows as the model changes, for mixers that need sketches."""
 
     rows: int = Field(512, ge=0, description="held-out samples, alike from every source; 0: none")
@@ -193,20 +180,20 @@ class ProbeConfig(Part):
     )
 
 
-class CheckpointConfig(Part):
+class CheckpointConfig(Section):
     every: int = Field(50, ge=0, description="steps between checkpoints; 0: only when it stops")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
 
 
-class LogConfig(Part):
+class LogConfig(Section):
     every: int = Field(10, ge=1, description="steps between writes of the metrics")
     sinks: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
         default_factory=list, description="where else metrics go"
     )
 
 
-class RunConfig(Part):
-    """Everything that decides a run."""
+class RunConfig(Section):
+    """All settings of a run."""
 
     seed: int = Field(0, ge=0, description="of the weights, the data order and the mixer")
     run: str = Field("runs/demo", description="directory of the run")
@@ -221,6 +208,11 @@ class RunConfig(Part):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, values: Any) -> Any:
+        return with_new_settings(values) if isinstance(values, Mapping) else values
+
     @property
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.data.seq_len
@@ -231,7 +223,7 @@ class RunConfig(Part):
         return self.train.steps * self.tokens_per_step
 
     def warmup_over(self, steps: int) -> int:
-        """Warm-up of the same run over another number of steps: as large a part of them."""
+        """Warm-up steps of the same run with another number of steps, in proportion."""
         return round(self.optim.warmup_steps * steps / self.train.steps)
 
     def dump(self) -> str:
@@ -239,13 +231,13 @@ class RunConfig(Part):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-# Settings that do not go together: what was given, why, what to do. Refused before anything of a
-# run is loaded; what only a model or a corpus can tell is refused where those are.
+# Settings that do not go together: what was given, why, what to do. Checked before a model or a
+# corpus is loaded; what needs those is checked where they are.
 
 
-def conflicts(part: BaseModel) -> Iterator[str]:
-    """What contradicts itself within a part of the configuration, or within the whole."""
-    match part:
+def conflicts(section: BaseModel) -> Iterator[str]:
+    """Contradictions within a section of the configuration, or within the whole."""
+    match section:
         case ModelConfig(preset=preset, path=path, dropout=dropout):
             if (preset is None) == (path is None):
                 yield (
@@ -267,7 +259,7 @@ def conflicts(part: BaseModel) -> Iterator[str]:
 
 
 class MixerNeeds(Protocol):
-    """What of a mixer decides which settings it goes with."""
+    """The part of a mixer that decides which settings it works with."""
 
     needs: ClassVar[frozenset[str]]
 
@@ -275,44 +267,45 @@ class MixerNeeds(Protocol):
 
 
 def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
-    """Refuse settings that do not go with the mixer, or with the number of processes."""
-    for refusal in mixer_conflicts(config, mixer, processes):
+    """Refuse settings that do not work with the mixer, or with the number of processes."""
+    for refusal in _mixer_conflicts(config, mixer, processes):
         raise ConfigError(refusal)
 
 
-def mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Iterator[str]:
+def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Iterator[str]:
     train, sketch, mode = config.train, config.sketch, config.sketch.mode
     if train.batch_size < processes:
         yield (
             f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
             "processes; raise it or start fewer"
         )
-    # Larger micro-batches can be shared out alike.
+    # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
+    # micro-batches can be divided evenly.
     if train.shard and train.micro_batch_size == 1 and train.batch_size % processes:
-        yield (  # each rank gathers for all, so they must make equally many
+        yield (
             f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
-            f"{train.batch_size} on {processes} processes: some would make one micro-batch more "
+            f"{train.batch_size} on {processes} processes: some would have one micro-batch more "
             "than others; make train.batch_size a multiple of the processes, or "
             "train.micro_batch_size 2 or more"
         )
     if "sketch" not in mixer.needs:
         return
-    if train.shard and mode not in SHARDABLE:  # of a shard only FSDP2 can fill `.grad`
+    if train.shard and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
         yield (
-            f"train.shard=true with sketch.mode={mode}, which makes the gradient of whole weights "
-            f"itself; mixer {config.mixer.name} needs sketches: set sketch.mode to "
+            f"train.shard=true with sketch.mode={mode}, which computes the gradients of whole "
+            f"weights; mixer {config.mixer.name} needs sketches: set sketch.mode to "
             f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
         )
     if sketch.projection not in TWO_SIDED and mode not in EXPLICIT:
         yield (
-            f"sketch.projection={sketch.projection} needs the gradients in full, which "
-            f"sketch.mode={mode} has not; set sketch.mode to {' or '.join(EXPLICIT)}, or "
+            f"sketch.projection={sketch.projection} needs per-sample gradients in full, which "
+            f"sketch.mode={mode} does not hold; set sketch.mode to {' or '.join(EXPLICIT)}, or "
             f"sketch.projection to {' or '.join(TWO_SIDED)}"
         )
     if sketch.exclude and mode not in SPARING:
         yield (
-            f"sketch.exclude={sketch.exclude} with sketch.mode={mode}, which makes every gradient "
-            f"itself; set sketch.mode to {' or '.join(SPARING)}, or sketch.exclude to []"
+            f"sketch.exclude={sketch.exclude} with sketch.mode={mode}, which computes every "
+            f"gradient itself; set sketch.mode to {' or '.join(SPARING)}, or sketch.exclude to []"
         )
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
         yield (
@@ -324,25 +317,25 @@ def mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Ite
 def parse_config(
     values: dict[str, Any], where: str, typed: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """Check nested values and build the configuration; all problems are told at once.
+    """Check nested values and build the configuration; one error lists all problems.
 
-    `typed`: those of the values that come from the command line, and not from `where`.
+    `typed`: the values that come from the command line instead of `where`.
     """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        told: dict[str, list[str]] = {}
+        lines: dict[str, list[str]] = {}
         for problem in error.errors():
-            told.setdefault(_origin(problem, where, typed or {}), []).append(_explain(problem))
+            lines.setdefault(_origin(problem, where, typed or {}), []).append(_explain(problem))
         raise ConfigError(
-            "\n".join(f"{place}:\n  " + "\n  ".join(lines) for place, lines in told.items())
+            "\n".join(f"{place}:\n  " + "\n  ".join(own) for place, own in lines.items())
         ) from None
 
 
 def _origin(problem: Any, where: str, typed: Mapping[str, Any]) -> str:
-    """Where a wrong value comes from; values that do not fit together may come from two places."""
+    """Where a wrong value comes from; values that contradict each other may have two origins."""
     paths, together = [problem["loc"]], problem["type"] == "value_error"
-    if not problem["loc"]:  # of the whole configuration: the message names the settings
+    if not problem["loc"]:  # about the whole configuration: the message names the settings
         named = [name for name in setting_names() if f"{name}=" in problem["msg"]]
         paths = [name.split(".") for name in named]
     if not any(_holds(typed, path) for path in paths):
@@ -351,7 +344,7 @@ def _origin(problem: Any, where: str, typed: Mapping[str, Any]) -> str:
 
 
 def _holds(values: Any, path: Sequence[Any]) -> bool:
-    """Whether nested values set this one, itself or as a part of a larger one."""
+    """Whether nested values set this path, or something that contains it."""
     for part in path:
         if not isinstance(values, Mapping):
             return True
@@ -371,29 +364,26 @@ def _explain(problem: Any) -> str:
         return f"{name} is not a setting; {instead}"
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if problem["type"] == "value_error" else f" (got {problem['input']!r})"
-    told = f"{message[0].lower()}{message[1:]}{given}"
-    return f"{name}: {told}" if name else told
+    text = f"{message[0].lower()}{message[1:]}{given}"
+    return f"{name}: {text}" if name else text
 
 
-def setting_names(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+def setting_names() -> list[str]:
     """Every dotted name that a configuration may set."""
     names = []
-    for name, field in part.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            names += setting_names(kind, f"{prefix}{name}.")
-        else:
-            names.append(prefix + name)
+    for name, value in RunConfig():
+        section = type(value).model_fields if isinstance(value, BaseModel) else None
+        names += [name] if section is None else [f"{name}.{own}" for own in section]
     return names
 
 
 def settings_called(name: str) -> list[str]:
-    """Dotted names of the settings that are called so, in whatever section."""
+    """Dotted names of the settings with this last part."""
     return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number, as everybody means it."""
+    """YAML 1.1, but 1e-3 is a number."""
 
 
 _Loader.add_implicit_resolver(
@@ -433,14 +423,17 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
         values = merge(_preset(values.pop("preset", "demo")), values)
     else:
         values = _preset(name)
+    values = with_new_settings(values)
     changes = merge({}, *(parse_override(override) for override in overrides))
-    merged = merge(values, changes)
     old, new = values.get("mixer"), changes.get("mixer")
-    named = new.get("name") if isinstance(new, dict) else None
-    if named is not None and isinstance(old, dict) and named != old.get("name"):
-        merged |= {"mixer": new}  # naming another mixer drops the options of the one it replaces
-    # A warm-up that nobody set takes no larger part of a short run than of the default one. What is
-    # wrong with these values is told by parse_config.
+    before = old.get("name", "dograph") if isinstance(old, dict) else "dograph"
+    named = new.get("name", before) if isinstance(new, dict) else before
+    changes = with_new_settings(changes, mixer=str(named))
+    merged = merge(values, changes)
+    if named != before:  # naming another mixer drops the options of the one it replaces
+        merged |= {"mixer": changes["mixer"]}
+    # A warm-up that is not set takes the same part of a short run as of the default one. Wrong
+    # values are left to parse_config.
     train, optim, default = merged.get("train"), merged.get("optim", {}), RunConfig()
     steps = train.get("steps") if isinstance(train, dict) else None
     unset = isinstance(optim, dict) and "warmup_steps" not in optim
@@ -469,4 +462,4 @@ def parse_override(text: str) -> dict[str, Any]:
     for part in reversed(name.split(".")):
         parsed = {part: parsed}
     nested: dict[str, Any] = parsed
-    return nested
+    return with_new_settings(nested, mixer="")  # its options once it is known which mixer it is

@@ -13,7 +13,7 @@ _PAPER: dict[str, Any] = {
         "weight_decay": 0.01,
         "clip_norm": 1.0,
     },
-    "eval": {"every": 1000, "max_blocks": 2857},  # 20,000 blocks over seven sources
+    "eval": {"every": 1000, "max_samples_per_source": 2857},  # 20,000 blocks over seven sources
     "checkpoint": {"every": 1000},
     "seed": 42,
 }

@@ -1,4 +1,4 @@
-"""Contracts that anybody's plug-in can be checked against."""
+"""Checks for your own mixers and objectives."""
 
 import copy
 import json
@@ -25,15 +25,14 @@ def check_mixer(
     sources: Sequence[str] = ("a", "b", "c"),
     sizes: tuple[int, ...] = (1, 2, 16),
 ) -> None:
-    """Assert what every mixer owes, on copies of `mixer`, in a made-up run over `sources`.
+    """Assert what every mixer must do, on copies of `mixer`, in a made-up run over `sources`.
 
-    - `plan` and `remix` give mixtures of sources, or strata, that the corpus has.
-    - `weigh` gives weights on the simplex, repeatable, blind to the order of samples, at first and
-      after some steps.
-    - `weigh_lagged`, unless it is refused, gives a micro-batch of a larger batch finite weights;
-      domains, where it has some, are known or not to `graph` and `locate` alike.
-    - A resumed run goes on as if it had not been stopped: `state_dict` is tensors and JSON values,
-      and another mixer built alike and loaded with it, not planned, weighs and remixes the same.
+    - `plan` and `remix` return mixtures of sources, or strata, of the corpus.
+    - `weigh` returns weights on the simplex, deterministic, independent of the order of samples.
+    - `weigh_lagged`, unless it is refused, returns finite weights; `graph` and `locate` know
+      domains at the same time.
+    - A resumed run continues unchanged: `state_dict` has tensors and JSON values, and a new mixer
+      that loads it, without a plan, has the same weights and mixtures.
     """
     assert mixer.needs <= SIGNALS, f"needs {mixer.needs - SIGNALS}, which no step computes"
     lab, running = TinyLab(sources), copy.deepcopy(mixer)
@@ -53,17 +52,17 @@ def check_mixer(
         weight_B, remixed = _next_step(running, lab, step)
         again_B, remixed_again = _next_step(resumed, lab, step)
         assert torch.equal(weight_B, again_B), (
-            f"a resumed run weighs otherwise {step - STEPS} steps later: state_dict must hold all "
-            f"that weigh, plan and remix remember, got {sorted(running.state_dict())}"
+            f"a resumed run has other weights {step - STEPS} steps later: state_dict must hold all "
+            f"state of weigh, plan and remix, got {sorted(running.state_dict())}"
         )
         assert remixed == remixed_again, (
-            f"a resumed run remixes otherwise {step - STEPS} steps later: {remixed_again} in place "
-            f"of {remixed}; state_dict must hold all that remix remembers"
+            f"a resumed run has another mixture {step - STEPS} steps later: {remixed_again} "
+            f"instead of {remixed}; state_dict must hold all state of remix"
         )
 
 
 def _next_step(mixer: Mixer, lab: "TinyLab", step: int) -> tuple[Tensor, Mixture | None]:
-    """One step of a run: its weights, and what it draws from afterwards."""
+    """One step of a run: its weights, and the mixture after it."""
     signals = random_signals(mixer, SIZE, len(lab.tokens), step=step)
     weight_B, remixed = mixer.weigh(signals), mixer.remix(signals)
     if remixed is not None:
@@ -79,7 +78,7 @@ def _require_weights(mixer: Mixer, signals: Signals) -> None:
     order_B = torch.randperm(size, generator=torch.Generator().manual_seed(0))
     moved_B = copy.deepcopy(mixer).weigh(permuted(signals, order_B))
     assert torch.allclose(moved_B, weight_B[order_B], atol=1e-6), (
-        "weights must follow their samples when these change places"
+        "weights must follow their samples when their order changes"
     )
 
 
@@ -92,7 +91,7 @@ def _require_simplex(weight: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _require_capabilities(mixer: Mixer, lab: "TinyLab") -> None:
-    """Refuse lagged weights and domains that a run could not use."""
+    """Assert that a run can use lagged weights and domains."""
     signals = random_signals(mixer, SIZE, len(lab.tokens), step=STEPS)
     if mixer.refuses_lagged() is None:
         weight_b = mixer.weigh_lagged(signals, 2 * SIZE)
@@ -107,12 +106,12 @@ def _require_capabilities(mixer: Mixer, lab: "TinyLab") -> None:
 
 
 def _require_known(mixture: Mixture, lab: Lab, where: str) -> None:
-    """Refuse what a run could not draw from; that weights sum to 1, a Mixture sees to itself."""
+    """Assert that a run can draw from the mixture."""
     assert isinstance(mixture, Mixture), f"{where} must give a dograph.Mixture, got {mixture!r}"
     unknown = sorted(set(mixture.weights) - set(lab.tokens) - set(lab.strata))
     assert not unknown, (
         f"{where} draws from {unknown}; there are the sources {list(lab.tokens)} and the strata "
-        f"{list(lab.strata)}. Are the sources that this mixer names given to check_mixer?"
+        f"{list(lab.strata)}. Pass the sources that this mixer names to check_mixer"
     )
 
 
@@ -131,9 +130,8 @@ def _stored(state: Mapping[str, Any]) -> dict[str, Any]:
 class TinyLab:
     """A lab over made-up sources, for plans; the first source has two strata.
 
-    Proxies train nothing. Their mixers see made-up steps, and a source's loss is lower the more of
-    it is drawn, the more tokens there are and the larger the model: with w its weight, N the
-    parameters and D the tokens, 2 + exp(-w) + (D / 1e5)^-0.5 + (N / 1e5)^-0.3.
+    Proxies are not trained. Their mixers see made-up steps, and the loss of a source with weight w,
+    of a model with N parameters after D tokens, is 2 + exp(-w) + (D / 1e5)^-0.5 + (N / 1e5)^-0.3.
     """
 
     steps, proxy_steps, budget, parameters = 40, 20, 4_000_000, 100_000_000
@@ -170,28 +168,22 @@ class TinyLab:
 
 
 def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: float = 1e-4) -> None:
-    """Assert what every objective owes: the simplex, no unit, no favourite label, no surprises."""
+    """Assert that an objective's weights are on the simplex and depend on gradients only."""
     for seed in range(3):
         sketch_BK, label_B = random_domains(seed, num_domains)
-        domains = partition(sketch_BK, label_B, num_domains)
-        weight_M = _weights(objective, domains)
-
-        larger_M = _weights(objective, partition(10 * sketch_BK, label_B, num_domains))
-        assert torch.allclose(larger_M, weight_M, atol=tolerance), (
-            "weights must not change when all gradients are ten times as large: "
-            f"{weight_M.tolist()} became {larger_M.tolist()}"
-        )
+        weight_M = _weights(objective, partition(sketch_BK, label_B, num_domains))
         order_M = torch.randperm(num_domains, generator=torch.Generator().manual_seed(seed))
-        moved_M = _weights(objective, partition(sketch_BK, order_M[label_B], num_domains))
-        assert torch.allclose(moved_M[order_M], weight_M, atol=tolerance), (
-            "weights must follow their domains when these change numbers: "
-            f"{weight_M.tolist()} became {moved_M[order_M].tolist()}"
-        )
-        gappy_M = _weights(objective, partition(sketch_BK, 2 * label_B, 2 * num_domains))
-        assert torch.allclose(gappy_M[::2], weight_M, atol=tolerance), (
-            "empty domains must not change the weights of the others: "
-            f"{weight_M.tolist()} became {gappy_M[::2].tolist()}"
-        )
+        larger = partition(10 * sketch_BK, label_B, num_domains)
+        moved = partition(sketch_BK, order_M[label_B], num_domains)
+        gappy = partition(sketch_BK, 2 * label_B, 2 * num_domains)
+        for changed_M, text in (
+            (_weights(objective, larger), "not change when all gradients are ten times as large"),
+            (_weights(objective, moved)[order_M], "follow their domains when these change numbers"),
+            (_weights(objective, gappy)[::2], "not change when there are empty domains"),
+        ):
+            assert torch.allclose(changed_M, weight_M, atol=tolerance), (
+                f"weights must {text}: {weight_M.tolist()} became {changed_M.tolist()}"
+            )
         twin_BK, twin_B = sketch_BK.repeat(2, 1), torch.cat((label_B, label_B + num_domains))
         twin_M = _weights(objective, partition(twin_BK, twin_B, 2 * num_domains))
         assert torch.allclose(twin_M[:num_domains], twin_M[num_domains:], atol=tolerance), (
@@ -212,7 +204,7 @@ def random_domains(seed: int, num_domains: int) -> tuple[Tensor, Tensor]:
 
 
 def _weights(objective: Objective, domains: Domains) -> Tensor:
-    """An objective's weights, if they are on the simplex and its residual is a number."""
+    """An objective's weights; asserts that they are on the simplex and the residual is finite."""
     weight_M = objective(domains)
     assert bool(torch.isfinite(weight_M).all()), f"weights must be finite, got {weight_M.tolist()}"
     _require_simplex(weight_M, tuple(domains.share_M.shape))

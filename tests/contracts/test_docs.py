@@ -1,39 +1,51 @@
 """The documentation says what the code does: settings, presets, mixers, commands."""
 
-import json
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from benchmarks.cost_tables import PAGE, filled
-from pydantic import BaseModel
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from dograph.choices import CHOICES
 from dograph.cli.main import app
-from dograph.config import RUN_PRESETS, RunConfig
+from dograph.config import RUN_PRESETS, SketchConfig
+from dograph.domains.objectives import OBJECTIVES
+from dograph.mixers.dograph import RECIPES, DoGraphOptions
 from dograph.mixers.registry import MIXERS
 from dograph.models.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 
 
-def settings(part: type[BaseModel] = RunConfig, prefix: str = ""):
-    for name, field in part.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from settings(kind, f"{prefix}{name}.")
-        else:
-            default = field.get_default(call_default_factory=True)
-            default = list(default) if isinstance(default, tuple) else default
-            yield f"| `{prefix}{name}` | `{json.dumps(default)}` | {field.description} |"
+def test_the_tables_of_settings_and_choices_are_those_of_the_code():
+    """`python docs/configuration.py` after a change of settings."""
+    filled = runpy.run_path(str(ROOT / "docs" / "configuration.py"))["filled"]
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert filled(text) == text
 
 
-def test_every_setting_is_documented_with_its_default():
-    text = (ROOT / "docs" / "configuration.md").read_text().splitlines()
-    assert [row for row in text if row in set(settings())] == list(settings())
+def test_every_value_of_a_choice_is_explained():
+    fields = {name: field.annotation for name, field in SketchConfig.model_fields.items()}
+    for name in ("mode", "projection", "accumulation"):
+        assert tuple(CHOICES[f"sketch.{name}"]) == get_args(fields[name])
+    assert tuple(CHOICES["mixer.scope"]) == get_args(
+        DoGraphOptions.model_fields["scope"].annotation
+    )
+    assert set(CHOICES["mixer.recipe"]) == set(RECIPES)
+    assert set(CHOICES["mixer.objective"]) == set(OBJECTIVES)
+
+
+def test_help_shows_every_choice():
+    shown = CliRunner().invoke(app, ["train", "--help"]).output
+    for setting, values in CHOICES.items():
+        assert f"{setting}=" in shown
+        for choice in values.values():
+            assert " ".join(choice.cost.split()) in " ".join(shown.split())
 
 
 def test_every_preset_and_mixer_is_documented():
@@ -79,8 +91,6 @@ def test_the_tables_of_costs_are_those_of_the_figures():
 
 def test_the_reference_of_commands_is_that_of_the_command_line():
     """`python docs/commands.py` after a change of commands."""
-    import runpy
-
     page = runpy.run_path(str(ROOT / "docs" / "commands.py"))["page"]
     assert (ROOT / "docs" / "commands.md").read_text() == page()
 

@@ -21,6 +21,8 @@ LAYERS = [
     "processes",
     "progress",
     "stats",
+    "choices",
+    "renamed",
     "run_presets",
     "config",
     "kernels",

@@ -50,8 +50,13 @@ WAYS = [
     ("sketch.mode=topdown", "sketch.top_blocks=1"),
     ("sketch.mode=head",),
     ("mixer.recipe=paper",),
-    ("mixer.keep_shares=true",),
-    ("mixer.recipe=paper", "mixer.objective=alignment", "mixer.cap=3", "mixer.within=unit"),
+    ("mixer.keep_source_shares=true",),
+    (
+        "mixer.recipe=paper",
+        "mixer.objective=alignment",
+        "mixer.max_relative_weight=3",
+        "mixer.normalize_gradients=true",
+    ),
     *(
         ("train.compile=true", "train.dtype=bfloat16", "mixer.recipe=paper", f"sketch.mode={mode}")
         for mode in ("full", "head", "exact", "twopass")

@@ -21,7 +21,7 @@ SETTINGS = (
     "train.steps=24",
     "train.batch_size=8",
     "eval.every=0",
-    "eval.max_blocks=2",
+    "eval.max_samples_per_source=2",
     "probe.rows=0",
     "checkpoint.every=8",
     "checkpoint.keep=9",
@@ -30,21 +30,21 @@ SETTINGS = (
     "sketch.dim=64",
     "mixer.name=dograph",
     "mixer.num_domains=3",
-    "mixer.restarts=2",
-    "mixer.warmup=0.1",
+    "mixer.kmeans_restarts=2",
+    "mixer.warmup_ratio=0.1",
 )
 LAST = "checkpoints/step-00000024"
 RUNS = {
     "stream, sampling, bfloat16": (
         "mixer.scope=stream",
-        "mixer.realise=sampling",
+        "mixer.apply_weights_to=sampling",
         "mixer.remix_every=4",
         "train.dtype=bfloat16",
     ),
     "epoch, sampling, head": (
-        "mixer.scope=epoch",
-        "mixer.every=3",
-        "mixer.realise=sampling",
+        "mixer.scope=period",
+        "mixer.period_steps=3",
+        "mixer.apply_weights_to=sampling",
         "mixer.remix_every=4",
         "sketch.mode=head",
     ),
@@ -53,7 +53,11 @@ SLOW_RUNS = {
     "paper": ("mixer.recipe=paper",),
     "stream": ("mixer.scope=stream",),
     "stream, new projections": ("mixer.scope=stream", "sketch.refresh=12"),
-    "stream, sampling": ("mixer.scope=stream", "mixer.realise=sampling", "mixer.remix_every=4"),
+    "stream, sampling": (
+        "mixer.scope=stream",
+        "mixer.apply_weights_to=sampling",
+        "mixer.remix_every=4",
+    ),
     "stream, lagged": (
         "mixer.scope=stream",
         "train.micro_batch_size=3",
@@ -61,14 +65,14 @@ SLOW_RUNS = {
         "model.dropout=0.2",
     ),
     "epoch, sampling": (
-        "mixer.scope=epoch",
-        "mixer.every=3",
-        "mixer.realise=sampling",
+        "mixer.scope=period",
+        "mixer.period_steps=3",
+        "mixer.apply_weights_to=sampling",
         "mixer.remix_every=4",
     ),
     "epoch, checkpointing": (
-        "mixer.scope=epoch",
-        "mixer.every=5",
+        "mixer.scope=period",
+        "mixer.period_steps=5",
         "sketch.mode=twopass",
         "train.activation_checkpointing=true",
     ),
@@ -175,18 +179,23 @@ def test_more_resumed_runs_are_bitwise_equal(corpus, tmp_path, name):
 def test_new_projections_while_remixing(corpus, tmp_path):
     """Between two projections there are no domains; mixtures go on as they would have."""
     options = (
-        "mixer.scope=epoch",
-        "mixer.every=4",
-        "mixer.realise=sampling",
+        "mixer.scope=period",
+        "mixer.period_steps=4",
+        "mixer.apply_weights_to=sampling",
         "mixer.remix_every=3",
         "sketch.refresh=12",
     )
     check_resumed(corpus, tmp_path, options)
 
 
-@pytest.mark.parametrize("scope", ["stream", "epoch"])
+@pytest.mark.parametrize("scope", ["stream", "period"])
 def test_projection_centroids_and_averages_are_restored(corpus, tmp_path, scope):
-    options = (f"mixer.scope={scope}", "mixer.every=3", "sketch.refresh=12", "mixer.half_life=5")
+    options = (
+        f"mixer.scope={scope}",
+        "mixer.period_steps=3",
+        "sketch.refresh=12",
+        "mixer.half_life=5",
+    )
     whole = open_run(corpus, tmp_path / "run", options)
     interrupt(whole, 13, "stopped")
     other = resume(tmp_path / "run")

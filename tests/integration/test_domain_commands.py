@@ -25,7 +25,7 @@ SETTINGS = (
     "train.steps=24",
     "train.batch_size=12",
     "eval.every=6",
-    "eval.max_blocks=4",
+    "eval.max_samples_per_source=4",
     "checkpoint.every=8",
     "checkpoint.keep=9",
     "optim.warmup_steps=5",
@@ -37,8 +37,8 @@ DOGRAPH = (
     "mixer.name=dograph",
     "mixer.recipe=safe",
     "mixer.num_domains=3",
-    "mixer.restarts=2",
-    "mixer.warmup=0.5",
+    "mixer.kmeans_restarts=2",
+    "mixer.warmup_ratio=0.5",
     "sketch.dim=64",
 )
 
@@ -198,7 +198,7 @@ def test_a_run_without_domains_is_explained_too(corpus, tmp_path):
 def test_domains_of_one_batch_are_numbered_alike_everywhere(corpus, tmp_path):
     """Recipe paper: no identity over time, so they are listed by falling weight."""
     directory = tmp_path / "run"
-    own = ("mixer.recipe=paper", "mixer.warmup=0", "train.steps=3", "optim.warmup_steps=0")
+    own = ("mixer.recipe=paper", "mixer.warmup_ratio=0", "train.steps=3", "optim.warmup_steps=0")
     dograph("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, *DOGRAPH, *own)
     trained = [row for row in rows(directory) if "optim/lr" in row]
     for row, sample in zip(trained, lines(directory / "samples.jsonl"), strict=True):

@@ -12,7 +12,7 @@ from dograph.train.edits import edits_of
 from dograph.train.run_dir import RunDirectory
 from edited_runs import FIRST, SECOND, THIRD, log_of, write
 
-LONG = ("train.steps=400", "checkpoint.every=100", "eval.every=0", "eval.max_blocks=2")
+LONG = ("train.steps=400", "checkpoint.every=100", "eval.every=0", "eval.max_samples_per_source=2")
 LAST = "checkpoints/step-00000400/optimizer.safetensors"
 
 

@@ -8,7 +8,7 @@ from processes import rows
 
 from corpora import SIZES
 from dograph.config import resolve_config
-from dograph.mixers.source_weights import LearntWeights
+from dograph.mixers.source_weights import LearnedWeights
 from dograph.train.trainer import resume_run, start_run
 from online_runs import make_inputs, options_of
 from tiny_steps import ALONE
@@ -20,7 +20,7 @@ SETTINGS = (
     "train.steps=12",
     "train.batch_size=8",
     "eval.every=0",
-    "eval.max_blocks=2",
+    "eval.max_samples_per_source=2",
     "probe.rows=0",
     "checkpoint.every=5",
     "checkpoint.keep=9",
@@ -93,7 +93,7 @@ def test_what_a_plan_reads_of_a_proxy(inputs, tmp_path):
         key: value.tolist() if isinstance(value, torch.Tensor) else value
         for key, value in trainer.state.mixer.state_dict().items()
     }
-    outcome = LearntWeights.of(json.loads(json.dumps(state)), ["alpha", "gamma"])
+    outcome = LearnedWeights.of(json.loads(json.dumps(state)), ["alpha", "gamma"])
     assert [point["steps"] for point in outcome.trajectory] == list(range(1, 13))
     assert set(outcome.average) == {"alpha", "gamma"}
     assert sum(outcome.average.values()) == pytest.approx(1)

@@ -23,7 +23,7 @@ SETTINGS = (
     "train.steps=240",
     "train.batch_size=8",
     "optim.warmup_steps=5",
-    "eval.max_blocks=4",
+    "eval.max_samples_per_source=4",
     "mixer.number=6",
 )
 PROXY = ("--proxy", "train.steps=120", "--proxy", "checkpoint.every=20")

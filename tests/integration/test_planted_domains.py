@@ -36,7 +36,7 @@ def train(tmp_path, kind, *overrides, noise=False, steps=100):
             "probe.rows=0",
             "mixer.name=dograph",
             "mixer.recipe=safe",
-            "mixer.warmup=0",
+            "mixer.warmup_ratio=0",
             f"run={tmp_path / 'run'}",
             *overrides,
         ],

@@ -41,7 +41,7 @@ def test_prepared_and_trained_for_200_steps(tmp_path):
 
     settings = ["model.preset=tiny", "train.steps=200", "train.batch_size=8", "data.seq_len=64"]
     where = [f"data.corpus={tmp_path / 'corpus'}", f"run={tmp_path / 'run'}"]
-    out, _ = run("train", *where, *settings, "eval.max_blocks=8", seconds=900)
+    out, _ = run("train", *where, *settings, "eval.max_samples_per_source=8", seconds=900)
     assert all(source in out for source in SOURCES)
     losses = [
         row["valid/mean/loss_nats"] for row in rows(tmp_path / "run") if "valid/mean/ppl" in row

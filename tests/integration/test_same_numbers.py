@@ -34,7 +34,7 @@ SETTINGS = (
     "train.batch_size=12",
     "train.device=cpu",
     "eval.every=3",
-    "eval.max_blocks=4",
+    "eval.max_samples_per_source=4",
     "log.every=1",
     "probe.rows=0",
     "sketch.dim=256",
@@ -47,8 +47,8 @@ RUNS = {
     "dynamic-loss": ("mixer.name=dynamic-loss", "mixer.warmup_steps=0"),
     "default": DOGRAPH,
     "paper": (*DOGRAPH, "mixer.recipe=paper"),
-    "mode full": (*DOGRAPH, "sketch.mode=full", "mixer.within=unit"),
-    "mode head": (*DOGRAPH, "sketch.mode=head", "mixer.within=unit"),
+    "mode full": (*DOGRAPH, "sketch.mode=full", "mixer.normalize_gradients=true"),
+    "mode head": (*DOGRAPH, "sketch.mode=head", "mixer.normalize_gradients=true"),
 }
 WORDS = {
     "news": "the mayor said a vote rain city",

@@ -24,5 +24,5 @@ def test_a_penalty_does_not_hide_a_formula_that_has_not_settled():
     once, twice = (Alignment(iterations=n)(domains) for n in (1, 2))
     change = (twice - once).abs().max()
     assert change > 1e-3
-    penalised = Alignment(iterations=1, gamma=0.7)
+    penalised = Alignment(iterations=1, graph_penalty=0.7)
     torch.testing.assert_close(penalised.residual(domains, penalised(domains)), change)

@@ -28,7 +28,7 @@ READINGS = [
     Precision(),
     Precision(q=2),
 ]
-PENALISED = [kind(gamma=0.7) for kind in OBJECTIVES.values()]
+PENALISED = [kind(graph_penalty=0.7) for kind in OBJECTIVES.values()]
 
 
 def example(seed=0, num_domains=5):
@@ -107,12 +107,12 @@ def test_variance_weighted_ignores_empty_domains():
     torch.testing.assert_close(wider_M[2:5], weight_M, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("sigma", ["printed", "mean"])
+@pytest.mark.parametrize("sigma", ["paper", "mean"])
 @pytest.mark.parametrize("floor", [0.0, 0.02])
 def test_uncertainty_is_the_printed_loss(sigma, floor):
     domains, means, members, scale = example(2)
     distance = [((rows - rows.mean(axis=0)) ** 2).sum(axis=1) for rows in members]
-    if sigma == "printed":
+    if sigma == "paper":
         sigma2 = np.array([d.var() for d in distance]) / scale**2
     else:
         sigma2 = np.array([d.mean() for d in distance]) / scale
@@ -197,8 +197,8 @@ def test_precision_neither_overflows_nor_trusts_a_silent_domain():
 @pytest.mark.parametrize("kind", [Robust, Alignment, Precision])
 def test_no_penalty_returns_the_formula_bit_for_bit(kind):
     domains, *_ = example()
-    assert torch.equal(kind(gamma=0.0)(domains), kind().formula(domains))
-    assert not torch.allclose(kind(gamma=1.0)(domains), kind()(domains), atol=1e-4)
+    assert torch.equal(kind(graph_penalty=0.0)(domains), kind().formula(domains))
+    assert not torch.allclose(kind(graph_penalty=1.0)(domains), kind()(domains), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [Robust, Alignment, Precision])
@@ -207,7 +207,7 @@ def test_penalised_formula_on_the_simplex(kind):
     formula = kind()(domains).numpy()
     l_MM = laplacian(adjacency(domains.gram_MM)).numpy()
     oracle = slsqp(lambda w: np.sum((w - formula) ** 2) + 0.5 * w @ l_MM @ w, 5)
-    np.testing.assert_allclose(kind(gamma=0.5)(domains).numpy(), oracle.x, atol=2e-5)
+    np.testing.assert_allclose(kind(graph_penalty=0.5)(domains).numpy(), oracle.x, atol=2e-5)
 
 
 def test_penalised_uncertainty():
@@ -215,7 +215,7 @@ def test_penalised_uncertainty():
     l_MM = laplacian(adjacency(domains.gram_MM)).numpy()
     sigma2 = domains.spread_variance_M.numpy() / scale**2
     oracle = slsqp(lambda w: np.sum((w @ means) ** 2) / scale + sigma2 @ w + 0.5 * w @ l_MM @ w, 5)
-    np.testing.assert_allclose(Uncertainty(gamma=0.5)(domains).numpy(), oracle.x, atol=2e-5)
+    np.testing.assert_allclose(Uncertainty(graph_penalty=0.5)(domains).numpy(), oracle.x, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES.values())
@@ -240,7 +240,10 @@ def test_not_finite_gradients_end_in_equal_sample_weights(kind):
         ),
         ({"name": "robust", "tau": 0.0}, r"tau=0\.0: give a finite number above 0"),
         ({"name": "robust", "tau": "hot"}, "tau='hot': give a finite number above 0"),
-        ({"name": "robust", "gamma": -1}, "gamma=-1: give a finite number of at least 0"),
+        (
+            {"name": "robust", "graph_penalty": -1},
+            "graph_penalty=-1: give a finite number of at least 0",
+        ),
         ({"name": "alignment", "iterations": 0}, "iterations=0: give a whole number of at least 1"),
         ({"name": "alignment", "iterations": 2.5}, r"iterations=2\.5: give a whole number"),
         ({"name": "alignment", "iterations": True}, "iterations=True: give a whole number"),
@@ -280,7 +283,7 @@ class Equal:
 
 
 def test_objectives_by_name_and_by_hand():
-    assert build_objective("uncertainty") == Uncertainty(beta=1.0, sigma="printed")
+    assert build_objective("uncertainty") == Uncertainty(beta=1.0, sigma="paper")
     assert build_objective({"name": "uncertainty", "beta": 2}) == Uncertainty(beta=2)
     assert build_objective({"name": "variance", "variance": "weighted"}).variance == "weighted"
     mine = Equal()

@@ -202,7 +202,7 @@ def test_a_source_of_one_block_cannot_be_resampled():
 @pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "share"), [([32] * 7, 0.945), ([4, 6, 5], 0.92)])
 def test_coverage_over_items(sizes, share):
-    """32 blocks of seven sources (eval.max_blocks' default), and a very short validation.
+    """32 samples of each of seven sources (the default), and a very short validation.
 
     The oracle is the stratified normal interval, mean +- 1.96 sqrt(sum s^2 / n) / S: as wide, to
     the 1 or 2 % that quantiles of 600 draws fall short (drawing n blocks would cost 12 % at n = 5),

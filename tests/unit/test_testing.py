@@ -132,11 +132,11 @@ class Greedy(Counting):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (NoCounter, "resumed run weighs otherwise 0 steps later: state_dict must hold"),
-        (NotLoaded, "resumed run weighs otherwise"),
-        (NoPlanFacts, "resumed run weighs otherwise"),
-        (NoState, "resumed run weighs otherwise"),
-        (RemixForgets, "resumed run remixes otherwise 0 steps later"),
+        (NoCounter, "resumed run has other weights 0 steps later: state_dict must hold"),
+        (NotLoaded, "resumed run has other weights"),
+        (NoPlanFacts, "resumed run has other weights"),
+        (NoState, "resumed run has other weights"),
+        (RemixForgets, "resumed run has another mixture 0 steps later"),
         (Sets, "tensors and JSON values only"),
         (Infinite, "tensors and JSON values only"),
         (PlansADict, r"plan must give a dograph.Mixture, got \{'x': 2.0\}"),

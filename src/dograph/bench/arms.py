@@ -11,15 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dograph.config import (
-    MODES,
-    Accumulation,
-    RunConfig,
-    merge,
-    parse_config,
-    require_compatible,
-    resolve_config,
-)
+from dograph.choices import MODES, Accumulation
+from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.data.sampler import Sampler

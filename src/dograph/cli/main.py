@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from dograph.choices import help_text
 from dograph.cli import data
 from dograph.errors import ConfigError, DographError
 
@@ -92,6 +93,12 @@ class Command(TyperCommand):
             how = "settings are given as train.steps=200, without dashes; options: "
             how += f"{ctx.command_path} --help"
         raise ConfigError(f"{option} is not an option of {ctx.command_path}; {how}")
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As typer does it; for `train` also every choice of its settings."""
+        super().format_help(ctx, formatter)
+        if self.name == "train":
+            print(help_text())
 
 
 def _as_settings(option: str, typed: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dograph.errors import CorpusError, require
 from dograph.files import write_json
@@ -18,31 +19,27 @@ MANIFEST = "manifest.json"
 Split = Literal["train", "validation"]
 
 
-class StratumEntry(BaseModel):
-    """One stratum of one split: a run of tokens in one file. Without --strata, a source has one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class StratumEntry(BaseModel, extra="forbid", frozen=True):
+    """One stratum of one split: consecutive tokens in a file. Without --strata, a whole source."""
 
     source: str
     stratum: str  # the source's name, or "<source>/<number>" with --strata
-    file: str  # token file, relative to the manifest, or absolute where it is used as it is
+    file: str  # token file, relative to the manifest; absolute if made by another tool
     dtype: Literal["uint8", "uint16", "uint32", "int16", "int32", "int64"]
     header_bytes: int = 0  # to skip at the start of the file
-    first_token: int = 0  # where this stratum starts in the file
+    first_token: int = 0  # index of its first token in the file
     tokens: int
     documents: int
-    bytes: int | None  # UTF-8 bytes of the text; None where only tokens were given
+    bytes: int | None  # UTF-8 bytes of the text; None if only tokens were given
     sha256: str  # of this stratum's tokens, as stored
     documents_file: str  # .npy of DOCUMENT_DTYPE, relative to the manifest
 
 
-class TokenizerEntry(BaseModel):
+class TokenizerEntry(BaseModel, extra="forbid", frozen=True):
     """The tokenizer that the tokens were made with."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     name: str  # what the user asked for: a path, a Hugging Face name, "bpe"
-    file: str | None  # tokenizer.json, relative to the manifest; None where only tokens were given
+    file: str | None  # tokenizer.json, relative to the manifest; None if only tokens were given
     sha256: str | None
     vocab_size: int
     eot_id: int | None  # appended to every document
@@ -53,10 +50,8 @@ class TokenizerEntry(BaseModel):
         return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
 
 
-class Manifest(BaseModel):
-    """What is in a prepared corpus, how it was made, digests to check it by."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Manifest(BaseModel, extra="forbid", frozen=True):
+    """Contents of a prepared corpus, how it was made, and digests to check it with."""
 
     format: Literal["dograph-corpus"] = "dograph-corpus"
     version: Literal[1] = 1
@@ -66,7 +61,7 @@ class Manifest(BaseModel):
     validation: list[StratumEntry]
     recipe: str | None = None
     options: dict[str, str | int | float | bool | None] = {}
-    repairs: dict[str, int] = {}  # kind of bad record -> how many were mended or skipped
+    repairs: dict[str, int] = {}  # kind of bad record -> how many were repaired or skipped
     made_by: str
 
     @classmethod
@@ -98,21 +93,20 @@ DOCUMENT_DTYPE = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class DocumentSpan:
-    """A document's place in a stratum."""
+    """Tokens of one document in its stratum, and the record it came from."""
 
-    index: int
+    index: int  # of the document
     start: int
     end: int
-    input: int
+    input: int  # index into Manifest.inputs
     record: int
 
 
 class StratumTokens:
-    """One stratum, memory-mapped: blocks for training, documents for people.
+    """One stratum, memory-mapped: opening it reads nothing.
 
-    Opening it reads nothing. A block is `seq_len` consecutive tokens; blocks do not overlap, and
-    the tail that does not fill a block is left out. Documents run on inside a block, divided by the
-    end-of-text token.
+    A block is `seq_len` consecutive tokens. Blocks do not overlap, the tail that does not fill one
+    is left out, and a block may span documents, which the end-of-text token separates.
     """
 
     def __init__(self, directory: Path, entry: StratumEntry) -> None:
@@ -120,14 +114,15 @@ class StratumTokens:
         self.directory = directory
         path = directory / entry.file  # an absolute `file` replaces `directory`
         itemsize = np.dtype(entry.dtype).itemsize
-        wanted = entry.header_bytes + (entry.first_token + entry.tokens) * itemsize
-        if not path.is_file() or path.stat().st_size < wanted:
-            have = path.stat().st_size if path.is_file() else "no file"
+        offset = entry.header_bytes + entry.first_token * itemsize
+        needed = offset + entry.tokens * itemsize
+        size = path.stat().st_size if path.is_file() else None
+        if size is None or size < needed:
+            found = "no such file" if size is None else f"found {size}"
             raise CorpusError(
-                f"{path} should hold at least {wanted} bytes, found {have}; "
+                f"{path} should hold at least {needed} bytes, {found}; "
                 "prepare the corpus again, or copy the whole folder"
             )
-        offset = entry.header_bytes + entry.first_token * itemsize
         mapped = np.memmap(path, entry.dtype, "r", offset, (entry.tokens,))
         self.token_N = mapped.view(np.ndarray)  # the same memory without memmap's slow indexing
 
@@ -138,10 +133,6 @@ class StratumTokens:
         documents: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         return documents.view(np.ndarray)
 
-    @cached_property
-    def _end_D(self) -> Any:
-        return self.documents["end"]
-
     def num_blocks(self, seq_len: int) -> int:
         return self.entry.tokens // seq_len
 
@@ -151,32 +142,31 @@ class StratumTokens:
     def locate(self, token: int) -> tuple[int, int]:
         """The document that a token is in, and its offset there."""
         # Not np.searchsorted: it would copy the whole strided field on every call.
-        document = bisect_right(self._end_D, token)
-        return document, token - (int(self._end_D[document - 1]) if document else 0)
+        end_D: Any = self.documents["end"]
+        document = bisect_right(end_D, token)
+        return document, token - (int(end_D[document - 1]) if document else 0)
 
     def document(self, index: int) -> DocumentSpan:
-        end, record, source = self.documents[index].tolist()
+        end, record, number = self.documents[index].tolist()
         start = int(self.documents["end"][index - 1]) if index else 0
-        return DocumentSpan(index=index, start=start, end=end, input=source, record=record)
+        return DocumentSpan(index=index, start=start, end=end, input=number, record=record)
 
 
 class Corpus:
-    """Sources, strata and tokens of a prepared corpus. Opening it maps files and reads none."""
+    """Sources, strata and tokens of a prepared corpus. Opening it only maps files into memory."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
         self.manifest = Manifest.read(self.directory)
-        self.train, self.validation = (
-            [StratumTokens(self.directory, entry) for entry in entries]
-            for entries in (self.manifest.train, self.manifest.validation)
-        )
+        self.train = [StratumTokens(self.directory, e) for e in self.manifest.train]
+        self.validation = [StratumTokens(self.directory, e) for e in self.manifest.validation]
         if not self.train:
             raise CorpusError(f"{self.directory} holds no training tokens; prepare it again")
         self.sources = list(dict.fromkeys(stratum.entry.source for stratum in self.train))
 
     @property
     def digest(self) -> str:
-        """What the training text is, in one string: equal digests mean equal samples."""
+        """Hash of the training tokens: equal digests mean equal samples."""
         rows = [f"{s.entry.stratum}:{s.entry.sha256}:{s.entry.dtype}" for s in self.train]
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
@@ -188,20 +178,18 @@ class Corpus:
         return self.train if split == "train" else self.validation
 
     def tokens_by_source(self, split: Split = "train") -> dict[str, int]:
-        totals = dict.fromkeys(self.sources, 0)
+        totals = Counter(dict.fromkeys(self.sources, 0))
         for stratum in self.strata(split):
-            source = stratum.entry.source
-            totals[source] = totals.get(source, 0) + stratum.entry.tokens
-        return totals
+            totals[stratum.entry.source] += stratum.entry.tokens
+        return dict(totals)
 
     def bytes_per_token(self, split: Split) -> dict[str, float | None]:
-        """Text bytes behind one token, per source; None where the text was never seen."""
-        ratio: dict[str, float | None] = {}
+        """Bytes of text per token of each source; None if the text is not known."""
+        ratio: dict[str, float | None] = dict.fromkeys(self.tokens_by_source(split))
         for source, tokens in self.tokens_by_source(split).items():
             sizes = [s.entry.bytes for s in self.strata(split) if s.entry.source == source]
-            known = [size for size in sizes if size is not None]
-            complete = tokens > 0 and len(known) == len(sizes)
-            ratio[source] = sum(known) / tokens if complete else None
+            if tokens > 0 and None not in sizes:
+                ratio[source] = sum(size or 0 for size in sizes) / tokens
         return ratio
 
     @cached_property
@@ -210,8 +198,8 @@ class Corpus:
         file = self.manifest.tokenizer.file
         if file is None:
             raise CorpusError(
-                f"{self.directory} was made from tokens alone, so its text cannot be shown; "
-                "prepare it with --tokenizer to name the tokenizer they were made with"
+                f"{self.directory} was made from tokens without a tokenizer, so its text cannot be "
+                "shown; prepare it again with the --tokenizer that the tokens were made with"
             )
         return require("tokenizers", "corpus").Tokenizer.from_file(str(self.directory / file))
 
@@ -221,13 +209,13 @@ class Corpus:
         return text
 
 
-# A fixed choice of blocks with equally many from every source, for looking at what a model sees.
-# No draw is involved: the same corpus and numbers give the same blocks.
+# A fixed selection of blocks, equally many per source, for probes and inspection. Nothing is
+# random: the same corpus and numbers give the same blocks.
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of one source and its place there."""
+    """One block of one source."""
 
     source: int  # index into the corpus' sources
     stratum: StratumTokens
@@ -238,7 +226,7 @@ class Block:
         return self.stratum.read_block(self.index, self.seq_len).astype(np.int64)
 
     def place(self) -> dict[str, str | int]:
-        """Names to find it by: source, stratum, row (block), document and offset in tokens."""
+        """Where it is: source, stratum, row (block), document and offset in tokens."""
         document, offset = self.stratum.locate(self.index * self.seq_len)
         return {
             "source": self.stratum.entry.source,
@@ -265,10 +253,7 @@ def blocks_by_source(corpus: Corpus, split: Split, seq_len: int) -> dict[str, in
 def even_blocks(
     corpus: Corpus, split: Split, seq_len: int, total: int, *, least: int = 1
 ) -> list[Block]:
-    """At most `total` blocks, source by source, evenly spaced in each source's text.
-
-    Sources with fewer than `least` blocks are passed over.
-    """
+    """At most `total` blocks, evenly spaced in each source that has at least `least` of them."""
     have = blocks_by_source(corpus, split, seq_len)
     take = equal_shares({source: n for source, n in have.items() if n >= least}, total)
     return [
@@ -283,20 +268,20 @@ def even_blocks(
 def spaced_blocks(
     strata: Sequence[StratumTokens], seq_len: int, most: int
 ) -> list[tuple[StratumTokens, int]]:
-    """At most `most` blocks, evenly spaced over the strata's text: each one's stratum and index."""
+    """At most `most` blocks, evenly spaced over the strata: the stratum and index of each."""
     ends = np.cumsum([0, *(s.num_blocks(seq_len) for s in strata)], dtype=np.int64)
     count = min(most, int(ends[-1]))
     places = np.linspace(0, ends[-1] - 1, count).round().astype(np.int64)
-    found = np.searchsorted(ends, places, side="right") - 1
-    return [(strata[s], int(place - ends[s])) for s, place in zip(found, places, strict=True)]
+    stratum_N = np.searchsorted(ends, places, side="right") - 1
+    return [(strata[s], int(place - ends[s])) for s, place in zip(stratum_N, places, strict=True)]
 
 
 def equal_shares(have: Mapping[str, int], total: int) -> dict[str, int]:
-    """`total` shared out equally, as far as each has any; what is over goes to the first ones."""
+    """`total` divided equally, none getting more than it has; remainders go to the first ones."""
     take = dict.fromkeys(have, 0)
     while left := min(total, sum(have.values())) - sum(take.values()):
-        wanting = [name for name in have if take[name] < have[name]]
-        each = left // len(wanting)
-        for name in wanting if each else wanting[:left]:
+        unfilled = [name for name in have if take[name] < have[name]]
+        each = left // len(unfilled)
+        for name in unfilled if each else unfilled[:left]:
             take[name] += min(max(each, 1), have[name] - take[name])
     return take

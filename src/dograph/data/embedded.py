@@ -1,9 +1,8 @@
 """Corpora that need no download: the demo corpus, and planted ones.
 
-The demo corpus is real text that every Python installation carries, each kind a source.
-`docstrings`, `bytecode`, `topics`, `unicode` and `tables` are there on every CPython, `code`
-wherever the standard library has its source files, and `tests`, `mail` and `numbers` wherever it
-has its test suite.
+The demo corpus is real text from the Python installation, one source per kind of text.
+`docstrings`, `bytecode`, `topics`, `unicode` and `tables` are in every CPython, `code` needs the
+source files of the standard library, and `tests`, `mail` and `numbers` its test suite.
 """
 
 import ast
@@ -32,12 +31,12 @@ import numpy as np
 from dograph.errors import ConfigError, did_you_mean
 from dograph.rng import key64, stream
 
-MIN_SOURCE_CHARS = 50_000  # a smaller source would leave nothing to validate on
+MIN_SOURCE_CHARS = 50_000  # a smaller source has too little validation text, and is left out
 SPLIT_CHARS = 8_000  # a longer text becomes several documents of whole lines
-MIN_CHARS = 200  # a shorter text is no document
+MIN_CHARS = 200  # a shorter text is left out
 PACK_CHARS = 2_000  # short pieces are joined until they are this long
 
-# Parts of the standard library without prose or code: tables, generated text, and the test
+# Folders of the standard library that are not part of `code`: tables, generated text, and the test
 # suites, which are a source of their own.
 NOT_CODE = {"encodings", "entities", "idle_test", "pydoc_data", "test", "tests"}
 _TESTS = "test/**/test_*.py"
@@ -48,7 +47,7 @@ _Documented = ast.Module | _Definition
 
 
 def demo_documents() -> Iterator[tuple[str, str]]:
-    """Source and text of the demo corpus: the same on every run of one Python installation."""
+    """Source and text of each document of the demo corpus: always the same for one Python."""
     for source, (max_chars, make) in SOURCES.items():
         texts = _bounded(make(), max_chars)
         if sum(map(len, texts)) >= MIN_SOURCE_CHARS:
@@ -56,7 +55,7 @@ def demo_documents() -> Iterator[tuple[str, str]]:
 
 
 def without_docstrings(source: str, tree: ast.Module) -> str:
-    """Python source with its docstrings taken out and everything else as it was."""
+    """Python source without its docstrings, otherwise unchanged."""
     lines: list[str | None] = list(source.split("\n"))
     for node in ast.walk(tree):
         if not isinstance(node, _Documented) or ast.get_docstring(node, clean=False) is None:
@@ -66,7 +65,7 @@ def without_docstrings(source: str, tree: ast.Module) -> str:
         head = (lines[first] or "").encode()[: docstring.col_offset].decode()
         tail = (lines[last] or "").encode()[docstring.end_col_offset :].decode()
         if head.strip() or tail.strip():
-            continue  # it shares its line with other code, which would go with it
+            continue  # other code is on the same line
         lines[first : last + 1] = [None] * (last + 1 - first)
         if len(node.body) == 1 and not isinstance(node, ast.Module):
             lines[first] = f"{head}pass"
@@ -74,16 +73,12 @@ def without_docstrings(source: str, tree: ast.Module) -> str:
 
 
 def _docstrings() -> Iterator[str]:
-    # Those of the built-in types are compiled in, so they need no source file.
+    # The built-in types have theirs compiled in, so they need no source file.
     for name, value in sorted(vars(builtins).items()):
         if isinstance(value, type):
-            members: list[tuple[str, Any]] = [(name, value)]
-            members += [(f"{name}.{key}", member) for key, member in sorted(vars(value).items())]
-            yield from _packed(
-                f"{key}\n\n{member.__doc__}"
-                for key, member in members
-                if isinstance(member.__doc__, str)
-            )
+            members: dict[str, Any] = {f"{name}.{k}": v for k, v in sorted(vars(value).items())}
+            texts = {key: member.__doc__ for key, member in ({name: value} | members).items()}
+            yield from _packed(f"{k}\n\n{t}" for k, t in texts.items() if isinstance(t, str))
     for module, _, tree in _modules():
         yield from _packed(_docstrings_of(tree, module))
 
@@ -98,14 +93,14 @@ def _docstrings_of(node: ast.AST, name: str) -> Iterator[str]:
 
 
 def _bytecode() -> Iterator[str]:
-    # Looked for in these places alone: an import hook may put another module behind a name.
+    # Only these places are searched: an import hook may give another module for a name.
     places = [str(_standard_library()), *(path for path in sys.path if path.endswith(".zip"))]
     for name in _mixed(sys.stdlib_module_names):
         spec = PathFinder.find_spec(name, places)
         if spec is None or not isinstance(spec.loader, InspectLoader | zipimporter):
             continue
         source = spec.loader.get_source(name)
-        # Compiled anew where that is possible: the cached code depends on -O and -OO.
+        # Compiled again if there is source: the cached code depends on -O and -OO.
         code = compile(source, name, "exec", optimize=0) if source else spec.loader.get_code(name)
         if isinstance(code, CodeType):
             yield from _packed(_disassembled(code, name))
@@ -116,9 +111,9 @@ def _disassembled(code: CodeType, name: str) -> Iterator[str]:
     for instruction in dis.get_instructions(code):
         argument = instruction.argrepr
         if isinstance(instruction.argval, CodeType):
-            argument = instruction.argval.co_name  # its repr holds an address
+            argument = instruction.argval.co_name  # its repr contains an address
         elif isinstance(instruction.argval, frozenset):
-            argument = ", ".join(sorted(map(repr, instruction.argval)))  # the set's order varies
+            argument = ", ".join(sorted(map(repr, instruction.argval)))  # the order of a set varies
         lines.append(f"    {instruction.opname} {argument[:80]}".rstrip())
     yield "\n".join(lines)
     for constant in code.co_consts:
@@ -128,7 +123,7 @@ def _disassembled(code: CodeType, name: str) -> Iterator[str]:
 
 def _topics() -> Iterator[str]:
     with suppress(ModuleNotFoundError):  # in a minimal installation
-        from pydoc_data.topics import topics  # here, for it is half a megabyte
+        from pydoc_data.topics import topics  # imported here because it is half a megabyte
 
         yield from (text for _, text in sorted(topics.items()))
 
@@ -144,8 +139,8 @@ def _unicode() -> list[str]:
                 "lower case": char.lower() if char.lower() != char else "",
                 "made of": unicodedata.decomposition(char),
             }
-            told = ", ".join(f"{key} {fact}" for key, fact in facts.items() if fact)
-            lines.append(f"{char} U+{ord(char):04X} is {name.lower()}: {told}.")
+            known = ", ".join(f"{key} {fact}" for key, fact in facts.items() if fact)
+            lines.append(f"{char} U+{ord(char):04X} is {name.lower()}: {known}.")
     return _mixed(_packed(lines, "\n"))
 
 
@@ -177,9 +172,9 @@ def _standard_library() -> Path:
 
 
 def _modules() -> Iterator[tuple[str, str, ast.Module]]:
-    """Name, source and syntax tree of the standard library's modules that hold code."""
+    """Name, source and syntax tree of the modules of the standard library."""
     library = _standard_library()
-    # From the list of names, so that neither site-packages nor a local file is ever looked at.
+    # From the list of names, so that site-packages and local files are never read.
     paths = [library / f"{name}.py" for name in sys.stdlib_module_names]
     paths += [path for name in sys.stdlib_module_names for path in (library / name).rglob("*.py")]
     for path in _mixed_files(path for path in paths if path.is_file()):
@@ -189,49 +184,44 @@ def _modules() -> Iterator[tuple[str, str, ast.Module]]:
         source = _read(path)
         try:
             tree = ast.parse(source)
-        except SyntaxError:  # some modules carry broken files on purpose, to test with
+        except SyntaxError:  # some packages contain broken files, to test with
             continue
         yield ".".join(parts).removesuffix(".__init__"), source, tree
 
 
 def _mixed(texts: Iterable[str]) -> list[str]:
-    """The texts in an order that has nothing to do with their content, but is always the same."""
+    """The texts in a pseudo-random order that is always the same."""
     return sorted(texts, key=lambda text: key64(0, "demo", text))
 
 
 def _mixed_files(paths: Iterable[Path]) -> list[Path]:
-    """Files in an order that depends only on their places inside the standard library."""
+    """Files in a pseudo-random order that depends only on their paths in the standard library."""
     library = _standard_library()
     return [library / name for name in _mixed(p.relative_to(library).as_posix() for p in paths)]
 
 
 def _read(path: Path) -> str:
-    """The text of a file; nothing where it is not UTF-8."""
+    """The text of a file, empty if it is not UTF-8."""
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError:
         return ""
 
 
-def _packed(
-    pieces: Iterable[str], separator: str = "\n\n", chars: float = PACK_CHARS
-) -> Iterator[str]:
-    """Join short pieces to texts of about `chars`."""
+def _packed(texts: Iterable[str], between: str = "\n\n", size: float = PACK_CHARS) -> Iterator[str]:
+    """Join short texts to longer ones of about `size` characters."""
     packed, length = [], 0
-    for piece in pieces:
-        packed.append(piece)
-        length += len(piece)
-        if length >= chars:
-            yield separator.join(packed)
+    for text in texts:
+        packed.append(text)
+        length += len(text)
+        if length >= size:
+            yield between.join(packed)
             packed, length = [], 0
-    yield separator.join(packed)
+    yield between.join(packed)
 
 
 def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:
-    """Split long texts, leave out what is too short or is not UTF-8, stop at `max_chars`.
-
-    The parts of a text are whole lines of about equal length, none much longer than SPLIT_CHARS.
-    """
+    """Split long texts into equal parts of whole lines, drop short ones, stop at `max_chars`."""
     kept: list[str] = []
     length = 0
     for text in texts:
@@ -249,7 +239,7 @@ def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:
     return kept
 
 
-# Upper bounds in characters. Sources of a real corpus are unequal, and so are these.
+# Upper bounds in characters, unequal like the sources of a real corpus.
 SOURCES: dict[str, tuple[int, Callable[[], Iterable[str]]]] = {
     "code": (3_500_000, lambda: (without_docstrings(code, tree) for _, code, tree in _modules())),
     "tests": (1_300_000, lambda: map(_read, _mixed_files(_standard_library().glob(_TESTS)))),
@@ -262,23 +252,23 @@ SOURCES: dict[str, tuple[int, Callable[[], Iterable[str]]]] = {
     "mail": (120_000, _mail),
 }
 
-# Planted corpora: made-up text whose sources, and whose best possible loss, are known exactly.
+# Planted corpora: synthetic text whose sources and lowest possible loss are known exactly.
 #
-# Every source is a stationary Markov chain over one vocabulary, shared by all:
+# Every source is a stationary Markov chain over a vocabulary that all sources share:
 #
 # - `unigram`: words are drawn independently; the sources differ in word frequencies.
 # - `bigram`: every word is equally frequent in every source; the sources differ only in which word
-#   follows which, so nothing that counts single words can tell them apart.
+#   follows which, so counts of single words cannot separate them.
 #
 # The optional source `noise` draws words independently and uniformly: there is nothing to learn.
 
 NUM_WORDS = 64
 NOISE = "noise"
-# Frequency of the r-th most frequent word of a source is proportional to r ** -exponent. The
-# exponents differ, so that the sources differ in how predictable they are.
+# Frequency of the r-th most frequent word of a source is proportional to r ** -exponent, so the
+# sources are not equally predictable.
 ZIPF_EXPONENTS = {"alpha": 0.8, "beta": 1.0, "gamma": 1.2, "delta": 1.4}
-NUM_SUCCESSORS = 6  # words that usually follow a word, each as often, other ones in every source
-# How often a word is followed by one of them rather than by any word; the sources differ here too.
+NUM_SUCCESSORS = 6  # words that usually follow a word, equally often; each source has its own
+# Probability that the next word is one of them and not a uniformly drawn one.
 FOLLOW_PROBABILITIES = {"alpha": 0.995, "beta": 0.99, "gamma": 0.98, "delta": 0.97}
 
 
@@ -292,7 +282,7 @@ def planted_documents(
         next_VV = transitions(kind, source, seed)
         rng = stream(seed, "planted", kind, source)
         word_DT = np.empty((num_documents, num_words), dtype=np.int64)
-        # Inverse transform sampling; the last threshold is left out: rounding may put it below 1.
+        # Inverse transform sampling, without the last threshold: rounding may put it below 1.
         threshold_VV = next_VV.cumsum(axis=1)[:, :-1]
         uniform_D = rng.random(num_documents)
         word_DT[:, 0] = np.searchsorted(first_V.cumsum()[:-1], uniform_D, side="right")
@@ -308,7 +298,7 @@ def source_names(*, noise: bool = False) -> list[str]:
 
 
 def vocabulary(seed: int = 0) -> list[str]:
-    """The made-up words; a word's place here is its index in every array of this module."""
+    """The synthetic words; a word's place here is its index in every array of this module."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     pairs = [first + second for first in syllables for second in syllables]
     rng = stream(seed, "planted", "vocabulary")
@@ -348,10 +338,10 @@ def transitions(kind: str, source: str, seed: int = 0) -> np.ndarray:
 
 
 def entropy_rate(kind: str, source: str, seed: int = 0) -> float:
-    """Nats per word that remain when the chain is known: no model's loss can be lower.
+    """Entropy of the next word in nats given the chain: the lowest loss that any model can have.
 
-    H = -sum_i p_i sum_j P_ij log P_ij, with p stationary. The first word of a document costs
-    more: the entropy of p itself.
+    H = -sum_i p_i sum_j P_ij log P_ij, with p stationary. The first word of a document has the
+    entropy of p itself.
     """
     p_V, next_VV = word_probabilities(kind, source, seed), transitions(kind, source, seed)
     return float(-p_V @ (next_VV * np.log(next_VV)).sum(axis=1))

@@ -1,8 +1,8 @@
-"""Raw records in, tokens per split and source out: here, or in several processes at once.
+"""Raw records to tokens per split and source, in this process or in several at once.
 
-Every record is checked first: a bad one is refused with its place named, or mended or skipped.
-The result depends on the records alone, never on how they were gathered into chunks, so the
-corpus is the same for any number of workers and after any interruption.
+Every record is checked first: a bad one is refused with its file and line, or repaired or skipped.
+The result depends only on the records, not on how they are grouped into chunks, so the corpus is
+the same for any number of workers and after any interruption.
 """
 
 import hashlib
@@ -10,9 +10,8 @@ import json
 import traceback
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +26,7 @@ from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
 from dograph.errors import CorpusError
 from dograph.rng import key64
 
-# A document while it is being prepared: DOCUMENT_DTYPE and what finishing needs to know of it.
+# A document during preparation: DOCUMENT_DTYPE, and two fields that finishing needs.
 RAW_DOCUMENT_DTYPE = np.dtype(
     [
         *DOCUMENT_DTYPE.descr,
@@ -35,23 +34,23 @@ RAW_DOCUMENT_DTYPE = np.dtype(
         ("hash", "<u8"),  # keyed hash of its text: decides the split
     ]
 )
+SetUp = tuple[PrepareOptions, list[Input], TokenizerEntry]  # the arguments of ChunkEncoder
 _BOM = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 8192
-SMALL_CHUNKS = 4  # an input of fewer is done sooner than processes start
-_AHEAD = 3  # chunks in flight for each worker
-_SET_UP = -1  # the job of being told how to encode, before any chunk
+SMALL_CHUNKS = 4  # an input of fewer chunks is done before worker processes have started
+_AHEAD = 3  # chunks in flight per worker
+_SET_UP = -1  # number of the job that sets up the encoder of a worker
 
 
 def where(entry: Input, bad: Bad) -> str:
-    """The place of a bad record, for people: lines and rows count from 1."""
-    if bad.file is not None:
-        return bad.file
-    return entry.name if bad.record is None else f"{entry.name}:{bad.record + 1}"
+    """The file and line (or row, from 1) of a bad record."""
+    line = "" if bad.record is None else f":{bad.record + 1}"
+    return bad.file or f"{entry.name}{line}"
 
 
 def refusal(entry: Input, bad: Bad) -> CorpusError:
     return CorpusError(
-        f"{where(entry, bad)}: {bad.what}. Mend it, or pass --bad-records repair, which "
+        f"{where(entry, bad)}: {bad.what}. Fix it, or pass --bad-records repair, which "
         f"{bad.repair} and counts it in the manifest"
     )
 
@@ -67,10 +66,7 @@ class CheckedText(NamedTuple):
 
 
 class Checker:
-    """Checks the records of one chunk: the good ones come as text, bad ones mended or skipped.
-
-    Where none may be repaired, the first bad one is refused.
-    """
+    """Checks the records of one chunk: repairs or skips bad ones, or refuses the first."""
 
     def __init__(self, chunk: Chunk, entry: Input, options: PrepareOptions) -> None:
         self.chunk = chunk
@@ -80,11 +76,10 @@ class Checker:
         self.bad: list[Bad] = []
 
     def texts(self) -> Iterator[CheckedText]:
-        """The good records, empty ones included; what was wrong with others goes to `bad`."""
+        """The good records, empty ones included; problems of the others are added to `bad`."""
         rows = self.chunk.rows
-        for record, row in enumerate(
-            rows.split(b"\n") if isinstance(rows, bytes) else rows, self.chunk.first
-        ):
+        raw = rows.split(b"\n") if isinstance(rows, bytes) else rows
+        for record, row in enumerate(raw, self.chunk.first):
             parsed = self._parse(record, row) if isinstance(row, bytes) else row
             if isinstance(parsed, RawRow):
                 text, source = self._text(record, parsed), self.entry.source
@@ -95,7 +90,7 @@ class Checker:
     def complain(
         self, record: int, kind: str, what: str, repair: str = "skips it", file: str | None = None
     ) -> None:
-        """Note a bad record, or refuse it where none may be repaired."""
+        """Note a bad record, or refuse it if bad records are not repaired."""
         self.bad.append(Bad(record, kind, what, repair, file))
         if not self.repair:
             raise refusal(self.entry, self.bad[-1])
@@ -120,10 +115,10 @@ class Checker:
         # ValueError: also for numbers of thousands of digits; RecursionError: nested too deeply
         except (ValueError, RecursionError) as error:
             value, what = None, f"broken JSON ({error})"
-        if not isinstance(value, dict):
-            self.complain(record, "broken JSON", what)
-            return None
-        return RawRow(pick(value, self.fields.text), pick(value, self.fields.source))
+        if isinstance(value, dict):
+            return RawRow(pick(value, self.fields.text), pick(value, self.fields.source))
+        self.complain(record, "broken JSON", what)
+        return None
 
     def _text(self, record: int, row: RawRow) -> tuple[str, bytes] | None:
         text = row.text
@@ -165,9 +160,9 @@ class EncodedGroup:
 
     split: Split
     source: str
-    # while it grows an array, which unlike a list takes 4 bytes a token; then of the corpus' dtype
+    # an array while it grows: 4 bytes per token, unlike a list; then of the corpus' dtype
     token_N: Any = field(default_factory=lambda: array("I"))
-    # of RAW_DOCUMENT_DTYPE once it is whole, ends counted from this group's first token
+    # finally of RAW_DOCUMENT_DTYPE, with ends counted from this group's first token
     document_M: Any = field(default_factory=list)
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
@@ -180,26 +175,23 @@ class Encoded(NamedTuple):
     end: Position
     groups: list[EncodedGroup]
     bad: list[Bad]
-    excluded: dict[str, int]  # documents left out, by source
+    excluded: dict[str, int]  # documents of sources that the recipe leaves out, by source
 
 
 class ChunkEncoder:
     """Turns chunks into tokens. Every worker process holds one."""
 
-    def __init__(
-        self, options: PrepareOptions, inputs: list[Input], tokenizer: TokenizerEntry
-    ) -> None:
+    def __init__(self, options: PrepareOptions, inputs: list[Input], entry: TokenizerEntry) -> None:
         self.options = options
         self.inputs = inputs
-        self.entry = tokenizer
+        self.entry = entry
         self.tokenizer = open_tokenizer(options.staging / TOKENIZER_FILE)
         self.threshold = hash_threshold(options.held_out(inputs))
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk; refuses its first bad record if none is allowed."""
-        how = self.options
-        only, entry = how.only, self.inputs[chunk.input]
-        checker = Checker(chunk, entry, how)
+        """Encode a chunk; refuses its first bad record if bad records are not repaired."""
+        options, entry, only = self.options, self.inputs[chunk.input], self.options.only
+        checker = Checker(chunk, entry, options)
         groups: dict[tuple[Split, str], EncodedGroup] = {}
 
         def group_of(source: str, split: Split = entry.split) -> EncodedGroup:
@@ -211,10 +203,10 @@ class ChunkEncoder:
             if only is not None and text.source not in only:
                 excluded[text.source] += 1
             elif not text.content:
-                what = Bad(text.record, "empty", "the text is empty", "skips it", text.file)
-                checker.bad.append(what)
-                group_of(text.source)  # the source is known
-            elif entry.split == "train" and not is_kept(text.content, how.keep, how.seed):
+                empty = Bad(text.record, "empty", "the text is empty", "skips it", text.file)
+                checker.bad.append(empty)
+                group_of(text.source)  # the source exists even if all of its texts are empty
+            elif entry.split == "train" and not is_kept(text.content, options.keep, options.seed):
                 group = group_of(text.source)
                 group.unkept_documents += 1
                 group.unkept_bytes += len(text.content)
@@ -224,7 +216,7 @@ class ChunkEncoder:
             if ids is None:
                 group_of(text.source)
                 continue
-            digest = text_hash(text.content, how.seed, "validation")
+            digest = text_hash(text.content, options.seed, "validation")
             held_out = entry.split == "train" and digest < self.threshold
             group = group_of(text.source, "validation" if held_out else entry.split)
             group.token_N.fromlist(ids)
@@ -234,16 +226,15 @@ class ChunkEncoder:
         for group in groups.values():
             group.token_N = np.array(group.token_N, self.entry.token_dtype)
             group.document_M = np.array(group.document_M, RAW_DOCUMENT_DTYPE)
-        # in the order of the records, however they were gathered
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
         return Encoded(chunk.input, chunk.end, list(groups.values()), bad, dict(excluded))
 
     def _encode(self, checker: Checker, texts: list[CheckedText]) -> Iterator[list[int] | None]:
-        """The tokens of each text; None for one that cannot be encoded and may be skipped."""
+        """The tokens of each text; None for one that cannot be encoded and is skipped."""
         batch = [text.text for text in texts]
         try:
             encoded = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        # the library raises bare Exceptions; taken one by one, the record can be named
+        # the library raises bare Exceptions; encoding one by one names the record
         except Exception:
             for text in texts:
                 try:
@@ -256,18 +247,10 @@ class ChunkEncoder:
             yield from (encoding.ids for encoding in encoded)
 
 
-@cache
-def _hash_key(seed: int, purpose: str) -> bytes:
-    return key64(seed, purpose).to_bytes(8, "little")
-
-
 def text_hash(content: bytes, seed: int, purpose: Literal["validation", "keep"]) -> int:
-    """64 bits that depend on the text, the seed and the purpose alone: equal texts stay together.
-
-    Hashes for two purposes are independent, so what is held out is a fair share of what is kept.
-    """
-    digest = hashlib.blake2b(content, digest_size=8, key=_hash_key(seed, purpose)).digest()
-    return int.from_bytes(digest, "little")
+    """A 64-bit hash of the text, independent for the two purposes: equal texts stay together."""
+    key = key64(seed, purpose).to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest(), "little")
 
 
 def hash_threshold(fraction: float) -> int:
@@ -276,92 +259,80 @@ def hash_threshold(fraction: float) -> int:
 
 
 def is_kept(content: bytes, keep: float, seed: int) -> bool:
-    """Whether a text is in the slice; what a fraction keeps, every larger one keeps too."""
+    """Whether --keep keeps a text; a larger fraction keeps everything that a smaller one does."""
     return keep == 1 or text_hash(content, seed, "keep") < hash_threshold(keep)
 
 
 class EncodingWorkers(processes.Workers):
-    """Processes that encode. They may be started before it is known how, to be ready by then."""
+    """Processes that encode. They can be started early, before the tokenizer is known."""
 
     def __init__(self, number: int) -> None:
-        # one core a worker
+        # one core per worker
         super().__init__(number, "dograph.data.encode", {"TOKENIZERS_PARALLELISM": "false"})
 
     def start_all(self) -> None:
         while len(self._crew) < self.number:
             self.start()
 
-    def encode_in_order(
-        self,
-        chunks: Iterator[Chunk],
-        options: PrepareOptions,
-        inputs: list[Input],
-        tokenizer: TokenizerEntry,
-    ) -> Generator[Encoded, None, None]:
+    def encode_in_order(self, chunks: Iterator[Chunk], set_up: SetUp) -> Iterator[Encoded]:
         """Encode chunks, in order, with a bounded number of them in memory.
 
-        What the reader raises comes after the chunks read before it, so that the first bad record
-        in reading order is the one that is reported, and nothing read is lost.
+        An error of the reader is raised after the chunks read before it, so the first bad record
+        in reading order is the one reported, and nothing read is lost.
         """
-        stream = _with_error_last(chunks)
+        errors: list[CorpusError] = []
+
+        def read() -> Iterator[Chunk]:
+            try:
+                yield from chunks
+            except CorpusError as error:
+                errors.append(error)
+
+        stream = read()
         head = [] if self._crew else list(islice(stream, SMALL_CHUNKS))
         if not self._crew and len(head) < SMALL_CHUNKS:
-            encoder = ChunkEncoder(options, inputs, tokenizer)
-            for item in head:
-                if isinstance(item, CorpusError):
-                    raise item
-                yield encoder(item)
-            return
-        self.start_all()
-        for worker in self._crew:
-            self.give(worker, _SET_UP, (options, inputs, tokenizer))
-        answered: dict[int, Encoded | Exception] = {}
+            yield from map(ChunkEncoder(*set_up), head)
+            head = []  # and the stream has ended
+        else:
+            self.start_all()
+            for worker in self._crew:
+                self.give(worker, _SET_UP, set_up)
+        answers: dict[int, Encoded | Exception] = {}
         given = taken = 0
-        error = None
-        for item in chain(head, stream):
-            if isinstance(item, CorpusError):
-                error = item
-                break
-            self.give(self.least_busy(), given, item)
+        for chunk in chain(head, stream):
+            self.give(self.least_busy(), given, chunk)
             given += 1
             if given - taken >= _AHEAD * self.number:
-                yield self._take(taken, answered)
+                yield self._take(taken, answers)
                 taken += 1
         for number in range(taken, given):
-            yield self._take(number, answered)
-        if error is not None:
-            raise error
+            yield self._take(number, answers)
+        if errors:
+            raise errors[0]
 
-    def _take(self, number: int, answered: dict[int, Encoded | Exception]) -> Encoded:
-        """The chunk with this number; others that are ready too no longer hold up their workers."""
-        is_ready = False
-        while not is_ready:
-            is_ready = number in answered
-            for job, answer in self.answers(0.0 if is_ready else None):
+    def _take(self, number: int, answers: dict[int, Encoded | Exception]) -> Encoded:
+        """The chunk with this number; other answers are collected too, so that no worker waits."""
+        timeout = None
+        while timeout is None:
+            timeout = 0.0 if number in answers else None
+            for job, answer in self.answers(timeout):
                 if isinstance(answer, processes.Died):
                     answer = CorpusError(
-                        f"a worker process died ({answer.why}), most likely for want of memory; "
-                        "the same command goes on where it stopped: try it with fewer workers than "
-                        f"{self.number} (--workers)"
+                        f"a worker process died ({answer.why}), probably out of memory; repeat the "
+                        f"command with fewer workers than {self.number} (--workers): it continues "
+                        "where it stopped"
                     )
                 if job == _SET_UP and isinstance(answer, Exception):
                     raise answer
-                answered[job] = answer
-        encoded = answered.pop(number)
+                answers[job] = answer
+        encoded = answers.pop(number)
         if isinstance(encoded, Exception):
             raise encoded
         return encoded
 
 
-def _with_error_last(chunks: Iterator[Chunk]) -> Iterator[Chunk | CorpusError]:
-    try:
-        yield from chunks
-    except CorpusError as error:
-        yield error
-
-
 def serve(descriptor: int) -> None:
-    """In a worker process: answer on an open connection; the first message says how to encode."""
+    """In a worker process: answer on an open connection; the first message sets up the encoder."""
     encoder: ChunkEncoder | None = None
 
     def answer(message: Any) -> Encoded | Exception | None:
@@ -371,7 +342,7 @@ def serve(descriptor: int) -> None:
                 return encoder(message)
             encoder = ChunkEncoder(*message)
         except Exception as error:
-            error.add_note(traceback.format_exc())  # the traceback itself does not travel
+            error.add_note(traceback.format_exc())  # the traceback itself is not sent
             return error
         return None
 

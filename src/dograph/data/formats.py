@@ -1,22 +1,31 @@
-"""The file formats of text as records not yet checked: lines, parquet, Hugging Face datasets."""
+"""File formats of text, read as records that are not checked yet: lines, parquet, datasets."""
 
 import lzma
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dograph.errors import CorpusError, MissingExtraError, did_you_mean, require
 
-# About this much text travels together: large enough to hide the cost of a message between two
-# processes, small enough that a few of them in flight weigh nothing.
+# Size of a chunk of text: large enough to hide the cost of sending it to another process, small
+# enough that several in flight need little memory.
 CHUNK_BYTES = 1 << 20
-# A record longer than this is a mistake (a file without line ends), not a document.
+# A longer record is a mistake (a file without line ends), not a document.
 MAX_RECORD_BYTES = 256 << 20
 READ_BYTES = 64 << 10
-ARCHIVES = (".gz", ".xz", ".zst")
+# Files made with `zstd --long` need a window of up to 2 GiB.
+_DECODERS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".xz": lambda: lzma.LZMADecompressor(format=lzma.FORMAT_AUTO),
+    ".zst": lambda: (
+        require("zstandard", "corpus").ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    ),
+}
+ARCHIVES = tuple(_DECODERS)
 _BATCH_ROWS = 64
+Place = Path | tuple[str, str | None]  # of a dataset: its folder, or its name and config on the hub
 
 
 class Fields(NamedTuple):
@@ -27,26 +36,26 @@ class Fields(NamedTuple):
 
 
 class RawRow(NamedTuple):
-    """A record as found, unchecked: None stands for a field that is missing or null."""
+    """A record as read, unchecked: None if a field is missing or null."""
 
     text: object  # str, or bytes that still have to be decoded
     source: object
-    file: str | None = None  # where every record is a file of its own
+    file: str | None = None  # if every record is a file of its own
 
 
 class Bad(NamedTuple):
-    """Something wrong with a record (or, with record None, with the whole input)."""
+    """A problem with a record (or, with record None, with the whole input)."""
 
     record: int | None  # from 0
     kind: str  # one of a few; counted in the manifest
-    what: str  # for people: what is wrong and where in the record
+    what: str  # the problem, for the error message
     repair: str  # what --bad-records repair does about it
     file: str | None = None
-    lost: int = 0  # records that the reader could not get at, in this place among the rows
+    lost: int = 0  # records that could not be read, at this place among the rows
 
 
 class Position(NamedTuple):
-    """Where reading goes on after a chunk."""
+    """Where reading continues after a chunk."""
 
     input: int = 0
     record: int = 0
@@ -55,17 +64,17 @@ class Position(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Consecutive records of one input: raw JSON lines, or rows taken apart already."""
+    """Consecutive records of one input: raw JSON lines, or rows that are parsed already."""
 
     input: int
     first: int  # number of its first record, from 0
     rows: bytes | list[RawRow]
     end: Position
-    bad: list[Bad]  # what the reader itself had to mend
+    bad: list[Bad]  # problems that the reader itself met
 
 
 def pick(record: object, path: str | None) -> object:
-    """The value at a dotted path, None where there is none; a key may itself hold dots."""
+    """The value at a dotted path, None if there is none; a key may itself contain dots."""
     if isinstance(record, dict) and path is not None:
         if path in record:
             return record[path]
@@ -76,11 +85,11 @@ def pick(record: object, path: str | None) -> object:
 
 
 class BrokenArchiveError(CorpusError):
-    """A compressed file ends too early or is damaged; everything before was handed out."""
+    """A compressed file ends too early or is damaged; everything before was read."""
 
 
 def read_blocks(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """The content from `offset` on, decompressed, and how much of the file was read for it."""
+    """The decompressed content from `offset` on, and how much of the file was read for it."""
     with open(path, "rb") as file:
         if path.suffix not in ARCHIVES:
             file.seek(offset)
@@ -94,27 +103,17 @@ def read_blocks(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
-    """Every stream of an archive: several may follow each other in one file.
+    """The content of all streams of an archive; one file may hold several.
 
-    It hands out bounded pieces, so that a damaged archive loses only the last one and a highly
-    compressed one never unfolds in memory at once.
+    In bounded pieces: a damaged archive loses only the last one, and a highly compressed one never
+    fills the memory.
     """
-    broken: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, MemoryError)
-    if suffix == ".zst":
-        zstandard = require("zstandard", "corpus")
-        broken = (*broken, zstandard.ZstdError)
     compressed = file.read(READ_BYTES)
     while compressed:
-        decoder: Any
-        if suffix == ".gz":
-            decoder = zlib.decompressobj(wbits=31)
-        elif suffix == ".xz":
-            decoder = lzma.LZMADecompressor(format=lzma.FORMAT_AUTO)
-        else:  # files made with `zstd --long` ask for a window of up to 2 GiB
-            decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        decoder = _DECODERS[suffix]()
         while not decoder.eof:
             try:
-                if suffix == ".zst":  # what it puts out has no bound, so what it takes in gets one
+                if suffix == ".zst":  # its output has no bound, so its input gets one
                     content = decoder.decompress(compressed[:4096])
                     compressed = compressed[4096:]
                 else:
@@ -122,7 +121,7 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
                     # at the end of a stream the tail is also in unused_data
                     is_used = suffix == ".xz" or decoder.eof
                     compressed = b"" if is_used else decoder.unconsumed_tail
-            except broken as error:
+            except Exception as error:  # every library has its own
                 raise BrokenArchiveError(f"the archive is damaged ({error})") from error
             if content:
                 yield content
@@ -140,14 +139,11 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
 
 
 def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
-    """Lines of a file, plain or compressed, in chunks that end where a line ends.
-
-    The last line may lack its end; where an archive breaks off, so may what it was cut to.
-    """
+    """Lines of a file, plain or compressed, in chunks of whole lines; the last may have no end."""
     record, offset = start.record, start.offset
 
     def chunk(content: bytes, consumed: int, bad: Bad | None = None, skipped: int = 0) -> Chunk:
-        """Whole lines, then perhaps something bad, then bytes of a line to pass over."""
+        """Whole lines, then perhaps a problem, then bytes of a line to skip."""
         nonlocal record, offset
         first = record
         record += content.count(b"\n")
@@ -157,37 +153,35 @@ def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
         end = Position(start.input, record, offset, consumed)
         return Chunk(start.input, first, content, end, bads)
 
-    parts: list[bytes] = []
-    size = unended = consumed = 0  # unended: bytes after the last line end
-    skipped = 0  # bytes so far of a line that is too long to take
+    pending = bytearray()
+    end = consumed = 0  # end: of the last whole line that is pending
+    skipped = 0  # bytes so far of a line that is too long
     bad = None
     try:
         for content, consumed in read_blocks(path, offset):
             rest = content
             if skipped:
-                end = content.find(b"\n") + 1
-                skipped += end or len(content)
-                if not end:
+                cut = content.find(b"\n") + 1
+                skipped += cut or len(content)
+                if not cut:
                     continue
                 yield chunk(b"", consumed, too_long(), skipped)
-                rest, skipped = content[end:], 0
-            parts.append(rest)
-            size += len(rest)
-            cut = rest.rfind(b"\n") + 1
-            unended = len(rest) - cut if cut else unended + len(rest)
-            if cut and size >= CHUNK_BYTES:
-                joined = b"".join(parts)
-                yield chunk(joined[: size - unended], consumed)
-                parts, size = [joined[size - unended :]], unended
-            elif unended > MAX_RECORD_BYTES:
-                yield chunk(b"".join(parts)[: size - unended], consumed)
-                parts, size, unended, skipped = [], 0, 0, unended
+                rest, skipped = content[cut:], 0
+            if b"\n" in rest:
+                end = len(pending) + rest.rindex(b"\n") + 1
+            pending += rest
+            is_too_long = len(pending) - end > MAX_RECORD_BYTES
+            if is_too_long or (end and len(pending) >= CHUNK_BYTES):
+                yield chunk(bytes(pending[:end]), consumed)
+                skipped = len(pending) - end if is_too_long else 0
+                del pending[: len(pending) if is_too_long else end]
+                end = 0
     except BrokenArchiveError as error:
         bad = Bad(None, "broken archive", str(error), "keeps what comes before")
     if skipped:
         yield chunk(b"", consumed, too_long(), skipped)
-    # what is wrong at its end must not be met again on resuming
-    yield chunk(b"".join(parts), consumed, bad)._replace(end=Position(start.input + 1))
+    # resuming after this chunk must not report a problem at the end of the file again
+    yield chunk(bytes(pending), consumed, bad)._replace(end=Position(start.input + 1))
 
 
 def too_long() -> Bad:
@@ -197,13 +191,12 @@ def too_long() -> Bad:
 
 
 def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Bad]:
-    """Rows from number `start` on, of these columns alone; where some are damaged, the rest."""
+    """Rows from number `start` on, of the needed columns; a damaged row group loses no other."""
     pyarrow = require("pyarrow", "corpus")
     broken = (pyarrow.ArrowException, OSError, MemoryError)
 
     def damaged(what: str, error: Exception, record: int | None, lost: int) -> Bad:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        what = f"{what} ({reason})"
+        what += f" ({(str(error) or type(error).__name__).splitlines()[0]})"
         return Bad(record, "damaged file", what, "keeps what can be read", lost=lost)
 
     try:
@@ -214,9 +207,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
         num_rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         columns = find_columns(list(file.schema_arrow.names), fields)
     except broken as error:
-        if start == 0:
-            yield damaged("the file cannot be read", error, None, 0)
-        return
+        num_rows, columns = [], damaged("the file cannot be read", error, None, 0)
     if isinstance(columns, Bad):
         if start == 0:
             yield columns._replace(lost=sum(num_rows))
@@ -226,7 +217,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
         row = max(start, begin)
         try:
             if row < begin + rows:
-                for piece in _read_group(file, group, columns, fields, skip=row - begin):
+                for piece in _rows(file, group, columns, fields, skip=row - begin):
                     row += 1
                     yield piece
         except broken as error:
@@ -234,28 +225,21 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
         begin += rows
 
 
-def _read_group(
-    file: Any, group: int, columns: Fields, fields: Fields, skip: int
-) -> Iterator[RawRow]:
-    wanted = [name for name in columns if name]
+def _rows(file: Any, group: int, columns: Fields, fields: Fields, skip: int) -> Iterator[RawRow]:
+    wanted = list(dict.fromkeys(name for name in columns if name))
     for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted):
-        if skip >= batch.num_rows:
-            skip -= batch.num_rows
-            continue
-        texts = _values(batch.column(columns.text)[skip:])
-        sources: list[object] = [None] * len(texts)
-        if columns.source:
-            sources = _values(batch.column(columns.source)[skip:])
-        skip = 0
-        for text, source in zip(texts, sources, strict=True):
-            picked = pick({columns.source: source}, fields.source)
-            if isinstance(picked, bytes):
-                picked = picked.decode(errors="replace")
-            yield RawRow(pick({columns.text: text}, fields.text), picked)
+        values = [_values(batch.column(name)[skip:]) for name in wanted]
+        skip = max(skip - batch.num_rows, 0)
+        for row in zip(*values, strict=True):
+            record = dict(zip(wanted, row, strict=True))
+            source = pick(record, fields.source)
+            if isinstance(source, bytes):
+                source = source.decode(errors="replace")
+            yield RawRow(pick(record, fields.text), source)
 
 
 def _values(column: Any) -> list[object]:
-    """A column as Python values; plain text as bytes, so that the worker judges its encoding."""
+    """A column as Python values; plain text as bytes, so that the worker checks its encoding."""
     pyarrow = require("pyarrow", "corpus")
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
         column = column.cast(pyarrow.large_binary())
@@ -263,13 +247,13 @@ def _values(column: Any) -> list[object]:
     for item in column:
         try:
             values.append(item.as_py())
-        except UnicodeDecodeError:  # in a nested column: the record counts as without the field
+        except UnicodeDecodeError:  # in a nested column: the field counts as missing
             values.append(None)
     return values
 
 
 def find_columns(names: list[str], fields: Fields) -> Fields | Bad:
-    """The columns that hold the fields asked for."""
+    """The columns that hold these fields."""
     columns = [p if p is None or p in names else p.partition(".")[0] for p in fields]
     for path, column in zip(fields, columns, strict=True):
         if path is not None and column not in names:
@@ -278,33 +262,43 @@ def find_columns(names: list[str], fields: Fields) -> Fields | Bad:
     return Fields(columns[0] or "", columns[1])
 
 
-def count_rows(path: Path) -> int:
-    """Rows in a parquet file, 0 where it cannot be read."""
-    pyarrow = require("pyarrow", "corpus")
+def bytes_per_row(path: Path) -> float:
+    """Bytes on disk per row of a parquet file; its whole size if it cannot be read."""
+    pyarrow, num_rows = require("pyarrow", "corpus"), 0
+    with suppress(pyarrow.ArrowException, OSError):
+        num_rows = require("pyarrow.parquet", "corpus").read_metadata(path).num_rows
+    return path.stat().st_size / max(num_rows, 1)
+
+
+@contextmanager
+def _open_dataset(place: Place, part: str | None = None) -> Iterator[Any]:
+    """The `datasets` library; its errors get the name of the dataset."""
+    split = f"@{part}" if part else ""
+    name = str(place) if isinstance(place, Path) else f"hf:{place[0]}{split}"
     try:
-        rows: int = require("pyarrow.parquet", "corpus").read_metadata(path).num_rows
-    except (pyarrow.ArrowException, OSError):
-        return 0
-    return rows
+        yield require("datasets", "corpus")
+    except (CorpusError, MissingExtraError, GeneratorExit):
+        raise
+    # the library lets through whatever its file systems, parsers and network layers raise
+    except Exception as error:
+        raise CorpusError(
+            f"cannot read the dataset {name}: {type(error).__name__}: {error}. "
+            "Check its name, split and the connection, or that its files are complete"
+        ) from error
 
 
-def dataset_splits(place: Path | tuple[str, str | None]) -> list[str]:
-    """The splits of a dataset on the hub, or saved on disk: none where it was saved without any."""
-    datasets = require("datasets", "corpus")
-    if isinstance(place, tuple):
-        with _named(f"hf:{place[0]}"):
+def dataset_splits(place: Place) -> list[str]:
+    """The splits of a dataset on the hub or on disk; empty if it was saved without splits."""
+    with _open_dataset(place) as datasets:
+        if isinstance(place, tuple):
             return list(datasets.get_dataset_split_names(*place))
-    with _named(str(place)):
         loaded = datasets.load_from_disk(str(place))
-    return sorted(loaded) if isinstance(loaded, datasets.DatasetDict) else []
+        return sorted(loaded) if isinstance(loaded, datasets.DatasetDict) else []
 
 
-def read_dataset(
-    place: Path | tuple[str, str | None], part: str | None, start: int, fields: Fields
-) -> Iterator[RawRow]:
+def read_dataset(place: Place, part: str | None, start: int, fields: Fields) -> Iterator[RawRow]:
     """Rows of one split from number `start` on: saved on disk, or streamed from the hub."""
-    datasets = require("datasets", "corpus")
-    with _named(str(place) if isinstance(place, Path) else f"hf:{place[0]}@{part}"):
+    with _open_dataset(place, part) as datasets:
         if isinstance(place, Path):
             loaded = datasets.load_from_disk(str(place))
             rows = loaded[part] if part else loaded
@@ -318,18 +312,3 @@ def read_dataset(
             rows = datasets.load_dataset(*place, split=part, streaming=True)
         for row in rows.skip(start) if start else rows:
             yield RawRow(pick(row, fields.text), pick(row, fields.source))
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Give any failure of the library the name of the dataset."""
-    try:
-        yield
-    except (CorpusError, MissingExtraError, GeneratorExit):
-        raise
-    # the library lets through what its file systems, parsers and network layers raise
-    except Exception as error:
-        raise CorpusError(
-            f"cannot read the dataset {name}: {type(error).__name__}: {error}. "
-            "Check its name, split and the connection, or that its files are whole"
-        ) from error

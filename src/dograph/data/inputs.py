@@ -1,4 +1,4 @@
-"""What the user names on the command line, resolved into things that can be read one by one."""
+"""Command-line arguments resolved into inputs that can be read one by one."""
 
 import glob
 import hashlib
@@ -21,9 +21,9 @@ class Input:
     """One thing to read: a file, a folder of text, one split of a dataset."""
 
     kind: Kind
-    name: str  # as the manifest and every message show it
+    name: str  # shown in the manifest and in messages
     split: Split
-    source: str | None  # None: each record says
+    source: str | None  # None: each record names its own
     path: Path | None = None
     hub: tuple[str, str | None] | None = None  # dataset and config
     part: str | None = None  # split of a dataset
@@ -35,12 +35,12 @@ class Input:
 
     @property
     def size(self) -> int | None:
-        """Bytes on disk, None where nobody knows."""
+        """Bytes on disk, None if unknown."""
         return None if self.path is None else sum(file.stat().st_size for file in walk(self.path))
 
     @property
     def stamp(self) -> str:
-        """Changes when the input does: names, sizes and times of change, not contents."""
+        """A digest that changes when the input does: of names, sizes and times, not contents."""
         digest = hashlib.blake2b(digest_size=16)
         for file in walk(self.path) if self.path is not None else ():
             status = file.stat()
@@ -49,12 +49,11 @@ class Input:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Every file under a folder (or the file itself), hidden ones apart, in a fixed order."""
+    """Every file under a folder (or the file itself) except hidden ones, in a fixed order."""
 
     def unreadable(error: OSError) -> NoReturn:
         raise CorpusError(
-            f"cannot look into {error.filename} ({error.strerror}); make it readable, or move it "
-            "away"
+            f"cannot list {error.filename} ({error.strerror}); make it readable, or move it away"
         ) from error
 
     if folder.is_file():
@@ -67,11 +66,11 @@ def walk(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A known corpus: where it is, how its records are labelled, what it is made of."""
+    """A known corpus: where it is, how its records name their source, the sizes of its sources."""
 
     name: str
     hub: str  # Hugging Face dataset
-    validation: str  # which of its splits to validate on
+    validation: str  # name of its validation split
     source_field: str
     sizes: str  # "source size, ..." in the paper's data table, in any unit
     closed: bool  # documents of a source outside the table are left out
@@ -116,8 +115,8 @@ RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}
 VALIDATION_WORDS = ("validation", "valid", "val", "test")
 SPLIT_WORDS = ("train", *VALIDATION_WORDS)
 
-# four digits may be a year, and two years are two sources
-_DIGEST = r"(-[0-9a-f]{16})?"  # after a number of the hub's: train-00000-of-00048-ab2b35705f029d94
+# Shard numbers have five digits or more: four digits may be a year, and two years are two sources.
+_DIGEST = r"(-[0-9a-f]{16})?"  # after a shard number on the hub: 00000-of-00048-ab2b35705f029d94
 _SHARD = re.compile(rf"[-_.]?(\d{{3,}}-of-\d{{3,}}{_DIGEST}|\d{{5,}})$")
 _NUMBER = re.compile(rf"[-_.]?\d+(-of-\d+{_DIGEST})?$")
 _SPLIT = re.compile(rf"(^|[-_.])({'|'.join(SPLIT_WORDS)})$", re.IGNORECASE)
@@ -127,10 +126,7 @@ _NAMELESS = ("", "part", "shard", "chunk", "data")
 
 
 def split_word(path: Path, folder: Path | None = None) -> str | None:
-    """The split that a file's name speaks of: "val" for fineweb_val_000001.bin.
-
-    A folder named after a split, between `folder` and the file, has the first word.
-    """
+    """The split in the name of a folder below `folder`, else of the file: "val" in a_val_01.bin."""
     below = path if path.is_dir() else path.parent
     for name in below.relative_to(folder).parts if folder is not None else ():
         if name.lower() in SPLIT_WORDS:
@@ -142,11 +138,7 @@ def split_word(path: Path, folder: Path | None = None) -> str | None:
 
 
 def source_of(path: Path) -> str:
-    """The source that a file belongs to, by its name.
-
-    Shard numbers and split words are left out, so that the shards of a source come together and
-    its validation file bears the same name; where nothing remains, the folder's name is taken.
-    """
+    """The source in a file's name, without shard number and split; else the folder's name."""
     stem = _SPLIT.sub("", _SHARD.sub("", _MEGATRON.sub("", _ENDINGS.sub("", path.name))))
     if stem.lower() not in _NAMELESS:
         return stem
@@ -160,6 +152,7 @@ EMBEDDED = ("demo", "unigram", "bigram")
 _LINES = (".jsonl", ".json", ".ndjson")
 _RECORDS = (*_LINES, *(line + archive for line in _LINES for archive in ARCHIVES), ".parquet")
 _TOKENS = (".bin", ".idx")
+_FILES = (*_RECORDS, *_TOKENS)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB = re.compile(r"(?P<name>[^:@]+)(:(?P<config>[^@]+))?(@(?P<part>.+))?")
 _ALLOWED = (
@@ -169,28 +162,16 @@ _ALLOWED = (
 
 
 class Resolved(NamedTuple):
-    """What to read, and the names of what lies beside it and is not read."""
+    """What to read, and the names of files and splits next to it that are not read."""
 
     inputs: list[Input]
     left_out: list[str]
 
 
-class _Wanted(NamedTuple):
-    """What is asked of an argument."""
-
-    split: Split
-    labelled: bool  # records name their own source
-    preferred: str | None  # split to validate on, where it is there
-
-
-# While an argument is looked into: something to read, or the name of something left out.
-_Found = Iterator[Input | str]
-
-
 def resolve_all(
     specs: Sequence[str], validation: Sequence[str], *, labelled: bool, recipe: Recipe | None = None
 ) -> Resolved:
-    """Everything to read, in order; an explicit validation replaces one that an input brings."""
+    """Everything to read, in order; `validation` replaces validation text of the other inputs."""
     found = [resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs]
     inputs = [entry for one in found for entry in one.inputs]
     left_out = [name for one in found for name in one.left_out]
@@ -212,145 +193,174 @@ def resolve_all(
 
 
 def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = None) -> Resolved:
-    """The inputs behind one argument; `labelled` records name their own source."""
+    """The inputs of one argument; `labelled` records name their own source."""
     name, separator, rest = spec.partition("=")
     if separator and "/" not in name and not Path(spec).exists():
         named = resolve(rest, split, labelled=False, recipe=recipe)
         return named._replace(inputs=[replace(entry, source=name) for entry in named.inputs])
-    found = list(_find(spec, _Wanted(split, labelled, recipe.validation if recipe else None)))
-    inputs = [entry for entry in found if isinstance(entry, Input)]
-    return Resolved(inputs, [name for name in found if isinstance(name, str)])
+    resolver = _Resolver(labelled, recipe.validation if recipe else None, [])
+    return Resolved(list(resolver.find(spec, split)), resolver.left_out)
 
 
-def _find(spec: str, wanted: _Wanted) -> _Found:
-    path = Path(spec)
-    # a name such as user/dataset; where user/ is a folder here, a path was meant
-    is_hub_name = (
-        _HUB_NAME.fullmatch(spec)
-        and not spec.endswith((*_RECORDS, *_TOKENS))
-        and not path.parent.exists()
-    )
-    if spec in EMBEDDED:
-        yield Input("embedded", spec, wanted.split, None)
-    elif spec in RECIPES:
-        hub = RECIPES[spec].hub
-        whole = Input("hub", f"hf:{hub}", wanted.split, None, hub=(hub, None))
-        yield from _divided(whole, {"train": "train", RECIPES[spec].validation: "validation"})
-    elif spec.startswith("hf:") or is_hub_name:
-        spec = spec.removeprefix("hf:")
-        match = _HUB.fullmatch(spec)
-        if match is None:
-            raise CorpusError(
-                f"cannot read the dataset name {spec!r}; write hf:NAME[:CONFIG][@SPLIT]"
-            )
-        name, config, part = match["name"], match["config"], match["part"]
-        into: Mapping[str, Split | None] = {part: wanted.split}
-        if not part:
-            into = _assign(dataset_splits((name, config)), wanted, f"hf:{spec}")
-        label = f"hf:{name}:{config}" if config else f"hf:{name}"
-        source = None if wanted.labelled else Path(name).name
-        yield from _divided(Input("hub", label, wanted.split, source, hub=(name, config)), into)
-    elif path.exists():
-        yield from _from_path(path, wanted)
-    elif Path(f"{spec}.idx").is_file():
-        yield from _from_path(Path(f"{spec}.idx"), wanted)
-    elif glob.has_magic(spec):
-        paths = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
-        if not paths:
-            raise CorpusError(f"no file matches {spec!r}; {_ALLOWED}")
-        while glob.has_magic(str(path)):
-            path = path.parent
-        yield from _from_paths(_token_pairs(paths), path, wanted)
-    else:
-        raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
+@dataclass(frozen=True, slots=True)
+class _Resolver:
+    """Finds the inputs of an argument, and collects the names of what it leaves out."""
 
+    labelled: bool  # records name their own source
+    preferred: str | None  # name of the split to validate on, if it exists
+    left_out: list[str]
 
-def _divided(whole: Input, into: Mapping[str, Split | None]) -> _Found:
-    """The splits of a dataset as inputs of their own."""
-    for part, split in into.items():
-        name = f"{whole.name}@{part}"
-        yield replace(whole, name=name, split=split, part=part) if split else name
-
-
-def _assign(parts: Sequence[str], wanted: _Wanted, name: str) -> dict[str, Split | None]:
-    """Where each split of an input goes; None: it is left out."""
-    if len(parts) == 1:
-        return {parts[0]: wanted.split}
-    if "train" not in parts:
-        raise CorpusError(f"{name} has the splits {', '.join(parts)}; pick one as {name}@SPLIT")
-    chosen = next((word for word in (wanted.preferred, *VALIDATION_WORDS) if word in parts), None)
-    into: dict[str, Split | None] = {}
-    if chosen is None or wanted.split == "train":
-        into["train"] = wanted.split
-    if chosen is not None:
-        into[chosen] = "validation"
-    return {**into, **{part: None for part in parts if part not in into}}
-
-
-def _from_path(path: Path, wanted: _Wanted) -> _Found:
-    kind: Kind
-    source: str | None = source_of(path)
-    if path.is_dir():
-        yield from _from_folder(path, wanted)
-        return
-    if path.suffix in _TOKENS:
-        kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
-        index, path = path, path.with_suffix(".bin")
-        if not path.is_file():
-            raise CorpusError(f"{index} has no tokens beside it: {path} is missing")
-    elif path.name.endswith(_RECORDS):
-        kind = "parquet" if path.suffix == ".parquet" else "lines"
-        source = None if wanted.labelled else source
-    elif path.suffix in (".txt", ".md"):
-        kind = "text"
-    else:
-        raise CorpusError(f"cannot tell what {path} is by its name; {_ALLOWED}")
-    yield Input(kind, str(path), wanted.split, source, path)
-
-
-def _from_folder(folder: Path, wanted: _Wanted) -> _Found:
-    if _is_saved(folder):
-        source = None if wanted.labelled else folder.absolute().name
-        saved = Input("disk", str(folder), wanted.split, source, folder)
-        if parts := dataset_splits(folder):
-            yield from _divided(saved, _assign(parts, wanted, str(folder)))
+    def find(self, spec: str, split: Split) -> Iterator[Input]:
+        path = Path(spec)
+        # a name such as user/dataset; it is a path if the folder user/ exists here
+        looks_like_hub = _HUB_NAME.fullmatch(spec) and not spec.endswith(_FILES)
+        if spec in EMBEDDED:
+            yield Input("embedded", spec, split, None)
+        elif spec in RECIPES:
+            hub = RECIPES[spec].hub
+            whole = Input("hub", f"hf:{hub}", split, None, hub=(hub, None))
+            into: Mapping[str, Split | None] = {RECIPES[spec].validation: "validation"}
+            yield from self._divided(whole, {"train": "train", **into})
+        elif spec.startswith("hf:") or (looks_like_hub and not path.parent.exists()):
+            spec = spec.removeprefix("hf:")
+            match = _HUB.fullmatch(spec)
+            if match is None:
+                raise CorpusError(f"{spec!r} is not a dataset name; write hf:NAME[:CONFIG][@SPLIT]")
+            name, config, part = match["name"], match["config"], match["part"]
+            into = {part: split}
+            if not part:
+                into = self._assign(dataset_splits((name, config)), split, f"hf:{spec}")
+            label = f"hf:{name}:{config}" if config else f"hf:{name}"
+            source = None if self.labelled else Path(name).name
+            yield from self._divided(Input("hub", label, split, source, hub=(name, config)), into)
+        elif path.exists():
+            yield from self._from_path(path, split)
+        elif Path(f"{spec}.idx").is_file():
+            yield from self._from_path(Path(f"{spec}.idx"), split)
+        elif glob.has_magic(spec):
+            paths = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
+            if not paths:
+                raise CorpusError(f"no file matches {spec!r}; {_ALLOWED}")
+            while glob.has_magic(str(path)):
+                path = path.parent
+            yield from self._by_split(_token_pairs(paths), path, split)
         else:
-            yield saved
-        return
-    everything = list(walk(folder))
-    files = _token_pairs(p for p in everything if p.name.endswith((*_RECORDS, *_TOKENS)))
-    folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    has_train = (folder / "train").is_dir()
-    if has_train and not any(walk(folder / "train")):
-        raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
-    if has_train and (not files or _is_saved(folder / "train")):
-        # train/ and the like, each with text or a saved dataset in it
-        splits = _assign([p.name for p in folders if p.name in SPLIT_WORDS], wanted, str(folder))
-        read = {folder / name: into for name, into in splits.items() if into is not None}
-        for below, into in read.items():
-            yield from _from_folder(below, wanted._replace(split=into))
-        yield from (str(p) for p in sorted(folder.iterdir()) if p not in read and p.name[0] != ".")
-    elif files:
-        with_records = {p for file in files for p in file.parents}
-        with_files = {p for file in everything for p in file.parents}
-        for text in folders:
-            if text in with_files and text not in with_records:
-                raise CorpusError(
-                    f"{folder} holds both files of records ({files[0]}) and folders of text "
-                    f"({text}); name each as an input of its own"
-                )
-        yield from _from_paths(files, folder, wanted, only_named=has_train)
-        yield from (str(p) for p in everything if p.suffix == ".txt")
-    elif folders and any(p.parent == folder for p in everything):
-        raise CorpusError(
-            f"{folder} holds both text files and folders; to take each folder as a source and "
-            f"leave the loose files out, write '{folder}/*/'"
-        )
-    elif not everything:
-        raise CorpusError(f"{folder} is empty; {_ALLOWED}")
-    else:
-        for text in folders or [folder]:
-            yield Input("text", str(text), wanted.split, text.absolute().name, text)
+            raise CorpusError(f"there is no file or folder {spec!r}; {_ALLOWED}")
+
+    def _divided(self, whole: Input, into: Mapping[str, Split | None]) -> Iterator[Input]:
+        """The splits of a dataset as inputs of their own."""
+        for part, split in into.items():
+            name = f"{whole.name}@{part}"
+            if split is not None:
+                yield replace(whole, name=name, split=split, part=part)
+            else:
+                self.left_out.append(name)
+
+    def _assign(self, parts: Sequence[str], split: Split, name: str) -> dict[str, Split | None]:
+        """The split of the corpus that each split of an input goes to; None: it is left out."""
+        if len(parts) == 1:
+            return {parts[0]: split}
+        if "train" not in parts:
+            raise CorpusError(f"{name} has the splits {', '.join(parts)}; pick one as {name}@SPLIT")
+        words = (self.preferred, *VALIDATION_WORDS)
+        chosen = next((word for word in words if word in parts), None)
+        into: dict[str, Split | None] = {}
+        if chosen is None or split == "train":
+            into["train"] = split
+        if chosen is not None:
+            into[chosen] = "validation"
+        return {**into, **{part: None for part in parts if part not in into}}
+
+    def _from_path(self, path: Path, split: Split) -> Iterator[Input]:
+        kind: Kind
+        source: str | None = source_of(path)
+        if path.is_dir():
+            yield from self._from_folder(path, split)
+            return
+        if path.suffix in _TOKENS:
+            kind = "megatron" if path.with_suffix(".idx").is_file() else "nanogpt"
+            index, path = path, path.with_suffix(".bin")
+            if not path.is_file():
+                raise CorpusError(f"{index} is an index without tokens: copy {path} next to it")
+        elif path.name.endswith(_RECORDS):
+            kind = "parquet" if path.suffix == ".parquet" else "lines"
+            source = None if self.labelled else source
+        elif path.suffix in (".txt", ".md"):
+            kind = "text"
+        else:
+            raise CorpusError(f"the name of {path} does not say what it is; {_ALLOWED}")
+        yield Input(kind, str(path), split, source, path)
+
+    def _from_folder(self, folder: Path, split: Split) -> Iterator[Input]:
+        if _is_saved(folder):
+            source = None if self.labelled else folder.absolute().name
+            saved = Input("disk", str(folder), split, source, folder)
+            parts = dataset_splits(folder)
+            into = self._assign(parts, split, str(folder)) if parts else {}
+            yield from self._divided(saved, into) if parts else [saved]
+            return
+        everything = list(walk(folder))
+        files = _token_pairs(p for p in everything if p.name.endswith(_FILES))
+        folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+        has_train = (folder / "train").is_dir()
+        if has_train and not any(walk(folder / "train")):
+            raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
+        if has_train and (not files or _is_saved(folder / "train")):
+            # train/ and other splits, each with text or a saved dataset in it
+            names = [p.name for p in folders if p.name in SPLIT_WORDS]
+            into = self._assign(names, split, str(folder))
+            read = {folder / name: part for name, part in into.items() if part is not None}
+            for below, part in read.items():
+                yield from self._from_folder(below, part)
+            others = (p for p in sorted(folder.iterdir()) if p not in read and p.name[0] != ".")
+            self.left_out.extend(map(str, others))
+        elif files:
+            with_records = {p for file in files for p in file.parents}
+            with_files = {p for file in everything for p in file.parents}
+            for text in folders:
+                if text in with_files and text not in with_records:
+                    raise CorpusError(
+                        f"{folder} holds both files of records ({files[0]}) and folders of text "
+                        f"({text}); give each as an input of its own"
+                    )
+            yield from self._by_split(files, folder, split, only_named=has_train)
+            self.left_out.extend(str(p) for p in everything if p.suffix == ".txt")
+        elif folders and any(p.parent == folder for p in everything):
+            raise CorpusError(
+                f"{folder} holds both text files and folders; to take each folder as a source and "
+                f"leave the other files out, write '{folder}/*/'"
+            )
+        elif not everything:
+            raise CorpusError(f"{folder} is empty; {_ALLOWED}")
+        else:
+            for text in folders or [folder]:
+                yield Input("text", str(text), split, text.absolute().name, text)
+
+    def _by_split(
+        self, paths: list[Path], folder: Path, split: Split, *, only_named: bool = False
+    ) -> list[Input]:
+        """Inputs from paths below a folder, by the split in their names; if none, they train.
+
+        `only_named` leaves out paths that do not name a split.
+        """
+        words = [split_word(path, folder) for path in paths]
+        names = [word or ("" if only_named else "train") for word in words]
+        present = [name for name in dict.fromkeys(names) if name]
+        if split == "validation" and "train" not in words:
+            into: dict[str, Split | None] = dict.fromkeys(present, "validation")
+        elif "train" not in present and len(present) > 1:
+            raise CorpusError(
+                f"{folder} has the splits {', '.join(present)} and none to train on; name the files"
+            )
+        else:
+            into = self._assign(present, split, str(folder))
+        inputs: list[Input] = []
+        for path, name in zip(paths, names, strict=True):
+            if part := into.get(name):
+                inputs += self._from_path(path, part)
+        unread = (path for path, name in zip(paths, names, strict=True) if not into.get(name))
+        self.left_out.extend(map(str, unread))
+        return sorted(inputs, key=lambda entry: entry.split)
 
 
 def _is_saved(folder: Path) -> bool:
@@ -360,30 +370,3 @@ def _is_saved(folder: Path) -> bool:
 def _token_pairs(paths: Iterable[Path]) -> list[Path]:
     """One path for each pair of .bin and .idx."""
     return [p for p in paths if p.suffix != ".idx" or not p.with_suffix(".bin").is_file()]
-
-
-def _from_paths(
-    paths: list[Path], folder: Path, wanted: _Wanted, *, only_named: bool = False
-) -> _Found:
-    """Paths below a folder; those named after a validation split go there if others train.
-
-    `only_named` leaves out those that no split is named for.
-    """
-    words = [split_word(path, folder) for path in paths]
-    names = [word or ("" if only_named else "train") for word in words]
-    present = [name for name in dict.fromkeys(names) if name]
-    if wanted.split == "validation" and "train" not in words:
-        into: dict[str, Split | None] = dict.fromkeys(present, "validation")
-    elif "train" not in present and len(present) > 1:
-        raise CorpusError(
-            f"{folder} has the splits {', '.join(present)} and none to train on; name the files"
-        )
-    else:
-        into = _assign(present, wanted, str(folder))
-    found: list[Input | str] = []
-    for path, name in zip(paths, names, strict=True):
-        if split := into.get(name):
-            found += _from_path(path, wanted._replace(split=split))
-    # the inputs by split, then all that is left out
-    yield from sorted(found, key=lambda f: (1, "") if isinstance(f, str) else (0, f.split))
-    yield from (str(path) for path, name in zip(paths, names, strict=True) if not into.get(name))

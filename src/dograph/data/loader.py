@@ -40,7 +40,7 @@ class Loader:
 
     def load(self, step: int, *, ahead: bool = True) -> Batch:
         """The batch of `step`; with `ahead`, step + 1 is read while the caller computes."""
-        # A mixture that changed since makes what was read ahead the wrong samples.
+        # After a change of mixture the batch that was read ahead has the wrong samples.
         wanted = (step, self.sampler.log.find(step).base_step)
         if self._ahead is not None and self._ahead[0] == wanted:
             batch = self._ahead[1].result()

@@ -1,5 +1,6 @@
-"""Everything that `dograph data prepare` can be asked for, and what a corpus is made of."""
+"""The options of `dograph data prepare`, and the composition of a prepared corpus."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,26 +15,30 @@ STAGING = ".preparing"
 Value = str | int | float | bool | None
 
 
+def _refuse(problems: Mapping[str, bool]) -> None:
+    """Raise the first problem that applies."""
+    for message, applies in problems.items():
+        if applies:
+            raise ConfigError(message)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """Options of a preparation; see the command's help for what each one does.
-
-    Every step of a preparation, and every worker process, is given this one object.
-    """
+    """Options of a preparation; the help of the command explains each one."""
 
     inputs: tuple[str, ...]
     out: Path
     validation: tuple[str, ...] = ()
-    validation_fraction: float | None = None  # None: a little, or more of a small embedded corpus
+    validation_fraction: float | None = None  # None: 0.01, or 0.05 of an embedded corpus
     tokenizer: str = "bpe"
-    vocab_size: int | None = None  # of bpe; of tokens made elsewhere, where no tokenizer is given
+    vocab_size: int | None = None  # of bpe, or of tokens made elsewhere without a tokenizer
     eot: str | None = None
     eot_id: int | None = None  # of tokens made elsewhere
     recipe: str | None = None
     text_field: str = "text"
     source_field: str | None = None
     strata: int = 1
-    keep: float = 1.0  # share of the training documents
+    keep: float = 1.0  # fraction of the training documents
     seed: int = 0
     noise: bool = False  # in the planted corpora
     bad_records: Literal["refuse", "repair"] = "refuse"
@@ -44,18 +49,17 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         held_out, recipe, workers = self.held_out([]), self.recipe, self.workers
         near = did_you_mean(recipe or "", RECIPES)
-        wrong = {
-            "name at least one input, for example: dograph data prepare demo": not self.inputs,
-            f"--validation-fraction must be in [0, 1), got {held_out}": not 0 <= held_out < 1,
-            f"--keep must be above 0 and at most 1, got {self.keep}; it is the share of the "
-            "documents to keep, 0.01 for one in a hundred": not 0 < self.keep <= 1,
-            f"there is no recipe {recipe!r}; {near}": recipe not in (None, *RECIPES),
-            f"--strata must be at least 1, got {self.strata}": self.strata < 1,
-            f"--workers must be at least 1, got {workers}": workers is not None and workers < 1,
-        }
-        for message, is_wrong in wrong.items():
-            if is_wrong:
-                raise ConfigError(message)
+        _refuse(
+            {
+                "name at least one input, for example: dograph data prepare demo": not self.inputs,
+                f"--validation-fraction must be in [0, 1), got {held_out}": not 0 <= held_out < 1,
+                f"--keep must be above 0 and at most 1, got {self.keep}; it is the fraction of the "
+                "documents to keep, 0.01 for one in a hundred": not 0 < self.keep <= 1,
+                f"there is no recipe {recipe!r}; {near}": recipe not in (None, *RECIPES),
+                f"--strata must be at least 1, got {self.strata}": self.strata < 1,
+                f"--workers must be at least 1, got {workers}": workers is not None and workers < 1,
+            }
+        )
         known = self.known_corpus
         if known is not None and self.source_field is not None:
             raise ConfigError(
@@ -78,7 +82,7 @@ class PrepareOptions:
 
     @property
     def only(self) -> frozenset[str] | None:
-        """Documents of other sources are left out; None: of no source."""
+        """The sources to take; documents of others are left out. None: all sources."""
         recipe = self.known_corpus
         return frozenset(recipe.table) if recipe and recipe.closed else None
 
@@ -88,7 +92,7 @@ class PrepareOptions:
 
     @property
     def staging(self) -> Path:
-        """Where everything lies until the corpus is complete."""
+        """The folder for everything until the corpus is complete."""
         return self.out / STAGING
 
     @property
@@ -96,7 +100,7 @@ class PrepareOptions:
         return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
 
     def held_out(self, inputs: list[Input]) -> float:
-        """Share of the documents kept for validation: none where the inputs bring some."""
+        """Fraction of the documents for validation: 0 if the inputs have validation text."""
         if any(entry.split == "validation" for entry in inputs):
             return 0.0
         if self.validation_fraction is not None:
@@ -104,7 +108,7 @@ class PrepareOptions:
         return 0.05 if set(self.inputs) <= set(EMBEDDED) else 0.01
 
     def recorded(self) -> dict[str, Value]:
-        """The options that decide the outcome, for the journal and the manifest."""
+        """The options that decide the result, for the journal and the manifest."""
         others = ("inputs", "out", "workers", "overwrite", "restart")
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return given | {
@@ -117,48 +121,37 @@ class PrepareOptions:
 
     def refuse_idle(self, inputs: list[Input]) -> None:
         """Refuse an option that would have no effect on these inputs, rather than ignore it."""
-        if self.noise and not any(entry.name in ("unigram", "bigram") for entry in inputs):
-            raise ConfigError("--noise is for the inputs unigram and bigram; leave it out")
-        if self.vocab_size is not None and self.tokenizer != "bpe":
-            raise ConfigError(
-                f"--vocab-size has no effect with --tokenizer {self.tokenizer}, whose vocabulary "
-                "has its size; leave one of the two out"
-            )
-        tokens = [entry.name for entry in inputs if entry.is_tokens]
-        if not tokens:
-            if self.eot_id is not None:
-                raise ConfigError(
-                    f"--eot {self.eot_id} is a token id, for tokens made elsewhere; for text, name "
-                    "the token: --eot TOKEN"
-                )
-            return
-        if self.keep < 1:
-            raise ConfigError(
-                f"--keep chooses documents by their text, and {tokens[0]} holds tokens; leave it "
-                "out, or prepare the text that the tokens were made of"
-            )
-        given = {
-            "--recipe": self.recipe is not None,
-            "--source-field": self.source_field is not None,
-            "--text-field": self.text_field != "text",
-        }
-        idle = [name for name, is_given in given.items() if is_given]
-        if idle:
-            raise ConfigError(
-                f"{idle[0]} is for records of text, and {tokens[0]} holds tokens; leave it out, or "
-                "name its source as NAME=INPUT"
-            )
+        tokens = next((entry.name for entry in inputs if entry.is_tokens), None)
+        is_tokens = tokens is not None
+        is_planted = any(entry.name in ("unigram", "bigram") for entry in inputs)
+        for_text = f"is for text, and {tokens} holds tokens; leave it out, or name its source as"
+        _refuse(
+            {
+                "--noise is for unigram and bigram; leave it out": self.noise and not is_planted,
+                f"--vocab-size has no effect with --tokenizer {self.tokenizer}, which has its own "
+                "vocabulary; leave one of the two out": self.vocab_size is not None
+                and self.tokenizer != "bpe",
+                f"--eot {self.eot_id} is a token id, for tokens made elsewhere; for text, name the "
+                "token: --eot TOKEN": self.eot_id is not None and not is_tokens,
+                f"--keep chooses documents by their text, and {tokens} holds tokens; leave it out, "
+                "or prepare the text that the tokens were made of": self.keep < 1 and is_tokens,
+                f"--recipe {for_text} NAME=INPUT": self.recipe is not None and is_tokens,
+                f"--source-field {for_text} NAME=INPUT": self.source_field is not None
+                and is_tokens,
+                f"--text-field {for_text} NAME=INPUT": self.text_field != "text" and is_tokens,
+            }
+        )
 
 
 class SourceRow(NamedTuple):
-    """One source of a corpus, beside the paper's table where there is one."""
+    """One source of a corpus, with its share in the paper's table if there is one."""
 
     source: str
     documents: int  # in training
     tokens: int
-    bytes: int | None  # None where those of any source are not known
-    share: float  # of the training bytes; of the tokens where bytes are not known
-    paper_share: float | None  # of bytes; None where the corpus has no bytes to compare
+    bytes: int | None  # None if those of any source are unknown
+    share: float  # of the training bytes; of the tokens if bytes are unknown
+    paper_share: float | None  # of bytes; None if the corpus has no bytes to compare
     validation_tokens: int
 
 
@@ -166,25 +159,18 @@ def composition(manifest: Manifest) -> list[SourceRow]:
     """The sources, largest first."""
     recipe = RECIPES.get(manifest.recipe or "")
     by_bytes = all(entry.bytes is not None for entry in manifest.train)
-    # shares of tokens and of bytes do not compare
+    # shares of tokens and of bytes are not comparable
     paper = recipe.shares() if recipe and by_bytes else {}
     total = sum((entry.bytes or 0) if by_bytes else entry.tokens for entry in manifest.train)
     rows = []
     for source in dict.fromkeys(e.source for e in (*manifest.train, *manifest.validation)):
         train = [entry for entry in manifest.train if entry.source == source]
-        tokens = sum(entry.tokens for entry in train)
+        documents, tokens = sum(e.documents for e in train), sum(e.tokens for e in train)
         size = sum(entry.bytes or 0 for entry in train) if by_bytes else None
-        rows.append(
-            SourceRow(
-                source,
-                sum(entry.documents for entry in train),
-                tokens,
-                size,
-                (tokens if size is None else size) / total,
-                paper.get(source),
-                sum(entry.tokens for entry in manifest.validation if entry.source == source),
-            )
-        )
+        share = (tokens if size is None else size) / total
+        held_out = sum(entry.tokens for entry in manifest.validation if entry.source == source)
+        row = SourceRow(source, documents, tokens, size, share, paper.get(source), held_out)
+        rows.append(row)
     return sorted(rows, key=lambda row: (-row.tokens, row.source))
 
 

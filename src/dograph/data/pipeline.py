@@ -1,7 +1,7 @@
-"""Text to a corpus: read in order, encode in parallel, write as one, and never lose what is done.
+"""Prepare a corpus: read in order, encode in parallel, write in order, resume after a kill.
 
-One process reads and writes, the others encode; what is written depends on the inputs and the
-options alone. A journal is kept on the way, so that the same command goes on after a kill.
+One process reads and writes, the others encode; the result depends only on the inputs and the
+options. A journal is kept, so that the same command continues after an interruption.
 """
 
 import errno
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -25,25 +26,25 @@ from dograph.data.external import prepare_external
 from dograph.data.formats import Bad, Chunk, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
-from dograph.data.tokenizer import FoundTokenizer, find_tokenizer, place_tokenizer, train_bpe
+from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
 from dograph.errors import CorpusError
 from dograph.files import sync_file
 
 COMMIT_SECONDS = 5.0
 SAMPLE_BYTES = 20_000_000  # of text, to train a tokenizer on
 _CHUNK_ROWS = 4096
-# Each source has its own files and its own row in every table: a label with more values than
-# this is a mistake (an address, an author), not a source.
+# Each source has its own files and its own row in every table: a field with more values than this
+# is a mistake (a URL, an author), not a source.
 MAX_SOURCES = 1000
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class PreparationProgress(NamedTuple):
-    """How far a preparation has come."""
+    """How far a preparation is."""
 
     stage: Literal["training the tokenizer", "encoding", "finishing"]
     read_bytes: int = 0  # of the inputs, as they are on disk
-    total_bytes: int | None = None  # None where nobody knows
+    total_bytes: int | None = None  # None if unknown
     text_bytes: int = 0
     documents: int = 0
     tokens: int = 0
@@ -51,143 +52,124 @@ class PreparationProgress(NamedTuple):
     unkept_documents: int = 0
 
 
+Report = Callable[[PreparationProgress], None]
+
+
 class Prepared(NamedTuple):
-    """A complete corpus, and whether it was there before."""
+    """A complete corpus, and whether it existed before."""
 
     manifest: Manifest
     already: bool
 
 
-def prepare(
-    options: PrepareOptions, report: Callable[[PreparationProgress], None] = lambda _: None
-) -> Prepared:
-    """Prepare a corpus, or go on with one that was stopped; `report` is told of the progress."""
+def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepared:
+    """Prepare a corpus, or continue a preparation that was stopped; calls `report` on the way."""
     try:
-        return _prepare(options, report)
+        inputs, left_out = resolve_all(
+            options.inputs,
+            options.validation,
+            labelled=options.fields.source is not None,
+            recipe=options.known_corpus,
+        )
+        options.refuse_idle(inputs)
+        empty = [entry.name for entry in inputs if entry.size == 0]
+        if empty and not options.repair:
+            raise CorpusError(
+                f"{empty[0]} is empty; leave it out, or pass --bad-records repair to drop it"
+            )
+        stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
+        given = None
+        if options.tokenizer != "bpe":
+            given = find_tokenizer(options.tokenizer)
+            content = f"{given.content}\0{given.eos}".encode()
+            stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
+        asked = options.recorded() | {"left_out": staging.listed(left_out)}
+        recorded = staging.Recorded(options=asked, stamps=stamps)
+        manifest = staging.finished_corpus(options, recorded)
+        if manifest is not None:
+            if options.staging.is_dir():  # left over from a kill after the manifest was written
+                with staging.lock(options.staging):
+                    journal = staging.Journal.read(options.staging)
+                    if journal is None or journal.fingerprint == recorded.fingerprint:
+                        staging.clear(options.staging)
+            return Prepared(manifest, already=True)
+        with staging.lock(options.staging):
+            staging.remove_replaced(options.staging, options.out)
+            if any(entry.is_tokens for entry in inputs):
+                manifest = prepare_external(options, inputs, given, recorded)
+            else:
+                journal = Preparation(options, inputs, report).run(given, recorded)
+                report(PreparationProgress("finishing"))
+                manifest = staging.finish(options, inputs, journal)
+            return Prepared(manifest, already=False)
     except OSError as error:
         out = options.out
         if error.errno in _DISK_FULL:
             free = shutil.disk_usage(out if out.exists() else out.parent).free
             raise CorpusError(
                 f"the disk is full: {free / 1e6:.1f} MB are free at {out} ({error.strerror}). "
-                "Make room and repeat the command: it goes on where it stopped"
+                "Free some space and repeat the command: it continues where it stopped"
             ) from error
         name = f"{error.filename}: " if error.filename else ""
         raise CorpusError(f"{name}{error.strerror or error}") from error
 
 
-def _prepare(options: PrepareOptions, report: Callable[[PreparationProgress], None]) -> Prepared:
-    inputs, left_out = resolve_all(
-        options.inputs,
-        options.validation,
-        labelled=options.fields.source is not None,
-        recipe=options.known_corpus,
-    )
-    options.refuse_idle(inputs)
-    sizes = [entry.size for entry in inputs]
-    if not options.repair and 0 in sizes:
-        raise CorpusError(
-            f"{inputs[sizes.index(0)].name} is empty; leave it out, or pass --bad-records repair "
-            "to drop it"
-        )
-    stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
-    found = None
-    if options.tokenizer != "bpe":
-        found = find_tokenizer(options.tokenizer)
-        content = f"{found.content}\0{found.eos}".encode()
-        stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
-    asked = options.recorded() | {"left_out": staging.listed(left_out)}
-    recorded = staging.Recorded(options=asked, stamps=stamps)
-    manifest = staging.finished_corpus(options.out, recorded, overwrite=options.overwrite)
-    if manifest is not None:
-        if options.staging.is_dir():  # left behind by a kill after the manifest was written
-            with staging.lock(options.staging):
-                journal = staging.Journal.read(options.staging)
-                if journal is None or journal.fingerprint == recorded.fingerprint:
-                    staging.clear(options.staging)
-        return Prepared(manifest, already=True)
-    with staging.lock(options.staging):
-        staging.remove_replaced(options.staging, options.out)
-        if any(entry.is_tokens for entry in inputs):
-            manifest = prepare_external(options, inputs, found, recorded)
-        else:
-            preparation = Preparation(options, inputs, sizes, report)
-            preparation.run(found, recorded)
-            report(PreparationProgress("finishing"))
-            manifest = staging.finish(options, inputs, preparation.journal)
-        return Prepared(manifest, already=False)
-
-
 class Preparation:
-    """Text on its way: what has been written so far, and the journal that says so.
+    """Reads, encodes and writes text, and keeps the journal of what has been written.
 
-    A pair of files grows for each split of each source. Lengths on record are those of whole
-    chunks only.
+    Each split of each source has a pair of files that grow. The journal counts whole chunks only.
     """
 
     journal: staging.Journal
 
-    def __init__(
-        self,
-        options: PrepareOptions,
-        inputs: list[Input],
-        sizes: list[int | None],
-        report: Callable[[PreparationProgress], None],
-    ) -> None:
+    def __init__(self, options: PrepareOptions, inputs: list[Input], report: Report) -> None:
         self.options = options
         self.folder = options.staging
         self.inputs = inputs
         self.report = report
-        self.sizes = sizes  # of each input on disk; None where nobody knows
-        self.total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+        self.sizes = [entry.size for entry in inputs]
+        self.total_bytes = None if None in self.sizes else sum(size or 0 for size in self.sizes)
         self._committed = time.monotonic()
         self._writing = False
         self._unsynced: set[Path] = set()
 
-    def run(self, found: FoundTokenizer | None, recorded: staging.Recorded) -> None:
-        """Read, encode and write everything that the journal does not have yet."""
+    def run(self, given: TokenizerFile | None, recorded: staging.Recorded) -> staging.Journal:
+        """Process everything that the journal does not have yet."""
         options, inputs = self.options, self.inputs
         with encode.EncodingWorkers(options.workers or os.cpu_count() or 1) as workers:
             if (self.total_bytes or 0) >= encode.SMALL_CHUNKS * formats.CHUNK_BYTES:
-                workers.start_all()  # they load their libraries while the tokenizer is made ready
-            self.journal = journal = self._open_journal(found, recorded)
+                workers.start_all()  # they load their libraries while the tokenizer is prepared
+            journal = staging.resume(options, recorded)
+            if journal is None:
+                staging.clear(self.folder)
+                if given is None:
+                    self.report(PreparationProgress("training the tokenizer"))
+                    texts = sample_texts(options, inputs)
+                    given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
+                tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
+                journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
+                journal.write(self.folder)
+            journal.options = recorded.options
+            self.journal = journal
             self._cut_files()
             if journal.all_read:
-                return
-            read = read_chunks(inputs, journal.position, options)
+                return journal
+            chunks = read_chunks(inputs, journal.position, options)
             try:
-                for encoded in workers.encode_in_order(read, options, inputs, journal.tokenizer):
+                set_up = (options, inputs, journal.tokenizer)
+                for encoded in workers.encode_in_order(chunks, set_up):
                     self.write(encoded)
                     self.report(self._progress())
             except BaseException:
-                with suppress(OSError):  # on a full disk the last commit stands
+                with suppress(OSError):  # on a full disk the last commit stays valid
                     self.commit()
                 raise
         journal.all_read = True
         self.commit()
-
-    def _open_journal(
-        self, found: FoundTokenizer | None, recorded: staging.Recorded
-    ) -> staging.Journal:
-        """The journal to go on with, or a new one with the tokenizer in place."""
-        options, folder = self.options, self.folder
-        journal = None if options.restart else staging.Journal.read(folder)
-        if journal is not None:
-            journal.require_same(recorded)
-            journal.options = recorded.options
-            return journal
-        staging.clear(folder)
-        if found is None:
-            self.report(PreparationProgress("training the tokenizer"))
-            texts = sample_texts(options, self.inputs)
-            found = FoundTokenizer(train_bpe(texts, options.bpe_vocab_size), None)
-        tokenizer = place_tokenizer(found, folder, options.tokenizer, options.eot)
-        journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
-        journal.write(folder)
         return journal
 
     def _cut_files(self) -> None:
-        """Take away what was written after the journal was."""
+        """Remove what was written after the journal was."""
         folder, outputs = self.folder, self.journal.outputs
         for path in (*folder.glob("*.tokens"), *folder.glob("*.documents")):
             if int(path.stem) >= len(outputs):
@@ -203,14 +185,13 @@ class Preparation:
             have = path.stat().st_size if path.exists() else 0
             if have < size:
                 raise CorpusError(
-                    f"{path} should hold {size} bytes, found {have}; begin anew with --restart"
+                    f"{path} should hold {size} bytes, found {have}; start over with --restart"
                 )
-            if path.exists() or path.name != staging.REPAIRS:
-                with open(path, "ab") as file:
-                    file.truncate(size)
+            if have > size:
+                os.truncate(path, size)
 
     def write(self, encoded: encode.Encoded) -> None:
-        """Append a chunk; after an interruption on the way the last commit stands."""
+        """Append a chunk; if interrupted half-way, the last commit stays valid."""
         self._writing = True
         journal, entry = self.journal, self.inputs[encoded.input]
         listing = b""
@@ -220,10 +201,9 @@ class Preparation:
         if listing:
             self._append(self.folder / staging.REPAIRS, listing)
         self.append_groups(encoded.groups)
-        counts = [(bad.kind, 1) for bad in encoded.bad]
-        counts += [(f"excluded: {source}", n) for source, n in encoded.excluded.items()]
-        for kind, count in counts:
-            journal.repairs[kind] = journal.repairs.get(kind, 0) + count
+        counts = Counter({f"excluded: {source}": n for source, n in encoded.excluded.items()})
+        counts.update(bad.kind for bad in encoded.bad)
+        journal.repairs = dict(counts + Counter(journal.repairs))
         journal.repairs_bytes += len(listing)
         journal.position = encoded.end
         self._writing = False
@@ -231,30 +211,27 @@ class Preparation:
             self.commit()
 
     def append_groups(self, groups: list[encode.EncodedGroup]) -> None:
-        """Write the groups of one chunk; on a failure the record still says what was whole."""
+        """Write the groups of a chunk, and count them in the journal."""
         by_key = {(output.split, output.source): output for output in self.journal.outputs}
         for group in groups:
-            key = (group.split, group.source)
-            if key not in by_key:
-                number = len(by_key)
+            output = by_key.get((group.split, group.source))
+            if output is None:
+                number = len(self.journal.outputs)
                 if number >= 2 * MAX_SOURCES:
                     raise CorpusError(
                         f"more than {MAX_SOURCES} sources, the latest {group.source!r}: name a "
                         "field with fewer values with --source-field"
                     )
                 stem = self.folder / f"{number:04d}"
-                by_key[key] = staging.Output(split=group.split, source=group.source, stem=stem)
-                self.journal.outputs.append(by_key[key])
-            output = by_key[key]
+                output = staging.Output(split=group.split, source=group.source, stem=stem)
+                self.journal.outputs.append(output)
             documents = group.document_M.copy()
             documents["end"] += output.tokens
             self._append(output.stem.with_suffix(".tokens"), group.token_N.tobytes())
             self._append(output.stem.with_suffix(".documents"), documents.tobytes())
-        for group in groups:
-            output = by_key[group.split, group.source]
             output.tokens += len(group.token_N)
-            output.documents += len(group.document_M)
-            output.bytes += int(group.document_M["bytes"].sum(dtype=np.int64))
+            output.documents += len(documents)
+            output.bytes += int(documents["bytes"].sum(dtype=np.int64))
             output.unkept_documents += group.unkept_documents
             output.unkept_bytes += group.unkept_bytes
 
@@ -264,10 +241,10 @@ class Preparation:
         self._unsynced.add(path)
 
     def commit(self) -> None:
-        """Everything written so far is safe once this returns; half a chunk is not kept."""
+        """Put everything written so far on disk for good, unless a chunk is half written."""
         if self._writing:
             return
-        for path in sorted(self._unsynced):  # before the journal speaks of them
+        for path in sorted(self._unsynced):  # before the journal counts on them
             sync_file(path)
         self._unsynced.clear()
         self.journal.write(self.folder)
@@ -282,17 +259,14 @@ class Preparation:
 
 
 def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
-    """A bounded, fixed sample to train a tokenizer on: the first texts of each training input.
-
-    An equal amount of each. Bad records are passed over: reading everything will name the first.
-    """
+    """Text to train a tokenizer on: as many bytes from the start of each training input."""
     threshold, only = encode.hash_threshold(options.held_out(inputs)), options.only
-    tolerant = replace(options, bad_records="repair")
+    tolerant = replace(options, bad_records="repair")  # encoding reports bad records later
     training = [entry for entry in inputs if entry.split == "train"]
     for entry in training:
         left = SAMPLE_BYTES // len(training)
-        pieces = read_chunks([entry], Position(), tolerant)
-        for text in chain.from_iterable(encode.Checker(c, entry, tolerant).texts() for c in pieces):
+        chunks = read_chunks([entry], Position(), tolerant)
+        for text in chain.from_iterable(encode.Checker(c, entry, tolerant).texts() for c in chunks):
             if (
                 (only is None or text.source in only)
                 and encode.is_kept(text.content, options.keep, options.seed)
@@ -310,33 +284,33 @@ def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -
         position = start if index == start.input else Position(input=index)
         entry = inputs[index]
         if entry.kind == "lines" and entry.path is not None:
-            made = formats.read_lines(entry.path, position)
+            chunks = formats.read_lines(entry.path, position)
         else:
-            made = _chunks_of_rows(entry, position, options)
-        for chunk in made:
+            chunks = _chunks_of_rows(entry, position, options)
+        for chunk in chunks:
             if chunk.bad and not options.repair:
                 raise encode.refusal(entry, chunk.bad[0])
             yield chunk
 
 
 def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Chunk]:
-    """Rows gathered into chunks of about CHUNK_BYTES."""
+    """Rows in chunks of about CHUNK_BYTES."""
     rows: list[RawRow] = []
     bad: list[Bad] = []
     first = record = start.record
     consumed, size = start.consumed, 0
-    row_bytes = None  # on disk, of a compressed table; elsewhere rows are as stored
-    if entry.kind == "parquet" and entry.path is not None:
-        row_bytes = entry.path.stat().st_size / max(formats.count_rows(entry.path), 1)
-    for piece in _rows(entry, start.record, options):
-        if isinstance(piece, Bad):
-            bad.append(piece)
-            record += piece.lost
-            ends = piece.lost > 0  # rows of a chunk are numbered without a gap
+    # tables are compressed; other rows are on disk as they are
+    path = entry.path if entry.kind == "parquet" else None
+    row_bytes = None if path is None else formats.bytes_per_row(path)
+    for row in _rows(entry, start.record, options):
+        if isinstance(row, Bad):
+            bad.append(row)
+            record += row.lost
+            ends = row.lost > 0  # the rows of a chunk are numbered without a gap
         else:
-            rows.append(piece)
+            rows.append(row)
             record += 1
-            length = len(piece.text) if isinstance(piece.text, str | bytes) else 0
+            length = len(row.text) if isinstance(row.text, str | bytes) else 0
             size, consumed = size + length, consumed + length
             ends = size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS
         if ends:
@@ -349,7 +323,7 @@ def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> I
 def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow | Bad]:
     place = entry.hub or entry.path
     if place is None:
-        from dograph.data import embedded  # here, for most preparations need none of it
+        from dograph.data import embedded  # here, because most preparations do not need it
 
         documents = (
             embedded.demo_documents()
@@ -370,9 +344,7 @@ def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow 
                 yield RawRow(path.read_bytes(), None, str(path))
 
 
-def ensure_corpus(
-    name: str, report: Callable[[PreparationProgress], None] = lambda _: None
-) -> Path:
+def ensure_corpus(name: str, report: Report = lambda _: None) -> Path:
     """The folder of a corpus; an embedded one is prepared on first use, under ./data/."""
     if name not in EMBEDDED:
         return Path(name).resolve()

@@ -1,10 +1,10 @@
-"""Which samples a step sees: a pure function of (seed, step, weight log).
+"""Which samples a step trains on: a pure function of (seed, step, weight log).
 
-Every step draws a world batch of B samples. Quotas (quota.py) say how many from each stratum; the
-n-th draw of a stratum ever made is sample n mod blocks of epoch n div blocks, shuffled anew in
-each epoch by a keyed bijection; the order inside the step is keyed too. Ranks take their slices
-of the finished world batch, so the world size changes nothing, and a change of mixture moves only
-the counters' future: no sample is lost or repeated. S here counts strata.
+Every step draws a world batch of B samples. Quotas give the number from each stratum. Draw n of a
+stratum, counted over the whole run, is sample n mod blocks of epoch n div blocks; a keyed bijection
+shuffles each epoch, and the order inside the step is keyed too. Ranks take slices of the world
+batch, so the world size changes nothing, and a new mixture only changes later draws: no sample is
+lost or repeated. S here counts strata.
 """
 
 import json
@@ -19,13 +19,13 @@ from dograph.errors import ConfigError, RunError
 from dograph.rng import key64, stream
 from dograph.types import Mixture, SampleIds
 
-# Whole samples for fractional weights: counts that never stray from their share.
+# Quotas: whole numbers of samples for fractional weights, always close to their share.
 #
 # Largest remainders alone can take a sample back (the Alabama paradox), and carrying the error from
 # step to step alone can drift. Tijdeman's chairman assignment (1980) does neither: draw j of
 # stratum s may be made once N q_s >= j - beta and must be made before N q_s > j - 1 + beta, where
-# beta = 1 - 1/(2S - 2); serving the earliest deadline first always meets every deadline, so after
-# N draws each count is within beta < 1 of N q_s.
+# beta = 1 - 1/(2S - 2); the earliest deadline first meets every deadline, so after N draws each
+# count is within beta < 1 of N q_s.
 
 SLACK = 1e-9  # absorbs rounding in N * q; far below the 1/(2S - 2) left between beta and 1
 
@@ -33,8 +33,8 @@ SLACK = 1e-9  # absorbs rounding in N * q; far below the 1/(2S - 2) left between
 def advance(drawn_S: np.ndarray, weight_S: np.ndarray, num_draws: int) -> np.ndarray:
     """Counts after `num_draws` more draws, given counts since the mixture last changed.
 
-    Deadlines are met at the ends of steps; which draw comes first inside a step is not decided
-    here. O(S + num_draws log num_draws).
+    Deadlines are met at the ends of steps; the order inside a step is not decided here.
+    O(S + num_draws log num_draws).
     """
     live_S = np.flatnonzero(weight_S > 0)
     weight_L, drawn_L = weight_S[live_S], drawn_S[live_S]
@@ -54,23 +54,23 @@ def advance(drawn_S: np.ndarray, weight_S: np.ndarray, num_draws: int) -> np.nda
     return after_S
 
 
-# A keyed bijection of 0..size-1: a shuffle that is never stored and has random access.
+# A keyed bijection of 0..size-1: a shuffle with random access that is never stored.
 #
 # A balanced Feistel network permutes the smallest even-bit power of two that holds `size`; values
-# that fall outside are sent through again until they land inside (cycle walking), which keeps the
-# map one to one. Memory does not depend on `size`, so an epoch of any corpus can be shuffled.
+# outside are permuted again until they are inside (cycle walking), which keeps the map one to one.
+# Memory does not depend on `size`, so an epoch of any corpus can be shuffled.
 
 ROUNDS = 6
 
 
 def permute(position_N: np.ndarray, size_N: np.ndarray, key_N: np.ndarray) -> np.ndarray:
-    """Image of each position (in 0..size-1) under the bijection of its size chosen by its key."""
+    """Image of each position (in 0..size-1) under the bijection for its size and key."""
     bits_N = np.array([(size - 1).bit_length() for size in size_N.tolist()], dtype=np.uint64)
     half_bits_N = np.maximum((bits_N + np.uint64(1)) // np.uint64(2), np.uint64(1))
     size_N, key_N = size_N.astype(np.uint64), key_N.astype(np.uint64)
     value_N = _feistel(position_N.astype(np.uint64), half_bits_N, key_N)
     (outside,) = np.nonzero(value_N >= size_N)
-    while len(outside):  # at least a quarter of the values of each size land inside: this ends soon
+    while len(outside):  # at least a quarter of the values of each size are inside: this ends soon
         value_N[outside] = _feistel(value_N[outside], half_bits_N[outside], key_N[outside])
         outside = outside[value_N[outside] >= size_N[outside]]
     return value_N.astype(np.int64)
@@ -94,10 +94,11 @@ def mix64(value_N: np.ndarray) -> np.ndarray:
     return mixed_N
 
 
-# The weight log: which mixture was in force from which step, with the counters to start from.
+# The weight log: which mixture applies from which step, with the counters to start from.
 #
-# Entries carry cumulative counters, so any step is found by bisection and a few steps of counting;
-# waypoints (entries that change nothing) keep those few. The file is one JSON object a line.
+# Entries hold cumulative counters, so the counts of any step need a bisection and a few steps of
+# counting; waypoints (entries that change nothing) keep those few. The file has one JSON object per
+# line.
 
 WAYPOINT_STEPS = 256
 
@@ -106,7 +107,7 @@ WAYPOINT_STEPS = 256
 class WeightEntry:
     """From `step` on, stratum s is drawn with weight_S[s]; before it, drawn_S[s] draws were made.
 
-    `base_step` and `base_drawn_S` say where the mixture last changed: quotas count from there.
+    The mixture last changed at `base_step`, with counts `base_drawn_S`: quotas count from there.
     """
 
     step: int
@@ -118,7 +119,7 @@ class WeightEntry:
 
 
 class WeightLog:
-    """Append-only entries in order of step, over the strata named."""
+    """Entries in order of step, append-only, over named strata."""
 
     def __init__(self, strata: list[str], entries: list[WeightEntry] | None = None) -> None:
         self.strata = strata
@@ -128,21 +129,21 @@ class WeightLog:
         """The last entry at or before `step`. O(log entries)."""
         index = bisect_right(self.entries, step, key=lambda entry: entry.step)
         if index == 0:
-            raise RunError(f"the weight log says nothing about step {step}; it has no entry yet")
+            raise RunError(f"the weight log has no entry for step {step}; set a mixture first")
         return self.entries[index - 1]
 
     def append(self, entry: WeightEntry) -> None:
         if self.entries and entry.step < self.entries[-1].step:
             raise RunError(
                 f"the weight log already reaches step {self.entries[-1].step}; "
-                f"an entry for step {entry.step} would rewrite the past"
+                f"an entry for step {entry.step} would change the past"
             )
         if self.entries and entry.step == self.entries[-1].step:
-            self.entries.pop()  # two changes before the same step: the later one holds
+            self.entries.pop()  # of two changes before the same step the later one applies
         self.entries.append(entry)
 
     def cut(self, step: int) -> "WeightLog":
-        """The log as it stood when `step` steps had been made."""
+        """The log as it was after `step` steps."""
         return WeightLog(self.strata, [entry for entry in self.entries if entry.step <= step])
 
     def dump(self) -> str:
@@ -165,18 +166,13 @@ class WeightLog:
             if list(row["weight"]) != strata:
                 raise RunError(
                     f"{path} line {number} names the strata {list(row['weight'])}, but the corpus "
-                    f"has {strata}; the run was made with another corpus"
+                    f"has {strata}; use the corpus that the run was made with"
                 )
             weight_S = np.array(list(row["weight"].values()), dtype=np.float64)
-            drawn_S, base_drawn_S = (
-                np.array(list(row[name].values()), dtype=np.int64)
-                for name in ("drawn", "base_drawn")
-            )
-            entries.append(
-                WeightEntry(
-                    row["step"], weight_S, drawn_S, row["base_step"], base_drawn_S, row["reason"]
-                )
-            )
+            counts = [list(row[name].values()) for name in ("drawn", "base_drawn")]
+            drawn_S, base_S = np.array(counts, dtype=np.int64)
+            step, base, reason = row["step"], row["base_step"], row["reason"]
+            entries.append(WeightEntry(step, weight_S, drawn_S, base, base_S, reason))
         return cls(strata, entries)
 
 
@@ -220,7 +216,7 @@ class Sampler:
     def draw(self, step: int) -> SampleIds:
         """The world batch of `step`, in its global order."""
         before_S = self.drawn(step)
-        # The step after may belong to a new mixture; its quota starts where this step ends.
+        # Not drawn(step + 1): the next step may have a new mixture.
         entry = self.log.find(step)
         since_S = before_S - entry.base_drawn_S
         count_S = advance(since_S, entry.weight_S, self.batch_size) - since_S
@@ -253,9 +249,9 @@ class Sampler:
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         """Sums over the strata of each source."""
-        sums: dict[str, float] = {}
+        sums = dict.fromkeys([stratum.entry.source for stratum in self.strata], 0.0)
         for stratum, value in zip(self.strata, value_S.tolist(), strict=True):
-            sums[stratum.entry.source] = sums.get(stratum.entry.source, 0.0) + value
+            sums[stratum.entry.source] += value
         return sums
 
     def weights_of(self, mixture: Mixture) -> np.ndarray:

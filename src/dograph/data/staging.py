@@ -1,8 +1,8 @@
-"""The staging folder: the journal of a preparation under way, then the corpus made of it.
+"""The staging folder: the journal of an unfinished preparation, and the corpus built from it.
 
-The journal is enough to go on after a kill, exactly. The corpus is built in a folder of its own,
-out of files that are only read, so that this step may be killed and repeated at any point. Then it
-is moved into its place, the manifest last.
+The journal is enough to continue exactly after a kill. The corpus is built in a folder of its own,
+from files that are only read, so this step may be killed and repeated at any point. Then it is
+moved into place, the manifest last.
 """
 
 import fcntl
@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -38,19 +39,19 @@ from dograph.files import sha256_of, sync_file, write_json
 
 REPAIRS = "repairs.jsonl"
 SPLITS: tuple[Split, ...] = ("train", "validation")
-COPY_TOKENS = 1 << 20  # at once
+COPY_TOKENS = 1 << 20
 _JOURNAL = "journal.json"
-_REPLACED = "replaced.json"  # manifest of the corpus that a new one takes the place of
+_REPLACED = "replaced.json"  # manifest of a corpus that is being replaced
 _BLOCK_DOCUMENTS = 1 << 16
-# A policy for bad records matters only where there are some: the journal counts them. What was
-# left out does not enter the corpus.
+# Options that do not decide the result: bad_records matters only if there are bad records, which
+# the journal counts, and left_out names files that are not read.
 _INDECISIVE = ("bad_records", "left_out")
-# Options that came later: a corpus from before has no record of them, and was made with these.
+# Options that were added later: an older corpus does not record them, and was made with these.
 _ADDED: dict[str, Value] = {"keep": 1.0}
 
 
 class Output(BaseModel):
-    """What has been written of one split of one source, to the files STEM.tokens and .documents."""
+    """What has been written of one split of one source, in STEM.tokens and STEM.documents."""
 
     split: Split
     source: str
@@ -59,7 +60,7 @@ class Output(BaseModel):
     bytes: int = 0
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
-    stem: Path = Field(default=Path(), exclude=True)  # follows from its place among the outputs
+    stem: Path = Field(default=Path(), exclude=True)  # named after its place in the list
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The documents, block by block, of RAW_DOCUMENT_DTYPE."""
@@ -69,7 +70,7 @@ class Output(BaseModel):
 
 
 class Recorded(BaseModel):
-    """All that decides what a corpus is."""
+    """Everything that decides what a corpus contains."""
 
     version: Literal[1] = 1
     options: dict[str, Value]
@@ -83,7 +84,7 @@ class Recorded(BaseModel):
 
 
 class Journal(Recorded):
-    """State after a whole number of chunks. Files may hold more: that is cut off on resuming."""
+    """State after a whole number of chunks. Files may hold more, which is cut off on resuming."""
 
     tokenizer: TokenizerEntry
     position: Position = Position()
@@ -100,38 +101,40 @@ class Journal(Recorded):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise CorpusError(f"{path} is damaged; begin anew with --restart ({error})") from error
+            raise CorpusError(f"{path} is damaged; start over with --restart ({error})") from error
 
     def write(self, staging: Path) -> None:
         write_json(staging / _JOURNAL, self.model_dump())
 
-    def require_same(self, now: Recorded) -> None:
-        """Refuse to go on with other options or inputs than the preparation began with."""
-        changes = _option_changes(self.options, now.options)
-        for name in sorted({*self.stamps, *now.stamps}):
-            if name not in now.stamps or name not in self.stamps:
-                changes.append(f"{name} was {'added' if name in now.stamps else 'left out'}")
-            elif self.stamps[name] != now.stamps[name]:
-                changes.append(f"{name} has changed")
-        if not changes and list(self.stamps) != list(now.stamps):
-            changes.append(f"the order was {', '.join(self.stamps)}, now {', '.join(now.stamps)}")
-        policies = (self.options["bad_records"], now.options["bad_records"])
-        if self.repairs and policies == ("repair", "refuse"):
-            changes.append("bad records were repaired, which is now refused")
-        if changes:
-            raise CorpusError(
-                "a preparation that began differently is unfinished here: "
-                f"{'; '.join(changes)}. Repeat the command it began with to go on, "
-                "or begin anew with --restart"
-            )
+
+def resume(options: PrepareOptions, now: Recorded) -> Journal | None:
+    """The journal to continue from, if any; refuses one of other options or inputs."""
+    journal = None if options.restart else Journal.read(options.staging)
+    if journal is None:
+        return None
+    changes = _option_changes(journal.options, now.options)
+    for name in sorted({*journal.stamps, *now.stamps}):
+        if name not in now.stamps or name not in journal.stamps:
+            changes.append(f"{name} was {'added' if name in now.stamps else 'left out'}")
+        elif journal.stamps[name] != now.stamps[name]:
+            changes.append(f"{name} has changed")
+    if not changes and list(journal.stamps) != list(now.stamps):
+        changes.append(f"the order was {', '.join(journal.stamps)}, now {', '.join(now.stamps)}")
+    policies = (journal.options["bad_records"], now.options["bad_records"])
+    if journal.repairs and policies == ("repair", "refuse"):
+        changes.append("bad records were repaired, which is now refused")
+    if changes:
+        raise CorpusError(
+            f"an unfinished preparation with other options is here: {'; '.join(changes)}. Repeat "
+            "the command it began with to continue, or start over with --restart"
+        )
+    return journal
 
 
 def _decisive(options: Mapping[str, Value]) -> dict[str, Value]:
-    return {
-        name: value
-        for name, value in options.items()
-        if name not in _INDECISIVE and (name, value) not in _ADDED.items()
-    }
+    """The options that decide what the corpus is."""
+    kept = {name: value for name, value in options.items() if name not in _INDECISIVE}
+    return {name: value for name, value in kept.items() if (name, value) not in _ADDED.items()}
 
 
 def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> list[str]:
@@ -144,35 +147,32 @@ def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> li
     ]
 
 
-def finished_corpus(out: Path, recorded: Recorded, *, overwrite: bool) -> Manifest | None:
-    """The corpus in `out` if it is what these options give; refuses to touch anything else."""
+def finished_corpus(options: PrepareOptions, recorded: Recorded) -> Manifest | None:
+    """The corpus in the output folder if these options give it; refuses to overwrite another."""
+    out, now = options.out, recorded.options
     if not (out / MANIFEST).is_file():
-        strangers = [path.name for path in out.iterdir()] if out.is_dir() else []
-        if strangers and STAGING not in strangers:
+        names = [path.name for path in out.iterdir()] if out.is_dir() else []
+        if names and STAGING not in names:
             raise CorpusError(f"{out} is not empty and holds no corpus; choose another --out")
         return None
     try:
         manifest = Manifest.read(out)
+        if manifest.options.get("fingerprint") == recorded.fingerprint:
+            return manifest
+        before = {name: manifest.options[name] for name in now if name in manifest.options}
+        changes = _option_changes(before, now) or ["the inputs are others or have changed"]
+        problem = f"{out} already holds a corpus that was prepared differently: "
+        problem += f"{'; '.join(changes)}. Choose another --out, or pass"
     except CorpusError as error:
-        if overwrite:
-            return None
-        raise CorpusError(f"{error} Pass --overwrite to replace it") from error
-    if manifest.options.get("fingerprint") == recorded.fingerprint:
-        return manifest
-    if overwrite:
+        problem = f"{error} Pass"
+    if options.overwrite:
         return None
-    options = recorded.options
-    before = {name: manifest.options[name] for name in options if name in manifest.options}
-    changes = "; ".join(_option_changes(before, options)) or "the inputs are others or have changed"
-    raise CorpusError(
-        f"{out} already holds a corpus that was prepared differently: {changes}. "
-        "Choose another --out, or pass --overwrite to replace it"
-    )
+    raise CorpusError(f"{problem} --overwrite to replace it")
 
 
 @contextmanager
 def lock(staging: Path) -> Iterator[None]:
-    """Keep a second preparation out of this folder; the system lifts it when we end, anyhow."""
+    """Keep other preparations out of this folder; the system releases it if this process dies."""
     staging.mkdir(parents=True, exist_ok=True)
     with open(staging / "lock", "wb") as file:
         try:
@@ -184,7 +184,7 @@ def lock(staging: Path) -> Iterator[None]:
             ) from error
         try:
             yield
-        finally:  # once a corpus is published, and before anything is begun, nothing else is there
+        finally:  # nothing else is here before work begins and after a corpus is published
             if [path.name for path in staging.iterdir()] == ["lock"]:
                 shutil.rmtree(staging)
 
@@ -204,16 +204,14 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     for folder in (built, spare):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-    held_out = options.held_out(inputs)
     by_source, num_empty = _by_source(options, inputs, journal.outputs)
-    repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
     dtype = journal.tokenizer.token_dtype
     entries: dict[Split, list[StratumEntry]] = {split: [] for split in SPLITS}
     for source, stem in file_stems(by_source).items():
         both = by_source[source]
-        if held_out:
+        if options.held_out(inputs):
             both = hold_out(both, np.dtype(dtype), spare)
-        for split, output in zip(entries, both, strict=True):
+        for split, output in zip(SPLITS, both, strict=True):
             if not output.documents:
                 continue
             tokens, documents = f"{split}/{stem}.bin", f"{split}/{stem}.documents.npy"
@@ -224,122 +222,93 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
             sha256 = sha256_of(built / tokens)
             entry = StratumEntry(stratum=source, dtype=dtype, sha256=sha256, **counts, **files)
             entries[split].append(entry)
-    unkept = _unkept(options, journal.outputs, {entry.source for entry in entries["train"]})
     for name in (TOKENIZER_FILE, REPAIRS):
         if (options.staging / name).is_file():
             link(options.staging / name, built / name)
-    manifest = Manifest(
-        tokenizer=journal.tokenizer,
-        inputs=[entry.name for entry in inputs],
-        train=entries["train"],
-        validation=entries["validation"],
-        recipe=options.known_corpus.name if options.known_corpus else None,
-        options={**journal.options, **unkept, "fingerprint": journal.fingerprint},
-        repairs=dict(sorted(repairs.items())),
-        made_by=f"dograph {dograph.__version__}",
-    )
-    return publish(options, manifest, built)
+    unkept: dict[str, Value] = {}
+    num_unkept = sum(output.unkept_documents for output in journal.outputs)
+    if not entries["train"]:
+        raise CorpusError(
+            f"--keep {options.keep:g} keeps none of the {num_unkept:,} training documents; give a "
+            "larger fraction and --restart"
+            if num_unkept
+            else "the inputs hold no training text; give other inputs"
+        )
+    if options.keep < 1:
+        lost = {output.source for output in journal.outputs if output.unkept_documents}
+        lost -= {entry.source for entry in entries["train"]}
+        unkept["unkept_documents"] = num_unkept
+        unkept["unkept_bytes"] = sum(output.unkept_bytes for output in journal.outputs)
+        unkept["unkept_sources"] = listed(sorted(lost))
+    repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
+    return publish(options, inputs, journal, journal.tokenizer, entries, unkept, repairs)
 
 
 def _by_source(
     options: PrepareOptions, inputs: list[Input], outputs: list[Output]
 ) -> tuple[dict[str, list[Output]], int]:
-    """Training and validation output of each source, and how many of them hold no text."""
+    """Training and validation output of each source with text, and how many outputs have none."""
     named = [(entry.split, entry.source) for entry in inputs if entry.source is not None]
-    found = {(split, source): Output(split=split, source=source) for split, source in named}
-    found |= {(output.split, output.source): output for output in outputs}
-    with_text = {source for (_, source), output in found.items() if output.documents}
+    known = {(split, source): Output(split=split, source=source) for split, source in named}
+    known |= {(output.split, output.source): output for output in outputs}
+    with_text = {source for (_, source), output in known.items() if output.documents}
+    filled_later = with_text if options.held_out(inputs) else set()  # by hold_out
     empty = [
         f'"{source}" ({split})'
-        for (split, source), output in sorted(found.items())
-        if not (output.documents or output.unkept_documents)
-        and not (options.held_out(inputs) and source in with_text)
+        for (split, source), output in sorted(known.items())
+        if not (output.documents or output.unkept_documents or source in filled_later)
     ]
     if empty and not options.repair:
         raise CorpusError(
-            f"no text came out of these sources: {', '.join(empty)}. Leave their inputs out, or "
-            "pass --bad-records repair, which drops them and counts it in the manifest"
+            f"these sources have no text: {', '.join(empty)}. Leave their inputs out, or pass "
+            "--bad-records repair, which drops them and counts them in the manifest"
         )
-    for source in with_text:
-        for split in SPLITS:
-            found.setdefault((split, source), Output(split=split, source=source))
-    return {s: [found[split, s] for split in SPLITS] for s in with_text}, len(empty)
-
-
-def _unkept(options: PrepareOptions, outputs: list[Output], trained: set[str]) -> dict[str, Value]:
-    """What --keep left out, for the manifest; sources that it left nothing of are named."""
-    documents = sum(output.unkept_documents for output in outputs)
-    if not trained and not documents:
-        raise CorpusError("the inputs hold no training text at all; give other inputs")
-    if not trained:
-        raise CorpusError(
-            f"--keep {options.keep:g} keeps none of the {documents:,} training documents; give a "
-            "larger fraction and --restart"
-        )
-    if options.keep == 1:
-        return {}
-    lost = {output.source for output in outputs if output.unkept_documents} - trained
-    return {
-        "unkept_documents": documents,
-        "unkept_bytes": sum(output.unkept_bytes for output in outputs),
-        "unkept_sources": listed(sorted(lost)),
-    }
+    for split, source in product(SPLITS, with_text):
+        known.setdefault((split, source), Output(split=split, source=source))
+    return {s: [known[split, s] for split in SPLITS] for s in with_text}, len(empty)
 
 
 def listed(names: Sequence[str], most: int = 20) -> str | None:
-    """Names in a line of bounded length, None where there are none."""
+    """Names in a line of bounded length, None if there are none."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more if names else None
 
 
 def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:
-    """Move documents so that both sides have some, if there are two different texts at all.
+    """Move documents so that both splits of a source have some, if it has two different texts.
 
-    The last step of splitting by hash: a small source may have every document on one side. Then
-    the documents of one extreme hash change sides: copies of a text within the source have one
-    hash, so they stay together; copies in another source stay where they are. New files go to
+    Splitting by hash may leave all documents of a small source in one split. Then the documents
+    with the smallest (or largest) hash change sides. Copies of a text within the source have the
+    same hash, so they stay together; copies in other sources are not moved. New files go to
     `folder`, named after the old ones. A source of one text trains on it.
     """
     train, validation = both
     if train.documents and validation.documents:
         return both
     whole = train if train.documents else validation
-    bounds = [(int(b["hash"].min()), int(b["hash"].max())) for b in whole.blocks()]
-    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if low == high:
+    document_D = np.fromfile(whole.stem.with_suffix(".documents"), RAW_DOCUMENT_DTYPE)
+    hash_D = document_D["hash"]
+    if hash_D.min() == hash_D.max():
         return [whole, whole.model_copy(update={"documents": 0})]
-    chosen = low if whole is train else high
-
-    def members(*, is_moved: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        start = 0
-        for block in whole.blocks():
-            start_D = np.concatenate([[start], block["end"][:-1]])
-            start = int(block["end"][-1])
-            member_D = (block["hash"] == chosen) == is_moved
-            yield start_D[member_D], block[member_D]
-
+    is_moved_D = hash_D == (hash_D.min() if whole is train else hash_D.max())
+    start_D = np.concatenate([[0], document_D["end"][:-1]])
     token_N = np.memmap(whole.stem.with_suffix(".tokens"), dtype, "r")
     sides = []
-    for is_moved, name in ((False, "kept"), (True, "moved")):
+    for member_D, name in ((~is_moved_D, "kept"), (is_moved_D, "moved")):
         stem = folder / f"{whole.stem.name}-{name}"
-        side = Output(split=whole.split, source=whole.source, stem=stem)
-        with (
-            open(stem.with_suffix(".tokens"), "wb") as tokens,
-            open(stem.with_suffix(".documents"), "wb") as documents,
-        ):
-            for own_D in copy_documents(tokens, token_N, members(is_moved=is_moved)):
-                documents.write(own_D.tobytes())
-                side.documents += len(own_D)
-                side.bytes += int(own_D["bytes"].sum(dtype=np.int64))
-            side.tokens = tokens.tell() // dtype.itemsize
-        sides.append(side)
+        with open(stem.with_suffix(".tokens"), "wb") as file:
+            (own_D,) = copy_documents(file, token_N, [(start_D[member_D], document_D[member_D])])
+        own_D.tofile(stem.with_suffix(".documents"))
+        tokens, size = int(own_D["end"][-1]), int(own_D["bytes"].sum(dtype=np.int64))
+        counts = {"tokens": tokens, "documents": len(own_D), "bytes": size}
+        sides.append(Output(split=whole.split, source=whole.source, stem=stem, **counts))
     return sides if whole is train else sides[::-1]
 
 
 def copy_documents(
     output: BinaryIO, token_N: np.ndarray, pieces: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> Iterator[np.ndarray]:
-    """Copy the tokens of documents to a file, and yield the documents with their ends there.
+    """Copy the tokens of documents to a file, and yield the documents with their new ends.
 
     A piece is the first token of each document, (D,), and the documents, (D,), with their `end`.
     """
@@ -353,37 +322,52 @@ def copy_documents(
         yield document_D
 
 
-def publish(options: PrepareOptions, manifest: Manifest, built: Path) -> Manifest:
-    """Divide into strata if asked to, then move everything from `built` into its place.
+def publish(
+    options: PrepareOptions,
+    inputs: list[Input],
+    recorded: Recorded,
+    tokenizer: TokenizerEntry,
+    entries: Mapping[Split, list[StratumEntry]],
+    more: Mapping[str, Value],
+    repairs: Mapping[str, int],
+) -> Manifest:
+    """Move the corpus in `finished` into place, divided into strata if the options ask for it.
 
-    A corpus that was there is replaced. The manifest comes last, so that it means complete.
+    An earlier corpus is replaced. The manifest comes last: where it is, the corpus is complete.
     """
+    out, built, recipe = options.out, options.staging / "finished", options.known_corpus
+    manifest = Manifest(
+        tokenizer=tokenizer,
+        inputs=[entry.name for entry in inputs],
+        train=entries["train"],
+        validation=entries["validation"],
+        recipe=recipe.name if recipe else None,
+        options={**recorded.options, **more, "fingerprint": recorded.fingerprint},
+        repairs=dict(sorted(repairs.items())),
+        made_by=f"dograph {dograph.__version__}",
+    )
     if options.strata > 1:
         from dograph.data.strata import split_into_strata
 
         manifest = split_into_strata(built, manifest, options.strata, options.seed)
-    out = options.out
-    names = [name for name in corpus_files(manifest) if (built / name).is_file()]
     if (out / MANIFEST).is_file():
-        os.replace(out / MANIFEST, built.parent / _REPLACED)
-        remove_replaced(built.parent, out)
-    for name in names:
-        sync_file(built / name)
-        (out / name).parent.mkdir(exist_ok=True)
-        os.replace(built / name, out / name)
-        sync_file((out / name).parent)
+        os.replace(out / MANIFEST, options.staging / _REPLACED)
+        remove_replaced(options.staging, out)
+    for name in corpus_files(manifest):
+        if (built / name).is_file():
+            sync_file(built / name)
+            (out / name).parent.mkdir(exist_ok=True)
+            os.replace(built / name, out / name)
+            sync_file((out / name).parent)
     manifest.write(out)
     clear(options.staging)
     return manifest
 
 
 def remove_replaced(staging: Path, out: Path) -> None:
-    """Delete the files of a corpus being replaced, perhaps begun before a kill.
-
-    Where its manifest is damaged nobody knows which files were its own, and they stay.
-    """
+    """Delete the files of a corpus that is being replaced, unless its manifest is damaged."""
     replaced = staging / _REPLACED
-    # beside a manifest the new files may be in place already, under the same names
+    # if there is a new manifest, new files of the same names may be in place already
     if not replaced.is_file() or (out / MANIFEST).is_file():
         return
     with suppress(ValidationError):
@@ -393,17 +377,15 @@ def remove_replaced(staging: Path, out: Path) -> None:
 
 
 def corpus_files(manifest: Manifest) -> list[str]:
-    """Every file of a corpus that lies in its folder; tokens used where they are do not."""
-    names = {REPAIRS}
-    if manifest.tokenizer.file is not None:
-        names.add(manifest.tokenizer.file)
+    """Every file of a corpus that is in its folder; token files used in place are not."""
+    names = {REPAIRS, manifest.tokenizer.file}
     for entry in (*manifest.train, *manifest.validation):
         names |= {entry.file, entry.documents_file}
-    return sorted(name for name in names if not Path(name).is_absolute())
+    return sorted(name for name in names if name and not Path(name).is_absolute())
 
 
 def link(source: Path, target: Path) -> None:
-    """The same content under a second name; a copy where the file system has no links."""
+    """The same content under a second name; a copy if the file system has no hard links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -412,36 +394,26 @@ def link(source: Path, target: Path) -> None:
 
 
 def file_stems(sources: Iterable[str]) -> dict[str, str]:
-    """A file name for each source, also where the source's name is none.
-
-    Two names never differ by case alone: some file systems would take them for one.
-    """
+    """A file name for each source; no two differ only in upper and lower case."""
     sources = sorted(sources)
-    plain = {
-        source: re.sub(r"[^\w.-]+", "-", source, flags=re.ASCII).strip("-.") for source in sources
-    }
-    lower = [stem.lower() for stem in plain.values()]
-    stems = {}
-    for source, stem in plain.items():
-        if stem == source and len(stem) <= 100 and lower.count(stem.lower()) == 1:
-            stems[source] = stem
-        else:
+    stems = [re.sub(r"[^\w.-]+", "-", s, flags=re.ASCII).strip("-.") for s in sources]
+    lower = [stem.lower() for stem in stems]
+    names = dict(zip(sources, stems, strict=True))
+    for source, stem in names.items():
+        if stem != source or len(stem) > 100 or lower.count(stem.lower()) > 1:
             digest = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
-            stems[source] = f"{stem[:80]}-{digest}".lstrip("-")
-    return stems
+            names[source] = f"{stem[:80]}-{digest}".lstrip("-")
+    return names
 
 
 def write_document_index(path: Path, blocks: Iterable[np.ndarray], num_documents: int) -> None:
     """Write an .npy of DOCUMENT_DTYPE from blocks that have its fields, and perhaps more.
 
-    It is never held in memory as a whole. Plain writes, not a memory map: on a full disk they
-    fail with an error, not with a signal.
+    It is never in memory as a whole. Plain writes instead of a memory map: on a full disk they
+    raise an error instead of a signal.
     """
-    header = {
-        "descr": np.lib.format.dtype_to_descr(DOCUMENT_DTYPE),
-        "fortran_order": False,
-        "shape": (num_documents,),
-    }
+    descr = np.lib.format.dtype_to_descr(DOCUMENT_DTYPE)
+    header = {"descr": descr, "fortran_order": False, "shape": (num_documents,)}
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:

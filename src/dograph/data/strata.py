@@ -1,10 +1,13 @@
-"""Strata: every source of a finished corpus divided into groups of like documents (`--strata N`).
+"""Strata: each source of a finished corpus divided into groups of similar documents (`--strata N`).
 
-Groups are found on training documents; then every document of the source, training and
-validation, goes to the group nearest to it. Memory does not grow with the corpus: documents are
-copied one by one, and which group each belongs to lies in a file.
+The groups are fitted on training documents; then every document, training and validation, goes to
+the nearest group of its source. Memory does not grow with the corpus: documents are copied one by
+one, and their groups are kept in a file.
 
-Shapes: D documents, K groups, V vocabulary.
+A document's features are its token 1- and 2-grams, hashed with signs into F buckets; spherical
+K-means on a bounded sample of the documents gives the groups, without labels.
+
+Shapes: D documents, F features, K groups, N tokens, V vocabulary.
 """
 
 import logging
@@ -21,20 +24,14 @@ from dograph.data.corpus import Manifest, StratumEntry, StratumTokens
 from dograph.data.sampler import mix64
 from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
 from dograph.data.tokenizer import token_bytes
-from dograph.errors import ConfigError, CorpusError
+from dograph.errors import CorpusError
 from dograph.files import sha256_of, sync_file
 from dograph.rng import key64, stream
 
-# Groups of like documents inside one source, found without labels.
-#
-# A document's features are its token 1- and 2-grams, hashed with signs into F buckets; spherical
-# K-means on a bounded sample of the documents finds the groups. Features exist for one chunk of
-# documents at a time, so memory does not grow with the source.
-
 NUM_FEATURES = 1024
-FEATURE_TOKENS = 4096  # of a longer document, the first so many are looked at
+FEATURE_TOKENS = 4096  # only the first so many tokens of a document are used
 CHUNK_DOCUMENTS = 256
-SAMPLE_DOCUMENTS = 10_000  # of a source, to find its groups by
+SAMPLE_DOCUMENTS = 10_000  # of a source, to fit the groups on
 ITERATIONS = 25
 RESTARTS = 4
 
@@ -43,21 +40,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What it takes to say which group a document belongs to."""
+    """Fitted groups of one source."""
 
     salt: int  # of the n-gram hash
-    mean_F: np.ndarray  # features of the average document, which tell no two groups apart
+    mean_F: np.ndarray  # mean feature, subtracted first: it is common to all groups
     centre_KF: np.ndarray  # unit vectors
 
     def assign(self, stratum: StratumTokens) -> np.ndarray:
-        """The nearest group of every document, (D,), in a file that vanishes with the array.
-
-        Ties go to the lower index.
-        """
+        """The nearest group of every document, (D,), in a temporary file; ties: the lower index."""
         num_documents = stratum.entry.documents
         with tempfile.TemporaryFile(dir=stratum.directory) as file:
             # A full disk must raise an error here, not a signal when the map is written to.
-            if hasattr(os, "posix_fallocate"):  # macOS has none
+            if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
             label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
         for chunk_D in chunks(num_documents):
@@ -92,7 +86,7 @@ def ngram_features(stratum: StratumTokens, document_D: np.ndarray, salt: int) ->
     token_N = stratum.token_N[np.arange(len(document_N)) + np.repeat(skip_D, length_D)]
     one_N = mix64(token_N.astype(np.uint64) + np.uint64(salt))
     two_N = mix64(one_N[:-1] + token_N[1:].astype(np.uint64))
-    inside_N = document_N[1:] == document_N[:-1]  # a pair across two documents is no pair
+    inside_N = document_N[1:] == document_N[:-1]  # both tokens in the same document
     hash_N = np.concatenate([one_N, two_N[inside_N]])
     row_N = np.concatenate([document_N, document_N[1:][inside_N]])
     bucket_N = row_N * NUM_FEATURES + (hash_N % np.uint64(NUM_FEATURES)).astype(np.int64)
@@ -105,11 +99,22 @@ def ngram_features(stratum: StratumTokens, document_D: np.ndarray, salt: int) ->
 def spherical_kmeans(unit_DF: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.ndarray:
     """Centres, (K, F), of at most `num_groups` groups of unit vectors: the best of several starts.
 
-    There are fewer groups than asked for where there are fewer distinct documents.
+    A start is K-means++: each next centre is drawn with probability proportional to its distance
+    (1 - cosine) from the nearest centre so far. There are fewer groups than asked for if there are
+    fewer distinct documents.
     """
     best_KF, best_cohesion = unit_DF[:1], -np.inf
     for _ in range(RESTARTS):
-        centre_KF = _plus_plus(unit_DF, num_groups, rng)
+        chosen = [int(rng.integers(len(unit_DF)))]
+        distance_D = np.full(len(unit_DF), np.inf)
+        for _ in range(1, num_groups):
+            distance_D = np.minimum(distance_D, 1 - unit_DF @ unit_DF[chosen[-1]])
+            distance_D[distance_D < 1e-6] = 0  # the same document, up to rounding
+            total_D = distance_D.cumsum()
+            if total_D[-1] == 0:
+                break
+            chosen.append(int(np.searchsorted(total_D, rng.random() * total_D[-1], side="right")))
+        centre_KF = unit_DF[chosen]
         for _ in range(ITERATIONS):
             before_KF, centre_KF = centre_KF, moved_centres(unit_DF, centre_KF)
             if np.array_equal(before_KF, centre_KF):
@@ -121,17 +126,16 @@ def spherical_kmeans(unit_DF: np.ndarray, num_groups: int, rng: np.random.Genera
 
 
 def moved_centres(unit_DF: np.ndarray, centre_KF: np.ndarray) -> np.ndarray:
-    """One iteration: each centre moves to the middle of the documents nearest to it.
+    """One iteration: each centre moves to the mean direction of the documents nearest to it.
 
-    Ties go to the lower index. A centre without documents moves to the document that is least like
-    its own centre.
+    Ties go to the lower index. A centre without documents moves to the document that is least
+    similar to its own centre.
     """
     similarity_DK = unit_DF @ centre_KF.T
     member_KD = np.eye(len(centre_KF), dtype=np.float32)[:, similarity_DK.argmax(axis=1)]
     moved_KF = _unit(member_KD @ unit_DF)
     empty = np.flatnonzero(member_KD.sum(axis=1) == 0)
-    lonely = similarity_DK.max(axis=1).argsort(kind="stable")[: len(empty)]
-    moved_KF[empty] = unit_DF[lonely]
+    moved_KF[empty] = unit_DF[similarity_DK.max(axis=1).argsort(kind="stable")[: len(empty)]]
     return moved_KF
 
 
@@ -147,20 +151,6 @@ def chunks(num_documents: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + CHUNK_DOCUMENTS, num_documents))
 
 
-def _plus_plus(unit_DF: np.ndarray, num_groups: int, rng: np.random.Generator) -> np.ndarray:
-    """K-means++: each next centre with probability proportional to its squared distance."""
-    chosen = [int(rng.integers(len(unit_DF)))]
-    distance_D = np.full(len(unit_DF), np.inf)
-    for _ in range(1, num_groups):
-        distance_D = np.minimum(distance_D, 1 - unit_DF @ unit_DF[chosen[-1]])
-        distance_D[distance_D < 1e-6] = 0  # the same document, up to rounding
-        total_D = distance_D.cumsum()
-        if total_D[-1] == 0:
-            break
-        chosen.append(int(np.searchsorted(total_D, rng.random() * total_D[-1], side="right")))
-    return unit_DF[chosen]
-
-
 def _unit(vector_DF: np.ndarray) -> np.ndarray:
     """Rows scaled to length 1; a row of zeros stays."""
     length_D = np.linalg.norm(vector_DF, axis=1, keepdims=True)
@@ -171,13 +161,11 @@ def _unit(vector_DF: np.ndarray) -> np.ndarray:
 def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed: int) -> Manifest:
     """Divide every source of a finished corpus into at most `num_strata` strata.
 
-    Strata are called "<source>/0", "<source>/1" and so on, by falling number of training tokens.
-    A source gets no more strata than it has training documents, and no empty stratum appears.
-    New files are written first, then the manifest, and the old files are deleted last: the corpus
-    is whole at every moment.
+    Strata are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens.
+    A source gets no more strata than it has training documents, and none is empty. The new files
+    are written first, then the manifest, and the old files are deleted last, so the corpus is
+    complete at all times.
     """
-    if num_strata < 1:
-        raise ConfigError(f"the number of strata must be at least 1, got {num_strata}")
     for entry in (*manifest.train, *manifest.validation):
         if entry.stratum != entry.source:
             raise CorpusError(
@@ -190,8 +178,6 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
                 f'the strata of "{entry.source}" need the file name {taken[0]}, which another '
                 "source has; give one of the two another name"
             )
-    if num_strata == 1:
-        return manifest
     bytes_V = None
     if manifest.tokenizer.file is not None:
         bytes_V = token_bytes(directory / manifest.tokenizer.file, manifest.tokenizer.eot_id)
@@ -205,7 +191,7 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
         if entry.source in validation:
             stratum = StratumTokens(directory, validation.pop(entry.source))
             new_validation += _write_strata(stratum, groups.assign(stratum), bytes_V)
-    new_validation += validation.values()  # of sources without training text to find groups in
+    new_validation += validation.values()  # of sources without training text to fit groups on
     divided = manifest.model_copy(update={"train": new_train, "validation": new_validation})
     divided.write(directory)
     for name in set(corpus_files(manifest)) - set(corpus_files(divided)):
@@ -215,15 +201,14 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
 
 def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
     """Names of a group's token and document files, relative to the manifest."""
-    # A file outside the corpus, or one that holds several strata, lends its name to none.
+    # The name of a file that is outside the corpus, or holds several strata, is not used.
     is_own = not Path(entry.file).is_absolute() and entry.first_token == 0
-    stem, documents = Path(entry.file if is_own else entry.documents_file), entry.documents_file
-    tokens = stem.with_suffix(f".{group}.bin").as_posix()
-    return tokens, Path(documents).with_suffix(f".{group}.npy").as_posix()
+    tokens = Path(entry.file if is_own else entry.documents_file).with_suffix(f".{group}.bin")
+    return tokens.as_posix(), Path(entry.documents_file).with_suffix(f".{group}.npy").as_posix()
 
 
 def _ranked_by_size(stratum: StratumTokens, groups: Groups) -> tuple[np.ndarray, Groups]:
-    """Assign the training documents and number the groups anew: largest first, none empty."""
+    """Assign the training documents and renumber the groups: largest first, none empty."""
     label_D = groups.assign(stratum)
     tokens_K = np.zeros(len(groups.centre_KF), dtype=np.int64)
     for chunk_D in chunks(len(label_D)):
@@ -240,68 +225,45 @@ def _ranked_by_size(stratum: StratumTokens, groups: Groups) -> tuple[np.ndarray,
 def _write_strata(
     stratum: StratumTokens, label_D: np.ndarray, bytes_V: np.ndarray | None
 ) -> list[StratumEntry]:
-    """One entry, and its files, for every group that has documents."""
+    """Copy the documents of each group, in document order, to files of its own: their entries."""
+    old, directory, token_N = stratum.entry, stratum.directory, stratum.token_N
     sizes: Counter[int] = Counter()
     for chunk_D in chunks(len(label_D)):
         sizes.update(label_D[chunk_D].tolist())
-    entries = [
-        _write_stratum(stratum, group, size, label_D, bytes_V)
-        for group, size in sorted(sizes.items())
-    ]
-    total, known = sum(entry.bytes or 0 for entry in entries), stratum.entry.bytes
-    if total == known:
-        return entries
-    if known is not None:
-        source = stratum.entry.source
-        reason = f'the tokenizer of "{source}" does not spell text byte by byte'
+    entries = []
+    for group, num_documents in sorted(sizes.items()):
+        file, documents_file = _new_files(old, group)
+        own = (chunk_D[label_D[chunk_D] == group] for chunk_D in chunks(len(label_D)))
+        members = ((spans(stratum, own_D)[0], stratum.documents[own_D]) for own_D in own)
+        with open(directory / file, "wb") as output:
+            copied = copy_documents(output, token_N, members)
+            write_document_index(directory / documents_file, copied, num_documents)
+            num_tokens = output.tell() // token_N.itemsize
+        sync_file(directory / file)
+        sync_file(directory / documents_file)
+        num_bytes = None
         if bytes_V is not None:
-            reason = (
-                f'the tokens of "{source}" spell {total} bytes but its text had {known}, for its '
-                "tokenizer changes the text"
-            )
+            own_N = np.memmap(directory / file, token_N.dtype, "r")
+            blocks = (own_N[n : n + COPY_TOKENS] for n in range(0, num_tokens, COPY_TOKENS))
+            num_bytes = sum(int(bytes_V[block_N].sum()) for block_N in blocks)
+        entry = StratumEntry(
+            source=old.source,
+            stratum=f"{old.source}/{group}",
+            file=file,
+            dtype=old.dtype,
+            tokens=num_tokens,
+            documents=num_documents,
+            bytes=num_bytes,
+            sha256=sha256_of(directory / file),
+            documents_file=documents_file,
+        )
+        entries.append(entry)
+    if sum(entry.bytes or 0 for entry in entries) == old.bytes:
+        return entries
+    if old.bytes is not None:
         log.warning(
-            "%s; the bytes of its strata stay unknown, and with them its bits per byte", reason
+            'the bytes of the strata of "%s" are unknown, and so are its bits per byte: its '
+            "tokenizer changes the text or is not byte-level",
+            old.source,
         )
     return [entry.model_copy(update={"bytes": None}) for entry in entries]
-
-
-def _write_stratum(
-    stratum: StratumTokens,
-    number: int,
-    num_documents: int,
-    label_D: np.ndarray,
-    bytes_V: np.ndarray | None,
-) -> StratumEntry:
-    """Copy the documents of one group, in document order."""
-
-    def members() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for chunk_D in chunks(len(label_D)):
-            member_D = chunk_D[label_D[chunk_D] == number]
-            yield spans(stratum, member_D)[0], stratum.documents[member_D]
-
-    directory, token_N = stratum.directory, stratum.token_N
-    file, documents_file = _new_files(stratum.entry, number)
-    with open(directory / file, "wb") as output:
-        copied = copy_documents(output, token_N, members())
-        write_document_index(directory / documents_file, copied, num_documents)
-        num_tokens = output.tell() // token_N.itemsize
-    sync_file(directory / file)
-    sync_file(directory / documents_file)
-    num_bytes = None
-    if bytes_V is not None:
-        own_N = np.memmap(directory / file, token_N.dtype, "r")
-        firsts = range(0, num_tokens, COPY_TOKENS)
-        num_bytes = sum(int(bytes_V[own_N[first : first + COPY_TOKENS]].sum()) for first in firsts)
-    return stratum.entry.model_copy(
-        update={
-            "stratum": f"{stratum.entry.source}/{number}",
-            "file": file,
-            "header_bytes": 0,
-            "first_token": 0,
-            "tokens": num_tokens,
-            "documents": num_documents,
-            "bytes": num_bytes,
-            "sha256": sha256_of(directory / file),
-            "documents_file": documents_file,
-        }
-    )

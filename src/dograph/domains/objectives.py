@@ -1,11 +1,11 @@
-"""L_opt: from what is known of the domains to their weights, on the simplex and free of scale.
+"""L_opt: from the statistics of the domains to their weights, on the simplex and free of scale.
 
-First the objectives, then the solver of those that are convex; nothing waits for the device.
+First the objectives, then the solver of the convex ones; nothing waits for the device.
 
 Shapes: M domains. G is the Gram of the domains' mean gradients g_j, s the mean squared gradient
-norm over all samples. Empty domains get weight 0. The four objectives of the paper
-(App. Objectives) keep their names; `Precision` is ours. `gamma` > 0 draws neighbours in the domain
-graph together by a penalty gamma w'Lw; 0 is the paper.
+norm over all samples. Empty domains get weight 0. The paper (App. Objectives) has the first four;
+`Precision` is ours. `graph_penalty` gamma > 0 adds gamma w'Lw, which makes the weights of
+neighbors in the domain graph similar; the paper has 0.
 """
 
 from collections.abc import Mapping
@@ -34,27 +34,26 @@ MOST_DOMAINS = 32  # of the kernel, whose matrices lie in registers
 
 @runtime_checkable
 class Objective(Protocol):
-    """Anything that turns domains into weights and can say how well it did."""
+    """Anything that turns domains into weights."""
 
     def __call__(self, domains: Domains) -> Tensor:
         """Weights (M,): >= 0, summing to 1, 0 on empty domains."""
         ...
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        """How far `weight_M` is from what this objective asks for: (), 0 where it is met.
+        """How far `weight_M` is from the optimum: (), 0 at the optimum.
 
-        A function of its arguments alone: it is asked later than `__call__`, and on the CPU.
+        A function of its arguments only: it is called later than `__call__`, and on the CPU.
         """
         ...
 
 
 class _Convex(Options):
-    """Objectives that are a convex quadratic w'Qw + b'w; the residual is its relative gap."""
+    """Objectives that minimize a convex quadratic w'Qw + b'w; the residual is its relative gap."""
 
     prefix: ClassVar[str] = "objective."
-    rule: ClassVar[str]  # what it weighs by, as far as a table of domains shows it
 
-    gamma: float = Field(0.0, ge=0)
+    graph_penalty: float = Field(0.0, ge=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         """Q and b, before the penalty."""
@@ -70,9 +69,9 @@ class _Convex(Options):
 
     def _penalised(self, domains: Domains) -> tuple[Tensor, Tensor]:
         quadratic_MM, linear_M = self.problem(domains)
-        if self.gamma > 0:
+        if self.graph_penalty > 0:
             laplacian_MM = laplacian(adjacency(domains.gram_MM.double()))
-            quadratic_MM = quadratic_MM + self.gamma * laplacian_MM
+            quadratic_MM = quadratic_MM + self.graph_penalty * laplacian_MM
         return quadratic_MM, linear_M
 
 
@@ -91,10 +90,10 @@ class _ClosedForm(_Convex):
         return torch.diag(torch.ones_like(formula_M)), -2 * formula_M
 
     def __call__(self, domains: Domains) -> Tensor:
-        return self.formula(domains) if self.gamma == 0 else super().__call__(domains)
+        return self.formula(domains) if self.graph_penalty == 0 else super().__call__(domains)
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
-        if self.gamma == 0:
+        if self.graph_penalty == 0:
             return self.unsettled(domains, weight_M)
         unsettled = self.unsettled(domains, self.formula(domains))
         return torch.maximum(super().residual(domains, weight_M), unsettled)
@@ -103,15 +102,13 @@ class _ClosedForm(_Convex):
 class Variance(_Convex):
     """Small variance of gradient norms and a short update: Var_j[||g_j||] + lambda w'Gw / s.
 
-    As printed the variance does not depend on w, so `variance="printed"` minimises the norm of the
-    update alone, whatever lambda. `"weighted"` is our repaired reading, Var_j[||w_j g_j||] / s over
-    the m' present domains: w'D (I/m' - 11'/m'^2) D w with D = diag(||g_j||) / sqrt(s).
+    In the paper the variance does not depend on w, so `variance="paper"` minimizes the norm of the
+    update only, for any lambda. `"weighted"` is our correction, Var_j[||w_j g_j||] / s over the
+    m' present domains: w'D (I/m' - 11'/m'^2) D w with D = diag(||g_j||) / sqrt(s).
     """
 
-    rule: ClassVar[str] = "the weights that make the update shortest"
-
     lambda_: float = Field(1.0, gt=0)
-    variance: Literal["printed", "weighted"] = "printed"
+    variance: Literal["paper", "weighted"] = "paper"
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         gram_MM = domains.gram_MM.double() / _unit(domains)
@@ -126,13 +123,11 @@ class Variance(_Convex):
 
 
 class Robust(_ClosedForm):
-    """Heed the hardest domains: w_j ~ exp(||g_j|| / tau), norms in units of their mean.
+    """Weigh the hardest domains: w_j ~ exp(||g_j|| / tau), norms in units of their mean.
 
-    The closed form that the paper states for tau log sum_j exp(||g_j|| / tau); it leaves the unit
-    open, and the mean over the present domains makes tau free of scale.
+    The paper's closed form for tau log sum_j exp(||g_j|| / tau). It does not state a unit; the
+    mean over the present domains makes tau free of scale.
     """
-
-    rule: ClassVar[str] = "weight ~ exp(mean norm / tau), norms in units of their average"
 
     tau: float = Field(1.0, gt=0)
 
@@ -148,13 +143,10 @@ class Robust(_ClosedForm):
 class Alignment(_ClosedForm):
     """Weigh domains by agreement with the update: w_j ~ max(cos(g_j, sum_l w_l g_l), 0).
 
-    The paper's fixed-point iteration from equal weights. The printed loss itself is least at every
-    vertex (a domain agrees with itself), so it is not minimised. Where no domain agrees, or the
-    update vanishes, the weights stay where they were. The residual is the largest change that one
-    more iteration makes.
+    The paper's fixed-point iteration from equal weights. Its loss is lowest at every vertex (a
+    domain agrees with itself), so it is not minimized. If no domain agrees, or the update vanishes,
+    the weights do not change. The residual is the largest change by one more iteration.
     """
-
-    rule: ClassVar[str] = "weight ~ agreement of the domain's mean gradient with the update"
 
     iterations: int = Field(20, ge=1)
 
@@ -186,23 +178,20 @@ class Alignment(_ClosedForm):
 
 
 class Uncertainty(_Convex):
-    """A short update from steady domains: w'Gw / s + beta sum_j sigma_j^2 w_j.
+    """A short update from domains of little spread: w'Gw / s + beta sum_j sigma_j^2 w_j.
 
-    `sigma="printed"` is the paper's sigma_j^2, the variance of squared distances to the domain's
-    mean, a fourth power of gradients and therefore over s^2. `"mean"` is our repaired reading, the
-    mean squared distance over s. A domain of one sample has sigma 0; `sigma_floor` is the least
-    scaled sigma^2 that any domain is given.
+    `sigma="paper"` is the variance of squared distances to the domain's mean, a fourth power of
+    gradients and therefore over s^2. `"mean"` is our correction, the mean squared distance over s.
+    A domain of one sample has sigma 0; `sigma_floor` is the lowest scaled sigma^2 of any domain.
     """
 
-    rule: ClassVar[str] = "a short update from domains of little spread"
-
     beta: float = Field(1.0, ge=0)
-    sigma: Literal["printed", "mean"] = "printed"
+    sigma: Literal["paper", "mean"] = "paper"
     sigma_floor: float = Field(0.0, ge=0)
 
     def problem(self, domains: Domains) -> tuple[Tensor, Tensor]:
         unit = _unit(domains)
-        if self.sigma == "printed":
+        if self.sigma == "paper":
             sigma_M = domains.spread_variance_M.double() / unit.square()
         else:
             sigma_M = domains.spread_M.double() / unit
@@ -210,14 +199,12 @@ class Uncertainty(_Convex):
 
 
 class Precision(_ClosedForm):
-    """Trust steady domains and spend few effective samples: w_j ~ share_j s_j^-q.
+    """Less weight for domains with large gradients: w_j ~ share_j s_j^-q.
 
-    s_j^2 is the mean squared gradient norm in domain j. Ours, not the paper's. q = 0 counts all
-    samples alike, q = 2 is inverse variance. A domain without any gradient has no s_j to go by and
-    counts as an average one.
+    s_j^2 is the mean squared gradient norm in domain j. Ours, not the paper's. q = 0 gives equal
+    sample weights, q = 2 is inverse variance. A domain with zero gradients counts as an average
+    one.
     """
-
-    rule: ClassVar[str] = "weight ~ share x (gradient norm)^-q"
 
     q: float = 1.0
 
@@ -264,14 +251,13 @@ def _unit(domains: Domains) -> Tensor:
 
 
 def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tensor:
-    """Weights on the simplex that minimise w'Qw + b'w, exactly 0 where `present_M` is False.
+    """Weights on the simplex that minimize w'Qw + b'w, exactly 0 where `present_M` is False.
 
     A primal-dual interior-point method in float64 that starts feasible on both sides, w = 1/m and
     y = min(gradient) - 1, so that w'z is the duality gap at every step. Q is positive semidefinite
-    up to the rounding of float32. A small ridge makes the minimum unique: among many, the weights
-    nearest to equal ones; it leaves a relative gap of at most a quarter of the ridge.
-    Without any present domain all weights are 0; numbers that are not finite give weights that
-    are not. On a GPU this is one kernel (dograph.kernels.simplex).
+    up to the rounding of float32. A small ridge makes the minimum unique (the weights nearest to
+    equal ones) and leaves a relative gap of at most a quarter of the ridge. Without present domains
+    all weights are 0; input that is not finite gives NaN. One kernel on a GPU.
     """
     if len(linear_M) > MOST_DOMAINS or not usable(quadratic_MM):
         return _solve_by_pytorch(quadratic_MM, linear_M, present_M)

@@ -1,9 +1,8 @@
-"""Domains of a batch: their statistics, what their samples count, and whom they agree with.
+"""Domains of a batch: their statistics, the weights of their samples, agreement with sources.
 
-Shapes: B samples, b those of a micro-batch, K sketch, M domains, S sources, X any of these. A
-sample weight is what one sample counts; those of a batch of n samples are >= 0 and sum to 1, before
-and after. Where an entry stands for all samples of a domain, `share_X` says what part of the
-samples that is. Tables of counts: X tables, Y the sides of a table.
+Shapes: B samples, b those of a micro-batch, K sketch, M domains, S sources, X any of these. The
+sample weights of a batch of n samples are >= 0 and sum to 1. Where an entry stands for all samples
+of a domain, `share_X` is their part of the samples. Tables of counts: X tables, Y their sides.
 """
 
 import math
@@ -57,9 +56,9 @@ def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
 
 
 def sample_weights(domains: Domains, weight_M: Tensor) -> Tensor:
-    """What each sample counts: c_i = w_j / (n share_j) for its domain j, divided by their sum.
+    """c_i = w_j / (n share_j) for sample i of domain j, divided by their sum.
 
-    Where the sum is 0 or not finite, all samples count alike.
+    Equal weights if the sum is 0 or not finite.
     """
     each_M = torch.where(domains.present_M, weight_M / domains.share_M, 0.0)
     weight_B = each_M[domains.label_B]
@@ -69,20 +68,20 @@ def sample_weights(domains: Domains, weight_M: Tensor) -> Tensor:
 
 
 def centred(gram_BB: Tensor, weight_B: Tensor) -> Tensor:
-    """The Gram of samples less the mean of those with weight 1, the other weights being 0."""
+    """The Gram of samples minus the mean of those with weight 1; the other weights are 0."""
     share_B = weight_B / weight_B.sum().clamp_min(1)
     mean_B = gram_BB @ share_B
     return (gram_BB - mean_B[:, None]) - (mean_B - share_B @ mean_B)
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """The bounds on sample weights, and the one order in which weights are brought inside them."""
+class WeightLimits:
+    """Limits on sample weights, and the one order in which they are applied."""
 
-    cap: float | None = None  # most that a sample may count, in equal weights
-    effective_floor: float | None = None  # least effective share 1 / (n sum c^2)
+    max_relative_weight: float | None = None  # largest weight of a sample, in equal weights
+    min_effective_fraction: float | None = None  # lowest 1 / (n sum c^2)
 
-    def hold(
+    def apply(
         self,
         weight_X: Tensor,
         norm_X: Tensor | None = None,
@@ -92,25 +91,24 @@ class Budget:
         share_X: Tensor | None = None,
         total: Tensor | None = None,
     ) -> Tensor:
-        """`within_unit`, `keep_shares`, `cap` and `effective_floor`, in this order.
+        """`divide_by_norms`, `keep_source_shares`, `limit_weights` and `limit_variance`.
 
-        The first two where norms and sources are given. The floor comes last and breaks nothing:
-        it draws weights towards their mean, which is below the cap and leaves sources their
-        shares. Weights are of the samples of a batch, unless `size` says that the batch has more
-        of them; those of a part of it sum to `total`.
+        The first two if norms and sources are given. The last one moves weights towards their mean,
+        so it keeps the limit on weights and the shares of sources. `size`: samples of the whole
+        batch, if these weights are of a part of it, which then sum to `total`.
         """
         if norm_X is not None:
-            weight_X = within_unit(weight_X, norm_X, total=total)
+            weight_X = divide_by_norms(weight_X, norm_X, total=total)
         if source_X is not None:
-            weight_X = keep_shares(weight_X, source_X)
-        if self.cap is not None:
-            weight_X = cap(weight_X, self.cap, size=size, share_X=share_X)
-        if (rho := self.effective_floor) is not None:
+            weight_X = keep_source_shares(weight_X, source_X)
+        if (times := self.max_relative_weight) is not None:
+            weight_X = limit_weights(weight_X, times, size=size, share_X=share_X)
+        if (rho := self.min_effective_fraction) is not None:
             mean = None if total is None else total / len(weight_X)
-            weight_X = effective_floor(weight_X, rho, size=size, share_X=share_X, mean=mean)
+            weight_X = limit_variance(weight_X, rho, size=size, share_X=share_X, mean=mean)
         return weight_X
 
-    def hold_lagged(
+    def apply_lagged(
         self,
         weight_M: Tensor,
         share_M: Tensor,
@@ -119,34 +117,33 @@ class Budget:
         *,
         size: int,
     ) -> Tensor:
-        """`hold` for a micro-batch of a batch of `size` samples, when the others are not known yet.
+        """`apply` for a micro-batch of a batch of `size` samples, before the others are known.
 
-        `weight_M` is what a sample of each domain counts. It is brought inside the bounds as if
-        every domain had its share of the batch. So no sample passes the cap, but the floor holds in
-        the mean over batches: one with more samples of a heavy domain than expected is below it.
+        `weight_M`, the weight of one sample of each domain, is limited as if every domain had its
+        share of the batch. So the limit on weights holds for every sample, and the effective
+        fraction on average: a batch with more samples of a heavy domain than expected is below it.
 
-        Norms are known of this micro-batch alone: with `norm_b`, what it weighs as a whole is what
-        the bounded weights give it, and `hold` shares that out inside. The cap holds as before.
-        Its sum of c^2 is at most b / (rho n^2), or that of b equal weights where those have more:
-        a batch keeps its floor if no micro-batch of it weighs more than 1 / sqrt(rho) times b / n.
+        Norms are known of this micro-batch only: with `norm_b`, it keeps the total of the limited
+        weights, and `apply` divides that among its samples. Its sum of c^2 is at most
+        b / (rho n^2), or that of b equal weights if they have more: a batch keeps its effective
+        fraction if no micro-batch weighs more than 1 / sqrt(rho) times b / n.
 
-        A batch that comes as one micro-batch and has the shares expected of it is weighed as by
-        `hold`.
+        A batch in one micro-batch with the expected shares is weighed as by `apply`.
         """
-        held_b = self.hold(weight_M, size=size, share_X=share_M)[label_b]
+        limited_b = self.apply(weight_M, size=size, share_X=share_M)[label_b]
         if norm_b is None:
-            return held_b
-        weight_b, total = weight_M[label_b], held_b.double().sum()
+            return limited_b
+        weight_b, total = weight_M[label_b], limited_b.double().sum()
         own = weight_b.sum()
-        weight_b = torch.where(own > 0, weight_b * (total / own), held_b)
-        return self.hold(weight_b, norm_b, size=size, total=total)
+        weight_b = torch.where(own > 0, weight_b * (total / own), limited_b)
+        return self.apply(weight_b, norm_b, size=size, total=total)
 
 
-def within_unit(weight_B: Tensor, norm_B: Tensor, *, total: Tensor | None = None) -> Tensor:
-    """Each sample counts by the direction of its gradient: c_i ~ weight_i / r_i, summing to 1.
+def divide_by_norms(weight_B: Tensor, norm_B: Tensor, *, total: Tensor | None = None) -> Tensor:
+    """Each sample counts by the direction of its gradient: c_i ~ weight_i / r_i.
 
     r_i is the gradient norm, at least a tenth of the batch's median. Norms without a positive
-    finite median or total leave the weights as they were. `total` takes the place of 1.
+    finite median or total leave the weights unchanged. They sum to `total`, or to 1.
     """
     sorted_B = norm_B.double().sort().values
     size = len(sorted_B)
@@ -158,11 +155,11 @@ def within_unit(weight_B: Tensor, norm_B: Tensor, *, total: Tensor | None = None
     return torch.where(usable, part_B.to(weight_B.dtype), weight_B)
 
 
-def keep_shares(weight_B: Tensor, source_B: Tensor) -> Tensor:
-    """Every source weighs as much as was drawn of it: n_s / n, shared out by the weights in it.
+def keep_source_shares(weight_B: Tensor, source_B: Tensor) -> Tensor:
+    """Every source weighs n_s / n, the share that was drawn, divided by the weights in it.
 
     So weights choose between samples of a source, and the mixture between sources. A source whose
-    samples weigh nothing counts them alike.
+    samples weigh 0 gets equal weights.
     """
     same_BB = (source_B[:, None] == source_B).double()
     drawn_B, own_B = same_BB.mean(dim=1), same_BB @ weight_B.double()
@@ -170,17 +167,17 @@ def keep_shares(weight_B: Tensor, source_B: Tensor) -> Tensor:
     return torch.where(own_B > 0, weight_B * times_B, 1 / len(weight_B)).to(weight_B.dtype)
 
 
-def cap(
+def limit_weights(
     weight_X: Tensor, times: float, *, size: int | None = None, share_X: Tensor | None = None
 ) -> Tensor:
     """The nearest weights of which none exceeds `times` times the equal weight 1/n.
 
-    c'_i = min(times/n, c_i + level): what is cut off is spread evenly over the others, and the
-    level is exact. With the k largest at the cap the total over shares is a line in the level, and
-    the true total is the least of these lines over k. n is the number of weights, or `size`.
+    c'_i = min(times/n, c_i + level): the excess is spread evenly over the others, and the level is
+    exact. With the k largest at the limit the total over shares is a line in the level, and the
+    true total is the least of these lines over k. n is the number of weights, or `size`.
     """
     if not times >= 1:
-        raise ConfigError(f"a cap on sample weights is at least 1 (times the equal one): {times}")
+        raise ConfigError(f"the largest relative weight must be at least 1, got {times}")
     most = times / (len(weight_X) if size is None else size)
     falling_X, order_X = weight_X.double().sort(descending=True, stable=True)
     share_X = torch.ones_like(falling_X) if share_X is None else share_X.double()[order_X]
@@ -201,7 +198,7 @@ def running_sum(value_B: Tensor) -> Tensor:
     return (inside + before[:, None]).view(-1)[: value_B.numel()]
 
 
-def effective_floor(
+def limit_variance(
     weight_X: Tensor,
     rho: float,
     *,
@@ -209,14 +206,14 @@ def effective_floor(
     share_X: Tensor | None = None,
     mean: Tensor | None = None,
 ) -> Tensor:
-    """Weights drawn towards equal ones until 1 / (n sum c^2), the effective share, reaches rho.
+    """Weights moved towards equal ones until 1 / (n sum c^2), the effective fraction, reaches rho.
 
     c' = u + t (c - u) with u = 1/n and t = min(1, sqrt((1/rho - 1) / (n sum c^2 - 1))). n is the
     number of weights, or `size`. Weights of a part of a batch have a `mean` u of their own, which
     leaves room for 1/rho - (n u)^2, or for none.
     """
     if not 0 < rho <= 1:
-        raise ConfigError(f"a floor on the effective share of samples is in (0, 1], got {rho}")
+        raise ConfigError(f"the effective fraction of samples must be in (0, 1], got {rho}")
     size = len(weight_X) if size is None else size
     equal = 1 / size if mean is None else mean
     room = 1 / rho - 1 if mean is None else (1 / rho - (size * mean).square()).clamp_min(0)
@@ -237,10 +234,9 @@ def all_finite(*weights: Tensor) -> Tensor:
 def share_out(
     domains: Domains, weight_M: Tensor, finite: Tensor, floor: float | None
 ) -> tuple[Tensor, Tensor]:
-    """`sample_weights`, then `effective_floor`; and whether all of it was finite.
+    """`sample_weights`, then `limit_variance`; and whether all of it was finite.
 
-    Where `finite` is False, or a weight is not finite, all samples count alike. On a GPU this is
-    one kernel.
+    Equal weights if `finite` is False or a weight is not finite. One kernel on a GPU.
     """
     if len(domains.label_B) <= MOST_SAMPLES and usable(weight_M):
         from dograph.kernels.sample_weights import share_out_by_kernel
@@ -248,7 +244,7 @@ def share_out(
         return share_out_by_kernel(domains, weight_M, finite, floor)
     weight_B = sample_weights(domains, weight_M)
     if floor is not None:
-        weight_B = effective_floor(weight_B, floor)
+        weight_B = limit_variance(weight_B, floor)
     finite = finite & all_finite(weight_M, weight_B)
     return torch.where(finite, weight_B, 1 / len(weight_B)), finite
 

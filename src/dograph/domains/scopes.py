@@ -1,7 +1,7 @@
 """Over what the domains are found: one batch, a period of batches, or the stream of all.
 
     batch    every world batch afresh, as the paper's appendix has it; no identity over time
-    epoch    the sketches of `every` steps pooled, clustered once, held for the next period
+    period   the sketches of `every` steps pooled, clustered once, held for the next period
     stream   persistent domains that follow the model
 
 Shapes: B samples, K sketch, M domains, P pooled samples.
@@ -56,7 +56,7 @@ class Scope:
         """Take back what `state_dict` gave."""
 
 
-class EpochScope(Scope):
+class PeriodScope(Scope):
     """Domains found once a period, from all its sketches, and held for the next."""
 
     keeps_identity: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class EpochScope(Scope):
 
     def assign(self, sketch_BK: Tensor, step: int, projection: int) -> Domains | None:
         if self.projection != projection:
-            require_lasting("epoch", self.projection, projection, self.every)
+            require_lasting("period", self.projection, projection, self.every)
             self.projection, self.pool = projection, []
             self.centroid_MK = self.domains = None
         if self.domains is None or (located := self.locate(sketch_BK, step)) is None:

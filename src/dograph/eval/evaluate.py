@@ -193,7 +193,7 @@ def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
             f"{corpus.vocab_size}; is it the corpus that the run was trained on?"
         )
     device = model.model.device
-    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_blocks)
+    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_samples_per_source)
     nats, _ = validate(
         lambda token_BT: model(token_BT.to(device)),
         blocks_of,

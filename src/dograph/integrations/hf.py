@@ -376,7 +376,7 @@ def _require_mixer(mixer: Mixer, sources: str | None, args: Any) -> None:
     if plans or mixer.changes_sampling:
         raise ConfigError(
             f"{name} decides what to draw, but a Trainer draws from its train_dataset; use a mixer "
-            "that weighs (DoGraph with realise=loss), or `dograph train`"
+            "that weighs (DoGraph with apply_weights_to=loss), or `dograph train`"
         )
     if accumulation > 1 and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Mixer: the one type behind every method. The base class is `natural`.
+"""Mixer: the base class of every method, and the method `natural`.
 
-A method answers at most three questions: what to draw from (`plan`, before training), how much
-each sample counts (`weigh`, each step), and whether to draw differently (`remix`, now and then).
+A method decides at most three things: what to draw from (`plan`, before training), the weight of
+each sample (`weigh`, each step), and a new mixture to draw from (`remix`, every few steps).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,44 +14,43 @@ from dograph.errors import ConfigError, did_you_mean
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture, Signals
 
-if TYPE_CHECKING:  # torch takes seconds to import; to refuse a misspelt name does not need it
+if TYPE_CHECKING:  # torch takes seconds to import; refusing a misspelled name does not need it
     from torch import Tensor
 
     from dograph.domains.graph import DomainGraph
 
-# Metrics of a step by name; tensors stay on the device until they are written. What costs much to
-# say may be said then: any mapping will do, and `LateReport` is one that waits.
+# Metrics of a step by name; tensors stay on the device until they are written (see `LateReport`).
 Report = Mapping[str, "float | Tensor"]
 Metrics = dict[str, "float | Tensor"]
 
-# What `weigh` may ask for. The step computes only what the mixer needs.
+# The values of `Mixer.needs`. The step computes only what the mixer needs.
 SIGNALS = frozenset({"loss", "reference_loss", "sketch", "source"})
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A small run that a plan asks its lab for."""
+    """A small run that a plan requests from its lab."""
 
-    label: str  # what users see of it
+    label: str  # shown to users
     mixer: Mapping[str, Any]  # its mixer's name and options, as in a configuration
     seed: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, over the lab's own
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, over those of the lab
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyResult:
-    """What a proxy came to."""
+    """The result of a proxy."""
 
     losses: Mapping[str, float]  # last validation loss of each source, nats
     curve: Sequence[tuple[int, Mapping[str, float]]]  # (steps made, losses) at every validation
-    state: Mapping[str, Any]  # of its mixer, when it ended; tensors as lists
+    state: Mapping[str, Any]  # of its mixer at the end; tensors as lists
     model: str  # folder of its model
-    parameters: int  # of its model, embeddings apart
-    tokens: int  # it was trained on
+    parameters: int  # of its model, without embeddings
+    tokens: int  # that it was trained on
 
 
 class Lab(Protocol):
-    """What a plan may know and do before training. Injected, so mixers never import training."""
+    """What a plan can know and do before training. Passed in, so mixers never import training."""
 
     @property
     def tokens(self) -> Mapping[str, int]:
@@ -59,7 +58,7 @@ class Lab(Protocol):
 
     @property
     def strata(self) -> Mapping[str, int]:
-        """Training tokens of each stratum: what mixtures may also name."""
+        """Training tokens of each stratum; mixtures may name these too."""
 
     @property
     def budget(self) -> int:
@@ -67,36 +66,32 @@ class Lab(Protocol):
 
     @property
     def steps(self) -> int:
-        """Steps that the run will make."""
+        """Steps of the run."""
 
     @property
     def proxy_steps(self) -> int:
-        """Steps that a proxy makes, unless its settings say otherwise."""
+        """Steps of a proxy, unless its settings say otherwise."""
 
     @property
     def parameters(self) -> int:
-        """Parameters of the run's model, embeddings apart."""
+        """Parameters of the run's model, without embeddings."""
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
-        """Make these runs, in parallel where that can be, and return what each came to."""
+        """Train these, in parallel if possible."""
 
 
 class Mixer:
-    """Natural mixing: draw by tokens, count every sample alike.
-
-    All that training, pages and commands want to know of a mixer is asked here; a subclass
-    overrides what differs.
-    """
+    """Natural mixing: draw by tokens, equal sample weights. A subclass overrides what differs."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
     needs_proxies: ClassVar[bool] = False  # its plan comes from small runs: a `Planner`
-    has_domains: ClassVar[bool] = False  # it groups samples; `graph` and `locate` tell of it
+    has_domains: ClassVar[bool] = False  # it groups samples: `graph` and `locate` show them
     reads_mixtures: ClassVar[bool] = False  # its options may name mixture files (`inlined`)
-    reference: str | None = None  # the model that `reference_loss` is of
+    reference: str | None = None  # the model of `reference_loss`
     _report: Report = MappingProxyType({})
 
     def plan(self, lab: Lab) -> Mixture:
-        """What to draw from at first."""
+        """The initial mixture."""
         return Mixture.normalised({name: float(n) for name, n in lab.tokens.items()})
 
     def weigh(self, signals: Signals) -> "Tensor":
@@ -107,54 +102,54 @@ class Mixer:
         return torch.full((signals.num_samples,), equal, device=signals.device)
 
     def remix(self, signals: Signals) -> Mixture | None:
-        """What to draw from after `signals.step`, or None to go on as before."""
+        """The mixture after `signals.step`, or None for no change."""
         return None
 
     def schedule(self) -> Mapping[int, Mixture]:
-        """Mixtures that `remix` is known to ask for, by the step from which they hold."""
+        """Mixtures that `remix` will return, by the step from which they apply, if known."""
         return {}
 
     def warm_up(self, steps: int) -> None:
-        """Hear how long the run is: for a warm-up that is a share of it. Called once, before it."""
+        """Called once before the run with its length, for a warm-up in proportion to it."""
 
     @property
     def changes_sampling(self) -> bool:
-        """Whether it may ask for another mixture in the course of a run (`remix`)."""
+        """Whether it may change the mixture during a run (`remix`)."""
         return type(self).remix is not Mixer.remix
 
     @property
     def requires_sources(self) -> bool:
-        """Whether it cannot weigh without sources, beyond reporting by them."""
+        """Whether it needs sources for weights, not only for its report."""
         return "source" in self.needs
 
     def refuses_edits(self) -> str | None:
-        """Why nobody else may change what is drawn on the way (after "NAME ..."), or None."""
+        """Why a user cannot change the mixture during a run (after "NAME ..."), or None."""
         return "decides itself what is drawn (it has a `remix`)" if self.changes_sampling else None
 
     def refuses_lagged(self) -> str | None:
-        """Why it has no weights for a micro-batch alone (after "NAME ..."), or None.
+        """Why it cannot weigh a micro-batch alone (after "NAME ..."), or None.
 
-        A mixer that needs nothing weighs all alike; any other one needs a `weigh_lagged`.
+        A mixer that needs no signals has equal weights; any other one needs a `weigh_lagged`.
         """
         if not self.needs or type(self).weigh_lagged is not Mixer.weigh_lagged:
             return None
         return "would have to weigh micro-batches before it has seen them all"
 
     def weigh_lagged(self, signals: Signals, num_samples: int) -> "Tensor":
-        """Weights of one micro-batch by what was known before the step: (b,), of B = `num_samples`.
+        """Weights (b,) of one micro-batch of a batch of `num_samples`, from earlier steps.
 
-        Those of all micro-batches sum to 1 in the mean. With accumulation lagged this takes the
-        place of `weigh`, and `observe` follows.
+        With accumulation lagged this replaces `weigh`, and `observe` is called afterwards. Over all
+        micro-batches the weights sum to 1 on average.
         """
         return self.weigh(replace(signals, num_samples=num_samples))[: signals.num_samples]
 
     def observe(self, signals: Signals, weight_B: "Tensor") -> None:
-        """Take in a world batch whose samples were weighed by `weigh_lagged`."""
+        """Update the state with a world batch that was weighed by `weigh_lagged`."""
 
     def refresh(self, asked: Refresh | None) -> Refresh:
-        """When the projection of the sketches is redrawn: as asked for, or as it needs (None).
+        """When the projection of the sketches is redrawn; None: as the mixer needs.
 
-        A mixer that compares sketches of different steps refuses what would redraw it too often.
+        A mixer that compares sketches of different steps raises an error if that is too often.
         """
         return "never" if asked is None else asked
 
@@ -164,68 +159,67 @@ class Mixer:
         return True
 
     def graph(self, sources: Sequence[str], step: int) -> "DomainGraph | None":
-        """Its domains after `step` steps, None while none are known; may wait for the device.
+        """Its domains after `step` steps (`build_graph`), None while none are known.
 
-        `dograph.domains.graph.build_graph` makes one. A run keeps it at every validation.
+        Written at every validation; may wait for the device.
         """
         return None
 
     def locate(self, sketch_BK: "Tensor", step: int) -> "tuple[Tensor, Tensor] | None":
-        """Where samples fall that were not in the batch: label_B, and closeness_BM to each domain.
+        """Domains of other samples, without changing the state: label_B, and closeness_BM to each.
 
         Greater is nearer, -inf for domains without samples; None while no domains are known.
-        Nothing changes. Where domains last, sketches are under the projection of the run's own.
+        If domains last, sketches must be under the run's projection.
         """
         return None
 
     def explain(self, row: Mapping[str, float], step: int, config: RunConfig) -> list[str]:
-        """Sentences on why samples counted what they did in a step, counted from 1.
+        """Sentences that explain the weights of a step (from 1) with the metrics in `row`.
 
-        `row` has the step's metrics. Asked of a mixer as it was built, not as it was then.
+        The mixer is newly built, not in the state of that step.
         """
-        return [f"{config.mixer.name} has domains of its own; what they go by is for it to say"]
+        return [f"{config.mixer.name} has domains of its own and does not explain them"]
 
     def option(self, name: str) -> Any:
-        """What one of its options is, given or by default; None where it has no such option."""
+        """The value of one of its options; None if it has no such option."""
         return getattr(getattr(self, "options", None), name, None)
 
     @classmethod
     def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Its options as a run keeps them: what a default may change later is named."""
+        """Its options as a run stores them, including defaults that may change later."""
         return dict(options)
 
     @classmethod
     def describe(cls, name: str, options: Mapping[str, Any]) -> str:
-        """One line for people: the options given, and what they come to."""
+        """One line for users."""
         return with_options(name, options)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors and JSON values by name."""
+        """State for a resumed run: tensors and JSON values by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; tensors come back on the CPU."""
+        """Restore a `state_dict`; its tensors are on the CPU."""
 
     def report(self) -> Report:
-        """Metrics of the last step, named `area/quantity_unit`.
+        """Metrics of the last step, named `area/quantity_unit`; vectors have an entry per domain.
 
-        A vector has one entry a domain; `samples/domain` has one a sample, its domain.
+        `samples/domain` has one per sample.
         """
         return self._report
 
 
 class LateReport(Mapping[str, "float | Tensor"]):
-    """Metrics that are worked out when they are read: they are written every few steps only.
+    """Metrics that are computed when they are read, on the CPU, from tensors kept on the device.
 
-    A step keeps what they are made of, some small tensors on the device, and no metric decides
-    anything. Reading one waits for the device and works all of them out, on the CPU.
+    Metrics are written only every few steps; reading one waits for the device.
     """
 
     def __init__(
-        self, held: "dict[str, Tensor]", work_out: "Callable[[dict[str, Tensor]], Metrics]"
+        self, held: "dict[str, Tensor]", compute: "Callable[[dict[str, Tensor]], Metrics]"
     ) -> None:
-        self.held = held  # on the device; empty once the metrics are there
-        self.work_out, self.metrics = work_out, Metrics()
+        self.held = held  # on the device; empty once the metrics are computed
+        self.compute, self.metrics = compute, Metrics()
 
     def _read(self) -> Metrics:
         read_together([self])
@@ -242,9 +236,9 @@ class LateReport(Mapping[str, "float | Tensor"]):
 
 
 def read_together(reports: Iterable[Report]) -> None:
-    """Bring over what several reports are made of, in a few transfers; this waits for the device.
+    """Copy the tensors of several reports to the CPU, those of one kind and shape in one transfer.
 
-    Tensors of one kind come as one, and those that several reports hold come once.
+    A tensor in several reports is copied once. This waits for the device.
     """
     import torch
 
@@ -257,12 +251,12 @@ def read_together(reports: Iterable[Report]) -> None:
     for held in kinds.values():
         host |= zip(held, torch.stack(list(held.values())).cpu(), strict=True)
     for report in late:
-        report.metrics = report.work_out({n: host[id(t)] for n, t in report.held.items()})
+        report.metrics = report.compute({n: host[id(t)] for n, t in report.held.items()})
         report.held = {}
 
 
 def require_sources(option: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse an option that names what no source is called."""
+    """Refuse an option that names an unknown source."""
     for name in given:
         if name not in known:
             raise ConfigError(
@@ -271,17 +265,17 @@ def require_sources(option: str, given: Iterable[str], known: Collection[str]) -
 
 
 def with_options(name: str, options: Mapping[str, Any]) -> str:
-    """A name and the options given to it, for people."""
-    told = ", ".join(f"{option}={value}" for option, value in options.items())
-    return f"{name} with {told}" if told else name
+    """A name and its options in words."""
+    text = ", ".join(f"{option}={value}" for option, value in options.items())
+    return f"{name} with {text}" if text else name
 
 
 class Planner(Mixer):
-    """A mixer whose plan needs proxies; what the proxies showed is told in `findings`."""
+    """A mixer whose plan needs proxies; `findings` has diagnostics of the plan."""
 
     needs_proxies: ClassVar[bool] = True
     needs_losses: ClassVar[bool] = False  # whether it learns from the proxies' validation losses
 
     def __init__(self) -> None:
-        self.findings: dict[str, Any] = {}  # JSON values: diagnostics of the plan
-        self.table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one
+        self.findings: dict[str, Any] = {}  # JSON values
+        self.table: MixtureTable | None = None  # of the proxies, if the plan was fitted to one

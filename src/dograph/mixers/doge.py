@@ -13,7 +13,13 @@ from dograph.config import Fraction, Options, Refresh
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
-from dograph.mixers.source_weights import LearntWeights, SourceMixer, as_values, sensitivity
+from dograph.mixers.source_weights import (
+    LearnedWeights,
+    SourceMixer,
+    SourceOptions,
+    as_values,
+    sensitivity,
+)
 from dograph.types import Mixture, Signals
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
@@ -21,77 +27,71 @@ TINY = 1e-6  # beside norms, as in the authors' code
 
 
 class DoGEUpdate(Options):
-    """Of the update of the weights; those of the authors' code."""
+    """Options of the weight update, with the defaults of the authors' code."""
 
     targets: Any = None  # names of sources; None: all
-    clip: float = Field(5.0, gt=0)
-    exclude_self: bool = False  # no source counts for helping itself
+    clip_norm: float = Field(5.0, gt=0)
+    exclude_self: bool = False  # a source does not count for its own alignment
     smoothing: Fraction = 0.0  # c
 
     @field_validator("targets")
     @classmethod
-    def _listed(cls, targets: Any) -> Any:
+    def _names(cls, targets: Any) -> Any:
         if targets is not None and (isinstance(targets, str) or not targets):
             raise ConfigError(f"mixer.targets must list sources' names, got {targets!r}")
         return targets
 
 
-class DoGEProxyOptions(DoGEUpdate):
-    """Of the proxy's own."""
-
+class DoGEProxyOptions(DoGEUpdate, SourceOptions):
     owner: ClassVar[str] = "doge-proxy"
 
     mu: float = Field(0.01, gt=0)
-    sources: Any = None  # names, or {name: training tokens}; None: as planned
 
 
 class DoGEProxy(SourceMixer):
-    """Raise the weight of sources whose gradient points where the targets' do.
+    """Raise the weight of sources whose gradient is aligned with that of the targets.
 
         W_i    = <g_i, sum_{j in targets} g_j>
         s_i    = clip(lr W_i / (mean_i |g_i| + 1e-6), 0, 5 lr)
         log a <- log a + s / mu; a <- softmax; a <- (1 - c) a + c / S
 
-    g_i is the mean gradient of the source's samples in the world batch, seen through its sketch
-    and scaled down to norm `clip`; a source that is absent keeps its last one. Inner products of
-    sketches of K numbers are unbiased, with variance <= 2 |g|^2 |h|^2 / K about. The result is the
-    average of a over the steps.
+    g_i is the mean gradient of the source's samples in the world batch, known by its sketch and
+    scaled down to norm `clip_norm`; a source that is absent keeps its last one. Inner products of
+    sketches of K numbers are unbiased, with a variance of about 2 |g|^2 |h|^2 / K or less. The
+    result is the average of a over the steps.
 
     A sample of source i weighs a_i * (its scaling) / (the source's samples), with the new a: the
     gradient points along sum_i a_i g_i. Weights are divided by their sum, so its length differs
-    from the authors' by one number a step, which clipping and AdamW hardly see.
+    from the authors' by one factor per step, which clipping and AdamW largely remove.
 
-    `targets` None: all sources (universal generalisation). Names: those alone; they are drawn as
-    often as others, do not train the model, and are no part of the result (out-of-domain). A
-    batch without a sample to train on, which is one of fewer samples than sources, counts all of
-    its samples alike.
+    `targets` None: all sources (universal generalization). Names: only those; they are drawn as
+    often as others, do not train the model, and are not part of the result (out-of-domain). A
+    batch with only samples of targets, which has fewer samples than there are sources, gets equal
+    weights.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
+    option_type = DoGEProxyOptions
     kept: ClassVar[dict[str, str]] = {"projection": "projection", "gradients": "gradient_SK"}
+    options: DoGEProxyOptions
+    gradient_SK: Tensor | None = None  # the last one of each source, scaled down
+    projection: int | None = None  # of gradient_SK
+    alignment_S: Tensor | None = None  # W of the last step
+    # Which sources train the model and which are targets, as 1.0 and 0.0; computed once.
+    _masks: tuple[Tensor, Tensor] | None = None
 
-    def __init__(self, **options: Any) -> None:
-        self.options = DoGEProxyOptions(**options)
+    def _trained(self, names: list[str]) -> list[str]:
         targets = self.options.targets
-        self.targets = None if targets is None else list(targets)
-        super().__init__(self.options.sources)
-        self.gradient_SK: Tensor | None = None  # each source's last, scaled down
-        self.alignment_S: Tensor | None = None  # W of the last step
-        self.projection: int | None = None  # of gradient_SK
-        # Which sources train the model and which are targets, as 1.0 and 0.0; made once.
-        self._masks: tuple[Tensor, Tensor] | None = None
-
-    def _taught(self, names: list[str]) -> list[str]:
-        if self.targets is None:
+        if targets is None:
             return names
-        require_sources("targets", self.targets, names)
-        taught = [name for name in names if name not in self.targets]
-        if not taught:
+        require_sources("targets", targets, names)
+        trained = [name for name in names if name not in targets]
+        if not trained:
             raise ConfigError(
-                f"mixer.targets={self.targets} leaves no source to train on; for all sources as "
+                f"mixer.targets={list(targets)} leaves no source to train on; for all sources as "
                 "targets leave it out"
             )
-        return taught
+        return trained
 
     def refresh(self, asked: Refresh | None) -> Refresh:
         if asked not in (None, "never"):
@@ -109,7 +109,7 @@ class DoGEProxy(SourceMixer):
         own_BS, lr = self._ready(signals), signals.lr
         count_S, finite = own_BS.sum(dim=0), all_finite(sketch_BK)
         mean_SK = (own_BS.mT @ sketch_BK.double()) / count_S.clamp_min(1)[:, None]
-        scale_S: Tensor = (self.options.clip / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
+        scale_S: Tensor = (self.options.clip_norm / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
         if self.gradient_SK is None:
             self.gradient_SK, self.projection = torch.zeros_like(mean_SK), signals.projection
         if self.projection != signals.projection:
@@ -121,7 +121,7 @@ class DoGEProxy(SourceMixer):
         fresh_S = finite & (count_S > 0)
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
         if self._masks is None or self._masks[0].device != own_BS.device:
-            train, targets = self._taught(self.names), self.targets or self.names
+            train, targets = self._trained(self.names), self.options.targets or self.names
             self._masks = (
                 own_BS.new_tensor([float(name in train) for name in self.names]),
                 own_BS.new_tensor([float(name in targets) for name in self.names]),
@@ -141,12 +141,12 @@ class DoGEProxy(SourceMixer):
 
 
 REMEDY = "raise mixer.mu (to 0.05 or 0.1, say)"
-# Absent sources keep their sketches, so these need one projection; nobody will look at probes.
+# Absent sources keep their sketches, so all must be under one projection. No probes are needed.
 SETTINGS = {"sketch": {"refresh": "never"}, "probe": {"rows": 0}}
 
 
 class DoGEOptions(DoGEUpdate):
-    """`mu` may be a list; the others are the proxy's."""
+    """`mu` may be a list; the others are those of the proxy."""
 
     owner: ClassVar[str] = "doge"
 
@@ -158,8 +158,8 @@ class DoGE(Planner):
     """Train a proxy that upweights sources whose gradients help the targets; average its weights.
 
     `targets` None: good on all sources. Names: good on those, which are drawn in the proxy but are
-    no part of the plan. `mu` may be a list: one proxy for each value, with the same seed; the first
-    is the one that counts, and how far the others lead away is in the findings.
+    not part of the plan. `mu` may be a list: one proxy per value, with the same seed. The first
+    value decides; how far the results of the others differ is in the findings.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -178,7 +178,7 @@ class DoGE(Planner):
             Proxy(f"proxy, mu {mixer['mu']:g}", mixer, self.options.seed, SETTINGS)
             for mixer in mixers
         ]
-        outcomes = [LearntWeights.of(result.state, trained) for result in lab.train(proxies)]
+        outcomes = [LearnedWeights.of(result.state, trained) for result in lab.train(proxies)]
         self.findings = outcomes[0].findings() | {"advice": outcomes[0].advice(REMEDY)}
         if len(self.mus) > 1:
             self.findings["sensitivity"] = {"mu": sensitivity(self.mus, outcomes)}

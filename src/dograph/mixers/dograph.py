@@ -14,18 +14,19 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from dograph.choices import CHOICES
 from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import (
-    Budget,
+    WeightLimits,
     agreement_of,
     all_finite,
     sample_weights,
     share_out,
 )
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, Scope, StreamScope
+from dograph.domains.scopes import FIT_BATCHES, PeriodScope, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, with_options
 from dograph.mixers.fixed import Sampling, sampling_mixture
@@ -33,55 +34,65 @@ from dograph.mixers.remixing import Remixing
 from dograph.types import Domains, Mixture, Signals
 
 DEFAULT_RECIPE = "recommended"
-RETIRED = {"weight_floor": 0}  # removed options, with the value that older runs may still name
 RECENT = 10  # batches over which domains and sources are compared; one alone may agree by chance
-# Appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table ranks
-# first. The paper also draws a new projection every step: sketch.refresh=step.
-_PAPER = {
+# The paper's appendix: each mini-batch, plain K-means, 11 domains, and the objective that its table
+# ranks first. The paper also draws a new projection every step: sketch.refresh=step.
+_PAPER: dict[str, Any] = {
     "scope": "batch",
     "objective": "uncertainty",
-    "normalise": False,
-    "effective_floor": None,
-    "warmup": 0.0,
+    "spherical_kmeans": False,
+    "min_effective_fraction": None,
+    "warmup_ratio": 0.0,
 }
-# What a recipe changes in the defaults of `DoGraphOptions`.
+_EQUAL_DOMAINS = {"name": "precision", "q": 0.0}  # w_j = |D_j| / n
+# The defaults of `DoGraphOptions` that a recipe changes. What they are for: `dograph.choices`.
 RECIPES: dict[str, dict[str, Any]] = {
     "safe": {},
     "paper": _PAPER,
-    # The paper's domains under our objective: what did best on tuning seeds (docs/results.md).
     "recommended": _PAPER | {"objective": "precision"},
-    # No domains needed: each sample's gradient counts by its direction, w_j = |D_j| / n.
-    "inverse-norm": _PAPER | {"objective": {"name": "precision", "q": 0.0}, "within": "unit"},
+    "inverse-norm": _PAPER | {"objective": _EQUAL_DOMAINS, "normalize_gradients": True},
 }
 
 
 class DoGraphOptions(Options):
-    """Every choice of the method. Defaults are the recipe `safe`; a recipe changes some."""
+    """Every choice of the method. Defaults are those of the recipe `safe`."""
 
     owner: ClassVar[str] = "dograph"
 
-    recipe: str = DEFAULT_RECIPE
-    num_domains: int = Field(11, ge=1)
-    scope: Literal["batch", "epoch", "stream"] = "stream"
-    every: int = Field(100, ge=1)  # steps of a period, scope epoch
-    half_life: float = Field(70.0, ge=1)  # steps after which a sample counts half, scope stream
-    objective: Any = "precision"  # a name, {name: ..., option: ...}, or an object
-    normalise: bool = True  # spherical K-means; stream always is
-    restarts: int = Field(16, ge=1)
-    min_size: int = Field(1, ge=1)
-    cap: float | None = Field(None, ge=1)  # most that a sample may count, in equal weights
-    effective_floor: float | None = Field(0.9, ge=1e-6, le=1)  # least effective share 1/(n sum c^2)
-    keep_shares: bool = False  # weigh inside sources: each keeps the share that was drawn
-    within: Literal["mean", "unit"] = "mean"
-    norm_from: Literal["blocks", "all"] = "blocks"
-    sampling: Sampling = "natural"  # drawn at first: natural, uniform, a mixture file, or weights
-    realise: Literal["loss", "sampling"] = "loss"
-    remix_every: int = Field(50, ge=1)
-    remix_floor: float = Field(0.25, ge=0, le=1)  # of a stratum's share at first
-    max_epochs: float = Field(4.0, ge=0)  # how often remixing may have a stratum read through
-    warmup: Fraction = 0.05  # share of the run with equal weights
-    warmup_steps: int | None = Field(None, ge=0)  # in place of it
-    seed: int = 0
+    recipe: str = Field(DEFAULT_RECIPE, description="a named set of the options below")
+    num_domains: int = Field(11, ge=1, description="m, the number of domains")
+    scope: Literal["batch", "period", "stream"] = Field(
+        "stream", description="how long domains last"
+    )
+    period_steps: int = Field(100, ge=1, description="scope period: steps of a period")
+    half_life: float = Field(70.0, ge=1, description="scope stream: steps until samples count half")
+    objective: Any = Field("precision", description="how domains are weighed: a name, or options")
+    spherical_kmeans: bool = Field(True, description="K-means on directions; stream: always")
+    kmeans_restarts: int = Field(16, ge=1, description="the best of so many K-means runs")
+    min_domain_size: int = Field(1, ge=1, description="samples; smaller domains are dissolved")
+    normalize_gradients: bool = Field(False, description="divide sample gradients by their norms")
+    gradient_norm_from: Literal["blocks", "all"] = Field(
+        "blocks", description="which norm: of the blocks' weight matrices, or of the whole sketch"
+    )
+    keep_source_shares: bool = Field(False, description="a source keeps the share that was drawn")
+    max_relative_weight: float | None = Field(
+        None, ge=1, description="largest weight of a sample, in equal weights 1/n"
+    )
+    min_effective_fraction: float | None = Field(
+        0.9, ge=1e-6, le=1, description="lowest fraction of effective samples, 1 / (n sum c^2)"
+    )
+    sampling: Sampling = Field("natural", description="initial mixture: a name, file or weights")
+    apply_weights_to: Literal["loss", "sampling"] = Field(
+        "loss", description="weigh samples in the loss, or change what is drawn"
+    )
+    remix_every: int = Field(50, ge=1, description="sampling: steps between two mixtures")
+    remix_min_fraction: float = Field(
+        0.25, ge=0, le=1, description="sampling: lowest share of a stratum, over its initial share"
+    )
+    max_epochs: float = Field(4.0, ge=0, description="sampling: most repeats of a stratum")
+    warmup_ratio: Fraction = Field(0.05, description="part of the run with equal weights")
+    warmup_steps: int | None = Field(None, ge=0, description="the same in steps, if given")
+    seed: int = Field(0, description="of K-means")
 
     @model_validator(mode="before")
     @classmethod
@@ -91,40 +102,35 @@ class DoGraphOptions(Options):
             raise ConfigError(
                 f'mixer.recipe="{recipe}" is not known; {did_you_mean(recipe, RECIPES)}'
             )
-        for option, value in RETIRED.items():
-            if given.get(option, value) != value:
-                raise ConfigError(
-                    f"mixer.{option}={given[option]}: this option was removed; leave it out, and "
-                    "bound weights with mixer.effective_floor or mixer.cap"
-                )
-        kept = {name: value for name, value in given.items() if name not in RETIRED}
-        return RECIPES[recipe] | kept
+        if removed := given.pop("weight_floor", 0):  # older runs may name it at its default
+            raise ConfigError(
+                f"mixer.weight_floor={removed}: this option was removed; leave it out, and limit "
+                "weights with mixer.min_effective_fraction or mixer.max_relative_weight"
+            )
+        return RECIPES[recipe] | given
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.keep_shares and self.cap is not None:
+    def _compatible(self) -> Self:
+        if self.keep_source_shares and (limit := self.max_relative_weight) is not None:
             raise ConfigError(
-                f"mixer.cap={self.cap:g} with mixer.keep_shares=true: what a cap cuts off goes to "
-                "all sources alike; bound weights with mixer.effective_floor instead"
+                f"mixer.max_relative_weight={limit:g} with mixer.keep_source_shares=true: the "
+                "excess over the limit would go to all sources; limit weights with "
+                "mixer.min_effective_fraction instead"
             )
-        if self.realise != "loss" and self.scope == "batch":
+        if self.apply_weights_to != "loss" and self.scope == "batch":
             raise ConfigError(
-                "mixer.realise=sampling needs domains with an identity over time: "
-                "mixer.scope=stream or epoch, not batch"
+                "mixer.apply_weights_to=sampling needs domains with an identity over time: "
+                "mixer.scope=stream or period, not batch"
             )
         return self
 
     def open_scope(self) -> Scope:
-        cluster = KMeans(
-            self.num_domains,
-            normalise=self.normalise or self.scope == "stream",
-            restarts=self.restarts,
-            min_size=self.min_size,
-            seed=self.seed,
-        )
+        spherical = self.spherical_kmeans or self.scope == "stream"
+        sizes = {"restarts": self.kmeans_restarts, "min_size": self.min_domain_size}
+        cluster = KMeans(self.num_domains, normalise=spherical, **sizes, seed=self.seed)
         if self.scope == "stream":
             return StreamScope(cluster, half_life=self.half_life)
-        return EpochScope(cluster, self.every) if self.scope == "epoch" else Scope(cluster)
+        return Scope(cluster) if self.scope == "batch" else PeriodScope(cluster, self.period_steps)
 
 
 class DoGraph(Mixer):
@@ -138,7 +144,9 @@ class DoGraph(Mixer):
         self.options = DoGraphOptions(recipe=recipe, **options)
         self.objective = build_objective(self.options.objective)
         self.scope, self.remixing = self.options.open_scope(), Remixing(self.options)
-        self.budget = Budget(self.options.cap, self.options.effective_floor)
+        self.limits = WeightLimits(
+            self.options.max_relative_weight, self.options.min_effective_fraction
+        )
         self.warmup_steps = self.options.warmup_steps or 0
         self.num_sources = 64  # until a plan knows the run's
         self.recent: list[tuple[Tensor, Tensor]] = []  # label_B and source_B of the last batches
@@ -146,7 +154,7 @@ class DoGraph(Mixer):
         self.weight_M: Tensor | None = None
 
     def plan(self, lab: Lab) -> Mixture:
-        """As `sampling` says at first; `realise: sampling` moves it later."""
+        """The initial mixture; `apply_weights_to: sampling` changes it later."""
         self.warm_up(lab.steps)
         self.num_sources = len(lab.tokens)
         mixture = sampling_mixture(self.options.sampling, lab.tokens)
@@ -154,9 +162,9 @@ class DoGraph(Mixer):
         return mixture
 
     def warm_up(self, steps: int) -> None:
-        """Count samples alike in the first part of a run of `steps`, or as long as was asked."""
+        """Equal weights in the first part of a run of `steps`, or for `warmup_steps`."""
         if self.options.warmup_steps is None:
-            self.warmup_steps = round(self.options.warmup * steps)
+            self.warmup_steps = round(self.options.warmup_ratio * steps)
 
     def weigh(self, signals: Signals) -> Tensor:
         """Algorithm 1: cluster the sketches, solve for the domains' weights, share them out."""
@@ -171,7 +179,7 @@ class DoGraph(Mixer):
         return weight_B
 
     def _clustered(self, signals: Signals) -> tuple[Tensor, Tensor, Domains | None]:
-        """Sketches with rows that are not finite set to 0, if there were none, and the domains."""
+        """Sketches (rows that are not finite set to 0), whether all were finite, the domains."""
         if signals.sketch_BK is None:
             raise ConfigError("DoGraph weighs by sketches; make the signals with Sketcher.signals")
         sketch_BK = signals.sketch_BK.detach()
@@ -182,36 +190,36 @@ class DoGraph(Mixer):
     def _shared(
         self, domains: Domains, weight_M: Tensor, signals: Signals, finite: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """c_B: domain weights to sample weights, inside the budget; and if all was finite."""
+        """Domain weights to sample weights c_B, within the limits; and if all was finite."""
         options, source_B = self.options, signals.source_B
-        plain = (options.realise, options.within, options.cap, options.keep_shares)
-        if plain == ("loss", "mean", None, False):
-            return share_out(domains, weight_M, finite, options.effective_floor)
-        if options.keep_shares and source_B is None:
+        sampled = options.apply_weights_to == "sampling"
+        limited = options.max_relative_weight is not None or options.keep_source_shares
+        if not (sampled or limited or options.normalize_gradients):
+            return share_out(domains, weight_M, finite, options.min_effective_fraction)
+        if options.keep_source_shares and source_B is None:
             raise ConfigError(
-                "mixer.keep_shares=true needs the source of every sample: pass source_B to "
+                "mixer.keep_source_shares=true needs the source of every sample: pass source_B to "
                 "Sketcher.backward or Sketcher.signals"
             )
-        sampled = options.realise == "sampling"
         weight_B = super().weigh(signals) if sampled else sample_weights(domains, weight_M)
-        kept_B = source_B if options.keep_shares else None
-        weight_B = self.budget.hold(weight_B, self._norms(signals), kept_B)
+        kept_B = source_B if options.keep_source_shares else None
+        weight_B = self.limits.apply(weight_B, self._norms(signals), kept_B)
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
     def _norms(self, signals: Signals) -> Tensor | None:
-        """What samples are divided by where they count by their direction (`within: unit`)."""
-        if self.options.within == "mean":
+        """Gradient norms that sample weights are divided by, with `normalize_gradients`."""
+        if not self.options.normalize_gradients:
             return None
         assert signals.sketch_BK is not None
-        own = signals.block_norm_B if self.options.norm_from == "blocks" else None
+        own = signals.block_norm_B if self.options.gradient_norm_from == "blocks" else None
         return signals.sketch_BK.norm(dim=1) if own is None else own
 
     def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
-        """c_b of a micro-batch before the others are known: w_j / (N p_j), shares as of now.
+        """c_b of a micro-batch before the others are known: w_j / (N p_j), with the present shares.
 
-        No sample passes the cap; the floor on effective samples holds in the mean over batches
-        (`Budget.hold_lagged`). Afterwards `observe` takes the whole batch in.
+        `max_relative_weight` holds for every sample, `min_effective_fraction` on average over
+        batches (`WeightLimits.apply_lagged`). `observe` is called with the whole batch afterwards.
         """
         if (why := self.refuses_lagged()) is not None:
             raise ConfigError(f"DoGraph {why}; or use accumulation=two_sweeps")
@@ -221,10 +229,10 @@ class DoGraph(Mixer):
             return equal_b
         weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
         times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
-        if self.options.realise == "sampling":
+        if self.options.apply_weights_to == "sampling":
             times_M = torch.ones_like(times_M)
         each_M, label_b, norm_b = times_M / num_samples, domains.label_B, self._norms(signals)
-        weight_b = self.budget.hold_lagged(each_M, share_M, label_b, norm_b, size=num_samples)
+        weight_b = self.limits.apply_lagged(each_M, share_M, label_b, norm_b, size=num_samples)
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
@@ -241,7 +249,7 @@ class DoGraph(Mixer):
         weight_B: Tensor,
         finite: Tensor,
     ) -> None:
-        """Let the scope learn from the batch, count it, and keep what the report is made of."""
+        """Update the scope and the counts with the batch, and keep the tensors of the report."""
         self.domains = domains
         self.scope.observe(sketch_BK, signals.step)
         wide_BK = sketch_BK.float()
@@ -271,7 +279,7 @@ class DoGraph(Mixer):
         return named
 
     def _metrics(self, held: dict[str, Tensor]) -> Metrics:
-        """The report of a step; metrics of domains are left out while none are known."""
+        """The report of a step; without metrics of domains while none are known."""
         report: Metrics = {
             "weights/max_times_equal": len(held["weight_B"]) * held["weight_B"].max(),
             "weights/gradient_norm_ratio": held["update_norm"] / held["mean_norm"].clamp_min(1e-30),
@@ -327,11 +335,11 @@ class DoGraph(Mixer):
 
     @property
     def changes_sampling(self) -> bool:
-        return self.options.realise != "loss"
+        return self.options.apply_weights_to != "loss"
 
     @property
     def requires_sources(self) -> bool:
-        return self.options.keep_shares
+        return self.options.keep_source_shares
 
     @property
     def domains_last(self) -> bool:
@@ -341,7 +349,7 @@ class DoGraph(Mixer):
         if not self.changes_sampling:
             return None
         return (
-            "with mixer.realise=sampling sets it from the model's domains, every "
+            "with mixer.apply_weights_to=sampling sets it from the model's domains, every "
             f"mixer.remix_every={self.options.remix_every} steps"
         )
 
@@ -349,35 +357,34 @@ class DoGraph(Mixer):
         if not self.domains_last:
             return (
                 f"with mixer.scope={self.options.scope} knows no domains before it has seen a "
-                "whole batch: set mixer.scope=stream or epoch"
+                "whole batch: set mixer.scope=stream or period"
             )
-        if self.options.keep_shares:
-            return (
-                "with mixer.keep_shares=true needs whole batches to know what a source weighs: "
-                "set mixer.keep_shares=false"
-            )
-        return None
+        if not self.options.keep_source_shares:
+            return None
+        return (
+            "with mixer.keep_source_shares=true needs whole batches to know the weight of a "
+            "source: set mixer.keep_source_shares=false"
+        )
 
     def refresh(self, asked: Refresh | None) -> Refresh:
-        """Domains of each batch see a new projection each step; those that last need one."""
+        """A new projection each step for domains of a batch; those that last need one."""
         if not self.domains_last:
             return "step" if asked is None else asked
-        given = f"sketch.refresh={asked} with mixer.scope={self.options.scope}"
-        remedy = "set sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
+        steps = self.options.period_steps if self.options.scope == "period" else FIT_BATCHES
+        why = None
         if asked == "step":
+            why = "domains that last need sketches under one projection"
+        elif isinstance(asked, int) and 0 < asked <= steps:
+            why = f"domains are formed from {steps} steps, and would be lost before they are used"
+        if why is not None:
             raise ConfigError(
-                f"{given}: domains that last need sketches under one projection; {remedy}"
-            )
-        first = self.options.every if self.options.scope == "epoch" else FIT_BATCHES
-        if isinstance(asked, int) and 0 < asked <= first:
-            raise ConfigError(
-                f"{given}: domains are found from {first} steps, and would be forgotten before "
-                f"any could use them; {remedy}"
+                f"sketch.refresh={asked} with mixer.scope={self.options.scope}: {why}; set "
+                "sketch.refresh to never or to some hundreds of steps, or mixer.scope to batch"
             )
         return "never" if asked is None else asked
 
     def listing(self, weight_M: Tensor) -> Tensor:
-        """Which domain is listed as number 0, 1 and so on: by falling weight if none lasts."""
+        """Which domain is number 0, 1 and so on: by decreasing weight if domains do not last."""
         if self.domains_last:
             return torch.arange(len(weight_M), device=weight_M.device)
         return weight_M.argsort(descending=True, stable=True)
@@ -398,58 +405,59 @@ class DoGraph(Mixer):
 
     def explain(self, row: Mapping[str, float], step: int, config: RunConfig) -> list[str]:
         options, size = self.options, config.train.batch_size
-        alike = f"all {size} samples counted alike"
+        equal = f"all {size} samples counted alike"
         if "domains/0/mean_norm" not in row:
-            return [f"no domains were known yet (scope {options.scope}): {alike}"]
+            return [f"no domains were known yet (scope {options.scope}): {equal}"]
         objective = type(self.objective).__name__.lower()
-        rule = getattr(self.objective, "rule", "an objective of your own")
+        known = CHOICES["mixer.objective"].get(objective)
+        rule = known.does if known else "an objective of your own"
         lasting = "domains last, shares and norms are averages over time"
         passing = "the domains are those of this batch alone, listed by falling weight"
-        told = [
+        lines = [
             f"objective {objective}: {rule}; residual {row['weights/solver_residual']:.2g}",
             f"scope {options.scope}: {lasting if self.domains_last else passing}",
         ]
         self.warm_up(config.train.steps)
         if step <= self.warmup_steps:
-            return [*told, f"warm-up until step {self.warmup_steps}: {alike}"]
+            return [*lines, f"warm-up until step {self.warmup_steps}: {equal}"]
         if row["weights/fallback"]:
-            return [*told, "some gradient was not finite: all samples counted alike"]
+            return [*lines, f"some gradient was not finite: {equal}"]
         # From domain weights to sample weights, in the order in which it is done.
         steps = ["a sample counts its domain's weight over its domain's share"]
-        if options.realise == "sampling":
-            steps = ["domain weights change what is drawn (realise: sampling), not the loss"]
-        if options.within == "unit":
-            steps += ["divided by its own gradient norm (within: unit)"]
-        if options.keep_shares:
-            steps += ["scaled so that each source keeps the share it was drawn with (keep_shares)"]
-        if options.cap is not None:
-            steps += [f"at most {options.cap:g} equal weights (cap)"]
-        if (floor := options.effective_floor) is not None:
-            # Weights of a micro-batch are held to the shares of domains, not to those in the batch.
-            pieces = (config.train.micro_batch_size or size) < size
-            lagged = pieces and config.sketch.accumulation == "lagged"
+        if options.apply_weights_to == "sampling":
+            steps = ["domain weights change what is drawn (apply_weights_to), not the loss"]
+        if options.normalize_gradients:
+            steps += ["divided by its own gradient norm (normalize_gradients)"]
+        if options.keep_source_shares:
+            steps += ["scaled so that each source keeps its share (keep_source_shares)"]
+        if (limit := options.max_relative_weight) is not None:
+            steps += [f"at most {limit:g} equal weights (max_relative_weight)"]
+        if (fraction := options.min_effective_fraction) is not None:
+            # Limits of a micro-batch alone are by the shares of domains, not by those in the batch.
+            parts = (config.train.micro_batch_size or size) < size
+            lagged = parts and config.sketch.accumulation == "lagged"
             often = ", in the mean over batches" if lagged else ""
-            steps += [f"drawn towards 1 until {floor:.0%} of the samples are effective{often}"]
+            steps += [f"moved towards 1 until {fraction:.0%} of the samples are effective{often}"]
         effective = row["weights/effective_samples"]
-        return [*told, ", ".join(steps), f"effective samples: {effective:.1f} of {size}"]
+        return [*lines, ", ".join(steps), f"effective samples: {effective:.1f} of {size}"]
 
     @classmethod
     def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Another default recipe must not change a run that is there."""
+        """With its recipe: a later default recipe must not change this run."""
         return {"recipe": DEFAULT_RECIPE, **options}
 
     @classmethod
     def describe(cls, name: str, options: Mapping[str, Any]) -> str:
-        """What its recipe and options come to: domains, objective, scope."""
-        found, given = DoGraphOptions(**options), dict(options)
+        """Its recipe and options, and the domains, objective and scope that follow."""
+        chosen, given = DoGraphOptions(**options), dict(options)
         given.pop("recipe", None)
-        objective = found.objective
+        objective = chosen.objective
         if isinstance(objective, Mapping):
             rest = dict(objective)
             objective = with_options(str(rest.pop("name")), rest)
         return (
-            f"{name}, recipe {with_options(found.recipe, given)}: {found.num_domains} domains, "
-            f"objective {objective}, scope {found.scope}"
+            f"{name}, recipe {with_options(chosen.recipe, given)}: {chosen.num_domains} domains, "
+            f"objective {objective}, scope {chosen.scope}"
         )
 
 

@@ -13,8 +13,9 @@ from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy
 from dograph.mixers.source_weights import (
-    LearntWeights,
+    LearnedWeights,
     SourceMixer,
+    SourceOptions,
     as_values,
     means_by_source,
     sensitivity,
@@ -23,22 +24,19 @@ from dograph.types import Mixture, Signals
 
 
 class DoReMiUpdate(Options):
-    """Of the update of the weights; those of the authors' code."""
+    """Options of the weight update, with the defaults of the authors' code."""
 
     smoothing: Fraction = 1e-3  # c
-    normaliser: Literal["global", "per_domain"] = "global"
-    excess: Literal["token", "domain"] = "token"
+    loss_normalization: Literal["global", "per_source"] = "global"
+    clip_excess_per: Literal["token", "source"] = "token"
     sampling: Literal["uniform", "natural"] = "uniform"
 
 
-class DoReMiProxyOptions(DoReMiUpdate):
-    """Of the proxy's own."""
-
+class DoReMiProxyOptions(DoReMiUpdate, SourceOptions):
     owner: ClassVar[str] = "doremi-proxy"
 
     reference: str | None = None
     eta: float = Field(1.0, gt=0)
-    sources: Any = None  # names, or {name: training tokens}; None: as planned
 
 
 class DoReMiProxy(SourceMixer):
@@ -47,41 +45,42 @@ class DoReMiProxy(SourceMixer):
         s_d    = mean over the source's tokens of max(l_t - ref_t, 0)    (as before if absent)
         log a <- log a + eta s; a <- softmax; a <- (1 - c) a + c / S
 
-    The result is the average of a over the steps, a_0 among them. A token of source d counts
+    The result is the average of a over the steps, a_0 included. A token of source d counts
     a_d / p_d (p: the sampling shares) in the same step, divided by the sum over all tokens
-    (`normaliser: global`, the authors' code), or a_d / (its tokens in the batch), which is the
-    paper's mean by source (`per_domain`). A source not seen yet has s_d = log(vocabulary).
+    (`loss_normalization: global`, the authors' code), or a_d / (its tokens in the batch), which is
+    the paper's mean by source (`per_source`). A source not seen yet has s_d = log(vocab_size).
 
-    `excess: domain` clips the difference of the source's mean losses instead of the tokens' (the
-    DoGE and Sow code bases, with eta 0.1 and c 0).
+    `clip_excess_per: source` clips the difference of the source's mean losses instead of the
+    tokens' (as the code of DoGE and of Sow et al. does, with eta 0.1 and c 0).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "reference_loss", "source"})
+    option_type = DoReMiProxyOptions
     counts_first: ClassVar[bool] = True
     kept: ClassVar[dict[str, str]] = {"excess": "excess_S"}
+    options: DoReMiProxyOptions
+    excess_S: Tensor | None = None  # s_d, as last seen
 
     def __init__(self, **options: Any) -> None:
-        self.options = DoReMiProxyOptions(**options)
-        self.reference, self.sampling = self.options.reference, self.options.sampling
-        super().__init__(self.options.sources)
-        self.excess_S: Tensor | None = None  # s_d, as last seen
+        super().__init__(**options)
+        self.reference = self.options.reference
 
     def weigh(self, signals: Signals) -> Tensor:
         loss_B = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
         count_S = own_BS.sum(dim=0)
-        if self.options.excess == "token":
-            beside_B = self._require(signals, "excess_loss_B")
-            mean_S = means_by_source(beside_B, own_BS)
+        if self.options.clip_excess_per == "token":
+            compared_B = self._require(signals, "excess_loss_B")
+            mean_S = means_by_source(compared_B, own_BS)
         else:
-            beside_B = self._require(signals, "reference_loss_B")
-            mean_S = means_by_source(loss_B - beside_B, own_BS).clamp_min(0)
-        finite = all_finite(loss_B, beside_B)
+            compared_B = self._require(signals, "reference_loss_B")
+            mean_S = means_by_source(loss_B - compared_B, own_BS).clamp_min(0)
+        finite = all_finite(loss_B, compared_B)
         if self.excess_S is None:
             if signals.vocab_size is None:
                 raise ConfigError(
-                    "DoReMiProxy starts from the logarithm of the vocabulary; fill "
-                    "Signals.vocab_size"
+                    "DoReMiProxy starts from log(vocab_size), the loss of a uniform prediction; "
+                    "fill Signals.vocab_size"
                 )
             self.excess_S = torch.full_like(mean_S, math.log(signals.vocab_size))
         old_S = self.excess_S.to(mean_S.device)
@@ -89,9 +88,9 @@ class DoReMiProxy(SourceMixer):
         log_S = self.weight_S.log() + self.options.eta * excess_S
         weight_S, c = torch.softmax(log_S, dim=0), self.options.smoothing
         self.update((1 - c) * weight_S + c / len(weight_S), finite)
-        if self.options.normaliser == "per_domain":
+        if self.options.loss_normalization == "per_source":
             each_S = self.weight_S / count_S.clamp_min(1)
-        elif self.sampling == "natural":
+        elif self.options.sampling == "natural":
             token_S = self.known_token_S("mixer.sampling=natural")
             each_S = self.weight_S / (token_S / token_S.sum())
         else:
@@ -99,10 +98,11 @@ class DoReMiProxy(SourceMixer):
         return self.share_out(each_S, own_BS, finite, loss_B, excess_nats=excess_S)
 
     def refuses_edits(self) -> str | None:
-        if self.options.normaliser != "global":
+        if self.options.loss_normalization != "global":
             return None
         return (
-            f"with mixer.normaliser=global divides by the shares of mixer.sampling={self.sampling}"
+            "with mixer.loss_normalization=global divides by the shares of "
+            f"mixer.sampling={self.options.sampling}"
         )
 
 
@@ -117,7 +117,7 @@ DATA = (
 
 
 class DoReMiOptions(DoReMiUpdate):
-    """Of the rounds; the others are the proxy's."""
+    """Options of the rounds; the others are those of the proxy."""
 
     owner: ClassVar[str] = "doremi"
 
@@ -131,14 +131,12 @@ class DoReMiOptions(DoReMiUpdate):
 class DoReMi(Planner):
     """Train a reference and a proxy that upweights sources where it is worse; average its weights.
 
-    Round 1's reference is drawn naturally (or by `reference_weights`), that of a later round by the
-    weights of the round before. Rounds end when no weight differs from the reference's by
-    `tolerance`, or after `rounds`. The plan is the last round's average; training with it draws by
-    it and counts all samples alike.
+    The reference of round 1 is drawn naturally (or by `reference_weights`), that of a later round
+    by the weights of the round before. Rounds end when no weight differs from the reference's by
+    `tolerance`, or after `rounds`. The plan is the last round's average.
 
-    `eta` may be a list: in round 1 there is one proxy for each value, with the same reference and
-    seed; the first value is the one that counts, and how far the others lead away is in the
-    findings.
+    `eta` may be a list: round 1 then has one proxy per value, with the same reference and seed. The
+    first value decides; how far the results of the others differ is in the findings.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -164,8 +162,7 @@ class DoReMi(Planner):
             outcomes = self._round(lab, number, drawn)
             average = outcomes[0].average
             change = max(abs(average[name] - reference[name]) for name in reference)
-            found = {"reference": reference, "max_change": change, **outcomes[0].findings()}
-            rounds.append(found)
+            rounds.append({"reference": reference, "max_change": change, **outcomes[0].findings()})
             if len(outcomes) > 1:
                 self.findings["sensitivity"] = {"eta": sensitivity(self.etas, outcomes)}
             reference = drawn = average
@@ -176,15 +173,15 @@ class DoReMi(Planner):
         if self.options.rounds > 1 and not self.findings["converged"]:
             advice.append(
                 f"after {len(rounds)} rounds a weight still changed by {change:.4f}, more than "
-                f"mixer.tolerance={self.options.tolerance:g}: raise mixer.rounds, or take it that "
-                "rounds do not settle on this corpus"
+                f"mixer.tolerance={self.options.tolerance:g}: raise mixer.rounds; or rounds may "
+                "not converge on this corpus"
             )
         self.findings["advice"] = advice
         return Mixture.normalised(average)
 
     def _round(
         self, lab: Lab, number: int, reference: Mapping[str, float] | None
-    ) -> list[LearntWeights]:
+    ) -> list[LearnedWeights]:
         """One reference, then one proxy for each eta (in later rounds for the first)."""
         seed = self.options.seed + 2 * (number - 1)
         mixer: dict[str, Any] = {"name": "natural"}
@@ -197,4 +194,4 @@ class DoReMi(Planner):
             Proxy(f"round {number}: proxy, eta {eta:g}", {**options, "eta": eta}, seed + 1)
             for eta in (self.etas if number == 1 else self.etas[:1])
         ]
-        return [LearntWeights.of(result.state) for result in lab.train(proxies)]
+        return [LearnedWeights.of(result.state) for result in lab.train(proxies)]

@@ -33,7 +33,7 @@ class DynamicLossOptions(Options):
     owner: ClassVar[str] = "dynamic-loss"
 
     strategy: Literal["linupper", "quadratic", "extremes", "upper"] = "linupper"
-    r: float = Field(0.4, gt=0)
+    temperature: float = Field(0.4, gt=0)
     warmup_steps: int | None = Field(None, ge=0)  # None: a share of the run
     clip_quantile: float | None = Field(None, gt=0, le=0.5)
     sampling: Sampling = "uniform"  # or natural, a mixture file, or weights
@@ -43,7 +43,7 @@ class DynamicLoss(Mixer):
     """Weigh each sample by where its loss lies between the least and the greatest of the batch.
 
         h_i = (2 l_i - (hi + lo)) / max(hi - lo, 1e-6)     in [-1, 1]
-        w   = softmax(f(h) / r)
+        w   = softmax(f(h) / temperature)
 
     f is that of the strategy (`SCORES`). Least and greatest are of the world batch: every rank and
     every micro-batch. No gradient flows through w. Until `warmup_steps` all samples count alike.
@@ -72,7 +72,7 @@ class DynamicLoss(Mixer):
         loss_B = signals.loss_B.detach()
         equal_B = torch.full_like(loss_B, 1 / signals.num_samples)
         how = self.options
-        weight_B = loss_weights(loss_B, how.strategy, how.r, how.clip_quantile)
+        weight_B = loss_weights(loss_B, how.strategy, how.temperature, how.clip_quantile)
         finite = all_finite(loss_B, weight_B)
         if signals.step < self.warmup_steps:
             weight_B = equal_B

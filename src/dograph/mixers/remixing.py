@@ -41,7 +41,7 @@ class Remixing:
 
     @property
     def active(self) -> bool:
-        return self.options.realise == "sampling" and bool(self.tokens)
+        return self.options.apply_weights_to == "sampling" and bool(self.tokens)
 
     def open(self, lab: Lab, first: Mixture) -> None:
         self.tokens, self.first, self.budget = dict(lab.strata), {}, lab.budget
@@ -55,13 +55,13 @@ class Remixing:
 
         Refuses to weigh for nothing where the emphasis was to come from what is drawn.
         """
-        if self.options.realise == "loss":
+        if self.options.apply_weights_to == "loss":
             return domains
         if not self.tokens:
             raise ConfigError(
-                "mixer.realise=sampling moves a mixture over strata, and none was planned: call "
-                "mixer.plan(lab) before the first step and draw by what mixer.remix(signals) "
-                "returns, or set mixer.realise=loss"
+                "mixer.apply_weights_to=sampling changes a mixture over strata, and none was "
+                "planned: call mixer.plan(lab) before the first step and draw by what "
+                "mixer.remix(signals) returns, or set mixer.apply_weights_to=loss"
             )
         if self.count_MS is None:
             return domains
@@ -98,7 +98,7 @@ class Remixing:
         tokens_S = np.array(list(self.tokens.values()), dtype=np.float64)
         share_S = bounded(
             asked_S / asked_S.sum(),
-            low_S=self.options.remix_floor * np.array(list(self.first.values())),
+            low_S=self.options.remix_min_fraction * np.array(list(self.first.values())),
             high_S=self.options.max_epochs * tokens_S / max(self.budget, 1),
         )
         seen_S = count_MS.sum(dim=0).clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""One weight a source, learnt step by step: its average, its path, and what a plan makes of them.
+"""One weight per source, learned step by step: its average, its path, and the plan made of them.
 
 Shapes: B samples, S sources.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from dograph.config import Options
@@ -18,62 +19,75 @@ from dograph.mixers.base import Lab, Mixer
 from dograph.mixers.fixed import sampling_mixture
 from dograph.types import Mixture, Signals
 
-MOST_POINTS = 50  # of a path; it is thinned out as it grows
+MOST_POINTS = 50  # of a path; every second one is dropped when there are more
 RECENT = 0.1  # of the steps so far: `drift` is how far the average moved in them
-STILL_MOVING = 0.05  # L1 of the average's last tenth of the steps above which we say so
+STILL_MOVING = 0.05  # drift (L1) above which the advice is to train longer
 FEW_SOURCES = 1.5  # effective number of sources below which weights are called nearly one-hot
 
-Sources = Mapping[str, float] | Sequence[str]
 Weights = dict[str, float]
 
 
-class SourceMixer(Mixer):
-    """What mixers with one learnt weight a source have in common.
+class SourceOptions(Options):
+    """Options of every mixer with one weight per source."""
 
-    Weights and their average over the steps are S numbers on the device, in float64. The sources
-    come with the plan; in a loop of your own, where nobody plans, name them with `sources`, in the
-    order of their indices, or give {name: training tokens}.
-    """
+    sources: Any = Field(
+        None, description="names, or {name: training tokens}, in your own loop; else from the plan"
+    )
 
-    counts_first: ClassVar[bool] = False  # the average begins with the weights before the steps
-    kept: ClassVar[Mapping[str, str]] = {}  # what else the state holds: name there, attribute here
-    sampling: str = "uniform"
-
-    def __init__(self, sources: Sources | None) -> None:
+    @field_validator("sources")
+    @classmethod
+    def _listed(cls, sources: Any) -> Any:
         if sources is not None and (isinstance(sources, str) or not sources):
             raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
+        return sources
+
+
+class SourceMixer(Mixer):
+    """The common part of mixers with one learned weight per source.
+
+    Weights and their average over the steps are S numbers on the device, in float64. The sources
+    come with the plan, or with the option `sources` in the order of their indices.
+    """
+
+    option_type: ClassVar[type[SourceOptions]] = SourceOptions
+    counts_first: ClassVar[bool] = False  # the average includes the weights before the first step
+    kept: ClassVar[Mapping[str, str]] = {}  # more state: {name in the state: attribute}
+    options: SourceOptions
+
+    def __init__(self, **options: Any) -> None:
+        self.options = self.option_type(**options)
         self.names: list[str] = []
         self.token_S: Tensor | None = None  # training tokens, where they are known
         self.count = 0  # weights in the average
         self.every = 1  # points of the path are this many counts apart
         self.path: list[tuple[Tensor, Tensor]] = []  # (weights, average) at every, 2 every, ...
         self.weight_S = self.average_S = torch.zeros(0, dtype=torch.float64)
-        if sources is not None:
-            self._open(sources)
+        if self.options.sources is not None:
+            self._open(self.options.sources)
 
     def plan(self, lab: Lab) -> Mixture:
-        """Alike from every source, or by tokens: see `sampling`."""
+        """Draw uniformly over sources, or by tokens: see `sampling`."""
         if self.names and set(self.names) != set(lab.tokens):
             raise ConfigError(
                 f"mixer.sources names {self.names}, the corpus has {list(lab.tokens)}; leave it out"
             )
         self._open({name: float(n) for name, n in lab.tokens.items()})
-        return sampling_mixture(self.sampling, lab.tokens)
+        return sampling_mixture(self.option("sampling") or "uniform", lab.tokens)
 
-    def _open(self, sources: Sources) -> None:
-        """Start from equal weights for the sources that train the model, none for the others."""
+    def _open(self, sources: Mapping[str, float] | Sequence[str]) -> None:
+        """Start from equal weights for the sources that train the model, 0 for the others."""
         self.names = list(sources)
         if isinstance(sources, Mapping):
             self.token_S = torch.tensor(list(sources.values()), dtype=torch.float64)
-        taught = self._taught(self.names)
-        taken = [float(name in taught) for name in self.names]
+        trained = self._trained(self.names)
+        taken = [float(name in trained) for name in self.names]
         self.weight_S = torch.tensor(taken, dtype=torch.float64) / sum(taken)
         self.average_S = torch.zeros_like(self.weight_S)
         self.count, self.every, self.path = 0, 1, []
         if self.counts_first:
             self._count_in()
 
-    def _taught(self, names: list[str]) -> list[str]:
+    def _trained(self, names: list[str]) -> list[str]:
         """Sources that the model is trained on."""
         return names
 
@@ -85,11 +99,11 @@ class SourceMixer(Mixer):
         return value.detach()
 
     def _ready(self, signals: Signals) -> Tensor:
-        """Weights on the signals' device; returns which sample is of which source, (B, S)."""
+        """Move the weights to the signals' device; returns each sample's source, one-hot (B, S)."""
         source_B = self._require(signals, "source_B")
         if not self.names:
             raise ConfigError(
-                f"{type(self).__name__} has one weight a source and does not know the sources: "
+                f"{type(self).__name__} has one weight per source and does not know the sources: "
                 "plan first, or name them with the option sources=[...]"
             )
         device = source_B.device
@@ -101,7 +115,7 @@ class SourceMixer(Mixer):
         return (source_B[:, None] == index_S).double()
 
     def known_token_S(self, option: str) -> Tensor:
-        """The sources' sizes, for an option that cannot do without."""
+        """The sources' training tokens, for an option that needs them."""
         if self.token_S is None:
             raise ConfigError(
                 f"{option} needs the sources' sizes: plan first, or give "
@@ -110,7 +124,7 @@ class SourceMixer(Mixer):
         return self.token_S
 
     def update(self, weight_S: Tensor, finite: Tensor) -> None:
-        """Take these weights, or keep the old ones where not all was `finite`."""
+        """Take these weights, or keep the old ones if something was not `finite`."""
         self.weight_S = torch.where(finite & all_finite(weight_S), weight_S, self.weight_S)
         self._count_in()
 
@@ -125,25 +139,21 @@ class SourceMixer(Mixer):
             self.path, self.every = self.path[1::2], 2 * self.every
 
     def share_out(
-        self, each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Tensor, **told_S: Tensor
+        self, each_S: Tensor, own_BS: Tensor, finite: Tensor, like_B: Tensor, **value_S: Tensor
     ) -> Tensor:
-        """c_B proportional to what one sample of its source gets, in the precision of `like_B`.
+        """c_B proportional to `each_S`, the weight of one sample of a source; dtype of `like_B`.
 
-        Samples count alike where nothing is left to share out, or where not all was finite. The
-        step's report has what was `told_S` of each source.
+        Equal weights if all are 0, or if something was not finite. `value_S` goes to the report.
         """
-        self._report = self.weights_report(**told_S)
+        self._report = self.weights_report(**value_S)
         weight_B = own_BS @ each_S
         total = weight_B.sum()
         usable = finite & (total > 0) & all_finite(weight_B)
         weight_B = torch.where(usable, weight_B / total, 1 / len(weight_B))
         return weight_B.to(torch.promote_types(like_B.dtype, torch.float32))
 
-    def weights_report(self, **told_S: Tensor) -> dict[str, float | Tensor]:
-        """Entropy of the average, how many equal weights would have it, and the average's drift.
-
-        Then `weights/SOURCE/quantity`: the weights, their average and whatever was told.
-        """
+    def weights_report(self, **value_S: Tensor) -> dict[str, float | Tensor]:
+        """Entropy of the average, its exponential, its drift, and `weights/SOURCE/quantity`."""
         entropy = -torch.xlogy(self.average_S, self.average_S).sum()
         report: dict[str, float | Tensor] = {
             "weights/entropy_nats": entropy,
@@ -151,9 +161,9 @@ class SourceMixer(Mixer):
         }
         if (before := point_before(self.count, self.every)) is not None:
             report["weights/drift"] = (self.average_S - self.path[before][1]).abs().sum()
-        quantities = {"now": self.weight_S, "average": self.average_S, **told_S}
-        for quantity, value_S in quantities.items():
-            for name, value in zip(self.names, value_S.unbind(), strict=True):
+        quantities = {"now": self.weight_S, "average": self.average_S, **value_S}
+        for quantity, own_S in quantities.items():
+            for name, value in zip(self.names, own_S.unbind(), strict=True):
                 report[f"weights/{name}/{quantity}"] = value
         return report
 
@@ -195,17 +205,17 @@ def means_by_source(value_B: Tensor, own_BS: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class LearntWeights:
-    """The weights a proxy came to, and how: from the state in which its mixer ended."""
+class LearnedWeights:
+    """The weights of a proxy, from the state in which its mixer ended."""
 
     average: Weights
     last: Weights
     drift: float | None  # L1 distance the average moved in the last tenth; None: too short a run
-    trajectory: list[dict[str, Any]]  # at most 50 points: steps made, weights, their average
+    trajectory: list[dict[str, Any]]  # at most 50 points: steps done, weights, their average
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "LearntWeights":
-        """From a mixer's state with tensors as lists; of `sources` alone, where given."""
+    def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "LearnedWeights":
+        """From a mixer's state with tensors as lists; only of `sources`, if given."""
         names, every = state["sources"], state["every"]
         kept = names if sources is None else sources
         before = int(state["counts_first"])
@@ -228,7 +238,7 @@ class LearntWeights:
 
     @property
     def entropy(self) -> float:
-        """Of the average, in nats; exp of it equal weights would have as much."""
+        """Of the average, in nats; its exponential is the effective number of sources."""
         return -math.fsum(w * math.log(w) for w in self.average.values() if w > 0)
 
     def findings(self) -> dict[str, Any]:
@@ -243,14 +253,13 @@ class LearntWeights:
         }
 
     def advice(self, remedy: str) -> list[str]:
-        """What to mend, if anything: `remedy` says how weights are made to move less."""
-        advice = []
+        """What to change, if anything; `remedy` is against nearly one-hot weights."""
+        advice, effective = [], math.exp(self.entropy)
         if self.drift is not None and self.drift > STILL_MOVING:
             advice.append(
                 f"the averaged weights still moved by {self.drift:.3f} (L1) in the last tenth of "
                 "the proxy's steps: train the proxy longer"
             )
-        effective = math.exp(self.entropy)
         if len(self.average) > 1 and effective < FEW_SOURCES:
             top = max(self.average, key=lambda name: self.average[name])
             advice.append(
@@ -265,8 +274,10 @@ def distance(one: Weights, other: Weights) -> float:
     return math.fsum(abs(one[name] - other[name]) for name in one)
 
 
-def sensitivity(values: Sequence[float], outcomes: Sequence[LearntWeights]) -> list[dict[str, Any]]:
-    """How far the result is from that of the first value, for each value of an option."""
+def sensitivity(
+    values: Sequence[float], outcomes: Sequence[LearnedWeights]
+) -> list[dict[str, Any]]:
+    """How far the result for each value of an option is from that for the first value."""
     first = outcomes[0].average
     return [
         {"value": value, "weights": outcome.average, "l1": distance(outcome.average, first)}
@@ -275,7 +286,7 @@ def sensitivity(values: Sequence[float], outcomes: Sequence[LearntWeights]) -> l
 
 
 def as_values(option: str, given: Any, proxy: type[Options]) -> list[float]:
-    """One value of an option, or several to see how much hangs on it; such as its proxy takes."""
+    """One value of a proxy's option, or a list of them to compare."""
     values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if not values or len(set(values)) < len(values):
         raise ConfigError(f"mixer.{option} must be a number or a list of different ones: {given!r}")

@@ -34,6 +34,7 @@ from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
 from dograph.progress import Progress, duration
+from dograph.renamed import with_old_settings
 from dograph.train.assembly import inner_parameters, settled
 from dograph.train.checkpoint import OPTIMIZER, WEIGHTS
 from dograph.train.distributed import World, peak_bytes, pick_device, reset_peak
@@ -150,7 +151,8 @@ def corpus_digest(corpus: Corpus) -> str:
 
 def content_key(config: RunConfig, corpus: Corpus) -> str:
     """The name under which a lab keeps a run."""
-    facts = {"format": KEY_FORMAT, "config": numbers_of(config), "corpus": corpus_digest(corpus)}
+    config_numbers = with_old_settings(numbers_of(config))  # a renamed setting keeps the key
+    facts = {"format": KEY_FORMAT, "config": config_numbers, "corpus": corpus_digest(corpus)}
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_LENGTH]
 

@@ -41,7 +41,7 @@ MINI: dict[str, Any] = {
         "clip_norm": 1.0,
     },
     "train": {"steps": 700, "batch_size": 48},
-    "eval": {"every": 0, "max_blocks": 128},
+    "eval": {"every": 0, "max_samples_per_source": 128},
     "probe": {"rows": 0},
     "checkpoint": {"every": 200, "keep": 1},
 }
@@ -70,7 +70,9 @@ def mini(*parts: dict[str, Any], cuda: bool = False) -> dict[str, Any]:
 BASELINE = "uniform"
 LEAD = ("natural", "inverse-norm")  # rows that come first
 
-_EQUAL = "objective={name: precision, q: 0},effective_floor=null,warmup=0,sampling=uniform"
+_EQUAL = (
+    "objective={name: precision, q: 0},min_effective_fraction=null,warmup_ratio=0,sampling=uniform"
+)
 _PAPER = "recipe=paper,sampling=uniform"
 PROTOCOL = {
     "natural": "natural=natural",

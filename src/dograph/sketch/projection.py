@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dograph.config import DEFAULT_DIM, KINDS, TWO_SIDED, Kind, Refresh
+from dograph.choices import KINDS, TWO_SIDED, Kind
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.rng import key64

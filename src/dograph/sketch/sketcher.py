@@ -28,18 +28,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.config import (
-    CUTTING,
-    DEFAULT_DIM,
-    DETACHING,
-    EXPLICIT,
-    MODES,
-    SPARING,
-    TWO_SIDED,
-    Kind,
-    Mode,
-    Refresh,
-)
+from dograph.choices import CUTTING, DETACHING, EXPLICIT, MODES, SPARING, TWO_SIDED, Kind, Mode
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.gradients import (
     Gradients,
@@ -452,10 +442,7 @@ class SketchBuilder:
         return {group: torch.stack(parts).sum(dim=0) for group, parts in groups.items()}
 
     def result(
-        self,
-        loss_B: Tensor,
-        groups: dict[str, Tensor],
-        pending: Callable[[Tensor], None] | None,
+        self, loss_B: Tensor, groups: dict[str, Tensor], pending: Callable[[Tensor], None] | None
     ) -> MicroBatchResult:
         """The parts joined to one sketch."""
         parts = list(groups.values())
@@ -466,12 +453,7 @@ class SketchBuilder:
 
 
 def sketch_rows(
-    sketcher: Sketcher,
-    token_NT: Tensor,
-    *,
-    at_once: int,
-    step: int = 0,
-    half: bool = False,
+    sketcher: Sketcher, token_NT: Tensor, *, at_once: int, step: int = 0, half: bool = False
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
     """Loss, sketch and its parts, `at_once` rows at a time; `half` runs the model in bfloat16.
 

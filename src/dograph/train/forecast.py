@@ -16,15 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dograph.config import (
-    CUTTING,
-    DETACHING,
-    EXPLICIT,
-    TWO_SIDED,
-    RunConfig,
-    SketchConfig,
-    require_compatible,
-)
+from dograph.choices import CUTTING, DETACHING, EXPLICIT, TWO_SIDED
+from dograph.config import RunConfig, SketchConfig, require_compatible
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer

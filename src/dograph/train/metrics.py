@@ -28,7 +28,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from dograph.config import DEFAULT_DIM, TWO_SIDED, Mode, RunConfig
+from dograph.choices import TWO_SIDED, Mode
+from dograph.config import DEFAULT_DIM, RunConfig
 from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
 from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dograph.config import Mode, OptimConfig, RunConfig, SketchConfig, require_compatible
+from dograph.choices import Mode
+from dograph.config import OptimConfig, RunConfig, SketchConfig, require_compatible
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model

@@ -27,21 +27,11 @@ from dograph.files import write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
+from dograph.train import metrics
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_request
-from dograph.train.metrics import (
-    SUMMARIES,
-    Probes,
-    RunFiles,
-    sample_rows,
-    step_note,
-    step_rows,
-    validate,
-    validation_blocks,
-    validation_row,
-)
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer
 
@@ -93,7 +83,7 @@ class Trainer:
         for name in config.log.sinks:
             require(name, name)
         self.corpus = Corpus(config.data.corpus)
-        if taken := set(SUMMARIES) & set(self.corpus.sources):
+        if taken := set(metrics.SUMMARIES) & set(self.corpus.sources):
             raise ConfigError(
                 f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
                 "prepare the corpus with another name: NAME=path"
@@ -112,12 +102,12 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
-        self.probes = Probes(run, self.corpus, model, self.step)
-        self.files = RunFiles(config, run, mixer, main=world.is_main)
+        self.probes = metrics.Probes(run, self.corpus, model, self.step)
+        self.files = metrics.RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until `train`
         self.bytes_per_token = self.corpus.bytes_per_token("train")
-        length, most = config.data.seq_len, config.eval.max_blocks
-        self.validation_blocks = validation_blocks(self.corpus, length, most)
+        length, most = config.data.seq_len, config.eval.max_samples_per_source
+        self.validation_blocks = metrics.validation_blocks(self.corpus, length, most)
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written, plus time of probes
@@ -229,8 +219,8 @@ class Trainer:
             bad = next(i for i, record in enumerate(records) if bool(record.halted))
         whole = records[:bad]
         if self.world.is_main and self.state.mixer.needs:
-            self.files.write("samples", sample_rows(whole))
-        rows = step_rows(whole, self.corpus.sources, self.bytes_per_token)
+            self.files.write("samples", metrics.sample_rows(whole))
+        rows = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
         if bad is None:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
@@ -247,7 +237,7 @@ class Trainer:
         self.write_weights()
         if bad is not None:
             self.stop_for_nonfinite(records[bad])
-        self.progress.update(self.done, step_note(rows[-1]))
+        self.progress.update(self.done, metrics.step_note(rows[-1]))
 
     def write_weights(self) -> None:
         """Write weights.jsonl if it has changed: rarely, as each write waits for the disk."""
@@ -308,7 +298,7 @@ class Trainer:
 
         model.eval()
         with uncompiled():
-            nats, each = validate(losses, blocks_of, train.micro_batch_size or 16, world)
+            nats, each = metrics.validate(losses, blocks_of, train.micro_batch_size or 16, world)
         at_rest(model)
         model.train()
         if world.is_main and self.is_over:
@@ -319,7 +309,7 @@ class Trainer:
                     about = {"step": self.done, "source": source, "predictions": sizes}
                     lines += json.dumps(about | {"loss_nats": each[source]}) + "\n"
             write_text(self.run.validation_file, lines)
-        row = validation_row(self.done, nats, self.corpus)
+        row = metrics.validation_row(self.done, nats, self.corpus)
         self.files.write_metrics([row])
         if nats:
             mean = row["valid/mean/loss_nats"]

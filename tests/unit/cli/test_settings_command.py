@@ -16,7 +16,10 @@ from dograph.errors import ConfigError
         ("train --batch-size 8", "give it as train.batch_size=8, without dashes"),
         ("train --steps", "give it as train.steps=VALUE, without dashes"),
         ("train --compile --dry-run", "give it as train.compile=VALUE, without dashes"),
-        ("train --max-blocks 5", "give it as eval.max_blocks=5, without dashes"),
+        (
+            "train --max-samples-per-source 5",
+            "give it as eval.max_samples_per_source=5, without dashes",
+        ),
         ("train --every 5", "eval.every=5 or checkpoint.every=5 or log.every=5, without dashes"),
         ("train --dryrun", "--dryrun is not an option of dograph train; did you mean --dry-run?"),
         ("train --xyz 5", "settings are given as train.steps=200, without dashes; options: "),

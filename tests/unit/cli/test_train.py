@@ -48,9 +48,10 @@ def test_a_dry_run_says_that_ranks_share_the_state_and_refuses_what_they_cannot(
         (["mixer.recipe=paper"], "recipe paper: 11 domains, objective uncertainty, scope batch"),
         (["mixer.recipe=safe"], "recipe safe: 11 domains, objective precision, scope stream"),
         (
-            ["mixer.scope=epoch", "mixer.objective={name: robust, gamma: 0.5}"],
-            "recipe recommended with scope=epoch, objective={'name': 'robust', 'gamma': 0.5}: "
-            "11 domains, objective robust with gamma=0.5, scope epoch",
+            ["mixer.scope=period", "mixer.objective={name: robust, graph_penalty: 0.5}"],
+            "recipe recommended with scope=period, objective={'name': 'robust', "
+            "'graph_penalty': 0.5}: "
+            "11 domains, objective robust with graph_penalty=0.5, scope period",
         ),
     ],
 )

@@ -173,10 +173,10 @@ def test_errors_name_what_is_wrong(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r'"gamma" holds 1000 tokens.*seq_len=2000'):
         short.weights_of(EQUAL)
     (tmp_path / "weights.jsonl").write_text(sampler.log.dump())
-    with pytest.raises(RunError, match=r"line 1 names the strata .*another corpus"):
+    with pytest.raises(RunError, match=r"line 1 names the strata .*use the corpus"):
         WeightLog.load(tmp_path / "weights.jsonl", sampler.names[::-1])  # draws go by their order
     sampler.remix(9, EQUAL, "test")
-    with pytest.raises(RunError, match="rewrite the past"):
+    with pytest.raises(RunError, match="change the past"):
         sampler.remix(3, EQUAL, "test")
 
 

@@ -8,7 +8,7 @@ import pytest
 from dograph.data import embedded as planted
 from dograph.data import strata
 from dograph.data.corpus import Corpus, Manifest
-from dograph.errors import ConfigError, CorpusError
+from dograph.errors import CorpusError
 from dograph.rng import stream
 from token_corpora import documents_of, random_tokens, write_manifest, write_split
 
@@ -127,12 +127,6 @@ def test_small_and_uniform_sources_get_fewer_strata(tmp_path):
     assert documents_of(tmp_path, divided.validation) == {"orphan": [(0, (1, 2))]}
 
 
-def test_one_stratum_changes_nothing(tmp_path):
-    manifest = write_manifest(tmp_path, [write_split(tmp_path, "train", "web", random_tokens(20))])
-    assert strata.split_into_strata(tmp_path, manifest, 1, seed=0) == manifest
-    assert (tmp_path / "web.train.bin").exists()
-
-
 def test_a_token_file_used_in_place_is_copied_and_left_alone(tmp_path):
     (tmp_path / "corpus").mkdir()
     tokens = random_tokens(50)
@@ -166,8 +160,6 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path):
         ],
     )
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ConfigError, match="at least 1"):
-        strata.split_into_strata(tmp_path, manifest, 0, seed=0)
     with pytest.raises(CorpusError, match=r"c4\.train\.1\.(bin|npy)"):
         strata.split_into_strata(tmp_path, manifest, 2, seed=0)
     assert files == {path: path.read_bytes() for path in tmp_path.iterdir()}

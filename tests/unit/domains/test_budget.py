@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from dograph.domains.partition import (
-    Budget,
-    cap,
-    effective_floor,
-    keep_shares,
-    within_unit,
+    WeightLimits,
+    divide_by_norms,
+    keep_source_shares,
+    limit_variance,
+    limit_weights,
 )
 from dograph.errors import ConfigError
 
@@ -27,7 +27,7 @@ def effective_share(weight_B):
 @given(seed=st.integers(0, 2**32), size=st.integers(2, 100), rho=st.floats(0.01, 1))
 def test_effective_floor_is_met_and_tight(seed, size, rho):
     weight_B = weights(seed, size)
-    floored_B = effective_floor(weight_B, rho)
+    floored_B = limit_variance(weight_B, rho)
     before, after = effective_share(weight_B), effective_share(floored_B)
     assert float(floored_B.sum()) == pytest.approx(1)
     assert bool((floored_B >= 0).all())
@@ -41,13 +41,13 @@ def test_effective_floor_is_met_and_tight(seed, size, rho):
 
 def test_effective_floor_of_equal_weights_and_of_one_sample():
     equal_B = torch.full((7,), 1 / 7)
-    assert torch.equal(effective_floor(equal_B, 0.9), equal_B)
-    assert torch.equal(effective_floor(equal_B, 1.0), equal_B)
-    assert torch.equal(effective_floor(torch.ones(1), 0.5), torch.ones(1))
+    assert torch.equal(limit_variance(equal_B, 0.9), equal_B)
+    assert torch.equal(limit_variance(equal_B, 1.0), equal_B)
+    assert torch.equal(limit_variance(torch.ones(1), 0.5), torch.ones(1))
     single_B = torch.zeros(48)
     single_B[3] = 1
-    assert effective_share(effective_floor(single_B, 0.9)) == pytest.approx(0.9, rel=1e-5)
-    torch.testing.assert_close(effective_floor(single_B, 1.0), torch.full((48,), 1 / 48))
+    assert effective_share(limit_variance(single_B, 0.9)) == pytest.approx(0.9, rel=1e-5)
+    torch.testing.assert_close(limit_variance(single_B, 1.0), torch.full((48,), 1 / 48))
 
 
 @settings(deadline=None)
@@ -55,7 +55,7 @@ def test_effective_floor_of_equal_weights_and_of_one_sample():
 def test_cap_is_water_filling(seed, size, times):
     """min(cap, c + level) with the level that a root finder gives."""
     weight_B = weights(seed, size)
-    capped_B = cap(weight_B, times)
+    capped_B = limit_weights(weight_B, times)
     c = weight_B.numpy()
     level = brentq(
         lambda x: np.minimum(times / size, c + x).sum() - 1 + 1e-14, -1e-9, 2, xtol=1e-14
@@ -67,12 +67,12 @@ def test_cap_is_water_filling(seed, size, times):
 
 def test_cap_leaves_alone_what_is_below_it():
     weight_B = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    assert torch.equal(cap(weight_B, 1.6), weight_B)
-    torch.testing.assert_close(cap(weight_B, 1.0), torch.full((4,), 0.25))
-    torch.testing.assert_close(cap(weight_B, 1.2), torch.tensor([0.15, 0.25, 0.3, 0.3]))
+    assert torch.equal(limit_weights(weight_B, 1.6), weight_B)
+    torch.testing.assert_close(limit_weights(weight_B, 1.0), torch.full((4,), 0.25))
+    torch.testing.assert_close(limit_weights(weight_B, 1.2), torch.tensor([0.15, 0.25, 0.3, 0.3]))
     single_B = torch.zeros(8).index_fill(0, torch.tensor(2), 1.0)
     expected_B = torch.full((8,), 0.5 / 7).index_fill(0, torch.tensor(2), 0.5)
-    torch.testing.assert_close(cap(single_B, 4.0), expected_B)
+    torch.testing.assert_close(limit_weights(single_B, 4.0), expected_B)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])
@@ -83,24 +83,24 @@ def test_within_unit_counts_directions(size):
     weight_B = weights(0, size, 5.0)
     steady = np.maximum(norm, 0.1 * np.median(norm))
     if size == 1:  # no norm to go by
-        assert torch.equal(within_unit(weight_B, torch.tensor(norm)), weight_B)
+        assert torch.equal(divide_by_norms(weight_B, torch.tensor(norm)), weight_B)
         return
     expected = weight_B.numpy() / steady
-    got = within_unit(weight_B, torch.tensor(norm)).numpy()
+    got = divide_by_norms(weight_B, torch.tensor(norm)).numpy()
     np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-12)
 
 
 def test_within_unit_of_equal_weights_is_the_inverse_norm():
     norm_B = torch.tensor([1.0, 2.0, 4.0])
-    got_B = within_unit(torch.full((3,), 1 / 3), norm_B)
+    got_B = divide_by_norms(torch.full((3,), 1 / 3), norm_B)
     torch.testing.assert_close(got_B, torch.tensor([4.0, 2.0, 1.0]) / 7)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_within_unit_without_usable_norms_changes_nothing(bad):
     weight_B = weights(0, 6)
-    assert torch.equal(within_unit(weight_B, torch.zeros(6)), weight_B)
-    assert torch.equal(within_unit(weight_B, torch.full((6,), bad)), weight_B)
+    assert torch.equal(divide_by_norms(weight_B, torch.zeros(6)), weight_B)
+    assert torch.equal(divide_by_norms(weight_B, torch.full((6,), bad)), weight_B)
 
 
 def test_kept_shares_by_hand():
@@ -108,7 +108,7 @@ def test_kept_shares_by_hand():
     source_B = torch.tensor([1, 1, 0, 1, 5])
     # Source 1 was drawn 3 of 5 times, in parts 4 : 1 : 2; source 5 weighs nothing: alike.
     expected_B = torch.tensor([0.6 * 4 / 7, 0.6 / 7, 0.2, 0.6 * 2 / 7, 0.2])
-    torch.testing.assert_close(keep_shares(weight_B, source_B), expected_B)
+    torch.testing.assert_close(keep_source_shares(weight_B, source_B), expected_B)
 
 
 def test_bounds_are_taken_in_their_order():
@@ -117,8 +117,8 @@ def test_bounds_are_taken_in_their_order():
     norm_B = torch.tensor([4.0, 1.0, 1.0, 2.0])
     inside_B = torch.tensor([0.1, 0.1, 0.3]) / 0.5 * 0.75  # 0.4 / 4, 0.1 / 1 and 0.3 / 1
     kept_B = torch.cat((inside_B, torch.tensor([0.25])))
-    torch.testing.assert_close(Budget().hold(weight_B, norm_B, source_B), kept_B)
-    held_B = Budget(cap=1.2).hold(weight_B, norm_B, source_B)
+    torch.testing.assert_close(WeightLimits().apply(weight_B, norm_B, source_B), kept_B)
+    held_B = WeightLimits(max_relative_weight=1.2).apply(weight_B, norm_B, source_B)
     # 0.15 is cut off, and a third of it would lift the last one to its cap: two share the rest.
     torch.testing.assert_close(held_B, torch.tensor([0.2, 0.2, 0.3, 0.3]))
 
@@ -126,10 +126,10 @@ def test_bounds_are_taken_in_their_order():
 def test_impossible_bounds_are_refused():
     for rho in (0.0, 1.1, torch.nan):
         with pytest.raises(ConfigError, match=r"\(0, 1\]"):
-            effective_floor(torch.ones(1), rho)
+            limit_variance(torch.ones(1), rho)
     for times in (0.5, torch.nan):
         with pytest.raises(ConfigError, match="at least 1"):
-            cap(torch.ones(1), times)
+            limit_weights(torch.ones(1), times)
 
 
 @settings(deadline=None)
@@ -143,10 +143,12 @@ def test_bounds_over_domains_are_those_of_their_samples(seed, num, times):
     weight_M = rng.dirichlet(np.full(num, 0.5)) + 1e-9
     weight_M = torch.tensor(weight_M / (count_M @ weight_M))
     share_M, label_B = torch.tensor(count_M / size), np.repeat(np.arange(num), count_M)
-    capped_M = cap(weight_M, times, size=size, share_X=share_M)
-    np.testing.assert_allclose(capped_M[label_B], cap(weight_M[label_B], times), atol=1e-12)
-    floored_M = effective_floor(weight_M, 1 / times, size=size, share_X=share_M)
-    expected_B = effective_floor(weight_M[label_B], 1 / times)
+    capped_M = limit_weights(weight_M, times, size=size, share_X=share_M)
+    np.testing.assert_allclose(
+        capped_M[label_B], limit_weights(weight_M[label_B], times), atol=1e-12
+    )
+    floored_M = limit_variance(weight_M, 1 / times, size=size, share_X=share_M)
+    expected_B = limit_variance(weight_M[label_B], 1 / times)
     np.testing.assert_allclose(floored_M[label_B], expected_B, atol=1e-12)
 
 
@@ -154,10 +156,10 @@ def test_a_cap_over_domains_by_hand():
     share_M = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
     weight_M = torch.tensor([0.2, 1.0, 3.0, 0.0], dtype=torch.float64) / 10
     # 0.2 * (3 - 2) is cut off and spread over the other 0.8 of the samples
-    capped_M = 10 * cap(weight_M, 2.0, size=10, share_X=share_M)
+    capped_M = 10 * limit_weights(weight_M, 2.0, size=10, share_X=share_M)
     torch.testing.assert_close(capped_M[:3], torch.tensor([0.45, 1.25, 2.0]).double())
-    torch.testing.assert_close(cap(weight_M, 5.0, size=10, share_X=share_M), weight_M)
-    equal_M = cap(weight_M, 1.0, size=10, share_X=share_M)
+    torch.testing.assert_close(limit_weights(weight_M, 5.0, size=10, share_X=share_M), weight_M)
+    equal_M = limit_weights(weight_M, 1.0, size=10, share_X=share_M)
     torch.testing.assert_close(equal_M[:3], torch.full((3,), 0.1).double())
 
 
@@ -176,25 +178,25 @@ def test_no_micro_batch_passes_the_bounds(seed, size, times, rho):
         torch.tensor(rng.integers(0, 5, size)),
         torch.tensor(rng.lognormal(0, 2, size)),
     )
-    budget = Budget(times, rho)
-    plain_b = 20 * budget.hold_lagged(each_M, share_M, label_b, size=20)
-    weight_b = 20 * budget.hold_lagged(each_M, share_M, label_b, norm_b, size=20)
+    budget = WeightLimits(times, rho)
+    plain_b = 20 * budget.apply_lagged(each_M, share_M, label_b, size=20)
+    weight_b = 20 * budget.apply_lagged(each_M, share_M, label_b, norm_b, size=20)
     whole = float(plain_b.mean())
     assert float(weight_b.mean()) == pytest.approx(whole, rel=1e-9)
     assert float(torch.maximum(weight_b, plain_b).max()) <= times * (1 + 1e-12)
     assert float(weight_b.square().mean()) <= max(1 / rho, whole**2) * (1 + 1e-9)
-    held_M = 20 * budget.hold(each_M, size=20, share_X=share_M)
+    held_M = 20 * budget.apply(each_M, size=20, share_X=share_M)
     assert float(share_M @ held_M) == pytest.approx(1)
     assert float(share_M @ held_M.square()) <= 1 / rho * (1 + 1e-9)
-    # inside, weights fall with the norm as by `within_unit` where no bound is in the way
-    free_b = Budget().hold_lagged(each_M, share_M, label_b, norm_b, size=20)
-    part_b = within_unit(each_M[label_b] / each_M[label_b].sum(), norm_b)
+    # inside, weights fall with the norm as by `divide_by_norms` where no bound is in the way
+    free_b = WeightLimits().apply_lagged(each_M, share_M, label_b, norm_b, size=20)
+    part_b = divide_by_norms(each_M[label_b] / each_M[label_b].sum(), norm_b)
     torch.testing.assert_close(free_b / free_b.sum(), part_b, rtol=1e-9, atol=0)
 
 
 def test_a_micro_batch_of_domains_that_count_nothing_keeps_what_the_floor_gives():
     share_M, each_M = torch.tensor([0.5, 0.5]), torch.tensor([0.0, 2.0]) / 8
     label_b, norm_b = torch.tensor([0, 0]), torch.tensor([1.0, 3.0])
-    held_b = Budget(None, 0.8).hold_lagged(each_M, share_M, label_b, norm_b, size=8)
+    held_b = WeightLimits(None, 0.8).apply_lagged(each_M, share_M, label_b, norm_b, size=8)
     # 1 + t (0 - 1) with t = sqrt(1/0.8 - 1) = 0.5, and 3 : 1 inside the micro-batch
     torch.testing.assert_close(8 * held_b, torch.tensor([0.75, 0.25]))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dograph.domains.kmeans import KMeans
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, Scope, StreamScope, closeness
+from dograph.domains.scopes import FIT_BATCHES, PeriodScope, Scope, StreamScope, closeness
 
 M, K = 4, 12
 
@@ -31,8 +31,8 @@ def filled(scope, steps):
     "scope",
     [
         StreamScope(cluster()),
-        EpochScope(cluster(), every=3),
-        EpochScope(cluster(normalise=False), every=3),
+        PeriodScope(cluster(), every=3),
+        PeriodScope(cluster(normalise=False), every=3),
     ],
     ids=["stream", "epoch by angle", "epoch by distance"],
 )

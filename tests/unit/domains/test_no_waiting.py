@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dograph.domains.kmeans import kmeans
 from dograph.domains.objectives import OBJECTIVES
-from dograph.domains.partition import Budget, agreement, partition, sample_weights
+from dograph.domains.partition import WeightLimits, agreement, partition, sample_weights
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
 REPEATS_NOT = ("cumsum", "scatter", "index_add", "bincount", "histc", "median", "index_put", "topk")
@@ -40,10 +40,13 @@ def test_nothing_waits_for_the_device(normalise):
             weight_M = objective(domains)
             objective.residual(domains, weight_M)
             weight_B = sample_weights(domains, weight_M)
-            budget, norm_B = Budget(cap=4.0, effective_floor=0.9), sketch_BK.norm(dim=1)
-            weight_B = budget.hold(weight_B, norm_B)
+            budget, norm_B = (
+                WeightLimits(max_relative_weight=4.0, min_effective_fraction=0.9),
+                sketch_BK.norm(dim=1),
+            )
+            weight_B = budget.apply(weight_B, norm_B)
             label_b, norm_b = found.label_B[:7], norm_B[:7]
-            budget.hold_lagged(weight_M / 20, domains.share_M, label_b, norm_b, size=20)
+            budget.apply_lagged(weight_M / 20, domains.share_M, label_b, norm_b, size=20)
     assert float(weight_B.sum()) == pytest.approx(1, abs=1e-5)
 
 

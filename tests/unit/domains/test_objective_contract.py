@@ -64,7 +64,7 @@ class NoResidual(Equal):
         (NotScaleFree, "ten times as large"),
         (FavoursLabels, "when these change numbers"),
         (WeighsTheEmpty, "empty domains must get weight 0"),
-        (CountsTheEmpty, "must not change the weights of the others"),
+        (CountsTheEmpty, "not change when there are empty domains"),
         (TakesTheFirst, "must get the same weight"),
         (DividesByZero, "must be finite"),
         (SumsToTwo, "sum to 1"),

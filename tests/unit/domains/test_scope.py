@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dograph.domains.kmeans import KMeans
-from dograph.domains.scopes import FIT_BATCHES, EpochScope, StreamScope, closeness
+from dograph.domains.scopes import FIT_BATCHES, PeriodScope, StreamScope, closeness
 from dograph.errors import ConfigError
 
 M, K, EVERY, SIZE = 6, 16, 10, 48
@@ -29,7 +29,7 @@ def batches(seed, noise):
 
 def period(normalise, seed, noise=1.0):
     """An epoch scope after its first period, the pooled sketches, and what K-means said of them."""
-    scope, pool = EpochScope(cluster(normalise), every=EVERY), list(batches(seed, noise))
+    scope, pool = PeriodScope(cluster(normalise), every=EVERY), list(batches(seed, noise))
     for step, sketch_BK in enumerate(pool):
         assert scope.assign(sketch_BK, step, 0) is None
         scope.observe(sketch_BK, step)
@@ -68,10 +68,10 @@ def test_the_next_period_keeps_the_numbers(normalise):
 
 
 SCOPES = {
-    "epoch": lambda: EpochScope(cluster(normalise=False, num_domains=2), every=3),
+    "period": lambda: PeriodScope(cluster(normalise=False, num_domains=2), every=3),
     "stream": lambda: StreamScope(cluster(normalise=True, num_domains=2)),
 }
-NEEDED = {"epoch": 3, "stream": FIT_BATCHES}
+NEEDED = {"period": 3, "stream": FIT_BATCHES}
 
 
 def run(scope, refresh, steps, first=0):

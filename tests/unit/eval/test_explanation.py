@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from dograph.choices import CHOICES
 from dograph.config import resolve_config
-from dograph.domains.objectives import OBJECTIVES
 from dograph.errors import RunError
 from dograph.eval.recorded import explain_step, read_graph
 from dograph.train.run_dir import RunDirectory
@@ -47,12 +47,12 @@ def dograph_row(**more):
     return {**STEP, **DOMAINS, "weights/solver_residual": 1e-7, "weights/fallback": 0.0, **more}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", CHOICES["mixer.objective"])
 def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective):
     overrides = ["mixer.name=dograph", f"mixer.objective={objective}"]
     sample = {"weight": [0.8, 1.2, 1.0, 1.0], "domain": [0, 1, 1, 0]}
     found = explained(tmp_path / "run", overrides, dograph_row(), sample)
-    rule = OBJECTIVES[objective].rule
+    rule = CHOICES["mixer.objective"][objective].does
     assert found.reasons[0] == f"objective {objective}: {rule}; residual 1e-07"
     assert found.weight_B == sample["weight"]
     assert found.domain_B == sample["domain"]
@@ -63,13 +63,13 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("mixer.effective_floor=0.7", "until 70% of the samples are effective"),
-        ("mixer.cap=2.5", "at most 2.5 equal weights"),
-        ("mixer.within=unit", "divided by its own gradient norm"),
-        ("mixer.keep_shares=true", "each source keeps the share it was drawn with"),
-        ("mixer.realise=sampling", "change what is drawn"),
+        ("mixer.min_effective_fraction=0.7", "until 70% of the samples are effective"),
+        ("mixer.max_relative_weight=2.5", "at most 2.5 equal weights"),
+        ("mixer.normalize_gradients=true", "divided by its own gradient norm"),
+        ("mixer.keep_source_shares=true", "each source keeps its share"),
+        ("mixer.apply_weights_to=sampling", "change what is drawn"),
         ("mixer.recipe=paper", "the domains are those of this batch alone"),
-        ("mixer.warmup=0.5", "warm-up until step 50: all 4 samples counted alike"),
+        ("mixer.warmup_ratio=0.5", "warm-up until step 50: all 4 samples counted alike"),
         ("mixer.warmup_steps=60", "warm-up until step 60: all 4 samples counted alike"),
     ],
 )

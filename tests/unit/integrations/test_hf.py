@@ -105,7 +105,7 @@ def test_training_is_that_of_a_loop_by_hand(tmp_path, accumulation, mode):
 @pytest.mark.parametrize(("asked", "expected"), [(None, 2), (0, 0), (5, 5)])
 def test_a_warm_up_in_steps_is_kept(tmp_path, asked, expected):
     """None: the share of the run that `warmup` says."""
-    mixer = DoGraph("safe", num_domains=3, warmup=1.0, warmup_steps=asked)
+    mixer = DoGraph("safe", num_domains=3, warmup_ratio=1.0, warmup_steps=asked)
     trainer = make(tmp_path, max_steps=2)
     attach(trainer, mixer, mode="head", dim=DIM)
     trainer.train()
@@ -253,7 +253,7 @@ def test_compiled(tmp_path, mode):
 
 
 def test_the_warmup_is_a_share_of_the_trainers_steps(tmp_path):
-    mixer, trainer = DoGraph("safe", warmup=0.5), make(tmp_path, max_steps=6)
+    mixer, trainer = DoGraph("safe", warmup_ratio=0.5), make(tmp_path, max_steps=6)
     attach(trainer, mixer, dim=DIM)
     trainer.train()
     assert mixer.warmup_steps == 3

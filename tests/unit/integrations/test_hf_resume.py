@@ -31,7 +31,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, accumulatio
 
 
 def test_a_longer_run_keeps_the_warm_up_of_its_start(tmp_path):
-    mixers = [DoGraph("safe", num_domains=3, warmup=0.5) for _ in range(2)]
+    mixers = [DoGraph("safe", num_domains=3, warmup_ratio=0.5) for _ in range(2)]
     settings = {"save_strategy": "steps", "save_steps": 2}
     for mixer, steps in zip(mixers, (2, 4), strict=True):
         trainer = make(tmp_path, max_steps=steps, **settings)

@@ -49,7 +49,7 @@ def test_contract(options):
 
 
 def test_vector():
-    mixer = DoGEProxy(sources=NAMES, clip=UNCLIPPED)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED)
     weight_B = mixer.weigh(signals([[1, 0, 0], [0, 2, 0], [1, 1, 1]], [0, 1, 2]))
     score_S = (mixer.weight_S * 3).log() * 0.01  # up to a constant
     expected = [0.00063397, 0.00190192, 0.00190192]
@@ -93,7 +93,9 @@ def test_many_steps_by_hand(targets, exclude_self):
     for n in range(40):
         source_B = rng.integers(0, 3 if n > 2 else 2, size=4)
         steps.append((2 * rng.normal(size=(4, 4)), source_B, 1e-3 * (1 + n % 5)))
-    mixer = DoGEProxy(sources=NAMES, mu=0.03, clip=2.0, targets=targets, exclude_self=exclude_self)
+    mixer = DoGEProxy(
+        sources=NAMES, mu=0.03, clip_norm=2.0, targets=targets, exclude_self=exclude_self
+    )
     indices = None if targets is None else [NAMES.index(name) for name in targets]
     path = by_hand(steps, targets=indices, clip=2.0, mu=0.03, exclude_self=exclude_self)
     for n, ((rows, source_B, lr), expected) in enumerate(zip(steps, path, strict=True)):
@@ -114,7 +116,7 @@ def sample_weights(rows, source_B, a):
 
 def test_one_step_moves_log_weights_by_five_rates_at_most():
     """Gradients of a and c are long enough to be cut off there, that of b is not."""
-    mixer = DoGEProxy(sources=NAMES, clip=UNCLIPPED)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED)
     mixer.weigh(signals([[40.0, 0, 0], [0, 2.0, 0], [0, 0, 48.0]], [0, 1, 2]))
     norm = (40 + 2 + 48) / 3 + 1e-6
     scores = [5.0, 4 / norm, 5.0]  # of a and c: 1600 / 30 and 2304 / 30
@@ -124,7 +126,7 @@ def test_one_step_moves_log_weights_by_five_rates_at_most():
 
 
 def test_smoothing_is_over_the_sources_that_train():
-    mixer = DoGEProxy(sources=NAMES, clip=UNCLIPPED, targets=["b"], smoothing=0.2)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED, targets=["b"], smoothing=0.2)
     mixer.weigh(signals([[3.0, 0, 0], [1.0, 2.0, 0], [0, 1.0, 1.0]], [0, 1, 2]))
     norm = (3 + math.sqrt(2)) / 2 + 1e-6
     raised = [math.exp(LR * aligned / norm / 0.01) for aligned in (3.0, 2.0)]
@@ -134,7 +136,11 @@ def test_smoothing_is_over_the_sources_that_train():
 
 def test_defaults_are_the_authors():
     for mixer in (DoGEProxy(), build_mixer("doge-proxy", {})):
-        assert (mixer.options.mu, mixer.options.clip, mixer.options.smoothing) == (0.01, 5.0, 0.0)
+        assert (mixer.options.mu, mixer.options.clip_norm, mixer.options.smoothing) == (
+            0.01,
+            5.0,
+            0.0,
+        )
         assert (mixer.options.targets, mixer.options.exclude_self) == (None, False)
 
 
@@ -200,7 +206,7 @@ def test_exact_gradients_of_every_source_are_the_oracle():
     a_S = torch.softmax(score_S / 0.01, dim=0)
     assert bool(((score_S > 0) & (score_S < 5 * LR)).all())  # none is at a bound
 
-    mixer = DoGEProxy(sources=NAMES, clip=clip)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=clip)
     weight_B = mixer.weigh(seen(model, token_BT, mode="exact", projection="none"))
     assert torch.allclose(mixer.alignment_S, aligned_S, rtol=1e-10, atol=1e-10)
     assert torch.allclose(mixer.weight_S, a_S, rtol=0, atol=1e-10)
@@ -221,7 +227,7 @@ def test_sketches_estimate_the_alignment():
     unit_S = gradient_SP.norm(dim=1) * total_P.norm()
     errors = []
     for seed in range(40):
-        mixer = DoGEProxy(sources=NAMES, clip=UNCLIPPED)
+        mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED)
         mixer.weigh(seen(model, token_BT, mode="full", dim=dim, seed=seed))
         errors.append((mixer.alignment_S - aligned_S) / unit_S)
     error_NS = torch.stack(errors)

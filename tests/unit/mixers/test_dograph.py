@@ -17,7 +17,7 @@ from dograph_batches import DIM, SIZE, UNEVEN, batch
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"recipe": "safe"}, {"recipe": "paper"}, {"scope": "epoch"}]
+    "options", [{}, {"recipe": "safe"}, {"recipe": "paper"}, {"scope": "period"}]
 )
 def test_contract(options):
     check_mixer(DoGraph(**options))
@@ -68,20 +68,20 @@ def test_precision_is_inverse_norms_times_sizes():
 
 def test_the_budget_keeps_its_floor():
     free = DoGraph("paper", num_domains=4).weigh(batch())
-    kept = DoGraph("paper", num_domains=4, effective_floor=0.9).weigh(batch())
+    kept = DoGraph("paper", num_domains=4, min_effective_fraction=0.9).weigh(batch())
     assert 1 / (SIZE * free.square().sum()) < 0.8
     assert 1 / (SIZE * kept.square().sum()) == pytest.approx(0.9, abs=1e-5)
     assert torch.corrcoef(torch.stack([free, kept]))[0, 1] > 0.9999
-    capped = DoGraph("paper", num_domains=4, cap=1.5).weigh(batch())
+    capped = DoGraph("paper", num_domains=4, max_relative_weight=1.5).weigh(batch())
     assert capped.max() * SIZE == pytest.approx(1.5, abs=1e-5)
 
 
-@pytest.mark.parametrize("norm_from", ["blocks", "all"])
-def test_within_unit_with_shares_as_weights_is_inverse_norm(norm_from):
+@pytest.mark.parametrize("gradient_norm_from", ["blocks", "all"])
+def test_normalized_gradients_with_shares_as_weights_is_inverse_norm(gradient_norm_from):
     signals = batch()
     signals = replace(signals, block_norm_B=signals.block_norm_B.square())
-    mixer = DoGraph("inverse-norm", num_domains=4, norm_from=norm_from)
-    norm = signals.block_norm_B if norm_from == "blocks" else signals.sketch_BK.norm(dim=1)
+    mixer = DoGraph("inverse-norm", num_domains=4, gradient_norm_from=gradient_norm_from)
+    norm = signals.block_norm_B if gradient_norm_from == "blocks" else signals.sketch_BK.norm(dim=1)
     norm = norm.clamp_min(0.1 * norm.median())
     expected = (1 / norm) / (1 / norm).sum()
     torch.testing.assert_close(mixer.weigh(signals), expected, atol=1e-6, rtol=1e-4)
@@ -90,9 +90,9 @@ def test_within_unit_with_shares_as_weights_is_inverse_norm(norm_from):
 def test_kept_shares_weigh_inside_sources_alone():
     signals = replace(batch(), source_B=torch.arange(SIZE) ** 2 % 3)  # across the domains
     free_B = DoGraph("paper", num_domains=4, objective="precision").weigh(signals)
-    options = {"num_domains": 4, "objective": "precision", "keep_shares": True}
+    options = {"num_domains": 4, "objective": "precision", "keep_source_shares": True}
     weight_B = DoGraph("paper", **options).weigh(signals)
-    floored_B = DoGraph("paper", effective_floor=0.98, **options).weigh(signals)
+    floored_B = DoGraph("paper", min_effective_fraction=0.98, **options).weigh(signals)
     assert 1 / (SIZE * weight_B.square().sum()) < 0.97
     assert 1 / (SIZE * floored_B.square().sum()) == pytest.approx(0.98, abs=1e-5)
     for source in signals.source_B.unique():
@@ -104,18 +104,20 @@ def test_kept_shares_weigh_inside_sources_alone():
 
 
 def test_kept_shares_need_sources_and_whole_batches():
-    mixer = DoGraph("paper", num_domains=4, keep_shares=True)
+    mixer = DoGraph("paper", num_domains=4, keep_source_shares=True)
     with pytest.raises(ConfigError, match="pass source_B"):
         mixer.weigh(replace(batch(), source_B=None))
-    lagging = DoGraph("safe", num_domains=4, keep_shares=True, warmup_steps=0)
+    lagging = DoGraph("safe", num_domains=4, keep_source_shares=True, warmup_steps=0)
     for step in range(11):
         lagging.weigh(batch(step))
     with pytest.raises(ConfigError, match="whole batches"):
         lagging.weigh_lagged(batch(11), 2 * SIZE)
-    with pytest.raises(ConfigError, match=r"cap=2 with mixer.keep_shares=true"):
-        DoGraph("paper", keep_shares=True, cap=2)
-    with pytest.raises(ConfigError, match=r"keep_shares='yes': give true or false"):
-        DoGraph("paper", keep_shares="yes")
+    with pytest.raises(
+        ConfigError, match=r"max_relative_weight=2 with mixer.keep_source_shares=true"
+    ):
+        DoGraph("paper", keep_source_shares=True, max_relative_weight=2)
+    with pytest.raises(ConfigError, match=r"keep_source_shares='yes': give true or false"):
+        DoGraph("paper", keep_source_shares="yes")
 
 
 def test_stream_finds_and_keeps_domains():
@@ -156,7 +158,7 @@ def test_stream_statistics_are_those_of_decayed_sums():
 
 
 def test_epoch_pools_a_period_and_holds_it():
-    mixer = DoGraph("paper", scope="epoch", every=5, num_domains=4)
+    mixer = DoGraph("paper", scope="period", period_steps=5, num_domains=4)
     seen = [batch(step) for step in range(12)]
     weights = [mixer.weigh(signals) for signals in seen]
     for step in range(5):
@@ -164,7 +166,7 @@ def test_epoch_pools_a_period_and_holds_it():
     pool = torch.cat([signals.sketch_BK for signals in seen[:5]]).double()
     source = torch.cat([signals.source_B for signals in seen[:5]])
     means = torch.stack([pool[source == j].mean(0) for j in range(4)])
-    again = DoGraph("paper", scope="epoch", every=5, num_domains=4)
+    again = DoGraph("paper", scope="period", period_steps=5, num_domains=4)
     for signals in seen[:6]:
         again.weigh(signals)
     own = torch.stack([again.scope.centroid_MK[j] for j in range(4)]).double()
@@ -175,9 +177,9 @@ def test_epoch_pools_a_period_and_holds_it():
     torch.testing.assert_close(weights[5].unique(), weights[9].unique(), atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("scope", ["stream", "epoch", "batch"])
+@pytest.mark.parametrize("scope", ["stream", "period", "batch"])
 def test_state_restores_everything(scope):
-    options = {"scope": scope, "every": 4, "num_domains": 4}
+    options = {"scope": scope, "period_steps": 4, "num_domains": 4}
     whole, first, second = (DoGraph(**options) for _ in range(3))
     for step in range(13):
         whole.weigh(batch(step))

@@ -51,33 +51,38 @@ def in_pieces(mixer, signals, size):
     ]
 
 
-@pytest.mark.parametrize("realise", ["loss", "sampling"])
-@pytest.mark.parametrize("within", ["mean", "unit"])
+@pytest.mark.parametrize("apply_weights_to", ["loss", "sampling"])
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("floor", [None, FLOOR])
 @pytest.mark.parametrize("cap", [None, CAP])
 def test_a_batch_in_one_piece_with_the_shares_expected_is_weighed_as_ever(
-    cap, floor, within, realise
+    cap, floor, normalize, apply_weights_to
 ):
-    mixer = warm(cap=cap, effective_floor=floor, within=within, realise=realise)
+    bounds = {"max_relative_weight": cap, "min_effective_fraction": floor}
+    mixer = warm(**bounds, normalize_gradients=normalize, apply_weights_to=apply_weights_to)
     signals = uneven_norms(batch(15))
     lagged_B = mixer.weigh_lagged(signals, SIZE)
     weight_B = mixer.weigh(signals)
     torch.testing.assert_close(lagged_B, weight_B, rtol=2e-5, atol=0)
-    alike = realise == "sampling" and within == "mean"
+    alike = apply_weights_to == "sampling" and not normalize
     assert (float(SIZE * weight_B.max()) < 1.001) == alike
 
 
 def test_bounds_hold_where_samples_count_by_direction():
     """Without bounds they do not: a check that is met anyway would say nothing."""
     signals = uneven_norms(batch(15))
-    free_B = SIZE * warm(within="unit", effective_floor=None).weigh_lagged(signals, SIZE)
+    free_B = SIZE * warm(normalize_gradients=True, min_effective_fraction=None).weigh_lagged(
+        signals, SIZE
+    )
     assert float(free_B.max()) > 1.5 * CAP
     assert 1 / float(free_B.square().mean()) < FLOOR / 2
-    both = warm(within="unit", cap=CAP, effective_floor=FLOOR)
+    both = warm(normalize_gradients=True, max_relative_weight=CAP, min_effective_fraction=FLOOR)
     times_B = SIZE * both.weigh_lagged(signals, SIZE)
     assert float(times_B.max()) <= CAP + 1e-6
     assert 1 / float(times_B.square().mean()) == pytest.approx(FLOOR, abs=1e-5)
-    capped_B = SIZE * warm(within="unit", cap=CAP, effective_floor=None).weigh_lagged(signals, SIZE)
+    capped_B = SIZE * warm(
+        normalize_gradients=True, max_relative_weight=CAP, min_effective_fraction=None
+    ).weigh_lagged(signals, SIZE)
     assert float(capped_B.max()) == pytest.approx(CAP, abs=1e-6)
     assert float(capped_B.sum()) == pytest.approx(SIZE, rel=1e-4)
 
@@ -88,9 +93,9 @@ def test_micro_batches_keep_their_weight_and_the_bounds(size):
     # The first half of the batch is of two domains, so that micro-batches weigh differently.
     source_B = torch.cat([torch.arange(SIZE // 2) % 2, 2 + torch.arange(SIZE // 2) % 2])
     signals = uneven_norms(batch(15, source_B=source_B))
-    bounds = {"cap": CAP, "effective_floor": FLOOR}
-    unit = in_pieces(warm(within="unit", **bounds), signals, size)
-    mean = in_pieces(warm(within="mean", **bounds), signals, size)
+    bounds = {"max_relative_weight": CAP, "min_effective_fraction": FLOOR}
+    unit = in_pieces(warm(normalize_gradients=True, **bounds), signals, size)
+    mean = in_pieces(warm(normalize_gradients=False, **bounds), signals, size)
     weights = []
     for unit_b, mean_b in zip(unit, mean, strict=True):
         whole = float(mean_b.mean())
@@ -106,7 +111,7 @@ def test_micro_batches_keep_their_weight_and_the_bounds(size):
 
 
 def test_weights_of_micro_batches_change_nothing():
-    mixer = warm(within="unit", cap=CAP)
+    mixer = warm(normalize_gradients=True, max_relative_weight=CAP)
     before = copy.deepcopy(mixer.state_dict())
     in_pieces(mixer, uneven_norms(batch(15)), 6)
     after = mixer.state_dict()
@@ -118,9 +123,12 @@ def test_weights_of_micro_batches_change_nothing():
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_norms_and_sketches_that_are_no_numbers(bad):
     """Norms alone: no direction to go by. A sketch: equal weights for the micro-batch."""
-    mixer, signals = warm(within="unit", cap=CAP), part(uneven_norms(batch(15)), 0, 6)
+    mixer, signals = (
+        warm(normalize_gradients=True, max_relative_weight=CAP),
+        part(uneven_norms(batch(15)), 0, 6),
+    )
     lost = replace(signals, block_norm_B=torch.full((6,), bad))
-    plain_b = warm(within="mean", cap=CAP).weigh_lagged(signals, SIZE)
+    plain_b = warm(normalize_gradients=False, max_relative_weight=CAP).weigh_lagged(signals, SIZE)
     torch.testing.assert_close(mixer.weigh_lagged(lost, SIZE).sum(), plain_b.sum())
     broken = replace(signals, sketch_BK=signals.sketch_BK.index_fill(0, torch.tensor([2]), bad))
     torch.testing.assert_close(mixer.weigh_lagged(broken, SIZE), torch.full((6,), 1 / SIZE))

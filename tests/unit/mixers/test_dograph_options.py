@@ -14,23 +14,29 @@ from dograph_batches import SIZE, Lab, batch
         ({"num_domains": 0}, "mixer.num_domains=0"),
         ({"num_domains": 2.5}, "whole number"),
         ({"num_domains": True}, "mixer.num_domains=True: give a whole number of at least 1"),
-        ({"scope": "all"}, "batch, epoch, stream"),
+        ({"scope": "all"}, "batch, period, stream"),
         ({"scope": "stram"}, 'mixer.scope=.stram.; did you mean "stream"'),
-        ({"within": "units"}, 'did you mean "unit"'),
+        ({"normalize_gradients": "unit"}, "mixer.normalize_gradients=.unit.: give true or false"),
         ({"half_life": float("nan")}, "mixer.half_life=nan: give a finite number of at least 1"),
         ({"warmup_steps": "many"}, "mixer.warmup_steps='many': give a whole number of at least 0"),
         ({"warmup_steps": -1}, "mixer.warmup_steps=-1"),
         ({"warmup_steps": 2.5}, "mixer.warmup_steps=2.5"),
         ({"warmup_step": 2}, 'did you mean "warmup_steps"'),
-        ({"effective_floor": 1.5}, "at most 1"),
+        ({"min_effective_fraction": 1.5}, "at most 1"),
         ({"weight_floor": 0.2}, r"mixer.weight_floor=0\.2: this option was removed; leave it out"),
         ({"objective": "varance"}, "variance"),
         ({"objective": {"name": "robust", "tau": 0}}, "tau"),
         ({"recipe": "papper"}, "paper"),
         ({"num_domain": 3}, "num_domains"),
-        ({"scope": "batch", "realise": "sampling"}, "identity over time"),
-        ({"scope": "stream", "realise": "both"}, "mixer.realise='both'; allowed: loss, sampling"),
-        ({"cap": 0.5}, "mixer.cap=0.5: give a finite number of at least 1"),
+        ({"scope": "batch", "apply_weights_to": "sampling"}, "identity over time"),
+        (
+            {"scope": "stream", "apply_weights_to": "both"},
+            "mixer.apply_weights_to='both'; allowed: loss, sampling",
+        ),
+        (
+            {"max_relative_weight": 0.5},
+            "mixer.max_relative_weight=0.5: give a finite number of at least 1",
+        ),
         ({"sampling": "mixture.json"}, "mixture file"),
     ],
 )
@@ -44,17 +50,22 @@ def test_recipes_are_what_the_documents_say():
     names = ("paper", "recommended", "safe")
     paper, ours, safe = (DoGraphOptions(recipe=name) for name in names)
     for recipe in (paper, ours):
-        assert (recipe.scope, recipe.normalise, recipe.num_domains) == ("batch", False, 11)
-        assert (recipe.effective_floor, recipe.cap, recipe.warmup) == (None, None, 0)
-        assert (recipe.within, recipe.realise) == ("mean", "loss")
+        assert (recipe.scope, recipe.spherical_kmeans, recipe.num_domains) == ("batch", False, 11)
+        assert (recipe.min_effective_fraction, recipe.max_relative_weight) == (None, None)
+        assert recipe.warmup_ratio == 0
+        assert (recipe.normalize_gradients, recipe.apply_weights_to) == (False, "loss")
     assert (paper.objective, ours.objective) == ("uncertainty", "precision")
     alike = {"objective": "uncertainty", "recipe": "paper"}
     assert ours.model_copy(update=alike) == paper
     assert DoGraphOptions() == ours
     assert (safe.scope, safe.objective, safe.num_domains) == ("stream", "precision", 11)
-    assert (safe.effective_floor, safe.warmup, safe.cap) == (0.9, 0.05, None)
-    assert (safe.within, safe.realise, safe.sampling) == ("mean", "loss", "natural")
-    assert DoGraphOptions(recipe="paper", cap=3) == paper.model_copy(update={"cap": 3})
+    assert (safe.min_effective_fraction, safe.warmup_ratio) == (0.9, 0.05)
+    assert safe.max_relative_weight is None
+    assert (safe.normalize_gradients, safe.sampling) == (False, "natural")
+    assert safe.apply_weights_to == "loss"
+    assert DoGraphOptions(recipe="paper", period_steps=3) == paper.model_copy(
+        update={"period_steps": 3}
+    )
 
 
 def test_a_run_of_before_may_name_a_gone_option_at_its_default():
@@ -62,13 +73,13 @@ def test_a_run_of_before_may_name_a_gone_option_at_its_default():
 
 
 def test_domains_of_a_stream_are_of_directions_whatever_is_asked():
-    for scope, spherical in (("stream", True), ("epoch", False), ("batch", False)):
+    for scope, spherical in (("stream", True), ("period", False), ("batch", False)):
         cluster = DoGraph("paper", scope=scope).scope.cluster
         assert cluster.normalise is spherical
 
 
 def test_warm_up_is_a_share_of_the_run():
-    mixer = DoGraph("paper", num_domains=4, warmup=0.05)
+    mixer = DoGraph("paper", num_domains=4, warmup_ratio=0.05)
     mixer.plan(Lab({"a": 100, "b": 100}, steps=100))
     equal = torch.full((SIZE,), 1 / SIZE)
     torch.testing.assert_close(mixer.weigh(batch(4)), equal)

@@ -29,7 +29,7 @@ class Spying:
 def opened(**options):
     given = {
         "num_domains": 4,
-        "realise": "sampling",
+        "apply_weights_to": "sampling",
         "remix_every": 10,
         "warmup_steps": 0,
         **options,
@@ -54,7 +54,7 @@ def test_the_objective_sees_shares_as_the_first_mixture_gives_them():
 
 
 def test_the_warm_up_changes_neither_the_mixture_nor_a_micro_batch():
-    sampled, weighed = opened(warmup_steps=20), opened(warmup_steps=20, realise="loss")
+    sampled, weighed = opened(warmup_steps=20), opened(warmup_steps=20, apply_weights_to="loss")
     seen(sampled, 16)
     seen(weighed, 16)
     assert sampled.remix(replace(batch(19), step=19)) is None

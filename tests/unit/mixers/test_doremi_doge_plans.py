@@ -162,10 +162,10 @@ def test_doge_follows_the_targets():
 def test_doge_sensitivity_to_mu():
     gradients = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.0, 0.1]])
     place = lab(gradients=gradients)
-    mixer = build_mixer("doge", {"mu": [0.01, 0.1], "clip": 1.0})
+    mixer = build_mixer("doge", {"mu": [0.01, 0.1], "clip_norm": 1.0})
     plan = mixer.plan(place)
     [[first, second]] = place.asked
-    assert (first.mixer["mu"], second.mixer["mu"], first.mixer["clip"]) == (0.01, 0.1, 1.0)
+    assert (first.mixer["mu"], second.mixer["mu"], first.mixer["clip_norm"]) == (0.01, 0.1, 1.0)
     assert "targets" not in first.mixer
     one, other = mixer.findings["sensitivity"]["mu"]
     assert one["weights"] == pytest.approx(dict(plan.weights))
@@ -184,7 +184,7 @@ def test_doge_sensitivity_to_mu():
             "mixer.rounds=0: give a whole number of at least 1 and at most 100",
         ),
         ("doremi", {"rounds": 1.9}, "mixer.rounds=1.9: give a whole number"),
-        ("doremi", {"excess": "sample"}, "mixer.excess"),
+        ("doremi", {"clip_excess_per": "sample"}, "mixer.clip_excess_per"),
         ("doge", {"mu": "low"}, "mixer.mu='low': give a finite number above 0"),
         ("doge", {"targets": "c"}, "mixer.targets must list"),
     ],

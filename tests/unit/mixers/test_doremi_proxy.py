@@ -38,7 +38,9 @@ def signals(excess, sources, step=0, losses=None, reference=None):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"normaliser": "per_domain"}, {"excess": "domain", "smoothing": 0.0}], ids=str
+    "options",
+    [{}, {"loss_normalization": "per_source"}, {"clip_excess_per": "source", "smoothing": 0.0}],
+    ids=str,
 )
 def test_contract(options):
     check_mixer(build_mixer("doremi-proxy", {"sources": NAMES, **options}), sources=NAMES)
@@ -81,7 +83,7 @@ def test_both_normalisers():
     a = whole.weight_S.tolist()
     token = [a[0] / 0.6] * 3 + [a[1] / 0.3]
     assert weight_B.tolist() == pytest.approx([x / sum(token) for x in token])
-    by_source = DoReMiProxy(sources=sources, sampling="natural", normaliser="per_domain")
+    by_source = DoReMiProxy(sources=sources, sampling="natural", loss_normalization="per_source")
     weight_B = by_source.weigh(seen)
     assert by_source.weight_S.tolist() == a
     token = [a[0] / 3] * 3 + [a[1]]
@@ -90,13 +92,15 @@ def test_both_normalisers():
 
 def test_normalisers_agree_where_every_source_is_drawn_alike():
     seen = signals([0.3, 0.1, 0.2, 0.9], [0, 1, 2, 3])
-    one, other = (DoReMiProxy(sources=NAMES, normaliser=n) for n in ("global", "per_domain"))
+    one, other = (
+        DoReMiProxy(sources=NAMES, loss_normalization=n) for n in ("global", "per_source")
+    )
     assert torch.allclose(one.weigh(seen), other.weigh(seen), atol=1e-12)
 
 
 def test_excess_of_the_means():
     """Clipped after averaging: what tokens and samples exceed by is set against what they save."""
-    mixer = DoReMiProxy(sources=["a", "b"], eta=0.1, smoothing=0.0, excess="domain")
+    mixer = DoReMiProxy(sources=["a", "b"], eta=0.1, smoothing=0.0, clip_excess_per="source")
     seen = signals([9.0, 9.0, 9.0], [0, 0, 1], losses=[3.0, 4.0, 1.0], reference=[3.5, 3.0, 2.0])
     mixer.weigh(seen)
     assert mixer.excess_S.tolist() == pytest.approx([0.25, 0.0])
@@ -151,5 +155,5 @@ def test_plan_and_what_is_missing():
         DoReMiProxy(sources=NAMES).weigh(replace(seen, excess_loss_B=None))
     with pytest.raises(ConfigError, match="sources' sizes"):
         DoReMiProxy(sources=NAMES, sampling="natural").weigh(seen)
-    with pytest.raises(ConfigError, match=r"mixer\.normaliser"):
-        DoReMiProxy(normaliser="token")
+    with pytest.raises(ConfigError, match=r"mixer.loss_normalization"):
+        DoReMiProxy(loss_normalization="token")

@@ -120,8 +120,8 @@ def test_losses_that_are_no_numbers_count_alike(bad):
     ("options", "message"),
     [
         ({"strategy": "linuper"}, 'did you mean "linupper"'),
-        ({"r": 0}, "mixer.r=0: give a finite number above 0"),
-        ({"r": "hot"}, "mixer.r='hot': give a finite number above 0"),
+        ({"temperature": 0}, "mixer.temperature=0: give a finite number above 0"),
+        ({"temperature": "hot"}, "mixer.temperature='hot': give a finite number above 0"),
         ({"clip_quantile": 0.7}, "clip_quantile=0.7: give a finite number above 0 and at most 0.5"),
         ({"sampling": "even"}, "mixer.sampling='even'"),
         ({"warmup_steps": -1}, "warmup_steps=-1: give a whole number of at least 0"),

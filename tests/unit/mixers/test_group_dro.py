@@ -39,7 +39,7 @@ OPTIONS = [
     {},
     {"absent": "zero"},
     {"mode": "cvar"},
-    {"normalise": True},
+    {"normalize_losses": True},
     {"adjustment": 3.0, "sources": {"a": 100, "b": 50, "c": 10}},
 ]
 
@@ -79,7 +79,7 @@ def test_absent_sources():
 
 
 def test_size_adjustment_and_normalised_losses():
-    mixer = GroupDRO(adjustment=4.0, eta=0.5, normalise=True)
+    mixer = GroupDRO(adjustment=4.0, eta=0.5, normalize_losses=True)
     mixer.plan(Facts({"a": 400, "b": 100, "c": 25}))
     mixer.weigh(signals([1.0, 1.0, 1.0], [0, 1, 2]))
     scores = [1 + 4 / 20, 1 + 4 / 10, 1 + 4 / 5]
@@ -92,7 +92,9 @@ def test_size_adjustment_and_normalised_losses():
 
 def test_normalised_scores_are_of_the_sources_drawn():
     """Without b neither its loss nor its size is in the sum; its weight stays."""
-    mixer = GroupDRO(adjustment=4.0, eta=0.5, normalise=True, sources={"a": 400, "b": 100, "c": 25})
+    mixer = GroupDRO(
+        adjustment=4.0, eta=0.5, normalize_losses=True, sources={"a": 400, "b": 100, "c": 25}
+    )
     mixer.weigh(signals([1.0, 2.0], [0, 2]))
     scores = [1 + 4 / 20, 2 + 4 / 5]
     raised = [math.exp(0.5 * x / sum(scores)) for x in scores]

@@ -28,7 +28,7 @@ def opened(**options) -> Remixing:
             num_domains=2,
             remix_every=10,
             half_life=1e6,
-            **{"realise": "sampling", **options},
+            **{"apply_weights_to": "sampling", **options},
         )
     )
     remixing.open(Lab(), Mixture.normalised(TOKENS))
@@ -40,7 +40,7 @@ STRATUM = torch.tensor([0] * 45 + [1] * 15 + [1] * 10 + [2] * 30)
 
 
 def test_strata_are_asked_for_by_the_domains_they_hold():
-    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing = opened(remix_min_fraction=0.0, max_epochs=100.0)
     remixing.add(LABEL, STRATUM)
     mixture = remixing.mixture(9, torch.tensor([0.2, 0.8]))
     # q_a = 0.2 * 45/60, q_b = 0.2 * 15/60 + 0.8 * 10/40, q_c = 0.8 * 30/40
@@ -52,12 +52,12 @@ def test_only_when_due_and_only_where_sampling_realises():
     remixing.add(LABEL, STRATUM)
     assert remixing.mixture(8, torch.tensor([0.5, 0.5])) is None
     assert remixing.mixture(9, None) is None
-    assert not opened(realise="loss").active
+    assert not opened(apply_weights_to="loss").active
 
 
 def test_counts_are_moved_to_what_the_new_mixture_should_give():
     """An emphasis that sampling already gives is not asked for again."""
-    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing = opened(remix_min_fraction=0.0, max_epochs=100.0)
     remixing.add(LABEL, STRATUM)
     mixture = remixing.mixture(9, torch.tensor([0.2, 0.8]))
     q = torch.tensor(list(mixture.weights.values()))
@@ -69,7 +69,7 @@ def test_counts_are_moved_to_what_the_new_mixture_should_give():
 
 def test_objectives_see_the_shares_of_the_first_mixture():
     """Else a weight that grows with a share would feed on what it asked for before."""
-    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing = opened(remix_min_fraction=0.0, max_epochs=100.0)
     remixing.add(LABEL, STRATUM)
     # P(domain 0 | stratum): a 1, b 15/25, c 0; drawn by tokens: 0.6, 0.3, 0.1
     first_0 = 0.6 * 1 + 0.3 * 15 / 25
@@ -83,7 +83,7 @@ def test_objectives_see_the_shares_of_the_first_mixture():
 
 def test_equal_weights_leave_the_first_mixture_where_it_was():
     """w_j = the first shares: after any number of remixes the mixture is the first one."""
-    remixing = opened(remix_floor=0.0, max_epochs=100.0)
+    remixing = opened(remix_min_fraction=0.0, max_epochs=100.0)
     remixing.add(*_as_drawn(TOKENS))
     domains = _domains(torch.tensor([0.5, 0.5]))
     for step in (9, 19, 29):
@@ -94,14 +94,14 @@ def test_equal_weights_leave_the_first_mixture_where_it_was():
 def test_uniform_at_first():
     lab = Lab()
     lab.strata = {"a/0": 500, "a/1": 100, "b": 300, "c": 100}
-    mixer = DoGraph("safe", num_domains=2, sampling="uniform", realise="sampling")
+    mixer = DoGraph("safe", num_domains=2, sampling="uniform", apply_weights_to="sampling")
     assert dict(mixer.plan(lab).weights) == pytest.approx(dict.fromkeys("abc", 1 / 3))
     first = {"a/0": 5 / 18, "a/1": 1 / 18, "b": 1 / 3, "c": 1 / 3}
     assert mixer.remixing.first == pytest.approx(first)
 
 
 def test_weighing_without_a_plan_is_refused():
-    mixer = DoGraph("safe", num_domains=4, realise="sampling", warmup_steps=0)
+    mixer = DoGraph("safe", num_domains=4, apply_weights_to="sampling", warmup_steps=0)
     for step in range(10):  # until domains are known
         mixer.weigh(batch(step))
     with pytest.raises(ConfigError, match=r"mixer\.plan\(lab\) before the first step"):
@@ -109,7 +109,7 @@ def test_weighing_without_a_plan_is_refused():
 
 
 def test_floor_and_cap_hold():
-    remixing = opened(remix_floor=0.25, max_epochs=2.0)
+    remixing = opened(remix_min_fraction=0.25, max_epochs=2.0)
     remixing.add(LABEL, STRATUM)
     weights = remixing.mixture(9, torch.tensor([0.0, 1.0])).weights
     assert weights["c"] <= 2.0 * 100 / 1000 + 1e-9  # at most twice through 100 of 1000 tokens
@@ -118,7 +118,7 @@ def test_floor_and_cap_hold():
 
 
 def test_a_stratum_that_nobody_asks_for_keeps_a_part_of_its_first_share():
-    remixing = opened(remix_floor=0.25, max_epochs=100.0)
+    remixing = opened(remix_min_fraction=0.25, max_epochs=100.0)
     remixing.add(LABEL, STRATUM)
     weights = remixing.mixture(9, torch.tensor([0.0, 1.0])).weights
     # domain 1 holds b and c, 10 to 30: they share what the floor of a leaves
@@ -128,7 +128,7 @@ def test_a_stratum_that_nobody_asks_for_keeps_a_part_of_its_first_share():
 
 def test_counts_halve_in_a_half_life():
     remixing = Remixing(
-        DoGraphOptions(recipe="safe", num_domains=2, realise="sampling", half_life=3.0)
+        DoGraphOptions(recipe="safe", num_domains=2, apply_weights_to="sampling", half_life=3.0)
     )
     remixing.open(Lab(), Mixture.normalised(TOKENS))
     remixing.add(torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dograph.mixers.registry import build_mixer
-from dograph.mixers.source_weights import MOST_POINTS, LearntWeights, SourceMixer
+from dograph.mixers.source_weights import MOST_POINTS, LearnedWeights, SourceMixer
 from dograph.testing import random_signals
 
 YES = torch.tensor(True)
@@ -33,11 +33,11 @@ class Watch(TorchDispatchMode):
         ("dynamic-loss", {"strategy": "linupper", "clip_quantile": 0.1}),
         ("dynamic-loss", {"strategy": "quadratic"}),
         ("dynamic-loss", {"strategy": "extremes"}),
-        ("group-dro", {"adjustment": 1.0, "normalise": True}),
+        ("group-dro", {"adjustment": 1.0, "normalize_losses": True}),
         ("group-dro", {"absent": "zero"}),
         ("group-dro", {"mode": "cvar"}),
         ("doremi-proxy", {"sampling": "natural"}),
-        ("doremi-proxy", {"excess": "domain", "normaliser": "per_domain"}),
+        ("doremi-proxy", {"clip_excess_per": "source", "loss_normalization": "per_source"}),
         ("doge-proxy", {"targets": ["b"], "exclude_self": True}),
     ],
 )
@@ -58,7 +58,7 @@ class CountsFirst(SourceMixer):
 
 
 def follow(steps, *, counts_first=False):
-    learnt = (CountsFirst if counts_first else SourceMixer)(["a", "b"])
+    learnt = (CountsFirst if counts_first else SourceMixer)(sources=["a", "b"])
     for n in range(1, steps + 1):
         share = n / (n + 1)
         learnt.update(torch.tensor([share, 1 - share], dtype=torch.float64), YES)
@@ -74,7 +74,7 @@ def as_lists(state):
 def test_a_path_is_thinned_out_as_it_grows(steps, counts_first):
     learnt = follow(steps, counts_first=counts_first)
     weights = ([0.5] if counts_first else []) + [n / (n + 1) for n in range(1, steps + 1)]
-    outcome = LearntWeights.of(as_lists(learnt.state_dict()))
+    outcome = LearnedWeights.of(as_lists(learnt.state_dict()))
     assert len(outcome.trajectory) <= MOST_POINTS
     assert len(outcome.trajectory) >= min(steps, MOST_POINTS // 2)
     assert outcome.average["a"] == pytest.approx(np.mean(weights), rel=1e-12)
@@ -101,7 +101,7 @@ def test_drift_is_how_far_the_average_moved_in_the_last_tenth(steps):
     learnt = follow(steps)
     weights = np.array([n / (n + 1) for n in range(1, steps + 1)])
     drift = float(learnt.weights_report()["weights/drift"])
-    assert drift == LearntWeights.of(as_lists(learnt.state_dict())).drift
+    assert drift == LearnedWeights.of(as_lists(learnt.state_dict())).drift
     # the path has a point at least every 25th part of the steps: at 86 to 90 % of them
     early, late = int(0.9 * steps) - steps // 25, max(int(0.9 * steps), 1)
     moved = [2 * abs(weights.mean() - weights[:n].mean()) for n in range(max(early, 1), late + 1)]
@@ -109,14 +109,14 @@ def test_drift_is_how_far_the_average_moved_in_the_last_tenth(steps):
 
 
 def test_entropy_and_effective_number():
-    learnt = SourceMixer(["a", "b", "c", "d"])
+    learnt = SourceMixer(sources=["a", "b", "c", "d"])
     learnt.update(torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64), YES)
     report = learnt.weights_report()
     assert float(report["weights/entropy_nats"]) == pytest.approx(math.log(2))
     assert float(report["weights/effective_sources"]) == pytest.approx(2)
     assert "weights/drift" not in report  # one step
     assert float(report["weights/b/now"]) == float(report["weights/b/average"]) == 0.5
-    outcome = LearntWeights.of(as_lists(learnt.state_dict()))
+    outcome = LearnedWeights.of(as_lists(learnt.state_dict()))
     assert outcome.findings()["effective_sources"] == pytest.approx(2)
     assert outcome.average == {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
     assert outcome.drift is None
@@ -124,7 +124,7 @@ def test_entropy_and_effective_number():
 
 @pytest.mark.parametrize(("drift", "says"), [(0.049, False), (0.051, True), (None, False)])
 def test_an_average_that_still_moves_is_told(drift, says):
-    outcome = LearntWeights({"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.5}, drift, [])
+    outcome = LearnedWeights({"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.5}, drift, [])
     told = [line for line in outcome.advice("wait") if "train the proxy longer" in line]
     assert len(told) == says
 
@@ -133,16 +133,16 @@ def test_an_average_that_still_moves_is_told(drift, says):
 def test_nearly_one_hot_is_below_one_and_a_half_sources(share, says):
     entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
     assert (math.exp(entropy) < 1.5) == says
-    outcome = LearntWeights({"a": 1 - share, "b": share}, {}, None, [])
+    outcome = LearnedWeights({"a": 1 - share, "b": share}, {}, None, [])
     told = [line for line in outcome.advice("wait") if "is on b" in line and "wait" in line]
     assert len(told) == says
 
 
 def test_a_state_before_the_first_step():
-    learnt = SourceMixer(["a", "b"])
-    outcome = LearntWeights.of(as_lists(learnt.state_dict()))
+    learnt = SourceMixer(sources=["a", "b"])
+    outcome = LearnedWeights.of(as_lists(learnt.state_dict()))
     assert outcome.trajectory == []
-    again = SourceMixer(None)
+    again = SourceMixer()
     again.load_state_dict(learnt.state_dict())
     assert again.path == []
     assert again.weight_S.tolist() == [0.5, 0.5]

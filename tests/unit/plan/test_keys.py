@@ -53,7 +53,7 @@ def test_what_changes_no_number_changes_no_key(corpus, parts):
         {"train": {"batch_size": 4}},
         {"train": {"micro_batch_size": 2}},
         {"train": {"dtype": "bfloat16"}},
-        {"eval": {"max_blocks": 5}},
+        {"eval": {"max_samples_per_source": 5}},
         {"sketch": {"dim": 80}},
         {"optim": {"warmup_steps": 3}},
     ],

@@ -35,10 +35,10 @@ def test_facts_are_those_of_the_target(corpus, tmp_path):
 
 
 def test_a_proxy_is_the_labs_configuration_with_its_own_on_top(corpus, tmp_path):
-    settings = {"train": {"steps": 6}, "optim": {"lr": 1e-4}, "eval": {"max_blocks": 2}}
+    settings = {"train": {"steps": 6}, "optim": {"lr": 1e-4}, "eval": {"max_samples_per_source": 2}}
     config = open_lab(corpus, tmp_path, steps=12).resolve(Proxy("p", ALPHA, 7, settings))
     assert (config.train.steps, config.train.batch_size) == (6, 8)
-    assert (config.eval.max_blocks, config.eval.every) == (2, 4)
+    assert (config.eval.max_samples_per_source, config.eval.every) == (2, 4)
     assert (config.optim.lr, config.optim.lr_end) == (1e-4, 2e-4)
     assert config.optim.warmup_steps == 1  # 2 of 12 were warm-up
     assert (config.seed, config.mixer.name) == (7, "static")

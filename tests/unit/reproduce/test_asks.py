@@ -120,7 +120,7 @@ def test_the_mini_scale():
     config = only("validation-loss").config
     assert (config.train.steps, config.train.batch_size, config.data.seq_len) == (700, 48, 512)
     assert (config.optim.lr, config.optim.lr_end, config.optim.warmup_steps) == (5e-4, 1e-4, 100)
-    assert (config.optim.betas, config.eval.max_blocks) == ((0.9, 0.95), 128)
+    assert (config.optim.betas, config.eval.max_samples_per_source) == ((0.9, 0.95), 128)
     assert (config.model.preset, config.probe.rows) == ("gpt2-mini", 0)
     assert only("llama-1.1b").config.model.preset == "llama-mini"
     for name in ("objectives", "num-domains", "gradient-pca", "clusters"):
@@ -163,10 +163,12 @@ def test_settings_change_every_run_and_warm_up_keeps_its_share():
 
 
 def test_methods_by_label_or_in_the_language_of_compare():
-    ask = only("cost", methods="natural,dograph-paper,mine=dograph[recipe=paper,cap=3]")
+    ask = only(
+        "cost", methods="natural,dograph-paper,mine=dograph[recipe=paper,max_relative_weight=3]"
+    )
     labels = [method.label for method in ask.methods]
     assert labels == ["uniform", "natural", "dograph-paper", "mine"]
-    assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "cap": 3}
+    assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "max_relative_weight": 3}
     assert ask.proxy is None
     assert [m.label for m in only("clusters", methods="dograph-paper").methods] == [
         "equal",
@@ -211,7 +213,10 @@ def test_methods_without_probes_are_refused_before_they_train(name):
         assert told.startswith(f"{name} is made of probes")
         able = "inverse-norm, dograph-paper, dograph, equal, variance"
         assert f"Leave them out of --methods. These can be probed: {able}" in told
-    labels = [m.label for m in only(name, methods="inverse-norm,mine=dograph[cap=3],m7").methods]
+    labels = [
+        m.label
+        for m in only(name, methods="inverse-norm,mine=dograph[max_relative_weight=3],m7").methods
+    ]
     assert labels == ["equal", "inverse-norm", "mine", "m7"]
     for setting in ("probe.rows=0", "probe.at=[]"):
         with pytest.raises(ConfigError, match=r"takes none; leave both as they are"):

@@ -204,7 +204,7 @@ def test_tied_weights_have_one_projection(tiny, token_BT):
         ({"dim": -4}, r"at least 1 dimension, got dim=-4"),
         ({"dim": 5119}, r"dim=5119 splits into 5119 x 1 columns, .* take \d+, or"),
         ({"dim": 206}, r"dim=206 splits into 103 x 2 columns, too narrow on one side"),
-        ({"kind": "hadamard"}, r"projection='hadamard' is not known; it is one of"),
+        ({"kind": "hadamard"}, r"projection='hadamard' is not known; give one of"),
         ({"refresh": 0}, r"refresh=0: give never, step, or a number of steps"),
         ({"refresh": -3}, r"refresh=-3"),
         pytest.param({"refresh": "often"}, r"refresh='?often"),

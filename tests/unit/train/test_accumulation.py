@@ -23,8 +23,8 @@ from dograph.sketch.rules import unwrapped
 from several_ranks import on_ranks
 from tiny_steps import (
     ALONE,
-    EPOCH,
     PAPER,
+    PERIOD,
     STREAM,
     assert_same_gradients,
     early_domains,
@@ -123,7 +123,7 @@ def epoch_weights(state, sketch_BK, objective_weights):
 @pytest.mark.parametrize(
     ("mode", "scope", "formula"),
     [
-        ("full", EPOCH, epoch_weights),
+        ("full", PERIOD, epoch_weights),
         *((mode, STREAM, stream_weights) for mode in ("full", "twopass", "topdown", "head")),
     ],
 )
@@ -151,7 +151,7 @@ def test_lagged_weights_are_those_of_the_state_before(corpus, mode, scope, formu
         model.zero_grad()
 
 
-@pytest.mark.parametrize("scope", [STREAM, EPOCH], ids=["stream", "epoch"])
+@pytest.mark.parametrize("scope", [STREAM, PERIOD], ids=["stream", "period"])
 def test_a_lagged_step_leaves_the_state_of_the_whole_batch(corpus, scope):
     steps = open_steps(corpus, *settings("full", "lagged", *scope))
     mixer = steps.step.mixer
@@ -171,7 +171,9 @@ def test_lagged_weights_keep_their_effective_floor_in_the_mean(corpus):
     """c_i = (1 + t (w_j / p_j - 1)) / N, with sum_j p_j (1 + t (w_j / p_j - 1))^2 = 1 / floor."""
     floor = 0.999999
     free, bound = (
-        open_steps(corpus, *settings("full", "lagged", *STREAM, f"mixer.effective_floor={value}"))
+        open_steps(
+            corpus, *settings("full", "lagged", *STREAM, f"mixer.min_effective_fraction={value}")
+        )
         for value in ("null", floor)
     )
     for _ in range(3):
@@ -187,7 +189,9 @@ def test_lagged_weights_keep_their_effective_floor_in_the_mean(corpus):
     assert effective == pytest.approx(floor, abs=1e-8)
 
 
-@pytest.mark.parametrize("option", ["mixer.realise=sampling", "mixer.cap=1"])
+@pytest.mark.parametrize(
+    "option", ["mixer.apply_weights_to=sampling", "mixer.max_relative_weight=1"]
+)
 def test_lagged_weights_heed_options_that_make_them_equal(corpus, option):
     steps = open_steps(corpus, *settings("full", "lagged", *STREAM, option))
     for _ in range(4):
@@ -195,7 +199,10 @@ def test_lagged_weights_heed_options_that_make_them_equal(corpus, option):
 
 
 def test_lagged_needs_domains_that_last(corpus):
-    for scope in (PAPER, (*PAPER, "mixer.warmup=0.5")):  # before training, not in the middle of it
+    for scope in (
+        PAPER,
+        (*PAPER, "mixer.warmup_ratio=0.5"),
+    ):  # before training, not in the middle of it
         with pytest.raises(ConfigError) as caught:
             open_steps(corpus, *settings("full", "lagged", *scope))
         for part in ("sketch.accumulation=lagged", "mixer.scope=batch", "stream", "two_sweeps"):
@@ -203,8 +210,8 @@ def test_lagged_needs_domains_that_last(corpus):
 
 
 def test_lagged_cannot_keep_the_shares_of_sources(corpus):
-    with pytest.raises(ConfigError, match=r"mixer.keep_shares=true.*two_sweeps"):
-        open_steps(corpus, *settings("full", "lagged", *STREAM, "mixer.keep_shares=true"))
+    with pytest.raises(ConfigError, match=r"mixer.keep_source_shares=true.*two_sweeps"):
+        open_steps(corpus, *settings("full", "lagged", *STREAM, "mixer.keep_source_shares=true"))
 
 
 def test_lagged_needs_a_mixer_that_knows_domains(corpus):

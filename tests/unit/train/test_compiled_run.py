@@ -13,7 +13,12 @@ from dograph.sketch.rules import Rule
 from dograph.train.trainer import start_run
 from tiny_steps import ALONE, SETTINGS
 
-RUN = ("train.compile=true", "train.micro_batch_size=3", "eval.max_blocks=4", "probe.rows=5")
+RUN = (
+    "train.compile=true",
+    "train.micro_batch_size=3",
+    "eval.max_samples_per_source=4",
+    "probe.rows=5",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from dograph.train.metrics import read_metrics
 from dograph.train.trainer import start_run
 from tiny_steps import (
     ALONE,
-    EPOCH,
     PAPER,
+    PERIOD,
     SETTINGS,
     STREAM,
     assert_same_gradients,
@@ -27,8 +27,14 @@ from tiny_steps import (
     open_steps,
 )
 
-SCOPES = {"paper": PAPER, "stream": STREAM, "epoch": EPOCH}
-TRAINER = ("train.steps=6", "eval.every=0", "eval.max_blocks=1", "probe.rows=0", "log.every=3")
+SCOPES = {"paper": PAPER, "stream": STREAM, "period": PERIOD}
+TRAINER = (
+    "train.steps=6",
+    "eval.every=0",
+    "eval.max_samples_per_source=1",
+    "probe.rows=0",
+    "log.every=3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +111,7 @@ def test_identical_samples(corpus, scope):
 
 def test_every_sample_of_a_domain_with_weight_counts(corpus):
     """Weights by sampling: shares come from counts, which begin empty."""
-    steps = open_steps(corpus, *STREAM, "mixer.realise=sampling")
+    steps = open_steps(corpus, *STREAM, "mixer.apply_weights_to=sampling")
     assert all(bool((steps.take().weight_B > 0).all()) for _ in range(6))
 
 
@@ -143,13 +149,13 @@ def test_nan_in_an_embedding_row(corpus, tmp_path, scope, mode):
 
 
 def test_domains_that_last_need_projections_that_last(corpus, tmp_path):
-    for scope in ("stream", "epoch"):
+    for scope in ("stream", "period"):
         said = refusal(corpus, tmp_path, *SCOPES[scope], "sketch.refresh=step")
         assert f"sketch.refresh=step with mixer.scope={scope}" in said
         assert "set sketch.refresh to never" in said
-    said = refusal(corpus, tmp_path, *EPOCH, "mixer.every=100", "sketch.refresh=100")
+    said = refusal(corpus, tmp_path, *PERIOD, "mixer.period_steps=100", "sketch.refresh=100")
     assert "sketch.refresh=100" in said
-    assert "mixer.scope=epoch" in said
+    assert "mixer.scope=period" in said
 
 
 def test_a_layer_that_cannot_be_sketched_is_named_before_training(corpus, tmp_path):

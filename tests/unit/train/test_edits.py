@@ -215,12 +215,16 @@ class Restless(Mixer):
     [
         ("natural", {}, None),
         ("dograph", {}, None),
-        ("dograph", {"recipe": "safe", "realise": "sampling"}, "mixer.remix_every=50"),
-        ("dograph", {"recipe": "safe", "realise": "sampling"}, "mixer.realise=sampling"),
+        ("dograph", {"recipe": "safe", "apply_weights_to": "sampling"}, "mixer.remix_every=50"),
+        (
+            "dograph",
+            {"recipe": "safe", "apply_weights_to": "sampling"},
+            "mixer.apply_weights_to=sampling",
+        ),
         ("scheduled", {"stages": {0: FIRST}}, None),
         ("regmix", {}, None),
-        ("doremi-proxy", {}, "mixer.normaliser=global"),
-        ("doremi-proxy", {"normaliser": "per_domain"}, None),
+        ("doremi-proxy", {}, "mixer.loss_normalization=global"),
+        ("doremi-proxy", {"loss_normalization": "per_source"}, None),
         (f"{__name__}:Restless", {}, "decides itself what is drawn"),
     ],
 )
@@ -249,9 +253,11 @@ def test_what_cannot_be_drawn_from_leaves_the_run_alone(stopped, tmp_path):
 
 def test_a_mixer_that_remixes_says_so_before_anything_is_done(corpus, tmp_path):
     directory = tmp_path / "run"
-    safe = ("mixer.recipe=safe", "mixer.realise=sampling", "sketch.dim=32", "probe.rows=0")
+    safe = ("mixer.recipe=safe", "mixer.apply_weights_to=sampling", "sketch.dim=32", "probe.rows=0")
     begin(corpus, directory, *safe, mixer="dograph").run.unlock()
-    with pytest.raises(ConfigError, match=r"mixer\.realise=sampling sets it from the model's"):
+    with pytest.raises(
+        ConfigError, match=r"mixer.apply_weights_to=sampling sets it from the model's"
+    ):
         go_on(directory, write(tmp_path / "m.yaml", SECOND))
     assert not (directory / "edits.jsonl").exists()
 

@@ -133,7 +133,9 @@ def test_what_is_no_way_to_draw_is_refused(name):
 
 
 def test_remixing_starts_from_a_mixture_that_leaves_a_source_out(corpus):
-    config = config_of(corpus, "dograph", recipe="safe", realise="sampling", sampling={"c4": 1})
+    config = config_of(
+        corpus, "dograph", recipe="safe", apply_weights_to="sampling", sampling={"c4": 1}
+    )
     mixer = build_mixer("dograph", config.mixer.options)
     mixer.plan(CorpusLab(config, corpus))
     assert mixer.remixing.first == {"c4": 1.0, "cc": 0.0, "wiki": 0.0}

@@ -33,7 +33,7 @@ SETTINGS = (
     "mixer.name=dograph",
     "mixer.recipe=safe",
     "mixer.num_domains=3",
-    "mixer.restarts=2",
+    "mixer.kmeans_restarts=2",
     "probe.rows=14",
     "probe.at=[0, 0.01, 0.02, 0.03, 0.04, 0.06]",
 )
@@ -141,12 +141,12 @@ def test_probing_leaves_no_trace(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "kind", "step"),
     [
-        (["mixer.scope=epoch", "mixer.every=2"], {}, 0),
-        (["mixer.scope=epoch", "mixer.every=2", "sketch.refresh=3"], {"refresh": 3}, 3),
+        (["mixer.scope=period", "mixer.period_steps=2"], {}, 0),
+        (["mixer.scope=period", "mixer.period_steps=2", "sketch.refresh=3"], {"refresh": 3}, 3),
         (
             [
-                "mixer.scope=epoch",
-                "mixer.every=2",
+                "mixer.scope=period",
+                "mixer.period_steps=2",
                 "sketch.mode=exact",
                 "sketch.projection=gaussian",
             ],
@@ -174,7 +174,12 @@ def test_labels_are_those_of_the_scope_in_the_runs_own_space(
 
 @pytest.mark.parametrize("mode", ["head", "topdown"])
 def test_modes_that_sketch_a_part_label_by_that_part(corpus, tmp_path, mode):
-    overrides = ["mixer.scope=epoch", "mixer.every=2", "sketch.top_blocks=1", "model.dropout=0"]
+    overrides = [
+        "mixer.scope=period",
+        "mixer.period_steps=2",
+        "sketch.top_blocks=1",
+        "model.dropout=0",
+    ]
     started = Started(corpus, tmp_path / "run", f"sketch.mode={mode}", *overrides, steps=4)
     _, tensors = started.take(4)
     loss_N, whole_NK = started.reference(0, seed=0)

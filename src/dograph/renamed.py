@@ -1,0 +1,120 @@
+"""Settings that had other names: one table, read wherever old files, overrides and calls come in.
+
+Old run directories, recipes and keyword arguments keep working; one line says the new name, once
+per process. A setting that is given under both names is refused.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dograph.errors import ConfigError
+
+Rows = dict[str, tuple[str, dict[Any, Any]]]  # old name: (new name, {old value: new value})
+
+_DOREMI: Rows = {
+    "normaliser": ("loss_normalization", {"per_domain": "per_source"}),
+    "excess": ("clip_excess_per", {"domain": "source"}),
+}
+_DOGE: Rows = {"clip": ("clip_norm", {})}
+# By section of the configuration ("eval."), by mixer, and for objectives.
+RENAMED: dict[str, Rows] = {
+    "eval.": {"max_blocks": ("max_samples_per_source", {})},
+    "dograph": {
+        "within": ("normalize_gradients", {"mean": False, "unit": True}),
+        "norm_from": ("gradient_norm_from", {}),
+        "realise": ("apply_weights_to", {}),
+        "cap": ("max_relative_weight", {}),
+        "effective_floor": ("min_effective_fraction", {}),
+        "keep_shares": ("keep_source_shares", {}),
+        "scope": ("scope", {"epoch": "period"}),
+        "every": ("period_steps", {}),
+        "normalise": ("spherical_kmeans", {}),
+        "restarts": ("kmeans_restarts", {}),
+        "min_size": ("min_domain_size", {}),
+        "remix_floor": ("remix_min_fraction", {}),
+        "warmup": ("warmup_ratio", {}),
+    },
+    "objective.": {
+        "gamma": ("graph_penalty", {}),
+        "variance": ("variance", {"printed": "paper"}),
+        "sigma": ("sigma", {"printed": "paper"}),
+    },
+    "dynamic-loss": {"r": ("temperature", {})},
+    "group-dro": {"normalise": ("normalize_losses", {})},
+    "doremi": _DOREMI,
+    "doremi-proxy": _DOREMI,
+    "doge": _DOGE,
+    "doge-proxy": _DOGE,
+}
+
+_announced: set[str] = set()
+
+
+def with_new_names(owner: str, given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Settings of one section, mixer or objective (`owner`) under their present names."""
+    rows, result = RENAMED.get(owner, {}), dict[str, Any]()
+    for old, value in given.items():
+        new, values = rows.get(old, (old, {}))
+        if new != old and new in given:
+            raise ConfigError(
+                f"{prefix}{old} is the old name of {prefix}{new}, and both are given; leave out "
+                f"{prefix}{old}"
+            )
+        known = isinstance(value, str) and value in values
+        result[new] = values[value] if known else value
+        if new != old:
+            _announce(f"{prefix}{old} is now {prefix}{new}", values)
+        elif known:
+            _announce(f"{prefix}{old}={value} is now {prefix}{new}={values[value]}", {})
+    if owner == "dograph" and isinstance(objective := result.get("objective"), Mapping):
+        result["objective"] = with_new_names("objective.", objective, f"{prefix}objective.")
+    return result
+
+
+def _announce(text: str, values: Mapping[Any, Any]) -> None:
+    """One line on stderr, the first time, from the first rank."""
+    pairs = ", ".join(f"{old} is {str(new).lower()}" for old, new in values.items())
+    line = f"{text} ({pairs})" if pairs else text
+    if line not in _announced and os.environ.get("RANK", "0") == "0":
+        print(f"note: {line}", file=sys.stderr)
+    _announced.add(line)
+
+
+def with_new_settings(values: Mapping[str, Any], mixer: str = "dograph") -> dict[str, Any]:
+    """Nested settings of a run under their present names; `mixer`: where they name none."""
+    return {
+        section: with_new_names(_owner(section, own, mixer), own, f"{section}.")
+        if isinstance(own, Mapping)
+        else own
+        for section, own in values.items()
+    }
+
+
+def with_old_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse: nested settings under the names that they were first given.
+
+    What is kept under a digest of its settings is found again after a renaming.
+    """
+    return {
+        section: _with_old_names(_owner(section, own, "dograph"), own)
+        if isinstance(own, Mapping)
+        else own
+        for section, own in values.items()
+    }
+
+
+def _with_old_names(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    back = {new: (old, values) for old, (new, values) in RENAMED.get(owner, {}).items()}
+    result = dict[str, Any]()
+    for new, value in given.items():
+        old, values = back.get(new, (new, {}))
+        result[old] = next((o for o, n in values.items() if n == value), value)
+    if owner == "dograph" and isinstance(objective := result.get("objective"), Mapping):
+        result["objective"] = _with_old_names("objective.", objective)
+    return result
+
+
+def _owner(section: str, own: Mapping[str, Any], mixer: str) -> str:
+    return str(own.get("name", mixer)) if section == "mixer" else f"{section}."

@@ -1,0 +1,157 @@
+"""Settings under their old names: files, overrides, run directories and keyword arguments."""
+
+import pytest
+import yaml
+
+from dograph import renamed
+from dograph.config import RunConfig, parse_config, parse_override, resolve_config
+from dograph.errors import ConfigError
+from dograph.mixers.doge import DoGE
+from dograph.mixers.dograph import DoGraph, DoGraphOptions
+from dograph.mixers.doremi import DoReMiProxy
+from dograph.mixers.dynamic_loss import DynamicLoss
+from dograph.mixers.group_dro import GroupDRO
+from dograph.renamed import RENAMED, with_new_settings, with_old_settings
+from dograph.train.run_dir import RunDirectory
+
+# What a run directory of before the renaming holds.
+OLD_RUN = """\
+seed: 3
+run: runs/old
+data: {corpus: demo, seq_len: 64, warn_epochs: 4.0}
+model: {preset: tiny, path: null, pretrained: true, dropout: 0.0}
+mixer:
+  name: dograph
+  recipe: safe
+  scope: epoch
+  every: 7
+  objective: {name: uncertainty, sigma: printed, gamma: 0.5}
+  normalise: false
+  restarts: 4
+  min_size: 2
+  cap: 3.0
+  effective_floor: null
+  keep_shares: false
+  within: unit
+  norm_from: all
+  realise: sampling
+  remix_floor: 0.1
+  warmup: 0.2
+eval: {every: 10, max_blocks: 5}
+"""
+NEW_MIXER = {
+    "name": "dograph",
+    "recipe": "safe",
+    "scope": "period",
+    "period_steps": 7,
+    "objective": {"name": "uncertainty", "sigma": "paper", "graph_penalty": 0.5},
+    "spherical_kmeans": False,
+    "kmeans_restarts": 4,
+    "min_domain_size": 2,
+    "max_relative_weight": 3.0,
+    "min_effective_fraction": None,
+    "keep_source_shares": False,
+    "normalize_gradients": True,
+    "gradient_norm_from": "all",
+    "apply_weights_to": "sampling",
+    "remix_min_fraction": 0.1,
+    "warmup_ratio": 0.2,
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_announced(monkeypatch):
+    monkeypatch.setattr(renamed, "_announced", set())
+
+
+def test_an_old_run_directory_is_read_under_the_new_names(tmp_path):
+    (tmp_path / "config.yaml").write_text(OLD_RUN)
+    config = RunDirectory(tmp_path).config()
+    assert {"name": config.mixer.name, **config.mixer.options} == NEW_MIXER
+    assert list(config.mixer.options) == list(NEW_MIXER)[1:]  # in the order that they had
+    assert config.eval.max_samples_per_source == 5
+    assert DoGraphOptions(**config.mixer.options).period_steps == 7
+    assert parse_config(yaml.safe_load(config.dump()), "again") == config
+
+
+def test_a_recipe_file_and_overrides_with_old_names(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("mixer: {name: dograph, within: unit}\n")
+    recipe = str(tmp_path / "recipe.yaml")
+    assert resolve_config(recipe, []).mixer.options == {"normalize_gradients": True}
+    later = ["mixer.within=mean", "mixer.normalize_gradients=false"]
+    for override in later:  # the later one wins, under whichever name
+        assert resolve_config(recipe, [override]).mixer.options == {"normalize_gradients": False}
+    found = resolve_config(None, ["eval.max_blocks=9", "mixer.objective.gamma=2"])
+    assert found.eval.max_samples_per_source == 9
+    assert found.mixer.options == {"objective": {"graph_penalty": 2}}
+    other = resolve_config(recipe, ["mixer.name=dynamic-loss", "mixer.r=0.5"])
+    assert other.mixer.options == {"temperature": 0.5}
+    assert parse_override("eval.max_blocks=4") == {"eval": {"max_samples_per_source": 4}}
+
+
+def test_options_of_other_mixers_keep_their_names():
+    own = resolve_config(None, ["mixer.name=module:Mine", "mixer.within=unit", "mixer.cap=3"])
+    assert own.mixer.options == {"within": "unit", "cap": 3}
+    assert resolve_config(None, ["eval.every=5"]).eval.every == 5
+
+
+def test_keyword_arguments():
+    mixer = DoGraph("paper", within="unit", cap=2, objective={"name": "robust", "gamma": 0.1})
+    assert mixer.options.normalize_gradients is True
+    assert mixer.options.max_relative_weight == 2
+    assert mixer.objective.graph_penalty == 0.1
+    assert DynamicLoss(r=0.3).options.temperature == 0.3
+    assert GroupDRO(normalise=True).options.normalize_losses
+    assert DoGE(clip=1.0).options.clip_norm == 1.0
+    proxy = DoReMiProxy(normaliser="per_domain", excess="domain").options
+    assert (proxy.loss_normalization, proxy.clip_excess_per) == ("per_source", "source")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DoGraph(within="unit", normalize_gradients=True),
+        lambda: resolve_config(None, ["mixer.within=unit", "mixer.normalize_gradients=true"]),
+        lambda: parse_config(
+            {"mixer": {"name": "dograph", "within": "unit", "normalize_gradients": True}}, "file"
+        ),
+    ],
+)
+def test_both_names_are_refused(make):
+    message = (
+        r"mixer\.within is the old name of mixer\.normalize_gradients, and both are given; leave"
+    )
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_the_new_name_is_said_once(capsys):
+    for _ in range(3):
+        DoGraph("safe", within="unit", scope="epoch", cap=2)
+    assert capsys.readouterr().err.splitlines() == [
+        "note: mixer.within is now mixer.normalize_gradients (mean is false, unit is true)",
+        "note: mixer.scope=epoch is now mixer.scope=period",
+        "note: mixer.cap is now mixer.max_relative_weight",
+    ]
+    DoGraph("safe", normalize_gradients=True)
+    assert not capsys.readouterr().err
+
+
+def test_a_wrong_value_is_refused_under_the_new_name():
+    with pytest.raises(
+        ConfigError, match=r"mixer\.normalize_gradients='units': give true or false"
+    ):
+        DoGraph(within="units")
+
+
+def test_old_names_are_the_inverse():
+    """So that what is kept under a digest of its settings is found again."""
+    values = yaml.safe_load(OLD_RUN)
+    assert with_old_settings(with_new_settings(values)) == values
+    assert with_old_settings(RunConfig().model_dump(mode="json"))["eval"]["max_blocks"] == 32
+
+
+def test_every_new_name_is_an_option():
+    fields = DoGraphOptions.model_fields
+    assert {new for new, _ in RENAMED["dograph"].values()} <= set(fields)
+    assert not {old for old, (new, _) in RENAMED["dograph"].items() if old != new} & set(fields)
