@@ -66,8 +66,9 @@ def renamed() -> Iterator[str]:
     """Old names of settings, and the new ones."""
     yield from ("| old | new |", "|---|---|")
     for owner, rows in RENAMED.items():
-        prefix = owner if owner.endswith(".") else "mixer."
-        of = "" if owner.endswith(".") else f" ({owner})"
+        section = {"objective": "mixer.objective."}.get(owner, owner)
+        prefix = section if section.endswith(".") else "mixer."
+        of = "" if section.endswith(".") else f" ({owner})"
         for old, (new, values) in rows.items():
             pairs = ", ".join(f"`{a}` is `{json.dumps(b)}`" for a, b in values.items())
             yield f"| `{prefix}{old}`{of} | `{prefix}{new}`{f': {pairs}' if pairs else ''} |"

@@ -26,16 +26,7 @@ _HOMES = {
     "Sketcher": "dograph.sketch.sketcher",
     "sketched_cross_entropy": "dograph.sketch.head",
 }
-__all__ = [
-    "Corpus",
-    "DoGraph",
-    "Mixer",
-    "Mixture",
-    "Sampler",
-    "Signals",
-    "Sketcher",
-    "sketched_cross_entropy",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -67,7 +67,8 @@ class Options(BaseModel):
 
     def __init__(self, **given: Any) -> None:
         try:
-            super().__init__(**with_new_names(self.owner or self.prefix, given, self.prefix))
+            owner = self.owner or self.prefix.rstrip(".")
+            super().__init__(**with_new_names(owner, given, self.prefix))
         except ValidationError as error:
             raise ConfigError("\n".join(self._refusal(one) for one in error.errors())) from None
 
@@ -174,7 +175,9 @@ class EvalConfig(Section):
 class ProbeConfig(Section):
     """Sketches of the same held-out rows as the model changes, for mixers that need sketches."""
 
-    rows: int = Field(512, ge=0, description="held-out samples, alike from every source; 0: none")
+    rows: int = Field(
+        512, ge=0, description="held-out samples, equally many of each source; 0: none"
+    )
     at: list[Fraction] = Field(
         default=[0.0, 0.01, 0.03, 0.1, 0.3, 1.0], description="fractions of the run's steps"
     )

@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 class DographError(Exception):
-    """Root of every error that a user can cause and mend."""
+    """Base class of every error that a user can cause and fix."""
 
 
 class ConfigError(DographError, ValueError):
@@ -23,7 +23,7 @@ class RunError(DographError):
 
 
 class NonFiniteError(DographError, ArithmeticError):
-    """A loss or a gradient stopped being a number; the run halted before the update."""
+    """A loss or a gradient is not finite; the run stopped before the update."""
 
 
 class MissingExtraError(DographError, ImportError):
@@ -31,14 +31,14 @@ class MissingExtraError(DographError, ImportError):
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """A clause that names the nearest allowed word, or lists them all if none is near."""
+    """A clause with the most similar allowed word, or with all of them if none is similar."""
     allowed = sorted(set(allowed))
     near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else f"allowed: {', '.join(allowed)}"
 
 
 def either(words: Sequence[str]) -> str:
-    """Words to choose from: "a", "b" or "c"."""
+    """Alternatives in words: "a", "b" or "c"."""
     *others, last = [f'"{word}"' for word in words]
     return f"{', '.join(others)} or {last}" if others else last
 

@@ -1,4 +1,4 @@
-"""Durable files: a reader sees the old content or the new one, never a half-written one."""
+"""Atomic files: a reader sees the old content or the new one, never a partial one."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write to a temporary name beside `path`, flush to disk, rename over `path`."""
+    """Write to a temporary file in the same folder, flush to disk, rename to `path`."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -23,8 +23,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError):
-            error.filename = str(path)  # what was asked for, not the temporary name
-        # Of a read-only disk: the first error is the one to tell.
+            error.filename = str(path)  # not the temporary name
+        # On a read-only disk this fails too: the first error is the one to raise.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -54,9 +54,9 @@ def sha256_of(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """JSON values: what is not finite as null, dataclasses as objects.
+    """As JSON values: null for numbers that are not finite, objects for dataclasses.
 
-    A field that has a default is left out where it holds that default.
+    A field of a dataclass that has its default is left out.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return None

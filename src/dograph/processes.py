@@ -1,7 +1,7 @@
-"""Worker processes on this machine: started, fed with jobs, ended with us, none left behind.
+"""Worker processes on this machine: started, given jobs, and ended with the parent process.
 
-Not `multiprocessing`: its processes first import the main module once more, with all that a
-training script or a notebook imports, and fork is no choice beside the threads of libraries.
+Not `multiprocessing`: its processes import the main module again, with everything that a training
+script or a notebook imports, and fork is unsafe with the threads of libraries.
 """
 
 import os
@@ -19,27 +19,27 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, Final, Self
 
-GRACE_SECONDS = 30.0  # for a worker to save what it has and leave
+GRACE_SECONDS = 30.0  # for a worker to save its state and exit
 _STOP: Final = "stop"
 _PROGRAM = "import sys; sys.path[:] = {path!r}; import {module} as w; w.serve({fd})"
-# A worker is a world of its own, whoever started its parent.
+# A worker is not a rank, even if torchrun started its parent.
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Stands for the answer of a worker that died on a job."""
+    """In place of an answer: the worker died during the job."""
 
     why: str
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A process and the jobs that it was given, in the order in which it answers them."""
+    """A process and its jobs, in the order in which it answers them."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
-    place: int  # which of the pool's places it fills
+    place: int  # its number in the pool
     jobs: deque[int] = field(default_factory=deque)
 
     def end(self) -> None:
@@ -49,7 +49,7 @@ class Worker:
 
 
 class Workers:
-    """At most `number` processes that run `serve` of a module, kept until the pool is left."""
+    """At most `number` processes that run `serve` of a module, until the `with` block ends."""
 
     def __init__(self, number: int, module: str, environment: Mapping[str, str]) -> None:
         self.number = number
@@ -62,10 +62,10 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         while self._crew:
-            self._crew.pop().end()  # what is done is with us or on disk; no one waits for the rest
+            self._crew.pop().end()  # finished work was received or is on disk
 
     def start(self) -> Worker:
-        """Start one more process, in the lowest free place."""
+        """Start one more process, with the lowest free number."""
         taken = {worker.place for worker in self._crew}
         place = next(n for n in range(self.number) if n not in taken)
         kept = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
@@ -77,13 +77,13 @@ class Workers:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=kept | dict(self._environment),
-                process_group=0,  # Ctrl-C is for the parent, which tells them
+                process_group=0,  # Ctrl-C goes to the parent only, which stops them
             )
         self._crew.append(Worker(process, ours, place))
         return self._crew[-1]
 
     def least_busy(self) -> Worker:
-        """The worker with the fewest jobs: a new one while all have some and there is room."""
+        """The worker with the fewest jobs; a new one if all have jobs and the pool is not full."""
         least = min(self._crew, key=lambda worker: len(worker.jobs), default=None)
         if least is None or (least.jobs and len(self._crew) < self.number):
             return self.start()
@@ -91,11 +91,11 @@ class Workers:
 
     def give(self, worker: Worker, job: int, message: object) -> None:
         worker.jobs.append(job)
-        with suppress(OSError):  # it is dead: seen when its answer is waited for
+        with suppress(OSError):  # it is dead: `answers` notices that
             worker.connection.send(message)
 
     def answers(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """Wait for the next answers, each with its job; Died for the job that a worker died on."""
+        """Wait for the next answers, each with its job; Died if the worker died during it."""
         busy = {worker.connection: worker for worker in self._crew if worker.jobs}
         for connection in wait(list(busy), timeout):
             assert isinstance(connection, Connection)
@@ -110,7 +110,7 @@ class Workers:
             yield worker.jobs.popleft(), answer
 
     def stop(self) -> None:
-        """Ask all that are busy to save and leave; end those that take too long."""
+        """Ask busy workers to save and exit; end those that take too long."""
         busy = [worker for worker in self._crew if worker.jobs]
         for worker in busy:
             with suppress(OSError):
@@ -124,24 +124,21 @@ class Workers:
 
 
 def serve(descriptor: int, answer: Callable[[Any], object]) -> None:
-    """In a worker: answer the messages in order until told to stop, or until the parent is gone."""
+    """In a worker: answer messages in order until asked to stop, or until the parent is gone."""
     os.set_inheritable(descriptor, False)
     messages: SimpleQueue[Any] = SimpleQueue()
 
     def listen() -> None:
-        """Also while a job runs: a parent that was killed cannot tell anybody.
-
-        And a parent that sends is never kept waiting while we wait for it to take an answer.
-        """
-        with suppress(Exception):  # it is gone, or sends what cannot be read here
+        """Receive also while a job runs, to notice a killed parent, and to never block a send."""
+        with suppress(Exception):  # it is gone, or sends what cannot be unpickled here
             while (message := parent.recv()) != _STOP:
                 messages.put(message)
-        # A trainer notes it, saves and returns; outside of one it ends the process.
+        # A trainer saves and returns on this signal; otherwise it ends the process.
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(GRACE_SECONDS)
         os._exit(1)
 
-    with Connection(descriptor) as parent, suppress(OSError):  # nobody hears the answer
+    with Connection(descriptor) as parent, suppress(OSError):  # the parent is gone
         threading.Thread(target=listen, daemon=True).start()
         while True:
             parent.send(answer(messages.get()))

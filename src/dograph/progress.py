@@ -1,4 +1,4 @@
-"""How far work is, on stderr: a live bar on a terminal, a plain line now and then elsewhere."""
+"""Progress on stderr: a live bar on a terminal, a line every few seconds elsewhere."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ LINE_SECONDS = 5.0  # between plain lines
 
 
 def duration(seconds: float) -> str:
-    """A length of time in the unit that suits it: 90 s, 12 min, 3.5 h, 2.5 days."""
+    """A duration in a suitable unit: 90 s, 12 min, 3.5 h, 2.5 days."""
     if not math.isfinite(seconds):
         return "?"
     if round(seconds) < 120:
@@ -24,12 +24,11 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Shows work being done, in one stage or several.
+    """Shows progress in one or several stages, as in "stage: count; note; 12 s left".
 
-    A display reads "stage: count; note; 12 s left". `count` is a template with {done} and {total},
-    as in "step {done}/{total}"; without one, plain lines have the stage and the note alone.
-    `done` was done before, and tells nothing of the speed. Not `live`: beside somebody else's
-    bars, which a bar would tear. `silent`: for ranks that are not the first.
+    `count` is a template with {done} and {total}, as in "step {done}/{total}"; without one, lines
+    have only the stage and the note. `done`: finished earlier, so it does not count for the speed.
+    `live=False`: no bar, for use next to other bars. `silent`: for ranks other than the first.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Progress:
     def update(
         self, done: int, note: str = "", *, stage: str = "", total: int | None = None
     ) -> None:
-        """`done` of `total` are done in this stage; the total is the one before where not given."""
+        """`done` of `total` are done in this stage; without a total, the last one is used."""
         if self.silent:
             return
         now, begins = time.monotonic(), stage != self.stage
@@ -90,14 +89,14 @@ class Progress:
                 self.say(": ".join(filter(None, [head, note])))
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the bar."""
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         elif not self.silent:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """No more is coming."""
+        """Stop the bar."""
         if self.bar is not None:
             self.bar.stop()
 

@@ -6,7 +6,7 @@ per process. A setting that is given under both names is refused.
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dograph.errors import ConfigError
@@ -36,7 +36,7 @@ RENAMED: dict[str, Rows] = {
         "remix_floor": ("remix_min_fraction", {}),
         "warmup": ("warmup_ratio", {}),
     },
-    "objective.": {
+    "objective": {
         "gamma": ("graph_penalty", {}),
         "variance": ("variance", {"printed": "paper"}),
         "sigma": ("sigma", {"printed": "paper"}),
@@ -65,56 +65,49 @@ def with_new_names(owner: str, given: Mapping[str, Any], prefix: str) -> dict[st
         known = isinstance(value, str) and value in values
         result[new] = values[value] if known else value
         if new != old:
-            _announce(f"{prefix}{old} is now {prefix}{new}", values)
+            pairs = ", ".join(f"{a} is {str(b).lower()}" for a, b in values.items())
+            _announce(f"{prefix}{old} is now {prefix}{new}" + (f" ({pairs})" if pairs else ""))
         elif known:
-            _announce(f"{prefix}{old}={value} is now {prefix}{new}={values[value]}", {})
-    if owner == "dograph" and isinstance(objective := result.get("objective"), Mapping):
-        result["objective"] = with_new_names("objective.", objective, f"{prefix}objective.")
+            _announce(f"{prefix}{old}={value} is now {prefix}{new}={values[value]}")
     return result
 
 
-def _announce(text: str, values: Mapping[Any, Any]) -> None:
-    """One line on stderr, the first time, from the first rank."""
-    pairs = ", ".join(f"{old} is {str(new).lower()}" for old, new in values.items())
-    line = f"{text} ({pairs})" if pairs else text
+def _announce(line: str) -> None:
+    """Print to stderr, the first time, from the first rank."""
     if line not in _announced and os.environ.get("RANK", "0") == "0":
         print(f"note: {line}", file=sys.stderr)
     _announced.add(line)
 
 
-def with_new_settings(values: Mapping[str, Any], mixer: str = "dograph") -> dict[str, Any]:
-    """Nested settings of a run under their present names; `mixer`: where they name none."""
-    return {
-        section: with_new_names(_owner(section, own, mixer), own, f"{section}.")
-        if isinstance(own, Mapping)
-        else own
-        for section, own in values.items()
-    }
-
-
-def with_old_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse: nested settings under the names that they were first given.
-
-    What is kept under a digest of its settings is found again after a renaming.
-    """
-    return {
-        section: _with_old_names(_owner(section, own, "dograph"), own)
-        if isinstance(own, Mapping)
-        else own
-        for section, own in values.items()
-    }
-
-
-def _with_old_names(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_old_names(owner: str, given: Mapping[str, Any], _prefix: str) -> dict[str, Any]:
     back = {new: (old, values) for old, (new, values) in RENAMED.get(owner, {}).items()}
     result = dict[str, Any]()
     for new, value in given.items():
         old, values = back.get(new, (new, {}))
         result[old] = next((o for o, n in values.items() if n == value), value)
-    if owner == "dograph" and isinstance(objective := result.get("objective"), Mapping):
-        result["objective"] = _with_old_names("objective.", objective)
     return result
 
 
-def _owner(section: str, own: Mapping[str, Any], mixer: str) -> str:
-    return str(own.get("name", mixer)) if section == "mixer" else f"{section}."
+def with_new_settings(values: Mapping[str, Any], mixer: str = "dograph") -> dict[str, Any]:
+    """Nested settings of a run under their present names; `mixer`: if they name none."""
+    return _each_section(values, with_new_names, mixer)
+
+
+def with_old_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse: a digest of settings under old names does not change with a renaming."""
+    return _each_section(values, _with_old_names, "dograph")
+
+
+def _each_section(
+    values: Mapping[str, Any],
+    rename: Callable[[str, Mapping[str, Any], str], dict[str, Any]],
+    mixer: str,
+) -> dict[str, Any]:
+    result = dict(values)
+    for section, own in values.items():
+        if isinstance(own, Mapping):
+            owner = str(own.get("name", mixer)) if section == "mixer" else f"{section}."
+            result[section] = new = rename(owner, own, f"{section}.")
+            if owner == "dograph" and isinstance(objective := new.get("objective"), Mapping):
+                new["objective"] = rename("objective", objective, "mixer.objective.")
+    return result

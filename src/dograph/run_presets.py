@@ -49,7 +49,7 @@ def _paper(model: str, corpus: str, part: dict[str, Any], dropout: float) -> dic
         "run": f"runs/paper-{model}",
         "data": {"corpus": corpus},
         "model": {"preset": model, "dropout": dropout},
-        # Every source alike, as the baselines of the paper draw; it does not say so of its own.
+        # Uniform, as the paper's baselines; the paper does not say what DoGraph draws.
         "mixer": {"name": "dograph", "recipe": "paper", "sampling": "uniform"},
     }
     return merge(_PAPER, part, own)
@@ -57,7 +57,7 @@ def _paper(model: str, corpus: str, part: dict[str, Any], dropout: float) -> dic
 
 RUN_PRESETS: dict[str, dict[str, Any]] = {
     "demo": {"probe": {"rows": 32}},  # six probes of 512 rows would cost as much as the run
-    # A corpus with a known answer: four sources of the same words, told apart by what follows what.
+    # A corpus with a known answer: four sources of the same words in different orders.
     "planted": {
         "run": "runs/planted",
         "data": {"corpus": "bigram", "seq_len": 64},

@@ -1,4 +1,4 @@
-"""The nouns: Mixture, Batch, Signals, Domains.
+"""The common types: Mixture, Batch, Signals, Domains.
 
 Shapes: B samples of the world batch of one optimizer step (all ranks and micro-batches, in global
 order), T tokens, K sketch, M domains, S sources.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; preparing a corpus does not 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Sampling weights over named sources (or strata): what to draw from. They sum to 1."""
+    """Sampling weights over named sources or strata; they sum to 1."""
 
     weights: Mapping[str, float]
 
@@ -46,7 +46,7 @@ class Mixture:
         return cls({name: weight / total for name, weight in weights.items()})
 
     def require_names(self, known: list[str]) -> None:
-        """Refuse a name that the corpus does not have."""
+        """Refuse names that are not in the corpus."""
         for name in self.weights:
             if name not in known:
                 raise ConfigError(
@@ -57,13 +57,13 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class SampleIds:
-    """Where each sample of a batch comes from: enough to read its text again."""
+    """Where each sample of a batch comes from in the corpus."""
 
     stratum_B: np.ndarray  # index into the corpus' training strata
     block_B: np.ndarray  # which block of that stratum
     document_B: np.ndarray  # document in which the block starts, counted within the stratum
     offset_B: np.ndarray  # token of that document at which the block starts
-    epoch_B: np.ndarray  # how many times the stratum had been read through before
+    epoch_B: np.ndarray  # how many times the whole stratum was read before
 
     def __len__(self) -> int:
         return len(self.stratum_B)
@@ -80,11 +80,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What one step knows of its samples. A mixer's `needs` says which fields are filled."""
+    """The samples of one step as a mixer sees them; its `needs` decides which fields are filled."""
 
     step: int
     num_samples: int  # B, the world batch
-    device: "torch.device | None" = None  # where weights are wanted; None: the CPU
+    device: "torch.device | None" = None  # of the weights; None: the CPU
     loss_B: "Tensor | None" = None  # mean NLL in nats over each sample's own predicted tokens
     reference_loss_B: "Tensor | None" = None  # the same under a reference model
     excess_loss_B: "Tensor | None" = None  # mean over tokens of max(loss - reference loss, 0)
@@ -92,14 +92,14 @@ class Signals:
     stratum_B: "Tensor | None" = None  # index into the corpus' training strata
     sketch_BK: "Tensor | None" = None  # projected per-sample gradients
     block_norm_B: "Tensor | None" = None  # norm of the sketch's part from the blocks' matrices
-    projection: int = 0  # the step from which the projection of the sketches has held
+    projection: int = 0  # first step of the sketches' projection
     lr: float | None = None  # learning rate of this step's update
-    vocab_size: int | None = None  # of the model: a blind guess at a token costs its logarithm
+    vocab_size: int | None = None  # log(vocab_size) is the loss of a uniform prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """What the objectives know of each domain (M of them). Entries of empty domains are 0."""
+    """Statistics of M domains for the objectives. Entries of empty domains are 0."""
 
     label_B: "Tensor"  # int64: domain of each sample of this batch
     share_M: "Tensor"  # fraction of the samples in each domain

@@ -92,7 +92,7 @@ def test_show_prints_a_table_json_and_errors(scheduled):
     out, _ = run("show", "samples", str(directory), "--step", "3")
     assert "12 samples" in " ".join(out.split())  # a long path may wrap the title
     _, err = run("show", "samples", str(directory), "--step", "13", code=2)
-    assert "has made steps 1 to 12; step 13 is not one of them" in err
+    assert "has steps 1 to 12; step 13 is not one of them" in err
 
 
 def test_print_config_is_a_config(corpus, tmp_path):

@@ -152,7 +152,7 @@ def test_graph_shows_and_exports(whole, tmp_path):
     expected = {f"n{node['domain']}": node["share"] for node in graphs[1]["nodes"]}
     assert networkx.get_node_attributes(read, "share") == expected
     _, err = dograph("show", "graph", whole, "--step", 17, code=2)
-    assert "the nearest is of step 18. Known: 12, 18, 24" in err
+    assert "the nearest is step 18. Available: 12, 18, 24" in err
 
 
 def test_explain_tells_domains_weights_and_why(whole):
@@ -189,10 +189,10 @@ def test_a_run_without_domains_is_explained_too(corpus, tmp_path):
     assert not (directory / "samples.jsonl").exists()
     assert not (directory / "probes").exists()
     out, _ = dograph("show", "weights", directory, "--step", 2)
-    assert "natural knows no domains: all 12 samples counted alike" in out
+    assert "natural has no domains: all 12 samples had the same weight" in out
     assert samples_of_step(directory, 2)[0]["text"][:20] in out
     _, err = dograph("show", "graph", directory, code=2)
-    assert "natural, which knows no domains" in err
+    assert "natural, has no domains" in err
 
 
 def test_domains_of_one_batch_are_numbered_alike_everywhere(corpus, tmp_path):

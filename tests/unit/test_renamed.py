@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from benchmarks.same_files import compare_folders
 
 from dograph import renamed
 from dograph.config import RunConfig, parse_config, parse_override, resolve_config
@@ -93,6 +94,7 @@ def test_options_of_other_mixers_keep_their_names():
     own = resolve_config(None, ["mixer.name=module:Mine", "mixer.within=unit", "mixer.cap=3"])
     assert own.mixer.options == {"within": "unit", "cap": 3}
     assert resolve_config(None, ["eval.every=5"]).eval.every == 5
+    assert parse_override("objective={gamma: 1}") == {"objective": {"gamma": 1}}
 
 
 def test_keyword_arguments():
@@ -149,6 +151,22 @@ def test_old_names_are_the_inverse():
     values = yaml.safe_load(OLD_RUN)
     assert with_old_settings(with_new_settings(values)) == values
     assert with_old_settings(RunConfig().model_dump(mode="json"))["eval"]["max_blocks"] == 32
+
+
+def test_files_of_two_versions_are_compared_under_the_new_names(tmp_path):
+    config = parse_config(yaml.safe_load(OLD_RUN), "old")
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, text in (
+        (old, yaml.safe_dump(with_old_settings(config.model_dump(mode="json")))),
+        (new, config.dump()),
+    ):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(text)
+    (old / "printed-1.txt").write_text("recipe safe with restarts=4\n")
+    (new / "printed-1.txt").write_text("recipe safe with kmeans_restarts=4\n")
+    assert compare_folders(old, new, "case", [old, new]) == (2, "")
+    (new / "config.yaml").write_text(config.dump().replace("period_steps: 7", "period_steps: 8"))
+    assert "mixer.period_steps: 7 old, 8 new" in compare_folders(old, new, "case", [old, new])[1]
 
 
 def test_every_new_name_is_an_option():

@@ -1,8 +1,10 @@
-"""The domain graph: nodes are domains, edges join those whose mean gradients agree; its files.
+"""The domain graph: nodes are domains, edges have the cosine of their mean gradients.
 
-    .json      what graph.jsonl has on a line
+Its files:
+
+    .json      a line of graph.jsonl
     .graphml   for Gephi, yEd, Cytoscape, networkx
-    .dot       for Graphviz; edges between domains that do not agree (cosine <= 0) are not drawn
+    .dot       for Graphviz; edges with a cosine <= 0 are not drawn
 
 Shapes: M domains, N samples whose domain and source are known.
 """
@@ -45,8 +47,7 @@ def laplacian(adjacency_MM: Tensor) -> Tensor:
 def mmd_squared(gram_MM: Tensor) -> Tensor:
     """Squared distances between domain means, G_jj + G_ll - 2 G_jl.
 
-    The squared maximum mean discrepancy of two domains under the linear kernel on gradients, the
-    distance of Theorem 1.
+    The squared maximum mean discrepancy (MMD) under the linear kernel on gradients (Theorem 1).
     """
     square_M = gram_MM.diagonal()
     return (square_M[:, None] + square_M - 2 * gram_MM).clamp_min(0)
@@ -62,7 +63,7 @@ class Node:
 
     domain: int
     share: float  # of the samples
-    weight: float | None  # what the objective gave it; None where nothing was weighed
+    weight: float | None  # by the objective; None without weights
     norm: float  # of its mean gradient
     gradient_norm: float  # root of the mean squared gradient norm of its samples
     spread: float  # mean squared distance of its samples to their mean
@@ -107,9 +108,9 @@ def build_graph(
     step: int,
     order_M: Tensor | None = None,
 ) -> DomainGraph:
-    """The graph of `domains`; `order_M` says which of them is number 0, 1 and so on.
+    """The graph of `domains`; `order_M`: which of them is number 0, 1 and so on.
 
-    Sources are counted over the N samples. All comes to the host in one transfer.
+    Sources are counted over the N samples. One transfer from the device.
     """
     num, device = len(domains.share_M), domains.share_M.device
     order_M = torch.arange(num, device=device) if order_M is None else order_M
@@ -128,7 +129,7 @@ def build_graph(
     for j in present:
         share, weight, gradient_square, spread, square = rows[j][:5]
         counts = zip(sources, rows[j][5:first], strict=True)
-        made = {source: int(count) for source, count in counts if count}
+        present_sources = {source: int(count) for source, count in counts if count}
         node = Node(
             domain=j,
             share=share,
@@ -136,8 +137,8 @@ def build_graph(
             norm=max(square, 0.0) ** 0.5,
             gradient_norm=max(gradient_square, 0.0) ** 0.5,
             spread=spread,
-            samples=sum(made.values()),
-            sources=made,
+            samples=sum(present_sources.values()),
+            sources=present_sources,
         )
         graph.nodes.append(node)
         others = (k for k in present if j < k)
@@ -146,7 +147,7 @@ def build_graph(
 
 
 def write_graph(graph: DomainGraph, path: Path) -> None:
-    """Write the graph in the format that the file's ending names."""
+    """Write the graph in the format of the file's extension."""
     formats: dict[str, Callable[[DomainGraph], str]] = {
         ".json": lambda graph: json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n",
         ".graphml": to_graphml,
@@ -154,8 +155,8 @@ def write_graph(graph: DomainGraph, path: Path) -> None:
     }
     if path.suffix not in formats:
         raise ConfigError(
-            f"{path}: a graph is written as one of {', '.join(formats)}; give the file such an "
-            "ending"
+            f"{path}: a graph is written as one of {', '.join(formats)}; use one of these "
+            "extensions"
         )
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: the folder {path.parent} does not exist; make it first")
@@ -163,7 +164,7 @@ def write_graph(graph: DomainGraph, path: Path) -> None:
 
 
 def to_graphml(graph: DomainGraph) -> str:
-    """GraphML with every figure as an attribute, and one attribute `source: NAME` a source."""
+    """GraphML with every number as an attribute, and one attribute `source: NAME` per source."""
     names = sorted({name for node in graph.nodes for name in node.sources})
     keys = [("label", "node", "string"), ("samples", "node", "int")]
     keys += [(name, "node", "double") for name in _FIGURES]
@@ -216,14 +217,14 @@ def to_dot(graph: DomainGraph) -> str:
 
 
 def _title(node: Node) -> str:
-    """The domain's number and its commonest sources."""
-    common = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
-    made = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in common)
-    return f"domain {node.domain}" + (f": {made}" if made else "")
+    """The domain's number and its two largest sources."""
+    largest = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
+    text = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in largest)
+    return f"domain {node.domain}" + (f": {text}" if text else "")
 
 
 def _xml(text: str) -> str:
-    """Characters that XML cannot hold at all, escaped or not, are replaced."""
+    """Replace characters that XML cannot hold, escaped or not."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -2,10 +2,9 @@
 
 Shapes: B samples, K sketch, M domains, R restarts, L trial seeds.
 
-Products are taken in float64: a batch is small, and a TF32 setting of the surrounding program
-cannot round the differences that the distances are made of. Ties go to the lowest index, as
-argmin and argmax have it. On a GPU the restarts are one kernel (dograph.kernels.kmeans); a batch of
-more than 128 samples, and every batch on a CPU, takes the way written out here.
+Products are in float64, so that a TF32 setting cannot round the differences in distances. Ties go
+to the lowest index, as with argmin and argmax. On a GPU the restarts are one kernel
+(dograph.kernels.kmeans); more than 128 samples, and batches on a CPU, use the code here.
 """
 
 import math
@@ -21,16 +20,16 @@ from dograph.kernels import usable
 from dograph.rng import key64
 from dograph.types import Domains
 
-ITERATIONS = 20  # of Lloyd, which seldom needs ten
-REFILL_EVERY = 5  # iterations from one look for empty domains to the next; the last one looks
-SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding
-RATIO = 0.6180339887498949  # golden: its multiples modulo 1 are as uneven as multiples can be
-MOST_SAMPLES, MOST_DOMAINS = 128, 32  # of the kernels, whose Gram lies in registers
+ITERATIONS = 20  # of Lloyd's algorithm, which rarely needs ten
+REFILL_EVERY = 5  # iterations between checks for empty domains; the last one checks
+SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding errors
+RATIO = 0.6180339887498949  # golden ratio: its multiples modulo 1 are spread evenly
+MOST_SAMPLES, MOST_DOMAINS = 128, 32  # of the kernels, which hold the Gram in registers
 
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """A batch cut into domains, numbered by falling size, then by their first sample."""
+    """Domains of a batch, numbered by decreasing size, then by their first sample."""
 
     label_B: Tensor  # int64
     inertia: Tensor  # (): sum of squared distances to the own centroid, in the space clustered
@@ -38,10 +37,10 @@ class Clustering:
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """What the iterations know of the samples."""
+    """The samples as the iterations use them."""
 
     gram_BB: Tensor  # inner products in the space clustered
-    weight_B: Tensor  # 1 for samples that shape the centroids, 0 for those that only get a label
+    weight_B: Tensor  # 1 for samples that count in centroids, 0 for those that only get a label
     rounding_B: Tensor  # squared distances up to these, or the sum of two of them, are 0
     spherical: bool  # centroids are unit directions
 
@@ -61,9 +60,9 @@ def kmeans(
     Plain K-means clusters the samples centred on their mean; `normalise` divides each by its norm
     instead and assigns by the cosine to a domain's mean direction (spherical K-means). Domains
     below `min_size` samples dissolve into the nearest others. At most one domain per sample.
-    The same samples in another order give the same domains: draws belong to the samples' values,
-    not to their places. Rows that are not finite shape nothing and get label 0; zero rows shape
-    nothing in spherical K-means. A domain left empty restarts at the farthest sample.
+    The same samples in another order give the same domains: random draws depend on the samples'
+    values, not on their places. Rows that are not finite do not count in centroids and get label 0;
+    zero rows do not count in spherical K-means. An empty domain restarts at the farthest sample.
     """
     options = {"num_domains": num_domains, "restarts": restarts, "iterations": iterations}
     for name, value in {**options, "min_size": min_size}.items():
@@ -86,7 +85,7 @@ def kmeans(
 
 
 def fits_kernel(point_BK: Tensor, num_domains: int) -> bool:
-    """Whether a batch is one for the kernels."""
+    """Whether the kernels can be used for a batch."""
     fits = len(point_BK) <= MOST_SAMPLES and num_domains <= MOST_DOMAINS
     return fits and usable(point_BK)
 
@@ -100,7 +99,7 @@ def races(size: int, num_domains: int, restarts: int, generator: torch.Generator
 
 
 def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Samples sorted by a number made of their own entries, those not finite set to 0 and last."""
+    """Samples sorted by a number computed from their entries; not finite ones set to 0 and last."""
     finite_B = torch.isfinite(point_BK.square().sum(dim=1))
     point_BK = torch.where(finite_B[:, None], point_BK, 0.0)
     place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
@@ -113,8 +112,8 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> _Space:
     """From the Gram of the samples as they are to that of centred or of unit ones.
 
-    Centring by subtraction of means from the Gram costs about 1e-16 of the samples' squares, so
-    that these, not those of the centred samples, say what is rounding.
+    Centring by subtracting means from the Gram has an error of about 1e-16 of the samples' squares,
+    so the rounding error is relative to these, not to the squares of the centred samples.
     """
     weight_B, square_B = finite_B.double(), raw_BB.diagonal()
     if normalise:
@@ -170,7 +169,7 @@ def _plus_plus(space: _Space, race_MRLB: Tensor) -> Tensor:
 
 
 def _scores(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
-    """Squared distance of samples to centroids less the samples' own square; infinite if empty."""
+    """Squared distance of samples to centroids minus the samples' squares; infinite if empty."""
     domain_M = torch.arange(num_domains, device=label_RB.device)
     member_RBM = (label_RB[..., None] == domain_M) * space.weight_B[:, None]
     count_R1M = member_RBM.sum(dim=1, keepdim=True)
@@ -186,7 +185,7 @@ def _scores(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
 
 
 def _own_distances(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
-    """Squared distance of samples to the centroid of their domain; 0 for those that shape none."""
+    """Squared distance of samples to the centroid of their domain; 0 for those of weight 0."""
     square_B = space.gram_BB.diagonal()
     own_RB = score_RBM.gather(2, label_RB[..., None]).squeeze(2) + square_B
     return own_RB.masked_fill((own_RB <= space.rounding_B) | (space.weight_B == 0), 0)
@@ -223,7 +222,7 @@ def _dissolve_small(
 
 
 def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
-    """The same domains numbered by falling size, equal ones by their first sample."""
+    """The same domains numbered by decreasing size, equal ones by their first sample."""
     size = len(label_B)
     domain_M = torch.arange(num_domains, device=label_B.device)
     index_B1 = torch.arange(size, device=label_B.device)[:, None]
@@ -236,7 +235,7 @@ def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
 
 @dataclass
 class KMeans:
-    """The clustering of one mixer: its number of domains, options and seed."""
+    """K-means with the options of a mixer."""
 
     num_domains: int
     normalise: bool
@@ -280,7 +279,7 @@ class KMeans:
 
 
 def domain_means(point_BK: Tensor, label_B: Tensor, num_domains: int) -> Tensor:
-    """The mean of each domain's points; infinite for an empty one, so that nobody is near it."""
+    """The mean of each domain's points; infinite for an empty one, so that no point is near it."""
     member_BM = (label_B[:, None] == torch.arange(num_domains, device=label_B.device)).to(point_BK)
     count_M = member_BM.sum(dim=0)
     mean_MK = member_BM.T @ point_BK / count_M.clamp_min(1)[:, None]

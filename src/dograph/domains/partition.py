@@ -17,17 +17,17 @@ from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.types import Domains
 
-MOST_SAMPLES = 4096  # of the kernel that shares weights out, which is one program
-NORM_FLOOR = 0.1  # gradient norms below this fraction of the batch's median count as that fraction
+MOST_SAMPLES = 4096  # of the kernel in `share_out`, which is one program
+NORM_FLOOR = 0.1  # gradient norms are at least this fraction of the batch's median
 
 
 def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
-    """Statistics of the domains that `label_B` makes of a batch, from its Gram K = X X' alone.
+    """Statistics of the domains `label_B` of a batch, from its Gram K = X X'.
 
     With Z the one-hot labels over the domains' sizes: G = Z'KZ, and the squared distance of
     sample i to its mean is K_ii - 2 (KZ)_ij + G_jj, there with K centred on the batch mean.
-    `spread_variance_M` is the paper's sigma^2 as printed (App. Objectives). Products are taken in
-    float64, out of reach of a TF32 setting, and results are float32 unless sketches are float64.
+    `spread_variance_M` is the paper's sigma^2 (App. Objectives). Products are in float64, which a
+    TF32 setting does not affect; results are float32 unless sketches are float64.
     """
     point_BK = sketch_BK.detach().double()
     member_BM = label_B[:, None] == torch.arange(num_domains, device=label_B.device)
@@ -189,7 +189,7 @@ def limit_weights(
 
 
 def running_sum(value_B: Tensor) -> Tensor:
-    """Inclusive running sum by two triangular products: CUDA's cumsum does not repeat."""
+    """Inclusive running sum by two triangular products: CUDA's cumsum is not deterministic."""
     side = math.isqrt(max(value_B.numel() - 1, 0)) + 1
     grid = F.pad(value_B, (0, side * side - value_B.numel())).view(side, side)
     upper = torch.ones(side, side, dtype=value_B.dtype, device=value_B.device).triu()
@@ -226,7 +226,7 @@ def limit_variance(
 
 
 def all_finite(*weights: Tensor) -> Tensor:
-    """Whether all numbers are finite: sums of weights do not overflow."""
+    """Whether all numbers are finite (sums of weights do not overflow)."""
     total = torch.stack([weight.sum() for weight in weights]).sum()
     return total - total == 0
 
@@ -254,8 +254,8 @@ def agreement(
 ) -> tuple[Tensor, Tensor]:
     """Normalised mutual information and purity of domains against sources, both in [0, 1].
 
-    NMI = 2 I(domain; source) / (H(domain) + H(source)), taken as 1 where neither side is split.
-    Purity is the share of samples whose source is the commonest in their domain.
+    NMI = 2 I(domain; source) / (H(domain) + H(source)), 1 if there is one domain and one source.
+    Purity is the fraction of samples from the most frequent source of their domain.
     """
     domain_BM = label_B[:, None] == torch.arange(num_domains, device=label_B.device)
     origin_BS = source_B[:, None] == torch.arange(num_sources, device=source_B.device)
@@ -264,7 +264,7 @@ def agreement(
 
 
 def agreement_of_counts(count_XMS: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for several tables at once, each of how many samples have a domain and a source."""
+    """The same for several tables of counts at once, samples by domain and source."""
     share_XMS = count_XMS / count_XMS.sum(dim=(1, 2), keepdim=True)
     share_XM1, share_X1S = share_XMS.sum(dim=2, keepdim=True), share_XMS.sum(dim=1, keepdim=True)
     apart_XMS = share_XM1 * share_X1S
@@ -282,7 +282,7 @@ def agreement_of_counts(count_XMS: Tensor) -> tuple[Tensor, Tensor]:
 def agreement_of(
     batches: Sequence[tuple[Tensor, Tensor]], num_domains: int, num_sources: int
 ) -> tuple[Tensor, Tensor]:
-    """NMI and purity, each of all these batches as one and of the last alone; on the CPU."""
+    """NMI and purity, each over all these batches and over the last one; on the CPU."""
     label_N, source_N = (torch.cat(parts) for parts in zip(*batches, strict=True))
     num_sources = max(num_sources, int(source_N.max()) + 1)
     cell_N, size = label_N * num_sources + source_N, num_domains * num_sources

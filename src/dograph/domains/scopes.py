@@ -1,7 +1,7 @@
-"""Over what the domains are found: one batch, a period of batches, or the stream of all.
+"""Scopes: domains of one batch, of a period of batches, or of the stream of all batches.
 
-    batch    every world batch afresh, as the paper's appendix has it; no identity over time
-    period   the sketches of `every` steps pooled, clustered once, held for the next period
+    batch    K-means on every world batch, as in the paper's appendix; no identity over time
+    period   K-means once every `every` steps on all their sketches (the paper says epoch)
     stream   persistent domains that follow the model
 
 Shapes: B samples, K sketch, M domains, P pooled samples.
@@ -20,12 +20,12 @@ from dograph.domains.partition import partition
 from dograph.errors import ConfigError
 from dograph.types import Domains
 
-FIT_BATCHES = 10  # K-means of a stream is over this many batches
+FIT_BATCHES = 10  # that K-means of a stream is run on
 _SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 
 
 class Scope:
-    """Domains as they are known when a batch comes. Every batch has its own: scope batch."""
+    """Assigns samples to domains. This one is scope batch: every batch has its own domains."""
 
     keeps_identity: ClassVar[bool] = False
 
@@ -37,13 +37,13 @@ class Scope:
         return self.cluster.domains(sketch_BK, step)
 
     def observe(self, sketch_BK: Tensor, step: int) -> None:
-        """Take the batch in; it counts from the next step on."""
+        """Update the domains with a batch, for the next step."""
 
     def locate(self, sketch_BK: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
-        """Where samples fall, changing nothing: label_B, and closeness_BM to each centroid.
+        """Domains of other samples, without an update: label_B, and closeness_BM to each centroid.
 
         Greater is nearer, -inf for domains without samples. None while no domains are known.
-        Where no others are remembered, these samples are clustered among themselves.
+        In scope batch these samples are clustered among themselves.
         """
         label_B = self.cluster(sketch_BK, step)
         centroid_MK = self.cluster.centroids(sketch_BK, label_B)
@@ -53,11 +53,11 @@ class Scope:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a `state_dict`."""
 
 
 class PeriodScope(Scope):
-    """Domains found once a period, from all its sketches, and held for the next."""
+    """Domains from all sketches of a period, used in the next one."""
 
     keeps_identity: ClassVar[bool] = True
 
@@ -123,23 +123,23 @@ def _pool_of(state: Mapping[str, Any]) -> list[Tensor]:
 
 
 def require_lasting(scope: str, old: int | None, new: int, needed: int) -> None:
-    """Refuse projections, known by their first steps, under which no domains could be used."""
+    """Refuse a projection that changed (`old`, `new`: first steps) before domains were formed."""
     if old is not None and 0 < new - old <= needed:
         raise ConfigError(
-            f"scope={scope} needs sketches under one projection: domains are found from {needed} "
+            f"scope={scope} needs sketches under one projection: domains are formed from {needed} "
             f"steps, and this projection changed after {new - old}; set refresh to never, or to "
             "some hundreds of steps, or scope to batch"
         )
 
 
 class StreamScope(Scope):
-    """Domains whose centroids follow the model over the whole run, and forget slowly.
+    """Domains whose centroids follow the model over the whole run.
 
     A sketch is divided by its norm, centred on the running mean of such directions and divided by
-    its norm again; it belongs to the centroid it makes the smallest angle with. Counts, centroids,
-    mean gradients and spreads are sums that decay with a half-life, so 48 samples a step become
-    thousands. The first domains, and better ones if there are, come from K-means over the last
-    batches.
+    its norm again; it belongs to the centroid with the highest cosine. Counts, centroids, mean
+    gradients and spreads are sums that decay with a half-life, so they are over thousands of
+    samples. The first domains come from K-means on the last batches, and so do later ones if they
+    fit better.
     """
 
     keeps_identity: ClassVar[bool] = True
@@ -207,7 +207,7 @@ class StreamScope(Scope):
             self.sums |= self._fitted(step)
 
     def _move(self, device: torch.device) -> None:
-        """A restored state comes on the CPU."""
+        """A restored state is on the CPU."""
         self.index_M = self.index_M.to(device)
         self.sums = {name: value.to(device) for name, value in self.sums.items()}
         self.pool = [sketch_BK.to(device) for sketch_BK in self.pool]
@@ -241,29 +241,29 @@ class StreamScope(Scope):
         }
 
     def _fitted(self, step: int) -> dict[str, Tensor]:
-        """Domains found by K-means over the last batches."""
+        """Domains by K-means on the last batches."""
         pool_PK = torch.cat(self.pool)
         direction_PK = self._directions(pool_PK)
         return self._sums_of(pool_PK, direction_PK, self.cluster(direction_PK, step))
 
     def _refit(self, direction_BK: Tensor, step: int) -> None:
-        """Take K-means' domains where they fit a batch that neither has seen better than ours."""
+        """Take the domains of K-means if they fit a batch that is new to both better than ours."""
         new, old_MK = self._fitted(step), self.sums["direction_MK"]
-        cosine_B, found_B = (
+        old_B, new_B = (
             (direction_BK @ F.normalize(c).T).amax(dim=1) for c in (old_MK, new["direction_MK"])
         )
-        gain_B = found_B - cosine_B
+        gain_B = new_B - old_B
         better = gain_B.mean() > gain_B.std(correction=0) / len(gain_B) ** 0.5
         order_M = matched(old_MK, new["direction_MK"])
         for name in _SUMS:
             self.sums[name] = torch.where(better, new[name][order_M], self.sums[name])
 
     def _reseed(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
-        """A domain that has lost its samples starts again at the sample farthest from its own."""
+        """Restart a domain that has lost its samples at the sample farthest from its centroid."""
         sums, count_M = self.sums, self.sums["count_M"]
         mass = count_M.sum() / (2 * len(count_M))
         needed = count_M.amin() < mass / 2
-        # Not direction_BK[far]: an index that is a scalar on the device would be waited for.
+        # Not direction_BK[far]: indexing by a scalar on the device waits for the device.
         far_1 = self._cosines(direction_BK).amax(dim=1).argmin(keepdim=True)
         direction_K, sketch_K = (
             t.index_select(0, far_1).squeeze(0) for t in (direction_BK, sketch_BK)
@@ -295,7 +295,7 @@ class StreamScope(Scope):
 
 
 def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
-    """Cosine to each centroid, or minus the squared distance; -inf to that of an empty domain."""
+    """Cosine to each centroid, or minus the squared distance; -inf for an empty domain."""
     known_M = torch.isfinite(centroid_MK).all(dim=1)
     centroid_MK = torch.where(known_M[:, None], centroid_MK, 0.0)
     cross_BM = point_BK @ centroid_MK.T
@@ -308,7 +308,7 @@ def closeness(point_BK: Tensor, centroid_MK: Tensor, normalise: bool) -> Tensor:
 
 
 def matched(old_MK: Tensor, new_MK: Tensor) -> Tensor:
-    """Which new centroid continues each old one: pairs by falling cosine, ties by index."""
+    """The new centroid for each old one: pairs by decreasing cosine, ties by index."""
     old_MK, new_MK = (F.normalize(torch.where(torch.isfinite(c), c, 0.0)) for c in (old_MK, new_MK))
     cosine_MM = old_MK @ new_MK.T
     num = len(cosine_MM)

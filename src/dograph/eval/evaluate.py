@@ -1,7 +1,7 @@
 """What `dograph eval` does: the nine tasks and the loss per source of one model, with provenance.
 
-The model is a run, one of its checkpoints, a folder saved by save_pretrained, or a name of the
-hub. A run also has a corpus, so its sources' validation losses are part of the result.
+The model is a run, one of its checkpoints, a folder saved by save_pretrained, or a Hugging Face
+name. A run also has a corpus, so the result includes the validation losses of its sources.
 """
 
 import time
@@ -20,7 +20,7 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.recorded import loss_cells, number_table
 from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
-from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_folder, read_hub
+from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_task
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
@@ -28,14 +28,12 @@ from dograph.train.distributed import World, describe_environment, pick_device
 from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
 
-Precision = Literal["float32", "bfloat16"]
-Evaluation = dict[str, Any]  # the content of eval.json
-POSITIONS = 2048  # where a model does not say how many it has, as in the harness
+POSITIONS = 2048  # for models that do not state how many they have, as in the harness
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that is evaluated: where it lies, and the run that made it, if one did."""
+    """The model to evaluate: its folder or name, and the run that trained it, if any."""
 
     model: str
     run: RunDirectory | None
@@ -43,7 +41,7 @@ class Subject:
 
     @property
     def result_file(self) -> Path | None:
-        """Where a run keeps the result: eval.json of its last model, else with the step."""
+        """Where a run keeps the result: eval.json for its last model, else named by the step."""
         if self.run is None:
             return None
         is_last = (self.run.path / "model").resolve() == Path(self.model).resolve()
@@ -51,13 +49,13 @@ class Subject:
 
 
 def find_subject(name: str) -> Subject:
-    """A run stands for its last model; a checkpoint's model knows its run."""
+    """A run stands for its last model; a checkpoint's model belongs to its run."""
     folder = Path(name)
     if (folder / "config.yaml").is_file():
         folder = folder / "model"
         if not folder.is_dir():
             raise ConfigError(
-                f"{name} is a run that is not complete; name one of its checkpoints: "
+                f"the run {name} is not complete; give one of its checkpoints: "
                 f"{name}/checkpoints/step-.../model"
             )
     elif not folder.is_dir():
@@ -65,8 +63,8 @@ def find_subject(name: str) -> Subject:
         return Subject(name, None, None)
     elif not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{name} has neither config.yaml nor config.json: it is no run and no model. Give a "
-            "run, a folder saved by save_pretrained, or a Hugging Face name"
+            f"{name} is neither a run nor a model: it has no config.yaml and no config.json. Give "
+            "a run, a folder saved by save_pretrained, or a Hugging Face name"
         )
     run, step = run_of_model(folder) or (None, None)
     return Subject(str(folder), run, step)
@@ -77,72 +75,69 @@ class EvalRequest:
     """What to evaluate, and how."""
 
     benchmarks: Path | None = None  # None: the hub
-    tasks: tuple[str, ...] = ()  # none: all nine
+    tasks: tuple[str, ...] = ()  # empty: all nine
     limit: str | None = None
     using: str = "builtin"
     batch_size: int = 32
     device: str = "auto"
-    dtype: Precision = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     max_length: int | None = None
 
 
 def open_scorer(
     subject: Subject, request: EvalRequest, corpus: Corpus | None, trained_length: int | None
 ) -> Scorer:
-    """A folder saved by save_pretrained, or a name of the hub, ready to score.
+    """Load the model and its tokenizer.
 
-    It is shown `max_length` tokens at once; where that is not given, as many as it was trained
-    on, for positions beyond are as good as noise; where that is not known, all its positions.
+    The model is given `max_length` tokens at once; by default as many as it was trained on, since
+    later positions are untrained; if that is not known, all its positions.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would tear our own progress line
+    logging.disable_progress_bar()  # it would break our own progress line
     name, length, device = subject.model, request.max_length, pick_device(request.device)
     if Path(name).is_dir() and not list(Path(name).glob("tokenizer*")):
         raise ConfigError(
-            f"{name} has no tokenizer, so it cannot be asked anything; put its tokenizer.json "
-            "there. A run has one where its corpus was prepared from text or with --tokenizer"
+            f"{name} has no tokenizer, so prompts cannot be encoded; put its tokenizer.json there. "
+            "A run has one if its corpus was prepared from text or with --tokenizer"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of {name} could not be loaded: {error}") from error
-    try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, request.dtype))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{name} could not be loaded: {error}. Give a run, a folder saved by save_pretrained, "
-            "or a Hugging Face name"
+            f"{name} or its tokenizer could not be loaded: {error}. Give a run, a folder saved by "
+            "save_pretrained, or a Hugging Face name"
         ) from error
     positions = getattr(model.config, "max_position_embeddings", None) or POSITIONS
     if length is not None and not 2 <= length <= positions:
-        raise ConfigError(f"data.seq_len={length}, but {name} has {positions} positions")
-    end_of_text = corpus.manifest.tokenizer.eot_id if corpus else None
+        raise ConfigError(
+            f"data.seq_len={length}, but {name} has {positions} positions; give 2 to {positions}"
+        )
     return Scorer(
         model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
-        encoder=PromptEncoder.of(tokenizer, end_of_text),
+        encoder=PromptEncoder.of(tokenizer, corpus.manifest.tokenizer.eot_id if corpus else None),
         max_length=length or min(trained_length or positions, positions),
         batch_size=request.batch_size,
     )
 
 
 def read_documents(request: EvalRequest, report: Report) -> list[Documents]:
-    """The documents of every task asked for, each at most as many as its limit."""
-    tasks, folder = pick_tasks(request.tasks), request.benchmarks
+    """The documents of every requested task, up to its limit."""
+    tasks = pick_tasks(request.tasks)
     limits = parse_limits(request.limit, tasks)
-    found = []
+    documents = []
     for task in tasks:
         report(f"reading {task.name}", 0, 0)
-        documents = read_hub(task) if folder is None else read_folder(folder, task)
-        found.append(documents.limited(limits[task.name]))
-    return found
+        documents.append(read_task(task, request.benchmarks).limited(limits[task.name]))
+    return documents
 
 
 def evaluate(
     subject: Subject, request: EvalRequest, corpus: Corpus | None, report: Report
-) -> Evaluation:
-    """Score the tasks, then the sources of the corpus, where there is one."""
+) -> dict[str, Any]:
+    """The content of eval.json: scores of the tasks, and losses of the corpus' sources, if any."""
     started = time.monotonic()
     check_with(request.using)
     documents = read_documents(request, report)
@@ -154,84 +149,69 @@ def evaluate(
     if config is not None and corpus is not None:
         report("validation loss per source", 0, 0)
         sources = source_losses(scorer, corpus, config)
-    notes = [note for found in documents for note in found.notes]
+    notes = [note for one in documents for note in one.notes]
     if cut := ", ".join(f"{score.task} {score.truncated}" for score in scores if score.truncated):
-        shown = scorer.max_length
-        notes.append(f"texts that did not fit into {shown} tokens and lost their beginning: {cut}")
+        length = scorer.max_length
+        notes.append(f"texts that did not fit into {length} tokens and lost their beginning: {cut}")
     tasks = {}
-    for score, found in zip(scores, documents, strict=True):
-        tasks[score.task] = asdict(score) | {
-            "primary": found.task.primary,
-            "split": found.split,
-            "available": found.available,
-            "files": found.files,
-        }
-        del tasks[score.task]["task"]
+    for score, one in zip(scores, documents, strict=True):
+        values = asdict(score) | {"primary": one.task.metric, "split": one.split}
+        values |= {"available": one.available, "files": one.files}
+        tasks[values.pop("task")] = values
     chance = sum(score.chance for score in scores) / len(scores)
-    counts = {"chance": chance, "tasks": len(scores), "of": len(TASKS)}
-    provenance = _provenance(subject, request, scorer, corpus)
+    weights = sorted(Path(subject.model).glob("*.safetensors"))
+    libraries = ["lm_eval"] if request.using == "lm-eval" else []
+    libraries += ["datasets"] if libraries or request.benchmarks is None else []
     return {
         "format": "dograph-eval",
         "version": 1,
         "tasks": tasks,
-        "average": asdict(average(scores)) | counts,
+        "average": asdict(average(scores))
+        | {"chance": chance, "tasks": len(scores), "of": len(TASKS)},
         "sources": sources,
         "notes": notes,
-        "provenance": provenance | {"seconds": round(time.monotonic() - started, 1)},
+        "provenance": {
+            "scorer": request.using,
+            "model": subject.model,
+            "step": subject.step,
+            "weights": {file.name: sha256_of(file) for file in weights},
+            "benchmarks": None if request.benchmarks is None else str(request.benchmarks),
+            "limit": request.limit,
+            "max_length": scorer.max_length,
+            "batch_size": request.batch_size,
+            "dtype": request.dtype,
+            "device": str(scorer.model.model.device),
+            "corpus": None if corpus is None else corpus.digest,
+            "environment": describe_environment(),
+            "also": {name: version(name) for name in libraries},
+            "seconds": round(time.monotonic() - started, 1),
+        },
     }
 
 
 def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
-    """Loss, perplexity and bits per byte of every source, on the blocks of the run's validations.
+    """Loss, perplexity and bits per byte of every source, on the run's validation blocks.
 
-    Named as in metrics.jsonl, with the mean over sources, the natural-weighted one and the worst.
+    Names as in metrics.jsonl, with the mean over sources, the natural-weighted mean and the worst.
     """
     model = scorer.model
     if model.vocab_size < corpus.vocab_size:
         raise ConfigError(
-            f"the model knows {model.vocab_size} tokens, {corpus.directory} has "
-            f"{corpus.vocab_size}; is it the corpus that the run was trained on?"
+            f"the model has {model.vocab_size} tokens, {corpus.directory} has "
+            f"{corpus.vocab_size}; use the corpus that the run was trained on"
         )
     device = model.model.device
     blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_samples_per_source)
+    world = World(rank=0, size=1, device=device)
     nats, _ = validate(
-        lambda token_BT: model(token_BT.to(device)),
-        blocks_of,
-        scorer.batch_size,
-        World(rank=0, size=1, device=device),
+        lambda token_BT: model(token_BT.to(device)), blocks_of, scorer.batch_size, world
     )
     row = validation_row(0, nats, corpus)
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 
 
-def _provenance(
-    subject: Subject, request: EvalRequest, scorer: Scorer, corpus: Corpus | None
-) -> dict[str, Any]:
-    weights = sorted(Path(subject.model).glob("*.safetensors"))
-    libraries = ["lm_eval", "datasets"] if request.using == "lm-eval" else []
-    libraries += ["datasets"] if request.benchmarks is None and not libraries else []
-    return {
-        "scorer": request.using,
-        "model": subject.model,
-        "step": subject.step,
-        "weights": {file.name: sha256_of(file) for file in weights},
-        "benchmarks": None if request.benchmarks is None else str(request.benchmarks),
-        "limit": request.limit,
-        "max_length": scorer.max_length,
-        "batch_size": request.batch_size,
-        "dtype": request.dtype,
-        "device": str(scorer.model.model.device),
-        "corpus": None if corpus is None else corpus.digest,
-        "environment": describe_environment(),
-        "also": {name: version(name) for name in libraries},
-    }
-
-
-# Tables of `dograph eval`: tasks with their standard errors, and sources.
-
-
-def task_table(found: Evaluation) -> Table:
-    """Accuracies in per cent with standard errors, and what guessing would score."""
+def task_table(result: Mapping[str, Any]) -> Table:
+    """Accuracies in per cent with standard errors, and the accuracy of guessing."""
     columns = ("task", "n", "acc", "acc_norm", "chance", "bits/B", "ppl")
     table = number_table("downstream tasks", *columns, left=("task",))
 
@@ -241,7 +221,7 @@ def task_table(found: Evaluation) -> Table:
         error = "" if mean["se"] is None else f" ± {scale * mean['se']:{shape}}"
         return f"{scale * mean['value']:{shape}}{error}"
 
-    for name, task in found["tasks"].items():
+    for name, task in result["tasks"].items():
         items, available = task["items"], task["available"]
         table.add_row(
             name,
@@ -251,17 +231,17 @@ def task_table(found: Evaluation) -> Table:
             f"{100 * task['chance']:.1f}",
             cell(task["bits_per_byte"], ".3f", 1),
             cell(task["perplexity"], ".4g", 1),
-            end_section=name == list(found["tasks"])[-1],
         )
-    average, num = found["average"], len(found["tasks"])
+    table.add_section()
+    average, num = result["average"], len(result["tasks"])
     tasks = "1 task" if num == 1 else f"{num} tasks"
     table.add_row("average", tasks, "", cell(average), f"{100 * average['chance']:.1f}")
     return table
 
 
-def source_table(found: Evaluation) -> Table:
+def source_table(result: Mapping[str, Any]) -> Table:
     """Validation loss of each source of the run's corpus, and their summaries."""
-    columns, sources = ("source", "nats", "ppl", "bits/B"), found["sources"]
+    columns, sources = ("source", "nats", "ppl", "bits/B"), result["sources"]
     table = number_table("validation loss per source", *columns, left=("source",))
     names = [x.removesuffix("/loss_nats") for x in sources if x.endswith("/loss_nats")]
     names = [name for name in names if name not in SUMMARIES]

@@ -1,21 +1,21 @@
-"""How far apart sources are in gradient space, in units of their own spread, and how surely.
+"""Separation of sources in gradient space with a standard error; probes; principal components.
 
 The separation of two sources is that of theory.mmd.pairwise_mmd: unbiased MMD^2 over the mean of
-their spreads (tr cov). Here it is averaged over all pairs and taken from a Gram, together with
-its value without each row, which the interval is made of.
+their spreads (tr cov). Here it is the average over all pairs, computed from a Gram matrix together
+with its value without each row, which gives the interval.
 
-Rows drawn with replacement would come twice, and the product of a row with its copy is a square,
-just what the unbiased estimate leaves out: a bootstrap of it lies too high. So rows are left out,
-one at a time and inside their source (jackknife):
+A bootstrap of it would be biased upwards: rows drawn with replacement occur twice, and the product
+of a row with its copy is a square, which the unbiased estimate excludes. So rows are left out one
+at a time, within their source (jackknife):
     V = sum over sources of (n - 1) / n  sum_i (T(-i) - mean_i T(-i))^2.
-T is a smooth function of U-statistics of order two. By Hoeffding's decomposition it is, to the
-order that counts, linear terms in single rows plus sum_{i<j} w_ij h_ij over pairs of rows, where
-h is the Gram about the sources' true means, with E h_ij^2 = tr(cov_g cov_h). V is right for the
-linear terms but counts each pair about twice, once for either row (Efron and Stein 1981). With
-Q = sum_{i<j} w_ij^2 E h_ij^2, which is the pairs' share of the variance,
-    E V = linear + 2 Q between sources + 2 (n - 1) / (n - 2) Q inside a source,
-and Q can be estimated without bias from the Gram: between sources by centred products, inside a
-source by U-centred ones (Szekely and Rizzo 2014). So the variance is V less the second count of
+T is a smooth function of U-statistics of order two. By Hoeffding's decomposition it is, to leading
+order, linear terms in single rows plus sum_{i<j} w_ij h_ij over pairs of rows, where h is the Gram
+about the sources' true means, with E h_ij^2 = tr(cov_g cov_h). V is right for the linear terms but
+counts each pair about twice, once for either row (Efron and Stein 1981). With
+Q = sum_{i<j} w_ij^2 E h_ij^2, the pairs' share of the variance,
+    E V = linear + 2 Q between sources + 2 (n - 1) / (n - 2) Q within a source,
+and Q can be estimated without bias from the Gram: between sources by centred products, within a
+source by U-centred ones (Szekely and Rizzo 2014). So the variance is V minus the second count of
 Q, and at least Q. With wide sketches and few rows Q is most of it: without this, intervals are
 up to sqrt(2) too wide.
 
@@ -37,46 +37,42 @@ from torch import Tensor
 from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.train.run_dir import RunDirectory
 
-# Spreads below this part of the mean square of a row are none, and components with less than this
-# part of the variance have no direction.
+# Spreads below this share of the mean square of a row count as zero, and so do components with
+# less than this share of the variance.
 ROUNDING = 1e-12
 LEAST_ROWS = 4  # of a source: U-centred squares are divided by n - 3
 
 
 @dataclass(frozen=True, slots=True)
 class Separation:
-    """A mean separation, and what its standard error is made of; they subtract, row by row."""
+    """A mean separation and the parts of its standard error; two of them subtract row by row."""
 
     value: float
     without_N: Tensor  # the value without each row
     pair_NN: Tensor  # w_ij h_ij, scaled so that squares are unbiased; zero on the diagonal
+    source_N: Tensor
 
     def __sub__(self, other: "Separation") -> "Separation":
-        """The change between two probes of the same rows, whose errors go together."""
-        value, without_N = self.value - other.value, self.without_N - other.without_N
-        return Separation(value, without_N, self.pair_NN - other.pair_NN)
+        """The change between two probes of the same rows, whose errors are correlated."""
+        without_N, pair_NN = self.without_N - other.without_N, self.pair_NN - other.pair_NN
+        return Separation(self.value - other.value, without_N, pair_NN, self.source_N)
 
-    def standard_error(self, source_N: Tensor) -> float:
-        """Over other rows of the same sources, as many; see the module's first lines."""
-        origin_NS = membership(source_N)
+    def standard_error(self) -> float:
+        """Over other samples of as many rows from the same sources; derived above."""
+        origin_NS = F.one_hot(self.source_N).double()
         pairs_SS = origin_NS.T @ self.pair_NN.square() @ origin_NS / 2
         pairs = pairs_SS.sum()
         again = pairs + (pairs_SS.diagonal() * 2 / (origin_NS.sum(dim=0) - 2)).sum()
-        variance = jackknife_variance(self.without_N, source_N) - again
+        variance = jackknife_variance(self.without_N, self.source_N) - again
         return float(torch.maximum(variance, pairs).sqrt())
 
 
-def membership(source_N: Tensor) -> Tensor:
-    """1 where a row is of a source, else 0; float64, (N, S)."""
-    return (source_N[:, None] == torch.arange(int(source_N.max()) + 1)).double()
-
-
 def jackknife_variance(without_N: Tensor, source_N: Tensor) -> Tensor:
-    """Variance of a figure from its values without each row, rows being drawn inside sources.
+    """Variance of a figure from its values without each row, rows being sampled within sources.
 
-    Too large on average rather than too small, whatever the figure (Efron and Stein 1981).
+    On average too large rather than too small, for any figure (Efron and Stein 1981).
     """
-    origin_NS = membership(source_N)
+    origin_NS = F.one_hot(source_N).double()
     count_S = origin_NS.sum(dim=0)
     mean_S = origin_NS.T @ without_N / count_S
     away_N = (without_N - mean_S[source_N]).square()
@@ -88,14 +84,14 @@ def separation(gram_NN: Tensor, source_N: Tensor) -> Separation:
 
     MMD^2 = A_gg + A_hh - 2 A_gh with A the mean inner product of different rows; the spread is
     (D_g - A_gg + D_h - A_hh) / 2 with D the mean square of a row. Sources are numbered from 0,
-    each with at least LEAST_ROWS rows. Not a number where a source has no spread at all.
+    each with at least LEAST_ROWS rows. NaN if a source has no spread at all.
     """
-    origin_NS = membership(source_N)
+    origin_NS = F.one_hot(source_N).double()
     count_S = origin_NS.sum(dim=0)
-    assert len(count_S) > 1, "one source has nothing to be apart from"
-    assert count_S.min() >= LEAST_ROWS, "rows of smaller sources are left out before"
+    assert len(count_S) > 1, "separation needs two sources"
+    assert count_S.min() >= LEAST_ROWS, "smaller sources are left out before"
     rounding = ROUNDING * gram_NN.diagonal().mean()
-    # About the mean of all rows: no separation changes, but less is lost to rounding.
+    # Centred on the mean of all rows: the same separations with less rounding error.
     gram_NN = gram_NN.double()
     mean_N = gram_NN.mean(dim=1)
     gram_NN = gram_NN - mean_N[:, None] - mean_N + mean_N.mean()
@@ -111,7 +107,7 @@ def separation(gram_NN: Tensor, source_N: Tensor) -> Separation:
     ratio_SS = (apart_SS / spread_SS).fill_diagonal_(0)
     num_pairs = len(count_S) * (len(count_S) - 1) / 2
 
-    # The same without row i, which changes the terms of its own source alone.
+    # The same without row i, which changes the terms of its own source only.
     count_N = count_S[source_N]
     all_N = count_N * (count_N - 1) * within_S[source_N]
     within_N = (all_N - 2 * others_N) / ((count_N - 1) * (count_N - 2))
@@ -123,54 +119,52 @@ def separation(gram_NN: Tensor, source_N: Tensor) -> Separation:
 
     value = ratio_SS.sum() / 2 / num_pairs
     per_within_SS = (1 / spread_SS + apart_SS / (2 * spread_SS.square())).fill_diagonal_(0)
-    slope_SS = -2 / spread_SS / num_pairs  # of the value in A_gh
-    slope_SS.diagonal().copy_(per_within_SS.sum(dim=1) / num_pairs)  # in A_gg
+    slope_SS = -2 / spread_SS / num_pairs  # derivative of the value by A_gh
+    slope_SS.diagonal().copy_(per_within_SS.sum(dim=1) / num_pairs)  # and by A_gg
     pair_NN = slope_SS[source_N][:, source_N] * _pair_terms(gram_NN, origin_NS, source_N)
-    return Separation(float(value), value + change_NS.sum(dim=1) / num_pairs, pair_NN)
+    without_N = value + change_NS.sum(dim=1) / num_pairs
+    return Separation(float(value), without_N, pair_NN, source_N)
 
 
 def _pair_terms(gram_NN: Tensor, origin_NS: Tensor, source_N: Tensor) -> Tensor:
-    """Each pair's part in A_gg or A_gh beyond its rows' own, so that squares are unbiased.
+    """Each pair's term in A_gg or A_gh beyond those of its rows, so that squares are unbiased.
 
     Between sources h_ij = <x_i - mean_g, x_j - mean_h>, and E sum h^2 = (n_g - 1)(n_h - 1)
-    tr(cov_g cov_h). Inside a source off the diagonal, with r_i the sum of k_ij over j != i:
+    tr(cov_g cov_h). Within a source off the diagonal, with r_i the sum of k_ij over j != i:
     h_ij = k_ij - (r_i + r_j) / (n - 2) + r / ((n - 1)(n - 2)), and E sum h^2 = n (n - 3) tr cov^2.
     """
     count_S = origin_NS.sum(dim=0)
-    same_NN = source_N[:, None] == source_N
     count_N = count_S[source_N]
-
     mean_NS = gram_NN @ (origin_NS / count_S)
     mean_SS = (origin_NS / count_S).T @ mean_NS
     mean_NN = mean_NS[:, source_N]
     between_NN = gram_NN - mean_NN - mean_NN.T + mean_SS[source_N][:, source_N]
     scale_N = 1 / (count_N * (count_N - 1)).sqrt()
     between_NN = between_NN * scale_N[:, None] * scale_N
-
     row_N = (mean_NS.gather(1, source_N[:, None])[:, 0] * count_N) - gram_NN.diagonal()
     all_N = (origin_NS.T @ row_N)[source_N]
     inside_NN = gram_NN - (row_N[:, None] + row_N) / (count_N - 2)
     inside_NN = inside_NN + all_N / ((count_N - 1) * (count_N - 2))
     factor_N = 2 / (count_N * (count_N - 1)) * ((count_N - 1) / (count_N - 3)).sqrt()
+    same_NN = source_N[:, None] == source_N
     return torch.where(same_NN, inside_NN * factor_N, between_NN).fill_diagonal_(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How a model perceived its probe rows after `step` steps."""
+    """Sketches of a run's probe rows after `step` steps."""
 
     step: int
     sources: list[str]
     rows: list[dict[str, Any]]  # where each row is in the corpus
     sketch_NK: Tensor  # float32, all finite
     source_N: Tensor  # int64, index into sources
-    label_N: Tensor  # int64: the mixer's domains, -1 while it had none
+    label_N: Tensor  # int64: the mixer's domains, -1 before it has any
     loss_N: Tensor  # nats
 
     def keeping(self, least: int) -> tuple["Probe", list[str]]:
         """The rows of sources with at least `least` of them, and the names of the other sources."""
-        count_S = torch.bincount(self.source_N, minlength=len(self.sources))
-        kept_S = count_S >= least
+        kept_S = torch.bincount(self.source_N, minlength=len(self.sources)) >= least
         row_N = kept_S[self.source_N]
         kept = Probe(
             step=self.step,
@@ -185,7 +179,7 @@ class Probe:
 
 
 def probed_steps(run: Path) -> list[int]:
-    """After how many steps a run has a whole probe, ascending; an error where it has none."""
+    """The steps after which a run has a complete probe, ascending; an error if it has none."""
     directory = RunDirectory.open(run)
     names = (path.stem for path in directory.probes.glob("step-*.json"))
     steps = sorted(int(name[5:]) for name in names if name[5:].isdecimal())
@@ -193,30 +187,28 @@ def probed_steps(run: Path) -> list[int]:
         config = directory.config()
         raise RunError(
             f"{run} has no probes (mixer.name={config.mixer.name}, probe.rows={config.probe.rows}, "
-            f"probe.at={list(config.probe.at)}). A run is probed where its mixer needs sketches, "
-            "as dograph does, probe.rows is above 0 and the corpus has validation text: train one"
+            f"probe.at={list(config.probe.at)}). Train a run with probes: its mixer needs sketches "
+            "(as dograph does), probe.rows is above 0, and the corpus has validation text"
         )
     return steps
 
 
 def read_probe(run: Path, step: int) -> Probe:
-    """The probe that a run took after `step` steps, as it lies on disk."""
+    """The probe that a run made after `step` steps."""
     steps, file = probed_steps(run), RunDirectory(run).probe(step)
     if step not in steps:
         raise RunError(f"{run} has no probe of step {step}; it has those of {steps}")
-    about, beside = json.loads(file.read_text()), file.with_suffix(".safetensors")
+    about, tensor_file = json.loads(file.read_text()), file.with_suffix(".safetensors")
+    remedy = f"to continue without this probe, remove {file}"
     try:
-        tensors = load_file(beside)
+        tensors = load_file(tensor_file)
     except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"{beside} cannot be read ({error}); to go on without this probe, remove {file}"
-        ) from error
+        raise RunError(f"{tensor_file} cannot be read ({error}); {remedy}") from error
     sketch_NK = tensors["sketch"].float()
-    finite_N = sketch_NK.isfinite().all(dim=1)
-    if not bool(finite_N.all()):
+    if num_bad := int((~sketch_NK.isfinite().all(dim=1)).sum()):
         raise RunError(
-            f"{int((~finite_N).sum())} of {len(finite_N)} sketches in {beside} are not finite: the "
-            f"run had diverged by then; to go on without this probe, remove {file}"
+            f"{num_bad} of {len(sketch_NK)} sketches in {tensor_file} are not finite: the run had "
+            f"diverged by then; {remedy}"
         )
     return Probe(
         step=step,
@@ -229,21 +221,21 @@ def read_probe(run: Path, step: int) -> Probe:
     )
 
 
-# The picture of Figure 1 in coordinates: principal components of gradient directions.
+# Figure 1 in coordinates: principal components of gradient directions.
 #
-# Sketches are divided by their norms and centred on the mean of these directions, as the paper's
-# picture is of directions. A random projection keeps inner products, so these components are close
-# to those of the gradients themselves.
+# Sketches are divided by their norms and centred on the mean of these directions, as in the paper's
+# figure. A random projection preserves inner products, so these components are close to those of
+# the gradients themselves.
 
 Basis = Literal["last", "own"]
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Rows on a few axes."""
+    """Rows on a few principal axes."""
 
     coordinate_NC: Tensor  # float64
-    explained_C: Tensor  # share of the rows' variance along each axis; 0 where there is none
+    explained_C: Tensor  # share of the rows' variance along each axis; 0 if they have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +251,8 @@ def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) ->
     """Directions of sketches on the first `num` principal axes, their own or those of `like_NK`.
 
     With X the centred directions and X X' = U L U', coordinates are U sqrt(L). The sign of an
-    axis is such that its coordinate of largest absolute value (the first of equals) is positive.
-    Where the rows have no more directions, an axis is zero.
+    axis makes its coordinate of largest absolute value (the first of equals) positive.
+    An axis beyond the rank of the rows is zero.
     """
     if sketch_NK.ndim != 2 or not bool(sketch_NK.isfinite().all()):
         raise ConfigError(
@@ -292,10 +284,9 @@ def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) ->
 def probe_pca(run: Path, basis: Basis = "last") -> ProbePCA:
     """Principal coordinates of all probes of a run.
 
-    basis="own": axes and origin of each step are its own, so only shapes can be compared.
-    basis="last": axes and origin are those of the last step, for all; steps can be compared, and a
-    drift of the whole cloud is seen. Early probes then need not lie along these axes:
-    `explained_C` is the share of their own variance that does.
+    basis="own": each step has its own axes and origin, so only shapes can be compared.
+    basis="last": all steps use those of the last step, so steps can be compared and a drift of all
+    rows is visible; `explained_C` is the share of a step's own variance along these axes.
     """
     if basis not in get_args(Basis):
         raise ConfigError(f'basis="{basis}" is not known; {did_you_mean(basis, get_args(Basis))}')

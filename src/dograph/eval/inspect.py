@@ -1,15 +1,15 @@
-"""What a model perceives in a corpus, without training: sources told apart, domains, examples.
+"""What a model perceives in a corpus, without training: separation of sources, domains, examples.
 
-Gradients of held-out rows are sketched part by part of the model. Sources are compared by the
-unbiased MMD of Theorem 1 with permutation tests; the sketches, each divided by its norm, centred
-and divided by its norm again (as in scope stream), are clustered into domains.
+Gradients of held-out rows are sketched for each part of the model. Sources are compared by the
+unbiased MMD of Theorem 1 with permutation tests; the sketches, normalised, centred and normalised
+again (as in scope stream), are clustered into domains.
 
-Shapes: N rows, T tokens, K sketch, M domains, G sources, P parts of the model.
+Shapes: N rows, T tokens, K sketch, M domains, G sources.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,10 @@ from dograph.sketch.sketcher import Sketcher, sketch_rows
 from dograph.theory.mmd import pairwise_mmd
 from dograph.train.distributed import pick_device
 
-SEQ_LEN = 256  # where none is asked for, no run tells, and the model has as many positions
+SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
+MOST_BLOCKS = 8  # deeper models are shown in thirds
+EXAMPLES, PREVIEW = 3, 80  # samples shown for each domain, characters of each
+TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class InspectRequest:
 
     model: str  # a preset, or any causal LM by path or Hugging Face name
     corpus: Path
-    rows: int = 256  # in all, shared equally among the sources
+    rows: int = 256  # in total, shared equally among the sources
     domains: int = 11
     seq_len: int | None = None
     seed: int = 0
@@ -53,118 +56,9 @@ class InspectRequest:
     exclude: tuple[str, ...] = ()
 
 
-def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss, int, list[str]]:
-    """The model, how many tokens a row has, and what a reader should know of both."""
-    if request.model in PRESETS:
-        seq_len = request.seq_len or min(SEQ_LEN, PRESETS[request.model].positions)
-        model = build_model(
-            request.model,
-            vocab_size=corpus.vocab_size,
-            seq_len=seq_len,
-            dropout=0.0,
-            seed=request.seed,
-        )
-        note = f"{request.model} is a preset: untrained, its weights are random"
-        return model.to(pick_device(request.device)), seq_len, [note]
-    subject, notes = find_subject(request.model), []
-    model = load_model(
-        subject.model, vocab_size=corpus.vocab_size, seed=request.seed, pretrained=True
-    )
-    positions = getattr(model.model.config, "max_position_embeddings", SEQ_LEN)
-    # Positions beyond a run's rows were never trained.
-    usual = SEQ_LEN if subject.run is None else subject.run.config().data.seq_len
-    seq_len = request.seq_len or min(usual, positions)
-    if seq_len > positions:
-        raise ConfigError(
-            f"data.seq_len={seq_len}: {request.model} has {positions} positions; give at most that"
-        )
-    if model.vocab_size > 1.1 * corpus.vocab_size:
-        notes.append(
-            f"the model knows {model.vocab_size} tokens, the corpus' tokenizer {corpus.vocab_size}:"
-            " unless they number tokens alike, the model reads nonsense; prepare the corpus with "
-            "the model's tokenizer"
-        )
-    return model.to(pick_device(request.device)), seq_len, notes
-
-
-def choose_rows(
-    corpus: Corpus, seq_len: int, request: InspectRequest
-) -> tuple[Split, list[Block], list[str]]:
-    """Rows of one split, two or more from each source that has them; and what to know of them."""
-    split: Split = "validation"
-    for split in ("validation", "train"):
-        have = blocks_by_source(corpus, split, seq_len)
-        usable = [source for source, count in have.items() if count >= 2]
-        if len(usable) >= min(2, len(have)):
-            break
-    if not usable:
-        raise CorpusError(
-            f"{corpus.directory} has no source with two rows of {seq_len} tokens; give a smaller "
-            "data.seq_len, or prepare more text"
-        )
-    if request.rows < 2 * len(usable):
-        raise ConfigError(
-            f"--rows {request.rows} is too few for {len(usable)} sources: a spread needs two rows "
-            f"a source; give at least {2 * len(usable)}, better {32 * len(usable)}"
-        )
-    blocks = even_blocks(corpus, split, seq_len, request.rows, least=2)
-    if not 1 <= request.domains <= len(blocks):
-        raise ConfigError(
-            f"--domains {request.domains}, but there are {len(blocks)} rows to divide; give 1 to "
-            f"{len(blocks)}, or more --rows"
-        )
-    notes = []
-    if split == "train":
-        notes.append(
-            "rows are of training text, which the model may have seen: too little is held out for "
-            f"rows of {seq_len} tokens"
-        )
-    for source in (source for source in have if source not in usable):
-        rows = f"{have[source]} rows of {seq_len} tokens ({split} text)"
-        notes.append(f"{source} is left out: {rows}")
-    return split, blocks, notes
-
-
-# A model's parameters in a few named parts, so that it can be told where a difference sits.
-
-
-MOST_BLOCKS = 8  # deeper models are shown by thirds: 8 blocks of two parts, and four parts more
-
-
-def part_names(model: PerSampleLoss) -> Callable[[Rule], str]:
-    """From a layer's rule to its part: embedding, attention or mlp of a block, norms, head."""
-    stack, blocks = blocks_of(model)
-    head = model.model.get_output_embeddings()
-    num = len(blocks)
-    names = [f"block {i}" for i in range(num)]
-    if num > MOST_BLOCKS:
-        ends = [num // 3, num - num // 3, num]
-        thirds = [next(t for t, end in enumerate(ends) if i < end) for i in range(num)]
-        names = [f"blocks {[0, *ends][t]}-{ends[t] - 1}" for t in thirds]
-
-    def part(rule: Rule) -> str:
-        if isinstance(rule, EmbeddingRule):
-            return "embedding"
-        if isinstance(rule, NormRule):
-            return "norms"
-        if rule.module is head:
-            return "head"
-        inside = rule.path.removeprefix(f"{stack}.")
-        if inside == rule.path:
-            return "other"
-        number, _, layer = inside.partition(".")
-        return f"{names[int(number)]} {'attention' if 'att' in layer else 'mlp'}"
-
-    return part
-
-
-EXAMPLES, PREVIEW = 3, 80  # samples shown for each domain, characters of each
-TOKENS_AT_ONCE = 4096
-
-
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two sources: are their gradients told apart?"""
+    """Two sources: how far apart their gradients are, and whether by more than chance."""
 
     first: str
     second: str
@@ -175,10 +69,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """One part of the model: how far apart sources are in its gradients, over all pairs."""
+    """The separation of sources in the gradients of one part of the model."""
 
     name: str
-    mean_separation: float | None
+    mean_separation: float | None  # over all pairs
     farthest: tuple[str, str]
 
 
@@ -194,7 +88,7 @@ class NearestSample:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found."""
+    """The result, as written to inspection.json."""
 
     model: str
     corpus: str
@@ -211,7 +105,7 @@ class Inspection:
     notes: list[str]
 
     def save(self, folder: Path) -> None:
-        """inspection.json, and the graph in every format."""
+        """Write inspection.json, and the graph in every format."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "inspection.json", asdict(self))
         for ending in ("json", "graphml", "dot"):
@@ -223,7 +117,7 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     corpus = Corpus(request.corpus)
     report(f"loading {request.model}", 0, 0)
     model, seq_len, notes = open_subject(request, corpus)
-    split, blocks, left_out = choose_rows(corpus, seq_len, request)
+    split, blocks, row_notes = choose_rows(corpus, seq_len, request)
     named = [corpus.sources[block.source] for block in blocks]
     sources = [source for source in corpus.sources if source in named]
     source_N = torch.tensor([sources.index(source) for source in named])
@@ -255,42 +149,104 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
         examples=_examples(corpus, blocks, label_N, direction_NK, request.domains),
-        notes=[*notes, *left_out],
+        notes=[*notes, *row_notes],
     )
 
 
-def _compared(
-    sketch_NK: Tensor, source_N: Tensor, sources: list[str], num_permutations: int, seed: int
-) -> list[Pair]:
-    """Pairs of sources, those farthest apart first."""
-    found = pairwise_mmd(
-        sketch_NK,
-        source_N,
-        len(sources),
-        num_permutations=num_permutations,
-        seed=seed,
-        estimator="unbiased",
-    )
-    pairs = []
-    for g, h in combinations(range(len(sources)), 2):
-        both = (float(found.mmd_squared_GG[g, h]), float(found.separation_GG[g, h]))
-        mmd_squared, separation = (value if isfinite(value) else None for value in both)
-        p_value = float(found.p_value_GG[g, h])
-        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
-    return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
+def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss, int, list[str]]:
+    """The model, the number of tokens of a row, and notes for the reader."""
+    name, seed, device = request.model, request.seed, pick_device(request.device)
+    if name in PRESETS:
+        seq_len = request.seq_len or min(SEQ_LEN, PRESETS[name].positions)
+        size = {"vocab_size": corpus.vocab_size, "seq_len": seq_len}
+        model = build_model(name, **size, dropout=0.0, seed=seed)
+        return model.to(device), seq_len, [f"{name} is a preset: its weights are random, untrained"]
+    subject, notes = find_subject(name), []
+    model = load_model(subject.model, vocab_size=corpus.vocab_size, seed=seed, pretrained=True)
+    positions = getattr(model.model.config, "max_position_embeddings", SEQ_LEN)
+    # Positions beyond a run's rows were never trained.
+    usual = SEQ_LEN if subject.run is None else subject.run.config().data.seq_len
+    seq_len = request.seq_len or min(usual, positions)
+    if seq_len > positions:
+        raise ConfigError(f"data.seq_len={seq_len}, but {name} has {positions}; give at most that")
+    if model.vocab_size > 1.1 * corpus.vocab_size:
+        notes.append(
+            f"the model has {model.vocab_size} tokens, the corpus' tokenizer {corpus.vocab_size}: "
+            "unless both give tokens the same ids, the model's input is meaningless; prepare the "
+            "corpus with the model's tokenizer"
+        )
+    return model.to(device), seq_len, notes
+
+
+def choose_rows(
+    corpus: Corpus, seq_len: int, request: InspectRequest
+) -> tuple[Split, list[Block], list[str]]:
+    """Rows of one split, two or more from each source that has them, and notes for the reader."""
+    split: Split = "validation"
+    for split in ("validation", "train"):
+        have = blocks_by_source(corpus, split, seq_len)
+        usable = [source for source, count in have.items() if count >= 2]
+        if len(usable) >= min(2, len(have)):
+            break
+    if not usable:
+        raise CorpusError(
+            f"{corpus.directory} has no source with two rows of {seq_len} tokens; give a smaller "
+            "data.seq_len, or prepare more text"
+        )
+    if request.rows < 2 * len(usable):
+        raise ConfigError(
+            f"--rows {request.rows} is too few for {len(usable)} sources: a spread needs two rows "
+            f"of a source; give at least {2 * len(usable)}, better {32 * len(usable)}"
+        )
+    blocks = even_blocks(corpus, split, seq_len, request.rows, least=2)
+    if not 1 <= request.domains <= len(blocks):
+        raise ConfigError(
+            f"--domains {request.domains}, but there are {len(blocks)} rows to cluster; give 1 to "
+            f"{len(blocks)}, or more --rows"
+        )
+    notes = []
+    if split == "train":
+        notes.append(
+            "rows are from training text, which the model may have seen: the validation text is "
+            f"too short for rows of {seq_len} tokens"
+        )
+    left_out = {source: num for source, num in have.items() if source not in usable}
+    for source, num in left_out.items():
+        notes.append(f"{source} is left out: {num} rows of {seq_len} tokens ({split} text)")
+    return split, blocks, notes
+
+
+def part_names(model: PerSampleLoss) -> Callable[[Rule], str]:
+    """From a layer's rule to its part: embedding, attention or mlp of a block, norms, head."""
+    stack, blocks = blocks_of(model)
+    head = model.model.get_output_embeddings()
+    num = len(blocks)
+    names = [f"block {i}" for i in range(num)]
+    if num > MOST_BLOCKS:
+        ends = (0, num // 3, num - num // 3, num)
+        names = [f"blocks {a}-{b - 1}" for a, b in pairwise(ends) for _ in range(a, b)]
+
+    def part(rule: Rule) -> str:
+        if isinstance(rule, EmbeddingRule):
+            return "embedding"
+        if isinstance(rule, NormRule):
+            return "norms"
+        if rule.module is head:
+            return "head"
+        if not rule.path.startswith(f"{stack}."):
+            return "other"
+        number, _, layer = rule.path.removeprefix(f"{stack}.").partition(".")
+        return f"{names[int(number)]} {'attention' if 'att' in layer else 'mlp'}"
+
+    return part
 
 
 def part_sketches(
     model: PerSampleLoss, blocks: list[Block], request: InspectRequest, report: Report
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of each row, and its sketch by part of the model; the parts add up to the sketch."""
-    sketcher = Sketcher(
-        model,
-        mode="twopass",
-        seed=request.seed,
-        exclude=request.exclude,
-        group_of=part_names(model),
-    )
+    options: dict[str, Any] = {"seed": request.seed, "exclude": request.exclude}
+    sketcher = Sketcher(model, mode="twopass", group_of=part_names(model), **options)
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     at_once = max(1, TOKENS_AT_ONCE // token_NT.shape[1])
     losses, parts, done = [], [], 0
@@ -301,6 +257,21 @@ def part_sketches(
         report("sketching", done, len(blocks))
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return torch.cat(losses), joined
+
+
+def _compared(
+    sketch_NK: Tensor, source_N: Tensor, sources: list[str], num_permutations: int, seed: int
+) -> list[Pair]:
+    """Pairs of sources, those farthest apart first."""
+    options = {"num_permutations": num_permutations, "seed": seed}
+    mmd = pairwise_mmd(sketch_NK, source_N, len(sources), **options, estimator="unbiased")
+    pairs = []
+    for g, h in combinations(range(len(sources)), 2):
+        both = (float(mmd.mmd_squared_GG[g, h]), float(mmd.separation_GG[g, h]))
+        mmd_squared, separation = (value if isfinite(value) else None for value in both)
+        p_value = float(mmd.p_value_GG[g, h])
+        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
+    return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 
 
 def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -317,12 +288,12 @@ def _examples(
     """The samples nearest each domain's centroid."""
     centroid_MK = domain_means(direction_NK, label_N, num_domains)
     near_NM = closeness(direction_NK, centroid_MK, normalise=True)
-    readable = corpus.manifest.tokenizer.file is not None
+    has_text = corpus.manifest.tokenizer.file is not None
     examples = []
     for domain, near_N in enumerate(near_NM.T.tolist()):
         own = [n for n, label in enumerate(label_N.tolist()) if label == domain]
         for n in sorted(own, key=lambda n: (-near_N[n], n))[:EXAMPLES]:
             place: dict[str, Any] = blocks[n].place()
-            text = " ".join(blocks[n].text(corpus).split())[:PREVIEW] if readable else None
+            text = " ".join(blocks[n].text(corpus).split())[:PREVIEW] if has_text else None
             examples.append(NearestSample(domain, place["source"], place["document"], text))
     return examples

@@ -1,10 +1,19 @@
-"""Do sources that are apart in gradient space at first merge as training goes on?
+"""Do sources that are separate in gradient space at first merge during training?
 
-From the probes of one run or of several. Figure 1 of the paper and its figure of clusters show
-that they do, by eye; here it is the separation of sources (separation.py) at the last probe less
-that at the first. With one run its interval is over other rows of the sources, in this run: the
+Computed from the probes of one run or of several. The paper shows it by eye (Figure 1 and its
+figure of clusters); here it is the separation of sources (gradients.py) at the last probe minus
+that at the first. With one run the interval is over other rows of the sources, in this run: the
 rows are the same at every probe, and errors that probes share cancel. With several runs it is the
-t interval over runs, of the differences taken run by run.
+t interval over runs, of the differences within each run.
+
+Intervals over rows are value +- t error. A separation's error is by jackknife (gradients.py), with
+the degrees of freedom of the smallest source, n - 1. NMI and purity depend on rows through K-means,
+about which leaving out one row at a time says little, so their error is by halves: the rows of each
+source are split in two at random, and each half is clustered by itself. Halves are independent and,
+where a variance V is proportional to one over the number of rows, of variance 2 V each, so that
+V = E (first - second)^2 / 4; both have the same bias from having half as many rows, which cancels.
+It is averaged over SPLITS splits, which are its degrees of freedom. If domains are unrelated to
+sources, the variance falls faster than that, and the interval is too wide.
 """
 
 import math
@@ -12,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +35,6 @@ from dograph.eval.gradients import (
     LEAST_ROWS,
     Probe,
     Separation,
-    membership,
     probed_steps,
     read_probe,
     separation,
@@ -36,62 +44,82 @@ from dograph.files import plain
 from dograph.rng import stream
 from dograph.stats import ANY, SHARE, Estimate, Interval, mean_estimate, t_interval
 
-# One probe in numbers: how far apart its sources are, and whether its domains are its sources.
-#
-# Intervals are over other rows of the same sources, as many: value +- t error. A separation's error
-# is by jackknife (separation.py), t with the freedom of the smallest source, n - 1.
-#
-# NMI and purity depend on their rows through K-means, which no row taken out one at a time tells
-# much about. Their error is by halves: the rows of each source are split in two at random, and each
-# half is clustered anew. Halves are independent and, where a variance V goes as one over the number
-# of rows, of variance 2 V each, so that V = E (first - second)^2 / 4; both have the same bias from
-# being half as many, which cancels. It is averaged over SPLITS splits, and t has their freedom.
-# Where domains have nothing to do with sources, the variance falls faster than that, and the
-# interval is too wide.
-
 RELABELLINGS = 200  # for agreement by chance
-SPLITS, RESTARTS = 4, 4  # into halves, and of K-means in each: most of what this costs
-# Estimates, and where their intervals end; a separation, being unbiased, may well be below 0.
+SPLITS, RESTARTS = 4, 4  # into halves, and of K-means in each: most of the cost
+# Estimates and the range of their intervals; a separation is unbiased, so it may be below 0.
 ENDS = {"separation": ANY, "separation_directions": ANY, "nmi": SHARE, "purity": SHARE}
+Verdict = Literal["sources merge", "sources separate", "no clear change"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeFigures:
-    """What one probe says, or the mean over runs of what their probes say."""
+    """The figures of one probe, or their means over runs."""
 
     step: int
     separation: Estimate  # of sketches
     separation_directions: Estimate  # of sketches divided by their norms
     nmi: Estimate
-    nmi_by_chance: float  # of the same domains with shuffled sources: the floor of nmi
+    nmi_by_chance: float  # of the same domains with shuffled sources: the baseline of nmi
     purity: Estimate
     purity_by_chance: float
     rows: int
 
     def record(self) -> dict[str, Any]:
         """JSON-ready: of an estimate, the value and the interval."""
-        found: dict[str, Any] = plain(self)
-        for name in ENDS:
-            estimate: Estimate = getattr(self, name)
-            found[name] = plain({"value": estimate.value, "interval": estimate.interval})
-        return found
+        estimates: dict[str, Estimate] = {name: getattr(self, name) for name in ENDS}
+        shown = {name: {"value": x.value, "interval": x.interval} for name, x in estimates.items()}
+        record: dict[str, Any] = plain(self) | plain(shown)
+        return record
+
+
+class Perception(NamedTuple):
+    """A probe's figures, and the separations from which changes between probes are computed."""
+
+    figures: ProbeFigures
+    whole: Separation
+    directions: Separation
 
 
 @dataclass(frozen=True, slots=True)
-class Perception:
-    """A probe's figures, and what changes from probe to probe are made of."""
+class Change:
+    """A separation at the last probe minus at the first; means if there are several runs."""
 
-    source_N: Tensor
-    whole: Separation
-    directions: Separation
-    figures: ProbeFigures
+    first: float
+    last: float
+    difference: float
+    interval: Interval | None  # 95 %
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """The probes of one run or of several, step by step."""
+
+    runs: list[Path]
+    steps: list[int]
+    over: Literal["rows", "runs"]  # what the intervals of figures and changes are over
+    sources: list[str]
+    left_out: list[str]  # sources with too few rows
+    num_domains: int
+    seed: int
+    figures: list[ProbeFigures]  # step by step; means if there are several runs
+    by_run: list[list[ProbeFigures]]  # run by run, with intervals over rows
+    merged: Change  # of the separation of sketches
+    merged_directions: Change
+
+    def record(self) -> dict[str, Any]:
+        """JSON-ready; values that are not finite are null."""
+        values: dict[str, Any] = plain(self)
+        values["figures"] = [figures.record() for figures in self.figures]
+        values["by_run"] = [[figures.record() for figures in own] for own in self.by_run]
+        return values
 
 
 def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
     """The figures of a probe whose sources all have LEAST_ROWS rows or more.
 
-    Domains are found as by `dograph inspect`: spherical K-means of centred directions, here in
-    coordinates made of the Gram, which have the same inner products and are fewer.
+    Domains are those of `dograph inspect`: spherical K-means of centred directions, here in
+    coordinates computed from the Gram, which have the same inner products and are fewer.
     """
     sketch_NK, source_N = probe.sketch_NK.double(), probe.source_N
     gram_NN = sketch_NK @ sketch_NK.T
@@ -105,27 +133,27 @@ def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
     sign_1N = vector_NN.gather(0, largest_1N).sign()
     unit_NK = vector_NN * sign_1N * value_N.clamp_min(0).sqrt()
     label_N, _ = perceived(unit_NK, num_domains, seed)
-    agreed = [float(x) for x in agreement(label_N, source_N, num_domains, len(probe.sources))]
+    values = [float(x) for x in agreement(label_N, source_N, num_domains, len(probe.sources))]
     errors = agreement_error(unit_NK, source_N, num_domains, seed).tolist()
-    nmi, purity = (_estimate(*both, SPLITS) for both in zip(agreed, errors, strict=True))
+    nmi, purity = (_estimate(*both, SPLITS) for both in zip(values, errors, strict=True))
     nmi_by_chance, purity_by_chance = agreement_by_chance(label_N, source_N, seed).tolist()
     figures = ProbeFigures(
         step=probe.step,
-        separation=over_rows(whole, source_N),
-        separation_directions=over_rows(directions, source_N),
+        separation=over_rows(whole),
+        separation_directions=over_rows(directions),
         nmi=nmi.within(SHARE),
         nmi_by_chance=nmi_by_chance,
         purity=purity.within(SHARE),
         purity_by_chance=purity_by_chance,
         rows=len(sketch_NK),
     )
-    return Perception(source_N, whole, directions, figures)
+    return Perception(figures, whole, directions)
 
 
-def over_rows(found: Separation, source_N: Tensor) -> Estimate:
+def over_rows(value: Separation) -> Estimate:
     """A separation, or a change of one, with its interval over other rows."""
-    freedom = int(torch.bincount(source_N).min()) - 1
-    return _estimate(found.value, found.standard_error(source_N), freedom)
+    freedom = int(torch.bincount(value.source_N).min()) - 1
+    return _estimate(value.value, value.standard_error(), freedom)
 
 
 def _estimate(value: float, error: float, freedom: int) -> Estimate:
@@ -134,14 +162,15 @@ def _estimate(value: float, error: float, freedom: int) -> Estimate:
 
 
 def agreement_by_chance(label_N: Tensor, source_N: Tensor, seed: int) -> Tensor:
-    """NMI and purity of domains against shuffled sources, the mean over shuffles, (2,).
+    """NMI and purity of domains against shuffled sources, mean over shuffles, (2,).
 
     Neither is 0 by chance: with many domains and few rows both are well above it.
     """
     order_RN = np.tile(np.arange(len(source_N)), (RELABELLINGS, 1))
     stream(seed, "analyses", "chance").permuted(order_RN, axis=1, out=order_RN)
-    origin_RNS = membership(source_N)[torch.from_numpy(order_RN)]
-    return torch.stack(agreement_of_counts(membership(label_N).T @ origin_RNS)).mean(dim=1)
+    origin_RNS = F.one_hot(source_N).double()[torch.from_numpy(order_RN)]
+    count_RMS = F.one_hot(label_N).double().T @ origin_RNS
+    return torch.stack(agreement_of_counts(count_RMS)).mean(dim=1)
 
 
 def agreement_error(unit_NK: Tensor, source_N: Tensor, num_domains: int, seed: int) -> Tensor:
@@ -158,54 +187,16 @@ def agreement_error(unit_NK: Tensor, source_N: Tensor, num_domains: int, seed: i
     for split in range(SPLITS):
         key_N = torch.from_numpy(stream(seed, "analyses", "split", split).random(len(source_N)))
         order_N = key_N.argsort()
-        order_N = order_N[source_N[order_N].argsort(stable=True)]  # by source, inside at random
+        order_N = order_N[source_N[order_N].argsort(stable=True)]  # by source, random within
         squares.append((figures(order_N[::2]) - figures(order_N[1::2])).square() / 4)
     return torch.stack(squares).mean(dim=0).sqrt()
-
-
-Verdict = Literal["sources merge", "sources separate", "no clear change"]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A separation at the last probe less at the first; means where there are several runs."""
-
-    first: float
-    last: float
-    difference: float
-    interval: Interval | None  # 95 %
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Merging:
-    """The probes of one run or of several, step by step."""
-
-    runs: list[Path]
-    steps: list[int]
-    over: Literal["rows", "runs"]  # what the intervals of figures and changes speak of
-    sources: list[str]
-    left_out: list[str]  # sources with too few rows
-    num_domains: int
-    seed: int
-    figures: list[ProbeFigures]  # step by step; means where there are several runs
-    by_run: list[list[ProbeFigures]]  # run by run, with intervals over rows
-    merged: Change  # of the separation of sketches
-    merged_directions: Change
-
-    def record(self) -> dict[str, Any]:
-        """JSON-ready; what is not finite is null."""
-        values: dict[str, Any] = plain(self)
-        values["figures"] = [figures.record() for figures in self.figures]
-        values["by_run"] = [[figures.record() for figures in own] for own in self.by_run]
-        return values
 
 
 def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Merging:
     """Figures of every probe of these runs, and whether their sources merge.
 
-    Several runs are repetitions of one recipe with different seeds: their mean stands for the
-    recipe, and its interval speaks of other seeds.
+    Several runs are repetitions of one recipe with different seeds: their mean is that of the
+    recipe, and its interval is over other seeds.
     """
     if num_domains < 1:
         raise ConfigError(f"num_domains must be at least 1, got {num_domains}")
@@ -214,49 +205,44 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError(f"a run is given twice in {[str(run) for run in runs]}; give each once")
     steps_of = {str(run): probed_steps(run) for run in runs}
-    if len({tuple(own) for own in steps_of.values()}) > 1:
+    steps, *others = steps_of.values()
+    if any(other != steps for other in others):
         raise ConfigError(
-            f"runs must be probed after the same steps, got {steps_of}; compare runs with the same "
-            "train.steps and probe.at, all complete"
+            f"runs must be probed after the same steps, got {steps_of}; compare complete runs with "
+            "the same train.steps and probe.at"
         )
-    steps = steps_of[str(runs[0])]
-    # Probes keep their rows, so that the first tells what sources a run has.
-    first = {str(run): _comparable(run, steps[0]) for run in runs}
-    sources_of = {run: probe.sources for run, (probe, _) in first.items()}
-    if len({tuple(own) for own in sources_of.values()}) > 1:
+    # The rows of a run are the same at every probe, so the first one has its sources.
+    kept_of = {str(run): _comparable(run, steps[0]) for run in runs}
+    sources_of = {run: probe.sources for run, (probe, _) in kept_of.items()}
+    (first, left_out), *_ = kept_of.values()
+    if any(own != first.sources for own in sources_of.values()):
         raise ConfigError(f"runs must have the same sources, got {sources_of}")
-    found = [
+    probes = [
         [perception(_comparable(run, step)[0], num_domains, seed) for step in steps] for run in runs
     ]
-    for (run, own), (other, its) in combinations(zip(runs, found, strict=True), 2):
-        # A copy of a run would count as a second seed, and narrow the interval.
-        if len(own) > 1 and own[-1].figures == its[-1].figures:
+    by_run = [[probe.figures for probe in own] for own in probes]
+    for (run, own), (other, its) in combinations(zip(runs, by_run, strict=True), 2):
+        # A copy of a run would count as a second seed and narrow the interval.
+        if len(own) > 1 and own[-1] == its[-1]:
             raise ConfigError(
-                f"{run} and {other} have the same probe of step {own[-1].figures.step}; give runs "
-                "with different seeds"
+                f"{run} and {other} have the same probe of step {steps[-1]}; give runs with "
+                "different seeds"
             )
-    by_run = [[probe.figures for probe in probes] for probes in found]
-    source_N = found[0][0].source_N
     return Merging(
         runs=list(runs),
         steps=steps,
         over="rows" if len(runs) == 1 else "runs",
-        sources=sources_of[str(runs[0])],
-        left_out=first[str(runs[0])][1],
+        sources=first.sources,
+        left_out=left_out,
         num_domains=num_domains,
         seed=seed,
         figures=[_mean_figures(same_step) for same_step in zip(*by_run, strict=True)],
         by_run=by_run,
-        merged=_change([[probe.whole for probe in own] for own in found], source_N),
-        merged_directions=_change([[probe.directions for probe in own] for own in found], source_N),
+        merged=_change([(own[0].whole, own[-1].whole) for own in probes], len(steps)),
+        merged_directions=_change(
+            [(own[0].directions, own[-1].directions) for own in probes], len(steps)
+        ),
     )
-
-
-def verdict(interval: Interval | None) -> Verdict:
-    """What a change may be called: nothing is claimed unless its interval excludes zero."""
-    if interval is None or not interval.side:
-        return "no clear change"
-    return "sources merge" if interval.side < 0 else "sources separate"
 
 
 def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
@@ -264,17 +250,16 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
     whole = read_probe(run, step)
     kept, left_out = whole.keeping(LEAST_ROWS)
     if len(kept.sources) < 2:
-        found = {s: whole.source_N.tolist().count(n) for n, s in enumerate(whole.sources)}
+        rows = {s: whole.source_N.tolist().count(n) for n, s in enumerate(whole.sources)}
         raise RunError(
-            f"the probes of {run} cannot compare sources: rows of each are {found}, and two "
-            f"sources need {LEAST_ROWS} each. Train with a higher probe.rows, or more validation "
-            "text"
+            f"the probes of {run} cannot compare sources: rows of each are {rows}, and two sources "
+            f"need {LEAST_ROWS} each. Train with a higher probe.rows, or more validation text"
         )
     return kept, left_out
 
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
-    """Means over runs with t intervals; of a single run its own figures, with those over rows."""
+    """Means over runs with t intervals; for a single run its own figures, with those over rows."""
     first, num = same_step[0], len(same_step)
     if num == 1:
         return first
@@ -288,17 +273,21 @@ def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
     return ProbeFigures(step=first.step, rows=rows, **means)
 
 
-def _change(found: Sequence[Sequence[Separation]], source_N: Tensor) -> Change:
-    """The last separation less the first, run by run; over the rows `source_N` of a single run."""
-    num, differences = len(found), [own[-1].value - own[0].value for own in found]
-    if num > 1:
-        change = mean_estimate(differences)
-    else:
-        change = over_rows(found[0][-1] - found[0][0], source_N)
-    interval = change.interval if len(found[0]) > 1 else None  # one probe has no change
+def verdict(interval: Interval | None) -> Verdict:
+    """Nothing is claimed unless the interval excludes zero."""
+    if interval is None or not interval.side:
+        return "no clear change"
+    return "sources merge" if interval.side < 0 else "sources separate"
+
+
+def _change(ends: Sequence[tuple[Separation, Separation]], num_probes: int) -> Change:
+    """The last separation minus the first of each run; a single run's interval is over rows."""
+    num, differences = len(ends), [last.value - first.value for first, last in ends]
+    change = mean_estimate(differences) if num > 1 else over_rows(ends[0][1] - ends[0][0])
+    interval = change.interval if num_probes > 1 else None  # one probe has no change
     return Change(
-        first=sum(own[0].value for own in found) / num,
-        last=sum(own[-1].value for own in found) / num,
+        first=sum(first.value for first, _ in ends) / num,
+        last=sum(last.value for _, last in ends) / num,
         difference=sum(differences) / num,
         interval=interval,
         verdict=verdict(interval),

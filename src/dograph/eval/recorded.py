@@ -1,4 +1,4 @@
-"""What a run recorded, read back and shown: steps explained, domain graphs, losses per source."""
+"""Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Block, Corpus
 from dograph.data.sampler import WeightLog
 from dograph.domains.graph import DomainGraph
 from dograph.errors import ConfigError, DographError, RunError
@@ -23,18 +23,18 @@ from dograph.train.assembly import open_sampler
 from dograph.train.metrics import SUMMARIES, Row, read_metrics
 from dograph.train.run_dir import RunDirectory
 
-NAMED = 3  # sources named for a domain
-LINES, WIDTH = 12, 30  # of the picture of agreement
+NAMED = 3  # sources listed for a domain
+LINES, WIDTH = 12, 30  # of the chart of agreement
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is known of one step's weights."""
+    """The weights of one step, and why."""
 
     reasons: list[str]  # sentences
     domains: list[dict[str, float]]  # domain, samples, share, weight, gradient_norm, mean_norm
-    weight_B: list[float] | None  # equal weights are 1; None where they were not kept
-    domain_B: list[int] | None  # None while no domains are known
+    weight_B: list[float] | None  # equal weights are 1; None if they were not recorded
+    domain_B: list[int] | None  # None before there are domains
 
 
 def explain_step(path: Path, step: int) -> Explanation:
@@ -44,7 +44,7 @@ def explain_step(path: Path, step: int) -> Explanation:
     rows = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
     row = next((row for row in rows if row["step"] == step), None)
     if row is None:
-        raise RunError(f"{path} has made steps 1 to {len(rows)}; step {step} is not one of them")
+        raise RunError(f"{path} has steps 1 to {len(rows)}; step {step} is not one of them")
     sample = labels_of_steps(run, {step}).get(step, {"weight": None, "domain": None})
     quantities = ("samples", "share", "weight", "gradient_norm", "mean_norm")
     domains: list[dict[str, float]] = []
@@ -52,37 +52,37 @@ def explain_step(path: Path, step: int) -> Explanation:
         values = {name: row[f"domains/{number}/{name}"] for name in quantities}
         domains.append({"domain": number, **values})
     name, size = config.mixer.name, config.train.batch_size
-    if domains or run.graph_file.is_file():  # kept of every mixer that has domains
+    if domains or run.graph_file.is_file():  # written for every mixer that has domains
         reasons = build_mixer(name, config.mixer.options).explain(row, step, config)
     elif abs((effective := row["weights/effective_samples"]) - size) < 1e-3:
-        reasons = [f"{name} knows no domains: all {size} samples counted alike"]
+        reasons = [f"{name} has no domains: all {size} samples had the same weight"]
     else:
-        kept = "" if sample["weight"] is not None else "; the weights themselves were not kept"
-        weighed = f"it weighed the samples itself: {effective:.1f} of {size} effective{kept}"
-        reasons = [f"{name} knows no domains; {weighed}"]
+        unknown = "" if sample["weight"] is not None else "; the weights were not recorded"
+        weights = f"its weights left {effective:.1f} of {size} samples effective{unknown}"
+        reasons = [f"{name} has no domains; {weights}"]
     return Explanation(reasons, domains, sample["weight"], sample["domain"])
 
 
 def labels_of_steps(run: RunDirectory, steps: Collection[int]) -> dict[int, dict[str, Any]]:
-    """What was kept of the samples of some steps (samples.jsonl); only their lines are parsed."""
-    found: dict[int, dict[str, Any]] = {}
+    """The lines of some steps in samples.jsonl; no other line is parsed."""
+    labels: dict[int, dict[str, Any]] = {}
     with suppress(FileNotFoundError), open(run.samples_file, encoding="utf-8") as file:
         for line in file:
             number = line[len('{"step": ') : line.find(",")]
             if number.isdecimal() and int(number) in steps and line.endswith("\n"):
-                found[int(number)] = json.loads(line)
-                if len(found) == len(steps):
+                labels[int(number)] = json.loads(line)
+                if len(labels) == len(steps):
                     break
-    return found
+    return labels
 
 
 def samples_of_step(run_path: Path, step: int) -> list[dict[str, object]]:
-    """Every sample of a step in its order in the world batch, from the weight log and the seed."""
+    """Every sample of a step in the order of the world batch, from the weight log and the seed."""
     run = RunDirectory.open(run_path)
     config = run.config()
-    made = max((int(row["step"]) for row in read_metrics(run.metrics_file)), default=0)
-    if not 1 <= step <= made:
-        raise RunError(f"{run_path} has made steps 1 to {made}; step {step} is not one of them")
+    last = max((int(row["step"]) for row in read_metrics(run.metrics_file)), default=0)
+    if not 1 <= step <= last:
+        raise RunError(f"{run_path} has steps 1 to {last}; step {step} is not one of them")
     corpus = Corpus(config.data.corpus)
     sampler = open_sampler(config, corpus)
     sampler.log = WeightLog.load(run.weights_file, sampler.names)
@@ -92,8 +92,7 @@ def samples_of_step(run_path: Path, step: int) -> list[dict[str, object]]:
     for i in range(len(ids)):
         stratum = corpus.train[ids.stratum_B[i]]
         document = stratum.document(int(ids.document_B[i]))
-        start = int(ids.block_B[i]) * config.data.seq_len
-        text = corpus.text(stratum, start, start + config.data.seq_len) if has_text else None
+        block = Block(0, stratum, int(ids.block_B[i]), config.data.seq_len)
         rows.append(
             {
                 "sample": i,
@@ -104,39 +103,39 @@ def samples_of_step(run_path: Path, step: int) -> list[dict[str, object]]:
                 "offset": int(ids.offset_B[i]),
                 "input": corpus.manifest.inputs[document.input],
                 "line": document.record + 1,
-                "text": text,
+                "text": block.text(corpus) if has_text else None,
             }
         )
     return rows
 
 
 def read_graph(path: Path, step: int | None) -> DomainGraph:
-    """The graph of a run after `step` steps; the newest where none is named."""
+    """The graph of a run after `step` steps; by default the newest."""
     run = RunDirectory.open(path)
-    if not run.graph_file.is_file():  # it is kept of every mixer that has domains
+    if not run.graph_file.is_file():  # written for every mixer that has domains
         raise RunError(
-            f"{path} was mixed by {run.config().mixer.name}, which knows no domains; a graph is "
-            "kept where it does, as with mixer.name=dograph. For what its model perceives: "
+            f"the mixer of {path}, {run.config().mixer.name}, has no domains and so no graph; "
+            "train with one that has them (mixer.name=dograph), or see what the model perceives: "
             f"dograph inspect {path}/model data.corpus=DIR"
         )
     graphs: list[Any] = read_metrics(run.graph_file)
     steps = [graph["step"] for graph in graphs]
     if not graphs:
         raise RunError(
-            f"{path} has no domain graph yet: domains are known some steps after the start, and "
-            "the graph is written at every validation (eval.every) and at the end"
+            f"{path} has no domain graph yet: domains appear some steps after the start, and the "
+            "graph is written at every validation (eval.every) and at the end"
         )
     if step is not None and step not in steps:
         near = min(steps, key=lambda known: abs(known - step))
         raise RunError(
-            f"{path} has no domain graph of step {step}; the nearest is of step {near}. Known: "
+            f"{path} has no domain graph of step {step}; the nearest is step {near}. Available: "
             f"{', '.join(map(str, steps))}"
         )
     return DomainGraph.from_json(graphs[-1 if step is None else steps.index(step)])
 
 
 def number_table(title: str, *columns: str, left: tuple[str, ...] = (), gap: int = 1) -> Table:
-    """A table of numbers, flush right and never wrapped; the columns named in `left` are words."""
+    """A table of numbers, right-aligned and never wrapped; columns in `left` are text."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, gap))
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
@@ -144,9 +143,9 @@ def number_table(title: str, *columns: str, left: tuple[str, ...] = (), gap: int
 
 
 def node_table(graph: DomainGraph, title: str) -> Table:
-    """One line a domain, with its commonest sources and their shares of it."""
-    weighed = any(node.weight is not None for node in graph.nodes)
-    columns = ["domain", "share", *(["weight"] if weighed else []), "gradient norm", "spread"]
+    """One line per domain, with its most common sources and their shares."""
+    has_weights = any(node.weight is not None for node in graph.nodes)
+    columns = ["domain", "share", *(["weight"] if has_weights else []), "gradient norm", "spread"]
     table = number_table(title, *columns)
     table.add_column("sources")
     for node in graph.nodes:
@@ -160,7 +159,7 @@ def node_table(graph: DomainGraph, title: str) -> Table:
 
 
 def edge_table(graph: DomainGraph, most: int = 10) -> Table:
-    """The pairs of domains whose mean gradients agree most, either way."""
+    """The pairs of domains whose mean gradients have the largest cosines."""
     title = "nearest domains" if len(graph.edges) > most else "pairs of domains"
     table = number_table(title, "domains", "cosine", "MMD^2")
     for edge in sorted(graph.edges, key=lambda edge: -edge.cosine)[:most]:
@@ -170,32 +169,32 @@ def edge_table(graph: DomainGraph, most: int = 10) -> Table:
 
 
 def numbering(path: Path) -> str | None:
-    """One line for those who compare steps, where a number is a rank and names no domain."""
+    """A note for runs whose domain numbers are ranks, different domains at every step."""
     if domains_last(RunDirectory.open(path).config()):
         return None
     return (
-        "numbers are ranks by weight in this step's batch, 0 the heaviest: domain 0 of another "
-        "step is another domain"
+        "domain numbers are ranks by weight in this step's batch (0 has the largest weight), so "
+        "the same number at another step is another domain"
     )
 
 
 def domains_last(config: RunConfig) -> bool:
-    """Whether a number is the same domain in all steps of a run."""
+    """Whether a number means the same domain at every step of a run."""
     try:
         return build_mixer(config.mixer.name, config.mixer.options).domains_last
-    except DographError:  # somebody's class that is not at hand answers for its own domains
+    except DographError:  # a user's own mixer class that cannot be imported here
         return True
 
 
 def agreement_table(path: Path) -> Table | None:
-    """How far domains and sources have agreed in the course of a run, as a picture.
+    """A bar chart of the agreement of domains and sources (NMI) over a run.
 
-    Domains of each batch have no identity, so pooled over batches they agree with nothing.
+    Domains of a single batch mean nothing in another, so they are not pooled over batches.
     """
     run = RunDirectory.open(path)
-    is_lasting = domains_last(run.config())
-    name, over = ("nmi", "over ten batches") if is_lasting else ("batch_nmi", "in the step's batch")
-    key = f"domains/{name}"
+    key, over = "domains/batch_nmi", "in the step's batch"
+    if domains_last(run.config()):
+        key, over = "domains/nmi", "over ten batches"
     known = [(row["step"], row[key]) for row in read_metrics(run.metrics_file) if key in row]
     if not known:
         return None
@@ -211,12 +210,12 @@ def last_validation(run: RunDirectory) -> Row:
     """The newest validation of a run."""
     validations = [row for row in read_metrics(run.metrics_file) if "valid/mean/loss_nats" in row]
     if not validations:
-        raise RunError(f"{run.path} has no validation yet; it makes one every eval.every steps")
+        raise RunError(f"{run.path} has no validation yet; it runs one every eval.every steps")
     return validations[-1]
 
 
 def losses_table(paths: list[Path]) -> Table:
-    """Sources down, runs across: nats per token, perplexity, bits per byte, times read through."""
+    """A row per source and columns per run: nats per token, perplexity, bits per byte, epochs."""
     titles, columns, sources = ["source"], [], set[str]()
     for path in paths:
         run = RunDirectory.open(path)
@@ -239,28 +238,28 @@ def losses_table(paths: list[Path]) -> Table:
 
 
 def loss_cells(row: Row, name: str) -> list[str]:
-    """Nats, perplexity and bits per byte of one name in a row of losses; empty where unknown."""
+    """Nats, perplexity and bits per byte of one name in a row of losses; empty if unknown."""
     units = {"loss_nats": ".4f", "ppl": ".1f", "bits_per_byte": ".3f"}
     values = [(row.get(f"{name}/{unit}"), shape) for unit, shape in units.items()]
     return ["" if value is None else format(value, shape) for value, shape in values]
 
 
 class Balance(NamedTuple):
-    """How unlike the losses of the sources are."""
+    """How different the losses of the sources are."""
 
     spread: float  # standard deviation over sources
-    gap: float  # worst less best
+    gap: float  # worst minus best
 
 
 def balance(losses: Mapping[str, float]) -> Balance:
-    """Is every source learned alike? Standard deviation and best-worst gap of losses, in nats.
+    """Is every source learned equally well? Standard deviation and worst-best gap, in nats.
 
-    The deviation is that of these sources, divided by their number S: they are all there are.
-    A loss that is not a number is the worst, and then there is no spread and no gap. Sources differ
-    in how well any model can predict them: what counts is the difference to a baseline.
+    The standard deviation divides by the number of sources S: they are the whole population.
+    NaN counts as the worst loss, and then spread and gap are not finite. Sources differ in how well
+    any model can predict them: compare with a baseline.
     """
     if len(losses) < 2:
-        raise ConfigError(f"balance is over at least 2 sources, got {sorted(losses)}")
+        raise ConfigError(f"balance needs at least 2 sources, got {sorted(losses)}")
     values = sorted(losses.values(), key=lambda loss: math.inf if math.isnan(loss) else loss)
     spread = pstdev(values) if all(map(math.isfinite, values)) else math.nan
     return Balance(spread, values[-1] - values[0])

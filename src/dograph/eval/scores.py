@@ -1,22 +1,22 @@
-"""From texts to likelihoods to accuracies: the built-in scorer, and lm-evaluation-harness.
+"""From texts to log-likelihoods to accuracies: the built-in scorer, and lm-evaluation-harness.
 
 acc: the gold answer has the highest log-likelihood; acc_norm: the highest per character of the
-choice, the space before it not counted. Ties go to the first. A cloze task (LAMBADA) is right
-where every token of the answer was the likeliest. The standard error of a mean over n items is
-the sample's standard deviation (n - 1) over sqrt(n). Both scorers give the same numbers.
+choice, not counting the space before it. Ties go to the first. A cloze task (LAMBADA) is right if
+every token of the answer has the highest probability. The standard error of a mean over n items is
+the sample standard deviation (n - 1) over sqrt(n). Both scorers give the same numbers.
 """
 
 import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.errors import ConfigError, require
-from dograph.eval.tasks import Documents, Item, Task
+from dograph.eval.tasks import Documents, Item, Row, Task
 from dograph.models.loss import PerSampleLoss
 
 END_OF_TEXT = "<|endoftext|>"
@@ -41,32 +41,31 @@ class PromptEncoder:
 
     @classmethod
     def of(cls, tokenizer: Any, end_of_text: int | None = None) -> "PromptEncoder":
-        """The prefix is the tokenizer's start, else its end, else the corpus' end of text.
+        """The prefix is the BOS token, else the EOS token, else the corpus' end of text.
 
-        A tokenizer that names none of them may still have the token that commonly is one.
+        A tokenizer without any of them may still have a token called <|endoftext|>.
         """
-        common = tokenizer.get_vocab().get(END_OF_TEXT)
-        known = (tokenizer.bos_token_id, tokenizer.eos_token_id, end_of_text, common)
-        prefix = next((token for token in known if token is not None), None)
-        if prefix is None:
-            raise ConfigError(
-                "the tokenizer names no start and no end of text; set bos_token or eos_token in "
-                "the model folder's tokenizer_config.json"
-            )
-        return cls(tokenizer, prefix)
+        named = tokenizer.get_vocab().get(END_OF_TEXT)
+        for prefix in (tokenizer.bos_token_id, tokenizer.eos_token_id, end_of_text, named):
+            if prefix is not None:
+                return cls(tokenizer, prefix)
+        raise ConfigError(
+            "the tokenizer has no BOS and no EOS token; set bos_token or eos_token in the model "
+            "folder's tokenizer_config.json"
+        )
 
     def encode(self, text: str, **options: bool) -> list[int]:
         if not options and text.startswith(self.tokenizer.decode(self.prefix_id)):
-            options = {"add_special_tokens": False}  # the text brings its own start
+            options = {"add_special_tokens": False}  # the text starts with the prefix already
         ids: list[int] = self.tokenizer.encode(text, **options)
         return ids
 
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both, cut by the harness' rule.
+        """Tokens of both, split as in the harness.
 
-        White space that ends the context opens the continuation instead. The two are encoded
-        together and cut where the context alone would end, so a tokenizer that merges across the
-        seam gives the merged token to neither or to the continuation.
+        White space at the end of the context moves to the continuation. The two are encoded
+        together and split where the context alone would end, so a token merged across the
+        boundary belongs to the continuation or is lost.
         """
         if not context:
             ids = self.encode(continuation, add_special_tokens=False)
@@ -75,36 +74,33 @@ class PromptEncoder:
         continuation = context[len(kept) :] + continuation
         first = self.encode(kept)
         whole = self.encode(kept + continuation)
-        # Where all of it merged into the context, the continuation is encoded by itself.
+        # If everything merged into the context, the continuation is encoded by itself.
         return first, whole[len(first) :] or self.encode(continuation, add_special_tokens=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """What a model makes of one continuation."""
+class Likelihood(NamedTuple):
+    """What a model gives one continuation."""
 
     nats: float  # sum over its tokens of log p(token | everything before), natural logarithm
-    greedy: bool  # every token was the likeliest
-    truncated: bool = False  # the text was cut on its left
+    greedy: bool  # every token had the highest probability
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredText:
-    """A context and its continuation in tokens; the last token is only ever predicted."""
+class ScoredText(NamedTuple):
+    """A context and its continuation in tokens; the last token is predicted but never an input."""
 
     ids: list[int]
     scored: int  # how many of the last tokens are scored
-    truncated: bool  # the beginning is gone
-    answer_cut: bool  # even a part of the continuation
+    truncated: bool  # the beginning was cut off
+    answer_cut: bool  # even a part of the continuation was cut off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorer:
-    """A model, its tokenizer, and how much of a text it is shown.
+    """A model, its tokenizer, and how many tokens the model is given at once.
 
     A text of more than `max_length` + 1 tokens loses its beginning, as in the harness: the last
-    token is only ever predicted. An answer too long even for that is scored by its last
-    `max_length` tokens (the harness stops with an assertion there).
+    token is never an input. An answer too long even for that is scored by its last `max_length`
+    tokens (the harness fails with an assertion).
     """
 
     model: PerSampleLoss
@@ -112,10 +108,10 @@ class Scorer:
     max_length: int
     batch_size: int
 
-    def texts(self, pairs: Sequence[tuple[str, str]]) -> list[ScoredText]:
-        """Tokens of each (context, continuation), cut to what the model is shown."""
+    def texts(self, items: Sequence[Item]) -> list[ScoredText]:
+        """Tokens of every (context, continuation) of the items, cut to what the model is given."""
         texts = []
-        for pair in pairs:
+        for pair in (pair for item in items for pair in item.pairs):
             context, continuation = self.encoder.pair(*pair)
             whole = context + continuation
             ids = whole[-(self.max_length + 1) :]
@@ -126,31 +122,30 @@ class Scorer:
 
     @torch.inference_mode()
     def score(
-        self, pairs: Sequence[tuple[str, str]], report: Callable[[int, int], None]
+        self, texts: Sequence[ScoredText], report: Callable[[int, int], None]
     ) -> list[Likelihood]:
-        """One result a (context, continuation), in the order given; longest texts run first."""
-        texts = self.texts(pairs)
+        """One result for each text, in the order given; the longest texts run first."""
         order = sorted(range(len(texts)), key=lambda k: (-len(texts[k].ids), texts[k].ids))
-        found: dict[int, Likelihood] = {}
+        scored: dict[int, Likelihood] = {}
         for first in range(0, len(order), self.batch_size):
             chunk = order[first : first + self.batch_size]
-            found |= zip(chunk, self._batch([texts[k] for k in chunk]), strict=True)
-            report(len(found), len(texts))
-        return [found[k] for k in range(len(texts))]
+            scored |= zip(chunk, self._batch([texts[k] for k in chunk]), strict=True)
+            report(len(scored), len(texts))
+        return [scored[k] for k in range(len(texts))]
 
     def _batch(self, texts: list[ScoredText]) -> list[Likelihood]:
-        """Right-padded: attention is causal, so what follows a text cannot change it."""
+        """Padded on the right: attention is causal, so padding cannot change what precedes it."""
         device, width = self.model.model.device, max(len(text.ids) for text in texts) - 1
         token_BT = torch.zeros(len(texts), width, dtype=torch.long)
         is_scored_BT = torch.zeros(len(texts), width, dtype=torch.bool)
         targets: list[int] = []
         for b, text in enumerate(texts):
-            shown = len(text.ids) - 1
-            token_BT[b, :shown] = torch.tensor(text.ids[:-1])
-            is_scored_BT[b, shown - text.scored : shown] = True
+            num_inputs = len(text.ids) - 1
+            token_BT[b, :num_inputs] = torch.tensor(text.ids[:-1])
+            is_scored_BT[b, num_inputs - text.scored : num_inputs] = True
             targets += text.ids[-text.scored :]
         target_N = torch.tensor(targets, device=device)
-        # Logits of the scored tokens alone: those of every token are the largest tensor by far.
+        # Logits of scored tokens only: those of every token would be the largest tensor by far.
         scored = tuple(place_N.to(device) for place_N in is_scored_BT.nonzero(as_tuple=True))
         inputs = {"input_ids": token_BT.to(device), "use_cache": False}
         if self.model.has_plain_head:
@@ -163,25 +158,28 @@ class Scorer:
         nats_N = -F.cross_entropy(logits_NV, target_N, reduction="none").double()
         hit_N = logits_NV.argmax(dim=-1) == target_N
         sizes = [text.scored for text in texts]
-        parts = zip(texts, nats_N.cpu().split(sizes), hit_N.cpu().split(sizes), strict=True)
-        return [
-            Likelihood(float(nats_n.sum()), bool(hit_n.all()), text.truncated)
-            for text, nats_n, hit_n in parts
-        ]
+        parts = zip(nats_N.cpu().split(sizes), hit_N.cpu().split(sizes), strict=True)
+        return [Likelihood(float(nats_n.sum()), bool(hit_n.all())) for nats_n, hit_n in parts]
+
+
+def sample_stderr(values: Sequence[float]) -> float:
+    """Standard error of the mean: the standard deviation (n - 1) over sqrt(n)."""
+    return float(np.std(values, ddof=1, dtype=np.float64) / math.sqrt(len(values)))
 
 
 @dataclass(frozen=True, slots=True)
 class ItemMean:
-    """A mean over items and its standard error; None where one item tells nothing of it."""
+    """A mean over items and its standard error; None if there is only one item."""
 
     value: float
     se: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "ItemMean":
-        x = np.asarray(values, dtype=np.float64)
-        se = float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else None
-        return cls(float(x.mean()), se)
+    def of(
+        cls, values: Sequence[float], stderr: Callable[[Sequence[float]], float] = sample_stderr
+    ) -> "ItemMean":
+        mean = float(np.mean(values, dtype=np.float64))
+        return cls(mean, stderr(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,49 +189,46 @@ class TaskScore:
     task: str
     items: int
     acc: ItemMean
-    acc_norm: ItemMean | None  # where the harness reports it
+    acc_norm: ItemMean | None  # if the harness reports it
     bits_per_byte: ItemMean  # of the gold answers
     perplexity: ItemMean | None  # of the answers, for LAMBADA
     chance: float  # accuracy of guessing
-    truncated: int  # texts that were cut on their left
+    truncated: int  # texts whose beginning was cut off
 
     @property
     def primary(self) -> ItemMean:
-        """The paper's choice: normalised accuracy where available."""
+        """The metric of the paper's average: acc_norm if there is one, else acc."""
         return self.acc if self.acc_norm is None else self.acc_norm
 
 
-def score_task(task: Task, items: Sequence[Item], likelihoods: Iterable[Likelihood]) -> TaskScore:
-    """One likelihood for each pair of each item, in their order."""
-    rest = iter(likelihoods)
-    correct, normalised, gold_nats, truncated = [], [], [], 0
+def log_likelihoods(task: Task, items: Sequence[Item], likelihoods: list[Likelihood]) -> list[Row]:
+    """What the harness logs of each item: its accuracies, and the likelihoods of its pairs."""
+    rest, rows = iter(likelihoods), list[Row]()
     for item in items:
-        answer = [next(rest) for _ in item.pairs]
-        nats = np.array([one.nats for one in answer])
-        gold_nats.append(answer[item.gold].nats)
-        truncated += sum(one.truncated for one in answer)
-        is_right = answer[0].greedy if task.cloze else nats.argmax() == item.gold
-        correct.append(float(is_right))
-        if task.normalised:
-            normalised.append(float((nats / np.array(item.lengths)).argmax() == item.gold))
-    return summary(task, items, correct, normalised, gold_nats, truncated)
+        answers = [next(rest) for _ in item.pairs]
+        nats = np.array([answer.nats for answer in answers])
+        is_right = answers[0].greedy if task.cloze else nats.argmax() == item.gold
+        rows.append({"acc": is_right, "filtered_resps": answers})
+        if task.metric == "acc_norm":
+            rows[-1]["acc_norm"] = (nats / np.array(item.lengths)).argmax() == item.gold
+    return rows
 
 
-def summary(
+def score_task(
     task: Task,
     items: Sequence[Item],
-    correct: Sequence[float],
-    normalised: Sequence[float],
-    gold_nats: Sequence[float],
+    rows: Sequence[Row],
     truncated: int,
-    mean: Callable[[Sequence[float]], ItemMean] = ItemMean.of,
+    stderr: Callable[[Sequence[float]], float] = sample_stderr,
 ) -> TaskScore:
-    """Means over items; accuracies by `mean`.
+    """Means over items of the harness' log, or of ours in its form; accuracies with `stderr`.
 
-    Bits per byte is the mean over items of -log2 p(gold answer) / its UTF-8 bytes, so that every
-    question counts alike. Perplexity is exp(-mean log p(answer)) as in the harness; its standard
-    error is perplexity times that of the mean (the harness draws bootstrap samples).
+    Bits per byte is the mean over items of -log2 p(gold answer) / its UTF-8 bytes, so every
+    question has the same weight. Perplexity is exp(-mean log p(answer)) as in the harness; its
+    standard error is perplexity times that of the mean (the harness uses a bootstrap).
     """
+    logged = zip(rows, items, strict=True)
+    gold_nats = [float(row["filtered_resps"][item.gold][0]) for row, item in logged]
     pairs = zip(items, gold_nats, strict=True)
     bits = [-nats / math.log(2) / item.gold_bytes for item, nats in pairs]
     perplexity = None
@@ -241,11 +236,15 @@ def summary(
         log_p = ItemMean.of(gold_nats)
         value = math.exp(min(-log_p.value, 700.0))
         perplexity = ItemMean(value, None if log_p.se is None else value * log_p.se)
+
+    def accuracy(name: str) -> ItemMean:
+        return ItemMean.of([float(row[name]) for row in rows], stderr)
+
     return TaskScore(
         task=task.name,
         items=len(items),
-        acc=mean(correct),
-        acc_norm=mean(normalised) if task.normalised else None,
+        acc=accuracy("acc"),
+        acc_norm=accuracy("acc_norm") if task.metric == "acc_norm" else None,
         bits_per_byte=ItemMean.of(bits),
         perplexity=perplexity,
         chance=0.0 if task.cloze else float(np.mean([1 / len(item.pairs) for item in items])),
@@ -254,20 +253,19 @@ def summary(
 
 
 def average(scores: Sequence[TaskScore]) -> ItemMean:
-    """The paper's average: every task alike, by normalised accuracy where available.
+    """The paper's average: every task has the same weight, by acc_norm if there is one.
 
     Tasks are independent samples of questions, so its standard error is
-    sqrt(sum of squared standard errors) / number of tasks. It tells how other questions would
-    have moved the average, not how another seed would.
+    sqrt(sum of squared standard errors) / number of tasks. It says how other questions would
+    have changed the average, not how another seed would.
     """
-    errors = [score.primary.se for score in scores]
-    known = [se for se in errors if se is not None]
+    known = [score.primary.se for score in scores if score.primary.se is not None]
     se = math.sqrt(sum(se**2 for se in known)) / len(scores) if len(known) == len(scores) else None
     return ItemMean(sum(score.primary.value for score in scores) / len(scores), se)
 
 
 def check_with(name: str) -> None:
-    """Refuse a scorer that there is not; one that is not installed is missed before any work."""
+    """Refuse an unknown scorer, or one that is not installed, before any work."""
     if name not in SCORERS:
         raise ConfigError(f'there is no scorer "{name}"; allowed: {", ".join(SCORERS)}')
     if name == "lm-eval":
@@ -277,63 +275,56 @@ def check_with(name: str) -> None:
 def evaluate_tasks(
     scorer: Scorer, documents: Sequence[Documents], using: str, report: Report
 ) -> list[TaskScore]:
-    """One score a task, in the order given."""
+    """One score for each task, in the order given."""
+    stderr, logged = sample_stderr, {}
     if using == "lm-eval":
         report("lm-eval", 0, 0)
-        truncated = count_truncated(scorer, documents)  # first, for it may refuse
-        return harness_scores(documents, harness_samples(scorer, documents), truncated)
+        logged = harness_log(scorer, documents)
+        stderr = require("lm_eval.api.metrics", "eval").mean_stderr
     scores = []
-    for found in documents:
-        items = found.items
-        pairs = [pair for item in items for pair in item.pairs]
-        likelihoods = scorer.score(pairs, partial(report, found.task.name))
-        scores.append(score_task(found.task, items, likelihoods))
+    for one in documents:
+        task, items = one.task, one.items
+        texts = scorer.texts(items)
+        rows = logged.get(task.name)
+        if rows is None:
+            likelihoods = scorer.score(texts, partial(report, task.name))
+            rows = log_likelihoods(task, items, likelihoods)
+        truncated = sum(text.truncated for text in texts)
+        scores.append(score_task(task, items, rows, truncated, stderr))
     return scores
 
 
-# The same questions through lm-evaluation-harness, in this process and without the network.
-#
-# The harness merges what it is given with a task it knows only inside a group: a lone dict with a
-# known name would be a new, incomplete task. So all tasks go in one inline group, every member a
-# dict, each with its documents in a JSON Lines file and a cache of its own in a temporary folder.
+def harness_log(scorer: Scorer, documents: Sequence[Documents]) -> dict[str, list[Row]]:
+    """What lm-evaluation-harness logs of every document, by task; offline, in this process.
 
-
-def count_truncated(scorer: Scorer, documents: Sequence[Documents]) -> dict[str, int]:
-    """How many texts of each task the harness will cut; what it cannot take is refused here."""
-    truncated = {}
-    for found in documents:
-        texts = scorer.texts([pair for item in found.items for pair in item.pairs])
-        if any(text.answer_cut for text in texts):
+    The harness combines a dict with a task of the same name only inside a group: alone, the dict
+    would define a new, incomplete task. So all tasks are in one group, each with its documents in a
+    JSON Lines file and a cache of its own in a temporary folder.
+    """
+    for one in documents:
+        if any(text.answer_cut for text in scorer.texts(one.items)):
             raise ConfigError(
-                f"{found.task.name} has an answer of more than {scorer.max_length} tokens, and "
-                "lm-eval takes none; give a larger data.seq_len, leave the task out, or use "
+                f"{one.task.name} has an answer of more than {scorer.max_length} tokens, which "
+                "lm-eval cannot score; give a larger data.seq_len, leave the task out, or use "
                 "--with builtin"
             )
-        truncated[found.task.name] = sum(text.truncated for text in texts)
-    return truncated
-
-
-def harness_samples(
-    scorer: Scorer, documents: Sequence[Documents]
-) -> dict[str, list[dict[str, Any]]]:
-    """What the harness logged of every document, by task, in the order of the documents."""
     lm_eval = require("lm_eval", "eval")
     models = require("lm_eval.models.huggingface", "eval")
     model, split = scorer.model.model, "evaluation"
     half = model.dtype in (torch.bfloat16, torch.float16)
     members: list[dict[str, Any]] = []
-    # The harness warns of each text that it cuts; we count them and say so once.
+    # The harness warns of each text that it cuts; ours are counted and reported once.
     logger = logging.getLogger("lm_eval")
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="dograph-eval-") as folder:
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)
-        for found in documents:
-            file = Path(folder) / f"{found.task.name}.jsonl"
-            file.write_text("".join(json.dumps(row) + "\n" for row in found.rows), encoding="utf-8")
+        for one in documents:
+            file = Path(folder) / f"{one.task.name}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in one.rows), encoding="utf-8")
             cache = str(Path(folder) / "cache")
             members.append(
                 {
-                    "task": found.task.name,
+                    "task": one.task.name,
                     "dataset_path": "json",
                     "dataset_name": None,
                     "dataset_kwargs": {"data_files": {split: str(file)}, "cache_dir": cache},
@@ -345,7 +336,7 @@ def harness_samples(
             )
         wrapped = models.HFLM(
             pretrained=model,
-            tokenizer=deepcopy(scorer.encoder.tokenizer),  # it is given a padding token
+            tokenizer=deepcopy(scorer.encoder.tokenizer),  # the harness sets its padding token
             backend="causal",
             batch_size=scorer.batch_size,
             max_length=scorer.max_length,
@@ -356,33 +347,9 @@ def harness_samples(
         result = lm_eval.simple_evaluate(
             model=wrapped,
             tasks=[{"group": "dograph", "task": members}],
-            bootstrap_iters=0,  # standard errors of means come from the samples, below
+            bootstrap_iters=0,  # standard errors of means are computed from the log
             log_samples=True,
             **{f"{name}_seed": None for name in seeds},
         )
-    samples: dict[str, list[dict[str, Any]]] = result["samples"]
-    return {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in samples.items()}
-
-
-def harness_scores(
-    documents: Sequence[Documents],
-    samples: dict[str, list[dict[str, Any]]],
-    truncated: dict[str, int],
-) -> list[TaskScore]:
-    """Scores from what the harness logged: its accuracies, and its formula of standard errors."""
-    mean_stderr = require("lm_eval.api.metrics", "eval").mean_stderr
-
-    def theirs(values: Sequence[float]) -> ItemMean:
-        se = mean_stderr(values) if len(values) > 1 else None
-        return ItemMean(sum(values) / len(values), se)
-
-    scores = []
-    for found in documents:
-        task, items, rows = found.task, found.items, samples[found.task.name]
-        correct = [float(row["acc"]) for row in rows]
-        normalised = [float(row["acc_norm"]) for row in rows] if task.normalised else []
-        answers = [row["filtered_resps"] for row in rows]  # of each pair: nats, greedy
-        gold = [float(own[item.gold][0]) for own, item in zip(answers, items, strict=True)]
-        cut = truncated[task.name]
-        scores.append(summary(task, items, correct, normalised, gold, cut, theirs))
-    return scores
+    log: dict[str, list[Row]] = result["samples"]
+    return {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in log.items()}

@@ -4,18 +4,18 @@
     attach(trainer, DoGraph())
     trainer.train()
 
-Taps must be open from a forward to the end of its backward, which no callback spans. So `attach`
-wraps `training_step`, a method made to be overridden, and sets `compute_loss_func` inside it alone:
-the Trainer runs model and backward itself, and evaluation, which never comes by, is as it was.
+Taps must be open from a forward to the end of its backward, and no callback spans both. So `attach`
+wraps `training_step`, a method meant to be overridden, and sets `compute_loss_func` only inside it:
+the Trainer runs the model and its backward itself, and evaluation is unchanged.
 """
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
 TENSORS, VALUES = "dograph_mixer.safetensors", "dograph_mixer.json"
 Mode = Literal["twopass", "head"]
-MODES: tuple[Mode, ...] = ("twopass", "head")
 COMPUTED = frozenset({"loss", "source", "sketch"})
-PROCESSES = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's words for one process, and for DDP
+PROCESSES = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's names for one process, and for DDP
 
 logger = logging.getLogger("dograph.integrations.hf")
 
@@ -64,63 +63,44 @@ def attach(
     sources: str | None = None,
     exclude: tuple[str, ...] = (),
 ) -> None:
-    """Let `mixer` weigh the samples that a Trainer trains on.
+    """Let `mixer` weight the samples that a Trainer trains on.
 
     The gradient of a step is that of sum_i c_i loss_i over its world batch, loss_i the mean NLL of
     sample i over its own labels that are not -100. Without gradient accumulation c = mixer.weigh;
-    with it, a micro-batch is weighed before the next is seen: c_i = w_j / (N p_j), with N samples
-    in the world batch and p_j the share of domain j so far (`DoGraph.weigh_lagged`).
+    with it, each micro-batch gets its weights before the next one is seen: c_i = w_j / (N p_j),
+    with N samples in the world batch and p_j the share of domain j so far (`DoGraph.weigh_lagged`).
 
-    Modes: `twopass` sketches every layer, except parameters that `exclude` names, and goes
-    backward twice; `head` sketches the output layer alone and goes backward once. `sources` names
-    the input of training batches that holds each sample's source, for metrics. The mixer's state is
-    kept in every checkpoint folder and comes back with `train(resume_from_checkpoint=...)`.
+    Modes: `twopass` sketches every layer, except parameters named in `exclude`, with two backward
+    passes; `head` sketches only the output layer, with one. `sources` is the name of the training
+    input that holds each sample's source, for metrics. The mixer's state is saved in every
+    checkpoint folder and restored by `train(resume_from_checkpoint=...)`.
     """
+    from transformers import TrainerCallback
+
     if "training_step" in vars(trainer):
-        raise ConfigError("the Trainer has a mixer attached already; make a new Trainer")
+        raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     _require_trainer(trainer)
     _require_mixer(mixer, sources, trainer.args)
     _require_mode(mode, trainer.model, exclude)
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
     sketches = mode if "sketch" in mixer.needs else None
-    weighing = Weighing(trainer, mixer, sketches, projection, sources, exclude)
-    trainer.training_step, trainer.train = weighing.training_step, weighing.train
-    trainer.get_batch_samples = weighing.get_batch_samples
-    trainer.loss_is_scaled_for_ga = True  # older versions know it by compute_loss_func being set
-    trainer.add_callback(_events(weighing))
-
-
-def _events(weighing: "Weighing") -> Any:
-    """What the Trainer calls between its steps."""
-    from transformers import TrainerCallback
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
-    class Events(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            weighing.begin(args, state)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if control.should_log and weighing.unweighted is not None:
-                weighing.trainer.log(weighing.report())
-                control.should_log = True  # log() put it out; the Trainer's own is yet to come
-
-        on_epoch_end = on_step_end
-
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.is_world_process_zero:
-                folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-                store_mixer(weighing.mixer, folder, state.global_step)
-
-    return Events()
+    attached = AttachedMixer(trainer, mixer, sketches, projection, sources, exclude)
+    trainer.training_step, trainer.train = attached.training_step, attached.train
+    trainer.get_batch_samples = attached.get_batch_samples
+    trainer.loss_is_scaled_for_ga = True  # older versions infer it from compute_loss_func
+    callback = TrainerCallback()
+    for event in ("on_train_begin", "on_step_end", "on_epoch_end", "on_save"):
+        setattr(callback, event, getattr(attached, event))
+    trainer.add_callback(callback)
 
 
 def store_mixer(mixer: Mixer, folder: Path, step: int) -> None:
-    """Add the mixer's state after `step` steps to a checkpoint; the JSON comes last."""
+    """Add the mixer's state after `step` steps to a checkpoint; the JSON file is written last."""
     tensors, values = split_state(mixer.state_dict())
     if not folder.is_dir():
         raise RunError(
-            f"the checkpoint of step {step} is not in {folder}, so the mixer's state has no place; "
-            "a hyper-parameter search saves elsewhere: run it without a mixer attached"
+            f"the checkpoint of step {step} is not in {folder}, so the mixer's state cannot be "
+            "saved; a hyper-parameter search saves elsewhere: run it without a mixer"
         )
     write_bytes(folder / TENSORS, save(tensors))
     digest = sha256_of(folder / TENSORS)
@@ -128,17 +108,17 @@ def store_mixer(mixer: Mixer, folder: Path, step: int) -> None:
 
 
 def restore_mixer(mixer: Mixer, folder: Path) -> None:
-    """Take the state of a checkpoint back."""
+    """Load the mixer's state from a checkpoint."""
     try:
         stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS)
-        whole = stored["sha256"] == sha256_of(folder / TENSORS)
+        is_whole = stored["sha256"] == sha256_of(folder / TENSORS)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunError(
-            f"{folder} holds no whole state of a mixer ({error}). Resume from a checkpoint that "
-            "was saved with the mixer attached, or start anew"
+            f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint that "
+            "was saved with the mixer attached, or start again"
         ) from error
-    if not whole:
+    if not is_whole:
         raise RunError(
             f"{folder / TENSORS} is damaged: it does not match {VALUES}. Resume from the "
             "checkpoint before it"
@@ -147,22 +127,22 @@ def restore_mixer(mixer: Mixer, folder: Path) -> None:
 
 
 @dataclass
-class Weighing:
-    """An attached mixer: what the Trainer calls in place of its own methods, and beside them."""
+class AttachedMixer:
+    """The methods that replace the Trainer's own, and its callbacks."""
 
     trainer: "Trainer"
     mixer: Mixer
-    mode: Mode | None  # of the sketch, where the mixer needs one
+    mode: Mode | None  # of the sketch, if the mixer needs one
     projection: Projection
     sources: str | None
     exclude: tuple[str, ...]
-    resumed: bool = False  # a mixer that was restored has its warm-up from its first start
+    resumed: bool = False  # a restored mixer keeps the warm-up of its first start
     unweighted: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.stock_train: Callable[..., Any] = self.trainer.train
-        self.stock_step: Callable[..., Tensor] = self.trainer.training_step
-        self.stock_batches: Callable[..., Any] = self.trainer.get_batch_samples
+        self.stock_train = self.trainer.train
+        self.stock_step = self.trainer.training_step
+        self.stock_batches = self.trainer.get_batch_samples
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -177,8 +157,8 @@ class Weighing:
             restore_mixer(self.mixer, Path(folder))
         return self.stock_train(resume_from_checkpoint, *args, **kwargs)
 
-    def begin(self, args: Any, state: Any) -> None:
-        """The model is where it will be trained, and the number of steps is known."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The model is on its device now, and the number of steps is known."""
         if self.mode == "head":
             self.head, self.epoch = self.trainer.model.get_output_embeddings(), -1
         if self.mode == "twopass":
@@ -194,16 +174,30 @@ class Weighing:
             self.mixer.warm_up(state.max_steps)
         if args.gradient_accumulation_steps > 1 and state.is_world_process_zero:
             logger.warning(
-                "gradient_accumulation_steps=%d: each micro-batch is weighed by the domains known "
-                "before its step (lagged weights)",
+                "gradient_accumulation_steps=%d: the weights of each micro-batch come from the "
+                "domains known before its step (lagged weights)",
                 args.gradient_accumulation_steps,
             )
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if control.should_log and self.unweighted is not None:
+            self.trainer.log(self.report())
+            control.should_log = True  # log() cleared it, but the Trainer has yet to log its own
+
+    on_epoch_end = on_step_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            store_mixer(self.mixer, folder, state.global_step)
+
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """All micro-batches of a step, so the world batch's size is known."""
+        """All micro-batches of a step, which give the size of the world batch."""
         batches, num_items = self.stock_batches(*args, **kwargs)
         device = self.trainer.args.device
-        # Asked before the device has work to do, once for all that is gathered.
+        # Sizes are exchanged once for everything that is gathered, before the device has work.
         self.rows = [WorldRows(len(_input(batch, "input_ids")), device) for batch in batches]
         self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
         self.results: list[MicroBatchResult] = []
@@ -229,16 +223,15 @@ class Weighing:
                     self.epoch = epoch
                 stack.enter_context(replaced_forward(self.head, self.sketching_head))
             self.trainer.compute_loss_func = self.loss
-            try:
-                # Without a number of items: with one, the Trainer multiplies by the processes.
-                return self.stock_step(model, given, None)
-            finally:
-                self.trainer.compute_loss_func = None
+            stack.callback(setattr, self.trainer, "compute_loss_func", None)
+            # num_items_in_batch=None: with a number, the Trainer multiplies by the processes.
+            loss: Tensor = self.stock_step(model, given, None)
+            return loss
 
     def sketching_head(self, hidden_bTD: Tensor) -> Tensor:
-        """In place of the output layer: hidden states in, the loss and sketch of each sample out.
+        """Replaces the output layer: hidden states in, the loss and sketch of each sample out.
 
-        Inside the model's forward its weight is seen by DDP, and the loss is in a compiled graph.
+        Inside the model's forward, DDP sees the layer's weight, and the loss can be compiled.
         """
         kind = hidden_bTD.device.type
         if torch.is_autocast_enabled(kind):
@@ -266,23 +259,23 @@ class Weighing:
         return weighted_b.sum()
 
     def _weigh(self) -> Tensor:
-        """Weights of the newest micro-batch: of the whole batch, or lagged where it has several."""
+        """Weights of the newest micro-batch: from the whole batch, or lagged if there are more."""
         if len(self.rows) == 1:
-            self.weight_B = self.mixer.weigh(self._world())
+            self.weight_B = self.mixer.weigh(self._world_signals())
             return self.rows[0].local(self.weight_B)
         newest, num = self.results[-1], len(self.results[-1].loss_B)
         alone = WorldRows(num, newest.loss_B.device, sizes=[num])
         weight_b = self.mixer.weigh_lagged(self._signals([newest], [alone]), self.num_samples)
         self.weights.append(weight_b)
         if len(self.results) == len(self.rows):
-            world = self._world()
+            world = self._world_signals()
             every = zip(self.rows, self.weights, strict=True)
             self.weight_B = torch.cat([rows.gather(weight) for rows, weight in every])
             self.mixer.observe(world, self.weight_B)
         return weight_b * world_size()
 
-    def _world(self) -> Signals:
-        """Micro-batch after micro-batch, each of all ranks: no matter how many ranks there are."""
+    def _world_signals(self) -> Signals:
+        """Ordered by micro-batch, then rank, so they do not depend on the number of ranks."""
         signals = self._signals(self.results, self.rows)
         assert signals.loss_B is not None
         self.unweighted = signals.loss_B.mean()
@@ -293,9 +286,9 @@ class Weighing:
         return gather_signals(results, rows, step=step, projection=self.projection.epoch(step))
 
     def report(self) -> dict[str, float]:
-        """The mixer's, of the last step, as far as it can be logged; this waits for the device.
+        """Scalars of the last step for the log; this waits for the device.
 
-        Summaries alone: vectors, by domain or sample, would be dozens of names in every line.
+        Vectors, by domain or sample, would be dozens of names in every line.
         """
         assert self.unweighted is not None
         values: dict[str, float | Tensor] = {
@@ -313,79 +306,72 @@ def _input(inputs: Mapping[str, Any], name: str) -> Tensor:
     if name not in inputs:
         raise ConfigError(
             f"the batch has no {name}, only {sorted(inputs)}; a sample needs input_ids and labels, "
-            "and its source where `sources` names it"
+            "and its source if `sources` is set"
         )
     value: Tensor = inputs[name]
     return value
 
 
 def _require_trainer(trainer: "Trainer") -> None:
-    """Refuse a Trainer whose loss or processes leave no room for weights, before anything runs."""
+    """Refuse a Trainer that the weights cannot reach, before anything runs."""
     from transformers import PreTrainedModel, Trainer
 
-    args, kind = trainer.args, trainer.accelerator.distributed_type
+    args, model, kind = trainer.args, trainer.model, trainer.accelerator.distributed_type
     if type(trainer).compute_loss is not Trainer.compute_loss:
         raise ConfigError(
-            f"{type(trainer).__name__} has a compute_loss of its own, which would never ask for "
-            "weights; attach to a Trainer that leaves compute_loss alone"
+            f"{type(trainer).__name__} has a compute_loss of its own, which would ignore the "
+            "weights; attach to a Trainer that does not override it"
         )
     if trainer.compute_loss_func is not None:
-        raise ConfigError(
-            "the Trainer has a compute_loss_func already, and only one can make the loss; give it "
-            "none"
-        )
-    if args.label_smoothing_factor != 0:
-        raise ConfigError(
-            f"label_smoothing_factor={args.label_smoothing_factor}: weighted losses are plain NLL; "
-            "set it to 0"
-        )
+        raise ConfigError("the Trainer has a compute_loss_func already; create it without one")
+    if smoothing := args.label_smoothing_factor:
+        raise ConfigError(f"label_smoothing_factor={smoothing}: losses are plain NLL; set it to 0")
     if args.fp16:
         raise ConfigError("fp16: sketches underflow without loss scaling; use bf16=True")
     if args.n_gpu > 1:
         raise ConfigError(
-            f"{args.n_gpu} GPUs in one process (DataParallel): start one process a GPU with "
-            "torchrun, or let CUDA_VISIBLE_DEVICES name one"
+            f"{args.n_gpu} GPUs in one process (DataParallel): start one process per GPU with "
+            "torchrun, or select one with CUDA_VISIBLE_DEVICES"
         )
-    if kind.value not in PROCESSES or any(is_sharded(p) for p in trainer.model.parameters()):
+    if kind.value not in PROCESSES or any(is_sharded(p) for p in model.parameters()):
         raise ConfigError(
-            f"parameters sharded over processes ({kind.value}): attach knows one process and DDP; "
-            "use DDP, or sketched_cross_entropy in a training loop of your own"
+            f"parameters sharded over processes ({kind.value}): attach supports one process and "
+            "DDP; use DDP, or sketched_cross_entropy in a training loop of your own"
         )
     if args.auto_find_batch_size:
         raise ConfigError(
-            "auto_find_batch_size starts training again with the mixer's state of the failed try; "
-            "set it to False and per_device_train_batch_size by hand"
+            "auto_find_batch_size would restart training with the mixer's state of the failed "
+            "attempt; set it to False and choose per_device_train_batch_size"
         )
-    model = trainer.model
     if not isinstance(model, PreTrainedModel) or model.config.is_encoder_decoder:
         raise ConfigError(
-            f"{type(model).__name__} is not a causal language model of transformers (if it is a "
-            "compiled one, let torch_compile=True compile it); use Sketcher in your own loop"
+            f"{type(model).__name__} is not a causal language model of transformers (to compile "
+            "one, set torch_compile=True); use Sketcher in your own loop"
         )
 
 
 def _require_mixer(mixer: Mixer, sources: str | None, args: Any) -> None:
-    """Refuse a mixer that needs, or decides, what a Trainer does not offer."""
+    """Refuse a mixer that needs signals or decisions that a Trainer does not offer."""
     name, accumulation = type(mixer).__name__, args.gradient_accumulation_steps
     if missing := mixer.needs - COMPUTED:
         raise ConfigError(
-            f"{name} needs {sorted(missing)}, which is not computed here; a mixer in a Trainer "
-            f"can have {sorted(COMPUTED)}"
+            f"{name} needs {sorted(missing)}, which a Trainer does not compute; use a mixer that "
+            f"needs {sorted(COMPUTED)} at most"
         )
     plans = type(mixer).plan is not Mixer.plan and type(mixer).weigh is Mixer.weigh
     if plans or mixer.changes_sampling:
         raise ConfigError(
             f"{name} decides what to draw, but a Trainer draws from its train_dataset; use a mixer "
-            "that weighs (DoGraph with apply_weights_to=loss), or `dograph train`"
+            "that weights samples (DoGraph with apply_weights_to=loss), or `dograph train`"
         )
     if accumulation > 1 and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
-            f"gradient_accumulation_steps={accumulation}: {name} {why}; or use another mixer that "
-            "weighs lagged (DoGraph with scope=stream or epoch), or one micro-batch a step"
+            f"gradient_accumulation_steps={accumulation}: {name} {why}; or use a mixer with lagged "
+            "weights (DoGraph with scope=stream or epoch), or one micro-batch a step"
         )
     if sources is None and mixer.requires_sources:
         raise ConfigError(
-            f"{name} needs the source of every sample; name the input that holds it: sources=..."
+            f"{name} needs the source of every sample; set sources= to the input that holds it"
         )
     if sources is not None and args.remove_unused_columns:
         raise ConfigError(
@@ -395,19 +381,19 @@ def _require_mixer(mixer: Mixer, sources: str | None, args: Any) -> None:
 
 
 def _require_mode(mode: str, model: Any, exclude: tuple[str, ...]) -> None:
-    """Refuse an output layer that mode head cannot sketch."""
-    if mode not in MODES:
+    """Refuse an unknown mode, and an output layer that mode head cannot sketch."""
+    if mode not in get_args(Mode):
         raise ConfigError(
-            f"mode={mode!r} is not known here; {did_you_mean(mode, MODES)} (full, topdown and "
-            "exact fill .grad themselves, and the Trainer runs its own backward)"
+            f"mode={mode!r} is not known here; {did_you_mean(mode, get_args(Mode))} (full, topdown "
+            "and exact fill .grad themselves, but the Trainer runs its own backward)"
         )
     if mode != "head":
         return
     if exclude:
         raise ConfigError(f"exclude={exclude}: mode head sketches the output layer and no other")
-    head, strange = model.get_output_embeddings(), after_the_head(model.config)
-    if strange or not isinstance(head, nn.Linear) or head.bias is not None:
+    head, after_head = model.get_output_embeddings(), after_the_head(model.config)
+    if after_head or not isinstance(head, nn.Linear) or head.bias is not None:
         raise ConfigError(
             f"{type(model).__name__} does more after its output layer than a softmax "
-            f"({strange or 'a bias'}), so mode head cannot sketch it; use mode twopass"
+            f"({after_head or 'a bias'}), so mode head cannot sketch it; use mode twopass"
         )

@@ -23,7 +23,7 @@ from dograph.mixers.source_weights import (
 from dograph.types import Mixture, Signals
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
-TINY = 1e-6  # beside norms, as in the authors' code
+TINY = 1e-6  # added to norms, as in the authors' code
 
 
 class DoGEUpdate(Options):

@@ -28,7 +28,7 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {  # f(h), by strategy
 
 
 class DynamicLossOptions(Options):
-    """As the authors name them; `clip_quantile` is ours."""
+    """The authors' options (`temperature` is their r); `clip_quantile` is ours."""
 
     owner: ClassVar[str] = "dynamic-loss"
 
@@ -40,13 +40,13 @@ class DynamicLossOptions(Options):
 
 
 class DynamicLoss(Mixer):
-    """Weigh each sample by where its loss lies between the least and the greatest of the batch.
+    """Weigh each sample by its loss, scaled to the lowest and the highest of the batch.
 
         h_i = (2 l_i - (hi + lo)) / max(hi - lo, 1e-6)     in [-1, 1]
         w   = softmax(f(h) / temperature)
 
-    f is that of the strategy (`SCORES`). Least and greatest are of the world batch: every rank and
-    every micro-batch. No gradient flows through w. Until `warmup_steps` all samples count alike.
+    f is that of the strategy (`SCORES`); lo and hi are of the world batch, over all ranks and
+    micro-batches. No gradient flows through w. Equal weights until `warmup_steps`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -57,12 +57,12 @@ class DynamicLoss(Mixer):
         self.warmup_steps = self.options.warmup_steps or 0
 
     def warm_up(self, steps: int) -> None:
-        """A share of the run, unless it was asked for in steps."""
+        """In proportion to the run, unless `warmup_steps` is set."""
         if self.options.warmup_steps is None:
             self.warmup_steps = round(WARMUP * steps)
 
     def plan(self, lab: Lab) -> Mixture:
-        """Uniform over sources, as the authors draw, or as asked; and how long the warm-up is."""
+        """Uniform over sources, as the authors draw, unless `sampling` is set."""
         self.warm_up(lab.steps)
         return sampling_mixture(self.options.sampling, lab.tokens)
 
@@ -92,8 +92,8 @@ def loss_weights(
 ) -> Tensor:
     """Weights of the samples of one batch.
 
-    With `clip_quantile` q, losses beyond the quantiles q and 1 - q count as those: one corrupt
-    sample would otherwise set the range and press all others to its lower end.
+    With `clip_quantile` q, losses are clipped to the quantiles q and 1 - q: otherwise one corrupt
+    sample sets the range, and all others get the same weight.
     """
     if clip_quantile is not None:
         ascending_B = loss_B.sort().values
@@ -105,7 +105,7 @@ def loss_weights(
 
 
 def _quantile(ascending_B: Tensor, q: float) -> Tensor:
-    """Between the two nearest values, by how near each is; torch.quantile waits for the device."""
+    """By linear interpolation; torch.quantile waits for the device."""
     place = q * (len(ascending_B) - 1)
     below = min(int(place), len(ascending_B) - 1)
     above = min(below + 1, len(ascending_B) - 1)

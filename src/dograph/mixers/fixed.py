@@ -1,4 +1,4 @@
-"""Mixtures known before training: uniform, static, scheduled, UniMax. All count samples alike."""
+"""Mixtures known before training, with equal sample weights: uniform, static, scheduled, UniMax."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class Uniform(Mixer):
     """Equal weight for every source, however large."""
 
     def plan(self, lab: Lab) -> Mixture:
-        return Mixture.normalised(dict.fromkeys(lab.tokens, 1.0))
+        return sampling_mixture("uniform", lab.tokens)
 
 
 class Static(Mixer):
-    """Weights given by hand, by a mixture file, or by the name of a published mixture.
+    """Weights, a mixture file, or the name of a published mixture.
 
-    Sources left out are not drawn. `provenance` says where weights come from; a mixture file
-    brings its own.
+    Sources that are left out are not drawn. `provenance` says where weights come from; a mixture
+    file has its own.
     """
 
     reads_mixtures: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class Static(Mixer):
 
 
 class Scheduled(Mixer):
-    """A mixture by step: each stage holds from its step until the next."""
+    """A mixture by step: each stage applies from its step until the next."""
 
     reads_mixtures: ClassVar[bool] = True
 
@@ -77,11 +77,11 @@ class Scheduled(Mixer):
         for key, given in stages.items():
             name = f"mixer.stages.{key}"
             if not str(key).isdecimal():
-                raise ConfigError(f"{name}: a stage is keyed by its first step, got {key!r}")
+                raise ConfigError(f"{name}: the key of a stage is its first step, got {key!r}")
             self.stages[int(key)], _ = stage(given, name)
         if 0 not in self.stages:
             raise ConfigError(
-                f"mixer.stages must say what to draw from step 0; it has steps {sorted(stages)}"
+                f"mixer.stages needs a mixture for step 0; it has steps {sorted(stages)}"
             )
 
     def plan(self, lab: Lab) -> Mixture:
@@ -94,7 +94,7 @@ class Scheduled(Mixer):
         return self.stages
 
     def refuses_edits(self) -> None:
-        """An edit holds until the next stage."""
+        """An edit applies until the next stage."""
 
 
 class UniMaxOptions(Options):
@@ -125,7 +125,7 @@ class UniMax(Mixer):
 
 @dataclass(frozen=True, slots=True)
 class GivenMixture:
-    """A mixture that a configuration brings from elsewhere, and the setting that names it."""
+    """A mixture from outside the configuration, and the setting that names it."""
 
     where: str
     weights: Mapping[str, float]
@@ -134,13 +134,13 @@ class GivenMixture:
 
 
 def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
-    """Mixtures that a mixer's options bring and that were not written by hand for this run."""
-    found: list[GivenMixture] = []
+    """Mixtures in a mixer's options that were not written by hand for this run."""
+    given_here: list[GivenMixture] = []
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
-        found.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
+        given_here.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
     sampling, stages = options.get("sampling"), options.get("stages")
-    named = isinstance(sampling, str) and not _is_file(sampling)  # the mixer looks at names
+    named = isinstance(sampling, str) and not _is_file(sampling)  # natural, uniform
     places: dict[str, Any] = {
         "mixer.file": options.get("file"),
         "mixer.sampling": None if named else sampling,
@@ -151,21 +151,21 @@ def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
     for where, given in places.items():
         if isinstance(given, str):
             file = read_mixture_file(Path(given))
-            found.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
+            given_here.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
         elif isinstance(given, Mapping) and given.get("provenance") is not None:
             mixture, provenance = stage(given, where)
-            found.append(GivenMixture(where, mixture.weights, provenance))
-    return found
+            given_here.append(GivenMixture(where, mixture.weights, provenance))
+    return given_here
 
 
 def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a mixer with the mixture files they name read in.
+    """Options of a mixer with the content of mixture files instead of their names.
 
-    A preset stays a name: what it stands for is part of this package and never changes.
+    A preset stays a name: its content is part of this package and never changes.
     """
 
     def read_in(path: str, *, bare: bool = True) -> dict[str, Any]:
-        """`weights`, and `provenance` where the file has it; else, if `bare`, the weights alone."""
+        """`weights` and the file's `provenance`; without one, and if `bare`, only the weights."""
         file = read_mixture_file(Path(path))
         content: dict[str, Any] = {"weights": dict(file.weights)}
         if file.provenance is not None:
@@ -173,8 +173,8 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
         return content["weights"] if bare else content
 
     settled = dict(options)
-    rivals = {"weights", "preset", "provenance"} & set(options)  # the mixer will refuse the two
-    if isinstance(file := settled.get("file"), str) and not rivals:
+    others = {"weights", "preset", "provenance"} & set(options)  # the mixer will refuse both
+    if isinstance(file := settled.get("file"), str) and not others:
         del settled["file"]
         settled |= read_in(file, bare=False)
     if isinstance(stages := options.get("stages"), Mapping):
@@ -188,13 +188,13 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
-    """A mixture file, weights, or `weights` and `provenance` as `inlined` leaves them."""
+    """A mixture file, weights, or `weights` and `provenance` as in the result of `inlined`."""
     if isinstance(given, str):
         file = read_mixture_file(Path(given))
         return file.mixture, file.provenance
     if isinstance(given, Mapping) and isinstance(given.get("weights"), Mapping):
         if others := sorted(set(given) - set(STAGE_KEYS)):
-            raise ConfigError(f"{where} may have weights and provenance, and not {others}")
+            raise ConfigError(f"{where} may have weights and provenance, but not {others}")
         provenance = as_provenance(given.get("provenance"), f"{where}.provenance")
         return as_mixture(given["weights"], f"{where}.weights"), provenance
     return as_mixture(given, where), None
@@ -217,7 +217,7 @@ Sampling = Annotated[Any, AfterValidator(_can_draw)]  # an option: what `samplin
 
 
 def sampling_mixture(sampling: Any, tokens: Mapping[str, float]) -> Mixture:
-    """`uniform`: alike from every source; `natural`: by tokens; else the mixture given."""
+    """`uniform`: every source equally often; `natural`: by tokens; else the mixture given."""
     if sampling == "uniform":
         return Mixture.normalised(dict.fromkeys(tokens, 1.0))
     if sampling == "natural":

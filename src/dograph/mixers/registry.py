@@ -1,6 +1,6 @@
-"""Mixers by name: ours, or anybody's by `module:Class`.
+"""Mixers by name: the built-in ones, or your own by `module:Class`.
 
-Ours are imported when one is built, so that a misspelt name is refused before torch is imported.
+They are imported when one is built, so that a misspelled name is refused before torch is imported.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import SIGNALS, Mixer, Planner
 
-PLANNERS = {  # their plans come from proxies: subclasses of Planner
+PLANNERS = {  # subclasses of Planner: their plans need proxies
     "doremi": "dograph.mixers.doremi:DoReMi",
     "doge": "dograph.mixers.doge:DoGE",
     "regmix": "dograph.mixers.sweep:RegMix",
@@ -35,7 +35,7 @@ MIXERS = {
 
 
 def require_mixer(name: str) -> None:
-    """Refuse a name that no mixer has; whether module:Class is there shows when it is built."""
+    """Refuse an unknown name; module:Class is checked when it is built."""
     if ":" not in name and name not in MIXERS:
         raise ConfigError(
             f'mixer.name="{name}" is not known (a mixer of your own is named module:Class); '
@@ -44,7 +44,7 @@ def require_mixer(name: str) -> None:
 
 
 def require_method(name: str) -> None:
-    """Refuse a mixer that plans without proxies, and a name that nobody has."""
+    """Refuse a mixer that plans without proxies, and an unknown name."""
     if ":" in name or name in PLANNERS:
         return
     if name in MIXERS:
@@ -56,11 +56,11 @@ def require_method(name: str) -> None:
 
 
 def mixer_class(name: str) -> type[Mixer]:
-    """The class that a name stands for."""
+    """The class of a mixer."""
     require_mixer(name)
     module_name, _, class_name = MIXERS.get(name, name).partition(":")
     here = str(Path.cwd())
-    if name not in MIXERS and here not in sys.path:  # where a console script does not look
+    if name not in MIXERS and here not in sys.path:  # console scripts do not have it there
         sys.path.insert(0, here)
     try:
         kind: Any = getattr(importlib.import_module(module_name), class_name)
@@ -94,8 +94,8 @@ def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
     """The mixer `name` with `options` as its arguments."""
     kind = mixer_class(name)
     known = {} if kind.__init__ is object.__init__ else inspect.signature(kind).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())  # it checks them itself
-    for option in () if open_ended else options:
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())  # it checks them itself
+    for option in () if takes_any else options:
         if option not in known:
             allowed = did_you_mean(option, known) if known else "it takes no options"
             raise ConfigError(f"mixer.{option} is not an option of {name}; {allowed}")

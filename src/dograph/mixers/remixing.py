@@ -1,10 +1,10 @@
-"""Domain weights realised by sampling: which strata hold the domains that should count more.
+"""Domain weights applied to sampling: draw more from strata that contain the heavy domains.
 
 q_s = sum_j w_j n_js / n_j, with n_js the samples of stratum s seen in domain j (they decay with
-the scope's half-life), no stratum below a quarter of its share at first, none read through more
-than `max_epochs` times. Sampling costs no effective samples, which weights in the loss do.
-Objectives see the domains' shares as they would be under the first mixture: weights that grow with
-a share would else feed on what they asked for, remix after remix.
+the scope's half-life), limited to `remix_min_fraction` of a stratum's initial share and to
+`max_epochs` repeats. Unlike weights in the loss, sampling keeps all samples effective. Objectives
+get the shares of domains under the initial mixture; otherwise weights that grow with a share would
+reinforce themselves with every new mixture.
 
 Shapes: M domains, S strata.
 """
@@ -25,17 +25,17 @@ from dograph.types import Domains, Mixture
 if TYPE_CHECKING:
     from dograph.mixers.dograph import DoGraphOptions
 
-NOBODY = 1e-12  # a share below this is what decay has left of counts: nobody asks for it
+NEGLIGIBLE = 1e-12  # shares below this are counts that have decayed, and become 0
 
 
 class Remixing:
-    """Counts of strata in domains, and the mixtures that follow from them."""
+    """Counts of strata in domains, and the mixtures computed from them."""
 
     def __init__(self, options: "DoGraphOptions") -> None:
         self.options = options
         self.decay = 0.5 ** (1 / options.half_life)
         self.tokens: dict[str, int] = {}
-        self.first: dict[str, float] = {}  # share of each stratum in the first mixture
+        self.first: dict[str, float] = {}  # share of each stratum in the initial mixture
         self.budget = 0
         self.count_MS: Tensor | None = None
 
@@ -51,9 +51,9 @@ class Remixing:
             self.first[name] = share
 
     def at_first(self, domains: Domains) -> Domains:
-        """The domains with the shares that the first mixture would give them.
+        """The domains with the shares that they have under the initial mixture.
 
-        Refuses to weigh for nothing where the emphasis was to come from what is drawn.
+        An error if weights are to be applied to sampling and no mixture was planned.
         """
         if self.options.apply_weights_to == "loss":
             return domains
@@ -74,7 +74,7 @@ class Remixing:
         return replace(domains, share_M=share_M)
 
     def add(self, label_B: Tensor, stratum_B: Tensor | None) -> None:
-        """Count a batch, where weights are realised by sampling."""
+        """Count a batch, if weights are applied to sampling."""
         if not self.active or stratum_B is None:
             return
         shape = (self.options.num_domains, len(self.tokens))
@@ -85,10 +85,7 @@ class Remixing:
         self.count_MS = self.decay * before + added_MS
 
     def mixture(self, step: int, weight_M: Tensor | None) -> Mixture | None:
-        """What to draw from after `step`, at most every `remix_every` steps.
-
-        Counts are moved to what the new mixture should give.
-        """
+        """The mixture after `step`, every `remix_every` steps; counts are adjusted to it."""
         due = (step + 1) % self.options.remix_every == 0
         if not (due and self.active) or weight_M is None or self.count_MS is None:
             return None
@@ -117,16 +114,16 @@ class Remixing:
 
 
 def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np.ndarray:
-    """Shares scaled by one number and clipped to their bounds, so that they sum to 1.
+    """Shares scaled by one factor and clipped to their bounds, so that they sum to 1.
 
-    A corpus too small for the budget cannot keep its caps: then they are raised alike.
+    If the upper bounds sum to less than 1 (a corpus too small for the run), they are scaled up.
     """
     high_S = np.maximum(high_S, low_S)
     if high_S.sum() < 1:
         high_S = high_S / high_S.sum()
-    share_S = np.where(share_S < NOBODY, 0.0, share_S)
+    share_S = np.where(share_S < NEGLIGIBLE, 0.0, share_S)
     clipped_S = capped(share_S[None], high_S, low_S=low_S)[0]
-    missing = 1 - clipped_S.sum()  # where the rest is capped, strata nobody asked for take it
+    missing = 1 - clipped_S.sum()  # if all others are at their bound, it goes to the rest
     room_S = high_S - clipped_S
     if missing > 1e-9 and room_S.sum() > 0:
         clipped_S = clipped_S + missing * room_S / room_S.sum()

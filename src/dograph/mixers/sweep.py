@@ -1,8 +1,8 @@
-"""RegMix and the data mixing law: proxies of many mixtures, and the mixture their table calls best.
+"""RegMix and the data mixing law: train proxies on many mixtures, plan the best by their table.
 
-RegMix (Liu et al., ICLR 2025) trains many tiny proxies and takes the best of a simulation by a
-regression from mixture to loss. The authors train 512 proxies of a million parameters and regress
-with LightGBM; which regression ranks left-out proxies best is asked of the table at hand here.
+RegMix (Liu et al., ICLR 2025) trains many tiny proxies, fits a regression from mixture to loss and
+averages the best of many simulated mixtures. The authors train 512 proxies of a million parameters
+and use LightGBM; here cross-validation selects the regression.
 
 The data mixing law (Ye et al., ICLR 2025) is L_i(r) = c_i + k_i exp(t_i . r) for a mixture r, and
 its optimum is exact; a transfer law, which is c_i + (a_i . r)^-alpha_i, can take its place. Nested,
@@ -34,7 +34,7 @@ FEWEST_SIZES = 3  # a size law has three parameters
 
 
 class SweepOptions(Options):
-    """Which mixtures are tried, what is to be lowered, and what bounds the plan."""
+    """The number of mixtures, the loss to minimize, and the limits of the plan."""
 
     num_proxies: int = Field(ge=4)
     target: Any = "mean"  # a source, `mean`, `natural` (by tokens), a list, or shares by name
@@ -43,10 +43,10 @@ class SweepOptions(Options):
     seed: int = Field(0, ge=0)
 
     def caps(self, lab: Lab) -> dict[str, float]:
-        """The most that the plan may draw of each source.
+        """The largest weight of each source in the plan.
 
-        `max_usage` times its natural share, so that the plan stays where proxies have been, and
-        no more than `max_epochs` times its tokens over the run that the plan is for.
+        `max_usage` times its natural share, so that the plan stays within the range of the proxies,
+        and at most `max_epochs` times its tokens over the run.
         """
         total = sum(lab.tokens.values())
         caps = {name: min(1.0, self.max_usage * n / total) for name, n in lab.tokens.items()}
@@ -65,16 +65,15 @@ class SweepOptions(Options):
 
 
 class SweepPlanner(Planner):
-    """Tries mixtures in proxies and draws what its method finds best by their table."""
+    """Trains proxies on many mixtures and plans the best mixture by their table."""
 
     needs_losses: ClassVar[bool] = True
     options: SweepOptions
 
     def _mixtures(self, lab: Lab) -> list[Mixture]:
-        """As RegMix draws them, around the sources' shares of the tokens.
+        """Random mixtures as in RegMix, around the sources' shares of the tokens.
 
-        What would end the plan after its proxies ends it here: bounds that leave no mixture, and
-        targets that no source is named like.
+        Limits that allow no mixture and unknown targets are refused here, before any proxy.
         """
         options, named = self.options, self.options.target
         options.caps(lab)
@@ -93,7 +92,7 @@ class SweepPlanner(Planner):
     def _proxies(
         self, mixtures: Sequence[Mixture], name: str, settings: Mapping[str, Any]
     ) -> list[Proxy]:
-        """One for each mixture, of the sources that it draws; all start from the same weights."""
+        """One per mixture, of the sources that it draws; all with the same initial weights."""
         drawn = [{k: w for k, w in mixture.weights.items() if w > 0} for mixture in mixtures]
         return [
             Proxy(
@@ -110,7 +109,7 @@ class SweepPlanner(Planner):
         losses: Sequence[Mapping[str, float]],
         **how: Any,
     ) -> Mixture:
-        """What the method proposes by the losses that proxies came to, inside the caps."""
+        """The mixture that the method proposes from the proxies' losses, within the limits."""
         targets = list(dict.fromkeys(name for own in losses for name in own))
         self.table = MixtureTable(
             sources=list(lab.tokens),
@@ -136,7 +135,7 @@ class SweepPlanner(Planner):
 
 
 class RegMixOptions(SweepOptions):
-    """What is tried, and how many of the simulated mixtures the plan is the mean of."""
+    """Options of the simulation: its size, and how many of its best mixtures are averaged."""
 
     owner: ClassVar[str] = "regmix"
 
@@ -172,7 +171,7 @@ class RegMix(SweepPlanner):
 
 
 class MixingLawOptions(SweepOptions):
-    """What is tried, and the laws that are fitted to it."""
+    """Options of the laws."""
 
     owner: ClassVar[str] = "mixing-law"
 
@@ -196,8 +195,8 @@ class MixingLaw(SweepPlanner):
     """Draw from the mixture at which the fitted laws are lowest.
 
     `law`: `exponential`, the authors', or `transfer`, a power of the tokens that count.
-    `nest: steps` predicts the losses at the run's number of tokens first; `nest: sizes` at its
-    model's size too, from the presets in `sizes`, every mixture at each.
+    `nest: steps` first predicts the losses at the run's number of tokens; `nest: sizes` also at its
+    model's size, from every mixture at each of the presets in `sizes`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -211,33 +210,33 @@ class MixingLaw(SweepPlanner):
         for size in self.options.sizes:
             settings = often | {"model": {"preset": size}}
             proxies += self._proxies(mixtures, f"{size}, mixture", settings)
-        results, number = lab.train(proxies), len(mixtures)  # all are asked for at once
+        results, number = lab.train(proxies), len(mixtures)  # in one request
         losses: list[Mapping[str, float]] = [result.losses for result in results[:number]]
-        told: dict[str, Any] = {}
+        nested_findings: dict[str, Any] = {}
         if nested:
-            losses, told = self._nested(lab, results)
+            losses, nested_findings = self._nested(lab, results)
         mixture = self._best("mixing-law", lab, mixtures, losses, surrogate=self.options.law)
-        self.findings = self.findings | told
+        self.findings = self.findings | nested_findings
         return mixture
 
     def _nested(
         self, lab: Lab, results: Sequence[ProxyResult]
     ) -> tuple[list[Mapping[str, float]], dict[str, Any]]:
-        """Losses predicted at the run's tokens, and size where sizes were tried."""
+        """Losses predicted at the run's tokens, and at its size if there are `sizes`."""
         curves: dict[Place, LossCurve] = {}
         for n, result in enumerate(results):
             run = f"mixture {n % self.options.num_proxies + 1}"
             for source in result.losses:
                 curves[float(result.parameters), run, source] = late_curve(result, source)
         size = float(lab.parameters if self.options.sizes else results[0].parameters)
-        losses, told = nest(curves, size=size, tokens=lab.budget)
-        return losses, {"nested": told}
+        losses, findings = nest(curves, size=size, tokens=lab.budget)
+        return losses, {"nested": findings}
 
 
 def late_curve(result: ProxyResult, source: str) -> LossCurve:
-    """Loss over tokens of one source, the first third of the steps apart.
+    """Loss over tokens of one source, without the first third of the steps.
 
-    The authors fit steps 10k to 30k of 30k: no power law holds while the learning rate warms up.
+    The authors fit steps 10k to 30k of 30k: there is no power law during the warm-up.
     """
     steps = result.curve[-1][0]
     points = [(n / steps, losses[source]) for n, losses in result.curve if 3 * n >= steps]

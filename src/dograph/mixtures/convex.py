@@ -1,10 +1,10 @@
 """The minimum of a sum of convex laws over the capped simplex, to full precision.
 
-An own interior-point method with a polish: on 12 sums of exponential laws its gap is below 3e-16
-with weights exactly at their bounds, where scipy's SLSQP at its tightest leaves up to 9e-9, and
-weights near 0 that should be 0 in 8 of them.
+An interior-point method, then Newton steps: on 12 sums of exponential laws its gap is below 3e-16
+with weights exactly at their bounds, where scipy's SLSQP at its tightest tolerance leaves up to
+9e-9, and weights near 0 that should be 0 in 8 of them.
 
-Shapes: S sources, V laws (validation sets), F sources with room on both sides.
+Shapes: S sources, V laws (validation sets), F sources strictly between their bounds.
 """
 
 from abc import ABC, abstractmethod
@@ -17,18 +17,18 @@ import numpy as np
 from dograph.errors import ConfigError
 
 ITERATIONS = 100  # of the interior-point method, which needs 15 to 40
-POLISHING = 20  # Newton steps on the sources that are at no bound
-CENTRING = 0.1  # each step aims at this share of the present complementarity
+POLISHING = 20  # Newton steps on the sources that are not at a bound
+CENTRING = 0.1  # each step aims at this share of the current complementarity
 SMALLEST_GAP = 1e-16  # complementarity for each source, in units of the slopes' range
 TO_BOUNDARY = 0.99
-ROUNDING = 1e-14  # of the largest slope: what is left of a gap of 0
+ROUNDING = 1e-14  # of the largest slope: rounding error of a gap of 0
 
 
 @dataclass(frozen=True)
 class ConvexLaw(ABC):
     """A law of one loss, convex in a linear form of the mixture: L(r) = c + at(form . r)[0].
 
-    `huber` is the sum of Huber's loss over the runs fitted; `notes` say what they could not fix.
+    `huber` is the sum of Huber's loss over the fitted runs; `notes` say what they leave open.
     """
 
     c: float  # the level that the form adds to
@@ -39,7 +39,7 @@ class ConvexLaw(ABC):
     @cached_property
     @abstractmethod
     def form_S(self) -> np.ndarray:
-        """What the loss depends on, as weights of the sources' weights."""
+        """The linear form: the loss depends on form . r."""
 
     @abstractmethod
     def at(self, x: float) -> tuple[float, float, float]:
@@ -51,14 +51,14 @@ class ConvexLaw(ABC):
 
     @abstractmethod
     def parameters(self) -> dict[str, float | np.ndarray]:
-        """What is added to c, free of gauge and unit; arrays are by source."""
+        """The identifiable parameters besides c; arrays are by source."""
 
 
 class Total:
-    """sum_v share_v L_v(r) with its slope and curvature, up to what sums to 1 cannot tell.
+    """sum_v share_v L_v(r) with its slope and curvature.
 
-    Weights sum to 1, so only differences of slopes matter: they are taken along forms less their
-    mean, which keeps them small.
+    Weights sum to 1, so only differences of slopes matter: forms are used minus their mean, which
+    keeps slopes small.
     """
 
     def __init__(self, laws: Sequence[ConvexLaw], share_V: np.ndarray) -> None:
@@ -96,8 +96,8 @@ def _interior(total: Total, cap_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     """Weights and the multipliers of both bounds, by a primal-dual interior-point method.
 
     Each step lowers the norm of the optimality conditions (Boyd and Vandenberghe, section 11.7),
-    so that it converges from the start, the caps divided by their sum, for every convex total.
-    Sources with a cap of 0 stay there, with multipliers of 1 that nobody reads.
+    so it converges for every convex total from the caps divided by their sum. Sources with a cap
+    of 0 stay at 0, with multipliers of 1 that are not used.
     """
     use = np.flatnonzero(cap_S > 0)
     cap, size = cap_S[use], len(use)
@@ -173,10 +173,10 @@ def _step(
 def _polished(
     total: Total, cap_S: np.ndarray, weight_S: np.ndarray, low_S: np.ndarray, high_S: np.ndarray
 ) -> np.ndarray:
-    """Weights exactly at their bounds where they belong, the others by Newton's method.
+    """Active weights set exactly to their bounds, the others refined by Newton's method.
 
-    A weight smaller than its multiplier is at its bound. Where that guess does not lead to a
-    feasible mixture that is at least as good, the interior point stands.
+    A weight smaller than its multiplier counts as active. If the result is not feasible or is
+    worse, the interior point is returned.
     """
     rough_S: np.ndarray = np.clip(weight_S, 0, cap_S)
     rough_S = rough_S + (1 - rough_S.sum()) * rough_S * (cap_S - rough_S) / max(
@@ -197,12 +197,12 @@ def _polished(
         curve_FF = plane_FF.T @ total.curvature(fine_S)[np.ix_(free, free)] @ plane_FF
         move_F = plane_FF @ np.linalg.lstsq(curve_FF, -slope_F, rcond=1e-11)[0]
         fine_S[free] += move_F
-        if not np.isfinite(total.loss(fine_S)):  # a law ends where its form does
+        if not np.isfinite(total.loss(fine_S)):  # outside the domain of a law
             return rough_S
         if np.abs(move_F).max() < 1e-15:
             break
     inside = bool((fine_S >= 0).all() and (fine_S <= cap_S).all())
-    # Two gaps that are both rounding say nothing of which is lower.
+    # Gaps below `least` are rounding errors: either mixture may be the lower one.
     least = ROUNDING * float(np.abs(total.slope(rough_S)).max())
     if inside and gap(total, fine_S, cap_S) <= max(gap(total, rough_S, cap_S), least):
         return fine_S
@@ -210,7 +210,7 @@ def _polished(
 
 
 def gap(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> float:
-    """How much lower the minimum can be at most: slope . (r - lowest corner), as F is convex."""
+    """Upper bound on loss - minimum, by convexity: slope . (r - best corner)."""
     slope_S = total.slope(weight_S)
     corner_S, left = np.zeros(len(cap_S)), 1.0
     for source in np.argsort(slope_S, kind="stable"):
@@ -219,15 +219,15 @@ def gap(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> float:
     return max(float(slope_S @ (weight_S - corner_S)), 0.0)
 
 
-FLAT = 1e-9  # nats for a whole unit of weight: a direction that changes the loss by less is flat
+FLAT = 1e-9  # nats per unit of weight: directions that change the loss by less are flat
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best mixture under the laws, and how surely it is that.
+    """The best mixture under the laws.
 
     `gap` bounds, in nats, how far `loss` is above the true minimum. `flat_FS` holds orthonormal
-    directions in which weights can move without changing the loss: empty if it is unique.
+    directions in which weights can move without changing the loss; none if the optimum is unique.
     """
 
     weight_S: np.ndarray
@@ -246,9 +246,8 @@ def find_optimum(
     """The mixture with the lowest sum_v share_v L_v(r) among those with r_j <= cap_j, exactly.
 
     Shares are divided by their sum. The sum of convex laws is convex in r: a primal-dual
-    interior-point method finds its minimum, and Newton's steps on the sources that are at no bound
-    bring it to full precision. Where several mixtures are equally good, one in the middle of them
-    is returned and `flat_FS` is not empty.
+    interior-point method finds its minimum, and Newton steps on the sources between their bounds
+    bring it to full precision. Of several equally good mixtures one in their middle is returned.
     """
     share_V = np.asarray(share_V, dtype=np.float64)
     share_V = share_V / share_V.sum()
@@ -256,7 +255,7 @@ def find_optimum(
     assert share_V.min() >= 0, f"shares that no plan has: {share_V}"
     assert cap_S.min() >= 0, f"caps that no plan has: {cap_S}"
     assert cap_S.sum() >= 1 - 1e-9, f"caps that leave no mixture: {cap_S}"
-    # A mixture with some of every source that may be used has a finite loss, or none has.
+    # If this mixture, which has some of every allowed source, has an infinite loss, all have.
     all_S = cap_S / cap_S.sum()
     for number, (law, share) in enumerate(zip(laws, share_V, strict=True), start=1):
         if share > 0 and not np.isfinite(law.predict(all_S[None])[0]):
@@ -279,8 +278,8 @@ def find_optimum(
 def flat_directions(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> np.ndarray:
     """Orthonormal directions, (F, S), that leave an optimal mixture optimal.
 
-    Along them weight can move between sources that are at no bound while the loss changes by less
-    than `FLAT` nats for a unit of weight, for example because all their t_j or a_j are equal.
+    Along them weight moves between sources that are not at a bound while the loss changes by less
+    than `FLAT` nats per unit of weight, for example because all their t_j or a_j are equal.
     """
     free = np.flatnonzero((weight_S > 1e-9) & (weight_S < cap_S - 1e-9))
     if len(free) < 2:

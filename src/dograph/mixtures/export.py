@@ -1,62 +1,94 @@
-"""One mixture in the formats of eight trainers, and as plain YAML or JSON.
+"""A mixture in the configuration formats of eight trainers, and as plain YAML or JSON.
 
-Every trainer has one function: positive weights, places and sizes in; the comment lines that say
-what its weights mean, and the configuration text, out. What all share (rounding, placeholders,
-what is left out) is done once, in `export_mixture`.
+Each trainer has one small writer that returns comment lines, which say what its weights mean, and
+the content of the file. `export_mixture` does what all share: rounding, placeholders, comments.
 """
 
 import json
 import math
 import shlex
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePosixPath
-from typing import Any
-
-import yaml
+from typing import Any, NamedTuple
 
 from dograph.errors import ConfigError, did_you_mean
+from dograph.mixtures.file import as_yaml
 from dograph.types import Mixture
 
-FEWEST_DIGITS, MOST_DIGITS = 6, 12  # after the point
-HUB = "hf:"  # a place that starts like this is a dataset on the Hugging Face hub
-# ending of a data file -> the `datasets` builder that reads it
+FEWEST_DIGITS, MOST_DIGITS = 6, 12  # after the decimal point
+HUB = "hf:"  # prefix of a place that is a dataset on the Hugging Face hub
+# file suffix -> the `datasets` builder that reads it
 FILE_KINDS = {".jsonl": "json", ".txt": "text"}
 FILE_KINDS |= {f".{kind}": kind for kind in ("json", "parquet", "csv", "arrow")}
-PACKERS = (".gz", ".zst", ".bz2", ".xz")
-
-Weights = Mapping[str, float]
-Places = Mapping[str, str]
-Sizes = Mapping[str, int]
-Exported = tuple[list[str], str]  # comment lines, and the text below them
+COMPRESSION = (".gz", ".zst", ".bz2", ".xz")
 
 
-def export_mixture(name: str, mixture: Weights, places: Places, sizes: Sizes | None = None) -> str:
-    """The configuration text of a mixture for the trainer `name`."""
-    for place in places:
-        if place not in mixture:
+class ExportSource(NamedTuple):
+    """A source with a positive weight."""
+
+    name: str
+    weight: float  # as printed
+    place: str  # path, pattern of paths, or hf:NAME
+    tokens: int  # 0 if unknown
+
+
+Sources = Sequence[ExportSource]
+Exported = tuple[list[str], Any]  # comment lines; Python or shell text, or a mapping for YAML
+
+
+class ExportFormat(NamedTuple):
+    """How a mixture is written for a trainer, and what a place looks like there."""
+
+    write: Callable[[Sources], Exported]
+    placeholder: str = "data/{}"
+    reads_hub: bool = False  # if not, it reads token files prepared for it
+
+
+def export_mixture(
+    name: str,
+    mixture: Mapping[str, float],
+    places: Mapping[str, str],
+    sizes: Mapping[str, int] | None = None,
+) -> str:
+    """The configuration text of a mixture for the trainer `name`; `sizes` are in tokens."""
+    for source in places:
+        if source not in mixture:
             raise ConfigError(
-                f'--place names "{place}", which the mixture does not have; '
-                f"{did_you_mean(place, mixture)}"
+                f'--place names "{source}", which the mixture does not have; '
+                f"{did_you_mean(source, mixture)}"
             )
     if name not in FORMATS:
         raise ConfigError(f'no export "{name}"; {did_you_mean(name, FORMATS)}')
     weights = printed(mixture)
-    if name in TRAINERS:
-        trainer = TRAINERS[name]
-        placed = {source: trainer.place(source, places) for source in weights}
-        lines, text = trainer.write(weights, placed, sizes or {})
-        return comments(mixture, places, lines) + text
-    # Weights alone, as a mixture file of ours or as JSON, which has no comments; zeros are kept.
-    content = {"weights": {source: weights.get(source, 0.0) for source in mixture}}
-    if name == "json":
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    return "# Share of training tokens by source.\n" + _yaml(content)
+    if name in ("yaml", "json"):  # the weights alone, zeros included
+        content = {"weights": {source: weights.get(source, 0.0) for source in mixture}}
+        if name == "json":
+            return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return "# Share of training tokens by source.\n" + as_yaml(content)
+    trainer = TRAINERS[name]
+    sources = []
+    for source, weight in weights.items():
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in source)
+        place = places.get(source, trainer.placeholder.format(safe))
+        if place.startswith(HUB) and not trainer.reads_hub:
+            raise ConfigError(
+                f"--place {source}={place}: this trainer reads prepared token files, not the "
+                "Hugging Face hub; give the path of the files"
+            )
+        sources.append(ExportSource(source, weight, place, (sizes or {}).get(source, 0)))
+    lines, content = trainer.write(sources)
+    if zero := [source for source, weight in mixture.items() if weight == 0]:
+        lines.append(f"left out, weight 0: {', '.join(zero)}")
+    if unplaced := [source for source in weights if source not in places]:
+        lines.append(f"placeholders, put the real places here: {', '.join(unplaced)}")
+    wrapped = [part for line in lines for part in textwrap.wrap(" ".join(line.split()), 98)]
+    comments = "".join(f"# {line}\n" for line in wrapped)
+    return comments + (content if isinstance(content, str) else as_yaml(content))
 
 
-def printed(mixture: Weights) -> dict[str, float]:
+def printed(mixture: Mapping[str, float]) -> dict[str, float]:
     """The positive weights, rounded so that the decimals as printed sum to exactly 1.
 
     Largest remainders, ties to the first name; none is rounded to zero. Digits after the point:
@@ -73,116 +105,82 @@ def printed(mixture: Weights) -> dict[str, float]:
     left = unit - sum(parts.values())
     for name in by_remainder[: max(left, 0)]:
         parts[name] += 1
-    if left < 0:  # weights below one unit were raised to it: the largest pays
+    if left < 0:  # weights below one unit were raised to it: the largest weight pays
         parts[max(parts, key=lambda name: parts[name])] += left
     assert sum(parts.values()) == unit
     return {name: float(Decimal(part) / unit) for name, part in parts.items()}
 
 
-def comments(mixture: Weights, places: Places, lines: list[str]) -> str:
-    """The head of an export: what its weights mean, and what is left to the reader."""
-    if zero := [name for name, weight in mixture.items() if weight == 0]:
-        lines = [*lines, f"left out, weight 0: {', '.join(zero)}"]
-    if unplaced := [name for name, weight in mixture.items() if weight and name not in places]:
-        lines = [*lines, f"placeholders, put the real places here: {', '.join(unplaced)}"]
-    wrapped = [part for line in lines for part in textwrap.wrap(" ".join(line.split()), 98)]
-    return "".join(f"# {line}\n" for line in wrapped)
-
-
-@dataclass(frozen=True)
-class ExportFormat:
-    """How a mixture is written for a trainer, and what a place looks like there."""
-
-    write: Callable[[Weights, Places, Sizes], Exported]
-    placeholder: str = "data/{}"
-    reads_hub: bool = False  # else it reads token files prepared for it
-
-    def place(self, source: str, places: Places) -> str:
-        """Where a source lies: as the user says, or a placeholder by its name."""
-        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in source)
-        place = places.get(source, self.placeholder.format(safe))
-        if place.startswith(HUB) and not self.reads_hub:
-            raise ConfigError(
-                f"--place {source}={place}: this trainer reads prepared token files, not the "
-                "Hugging Face hub; give the path of the files"
-            )
-        return place
-
-
 def file_kind(place: str) -> str | None:
-    """How `datasets` reads a place that is a file or a pattern of files; None for others."""
-    endings = [end for end in PurePosixPath(place).suffixes if end not in PACKERS]
-    return FILE_KINDS.get(endings[-1]) if endings and not place.startswith(HUB) else None
+    """The `datasets` builder for a file or a pattern of files; None for other places."""
+    suffixes = [suffix for suffix in PurePosixPath(place).suffixes if suffix not in COMPRESSION]
+    return FILE_KINDS.get(suffixes[-1]) if suffixes and not place.startswith(HUB) else None
 
 
-def _yaml(content: Any) -> str:
-    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
-    return text
+def _dict(sources: Sources, field: str) -> str:
+    """The lines of a Python dict from names to a field."""
+    return "".join(f"    {source.name!r}: {getattr(source, field)!r},\n" for source in sources)
 
 
-def _entries(values: Mapping[str, object]) -> str:
-    """The lines of a Python dict."""
-    return "".join(f"    {name!r}: {value!r},\n" for name, value in values.items())
-
-
-def _axolotl(weights: Weights, places: Places, sizes: Sizes) -> Exported:
-    """The `datasets` of a configuration. `sizes`: tokens of every source, in any common unit.
+def _axolotl(sources: Sources) -> Exported:
+    """The `datasets` of a configuration.
 
     Against `SFTDataset` (axolotl-ai-cloud/axolotl 07e83ab) with the `weight` of pull request 3690
     (merged May 2026): 0 < weight <= 1 is the part of a dataset's examples that is kept, drawn
-    before tokenising; what is kept is concatenated. It is no sampling weight, so a mixture w over
-    sources with T tokens is kept_s = c w_s / T_s, with c as large as kept <= 1 allows.
+    before tokenising; what is kept is concatenated. It is not a sampling weight, so a mixture w
+    over sources with T tokens is kept_s = c w_s / T_s, with c as large as kept <= 1 allows.
     """
-    if missing := [name for name in weights if sizes.get(name, 0) <= 0]:
+    if missing := [source.name for source in sources if source.tokens <= 0]:
         raise ConfigError(
             "axolotl's weight is the part of a dataset to keep, so the size of every source must "
             f"be known; missing: {', '.join(missing)}. Give --corpus DIR, or --size NAME=TOKENS"
         )
-    wanted = {name: weight / sizes[name] for name, weight in weights.items()}
-    most = max(wanted.values())
-    # Nine digits, never rounded up past what is there, nor down to nothing.
-    kept = {name: max(math.floor(part / most * 1e9), 1) / 1e9 for name, part in wanted.items()}
-    used = sum(kept[name] * sizes[name] for name in kept) / sum(sizes[name] for name in kept)
-    datasets = []
-    for name, part in kept.items():
-        kind = file_kind(places[name])
-        entry = {"path": places[name].removeprefix(HUB)} | ({"ds_type": kind} if kind else {})
-        datasets.append(entry | {"type": "completion", "split": "train", "weight": part})
+    most = max(source.weight / source.tokens for source in sources)
+    datasets, kept_tokens = [], 0.0
+    for source in sources:
+        # Nine digits, rounded down so that it stays <= 1, but never to 0.
+        kept = max(math.floor(source.weight / source.tokens / most * 1e9), 1) / 1e9
+        kept_tokens += kept * source.tokens
+        kind = file_kind(source.place)
+        entry = {"path": source.place.removeprefix(HUB)} | ({"ds_type": kind} if kind else {})
+        datasets.append(entry | {"type": "completion", "split": "train", "weight": kept})
+    used = kept_tokens / sum(source.tokens for source in sources)
     lines = [
         "Axolotl (from May 2026 on): the datasets of a configuration.",
         f"""weight is the part of a dataset's examples that is kept, not a sampling weight: these
         keep {used:.1%} of all tokens, and what is kept has the mixture's shares of tokens.
         Streaming ignores it.""",
-        f"the mixture: {', '.join(f'{name} {weight!r}' for name, weight in weights.items())}",
+        f"the mixture: {', '.join(f'{source.name} {source.weight!r}' for source in sources)}",
     ]
-    return lines, _yaml({"datasets": datasets, "shuffle_merged_datasets": True})
+    return lines, {"datasets": datasets, "shuffle_merged_datasets": True}
 
 
-def _hf(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+def _hf(sources: Sources) -> Exported:
     """Hugging Face `datasets`: a Python snippet that makes `dataset`.
 
     Checked by running the text with datasets 5.2.0. Probabilities must sum to 1; with
     "all_exhausted" a source of probability 0 would never end the stream, so zeros are left out.
     """
-    sources = ""
-    for name, place in places.items():
-        kind = file_kind(place)
-        what = f"{kind!r}, data_files={place!r}" if kind else repr(place.removeprefix(HUB))
-        sources += f'    {name!r}: load_dataset({what}, split="train", streaming=True),\n'
+    loaded = ""
+    for source in sources:
+        kind = file_kind(source.place)
+        what = repr(source.place.removeprefix(HUB))
+        what = f"{kind!r}, data_files={source.place!r}" if kind else what
+        loaded += f'    {source.name!r}: load_dataset({what}, split="train", streaming=True),\n'
     lines = [
         "Hugging Face datasets: one stream of a mixture.",
         """Probabilities count examples; they are shares of tokens where examples are equally
         long, so pack each source into blocks first, or divide each weight by the mean tokens
         of its documents and by the sum of them all.""",
         """The stream ends once every source was read through, others repeat until then;
-        dataset.repeat(None) goes on for ever.""",
+        dataset.repeat(None) never ends.""",
     ]
     text = f"""from datasets import interleave_datasets, load_dataset
 
 sources = {{
-{sources}}}
+{loaded}}}
 weights = {{
-{_entries(weights)}}}
+{_dict(sources, "weight")}}}
 dataset = interleave_datasets(
     [sources[name] for name in weights],
     probabilities=list(weights.values()),
@@ -193,55 +191,40 @@ dataset = interleave_datasets(
     return lines, text
 
 
-def _levanter(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+def _levanter(sources: Sources) -> Exported:
     """Components and their train_weights: the `data` of a configuration.
 
     Against `LmDataConfig` and `DatasetComponent` and the Training-Data-Guide of
     marin-community/marin 161966a, e621fef; earlier releases had `configs`, without `source`.
     """
     components: dict[str, Any] = {}
-    for name, place in places.items():
-        source: dict[str, Any] = {"type": "url", "train_urls": [place]}
-        if place.startswith(HUB):
-            source = {"type": "hf", "id": place.removeprefix(HUB)}
-        components[name] = {"source": source}
+    for source in sources:
+        data: dict[str, Any] = {"type": "url", "train_urls": [source.place]}
+        if source.place.startswith(HUB):
+            data = {"type": "hf", "id": source.place.removeprefix(HUB)}
+        components[source.name] = {"source": data}
     lines = [
         "Levanter: the data of a configuration; add tokenizer and cache_dir.",
         """Weights count sequences of the training length, so they are shares of tokens
         (text components are concatenated and cut).""",
     ]
-    return lines, _yaml({"data": {"components": components, "train_weights": dict(weights)}})
+    weights = {source.name: source.weight for source in sources}
+    return lines, {"data": {"components": components, "train_weights": weights}}
 
 
 _BLOCKS = """Weights count items; with TokensLoader an item is a block of equally many tokens, so
 they are shares of tokens."""
 
 
-def _litdata(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
-    """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
-
-    Checked by running the text with litdata 0.2.76. `iterate_over_all`, true by default, refuses
-    weights; without it the stream ends when one dataset does, and starts again at the next epoch.
-    """
-    text = f'''from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader
-
-{_tables(weights, places)}
-
-def train_dataset(block_size, seed=42):
-    """Blocks of `block_size` tokens: the model's context and one more."""
-    return {textwrap.indent(_combined("block_size", "seed"), "    ").lstrip()}'''
-    return ["litdata: one stream of a mixture.", _BLOCKS], text
+def _folders(sources: Sources) -> str:
+    """PLACES and WEIGHTS by name, for litdata and LitGPT."""
+    places = f"PLACES = {{  # folders made by litdata.optimize\n{_dict(sources, 'place')}}}\n"
+    return places + f"WEIGHTS = {{\n{_dict(sources, 'weight')}}}\n"
 
 
-def _tables(weights: Weights, places: Places) -> str:
-    """Places and weights by name."""
-    folders = f"PLACES = {{  # folders made by litdata.optimize\n{_entries(places)}}}\n"
-    return folders + f"WEIGHTS = {{\n{_entries(weights)}}}\n"
-
-
-def _combined(block_size: str, seed: str) -> str:
-    """The stream of the whole mixture."""
-    return f"""CombinedStreamingDataset(
+def _stream(block_size: str, seed: str, indent: int) -> str:
+    """The litdata expression that reads the whole mixture."""
+    text = f"""CombinedStreamingDataset(
     [
         StreamingDataset(
             PLACES[name],
@@ -257,9 +240,35 @@ def _combined(block_size: str, seed: str) -> str:
     iterate_over_all=False,
 )
 """
+    return textwrap.indent(text, " " * indent).lstrip()
 
 
-def _litgpt(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+def _litdata(sources: Sources) -> Exported:
+    """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
+
+    Checked by running the text with litdata 0.2.76. `iterate_over_all`, true by default, refuses
+    weights; without it the stream ends when one dataset does, and starts again at the next epoch.
+    """
+    text = f'''from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader
+
+{_folders(sources)}
+
+def train_dataset(block_size, seed=42):
+    """Blocks of `block_size` tokens: the model's context and one more."""
+    return {_stream("block_size", "seed", 4)}'''
+    return ["litdata: one stream of a mixture.", _BLOCKS], text
+
+
+_LITGPT_IMPORTS = """from dataclasses import dataclass, field
+from typing import Optional
+
+from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, TokensLoader
+from litgpt.data import DataModule
+from litgpt.tokenizer import Tokenizer
+"""
+
+
+def _litgpt(sources: Sources) -> Exported:
     """A Python module with the data module `Mixture`, since none of LitGPT's own takes a mixture.
 
     LitGPT 0.5.13 takes any importable subclass of `litgpt.data.DataModule` as `data` of its
@@ -273,18 +282,9 @@ def _litgpt(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
         {val_path: data/validation}}""",
         _BLOCKS,
     ]
-    return lines, f"{_LITGPT_IMPORTS}\n{_tables(weights, places)}\n{_LITGPT_CLASS}"
+    text = f'''{_LITGPT_IMPORTS}
+{_folders(sources)}
 
-
-_LITGPT_IMPORTS = """from dataclasses import dataclass, field
-from typing import Optional
-
-from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, TokensLoader
-from litgpt.data import DataModule
-from litgpt.tokenizer import Tokenizer
-"""
-
-_LITGPT_CLASS = f'''
 @dataclass
 class Mixture(DataModule):
     """Draws from the folders in PLACES with WEIGHTS."""
@@ -308,7 +308,7 @@ class Mixture(DataModule):
         self.seq_length = (max_seq_length or 2048) + 1  # the next token as well
 
     def train_dataloader(self) -> StreamingDataLoader:
-        dataset = {textwrap.indent(_combined("self.seq_length", "self.seed"), " " * 8).lstrip()}\
+        dataset = {_stream("self.seq_length", "self.seed", 8)}\
         return self._loader(dataset)
 
     def val_dataloader(self) -> StreamingDataLoader:
@@ -324,15 +324,16 @@ class Mixture(DataModule):
             drop_last=True,
         )
 '''
+    return lines, text
 
 
-def _megatron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+def _megatron(sources: Sources) -> Exported:
     """The blend of --data-path, as a bash array of arguments.
 
     Against `get_blend_from_list` (NVIDIA/Megatron-LM, core 0.20): weight and prefix in turn. A file
     for --data-args-path is split at white space and has no comments, so this is shell text instead.
     """
-    blend = "".join(f"  {w!r} {shlex.quote(places[name])}\n" for name, w in weights.items())
+    blend = "".join(f"  {source.weight!r} {shlex.quote(source.place)}\n" for source in sources)
     lines = [
         """Megatron-LM: source this in bash, then: torchrun ... pretrain_gpt.py
         "${DATA_ARGS[@]}" """,
@@ -343,50 +344,43 @@ def _megatron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
     return lines, f"DATA_ARGS=(\n  --data-path\n{blend})\n"
 
 
-def _nanotron(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+def _nanotron(sources: Sources) -> Exported:
     """A data stage over Nanosets: the `data_stages` of a configuration.
 
     Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` (huggingface/nanotron 00708b8):
     as many weights as folders, a stage that starts at step 1, and no key that the classes lack.
     """
-    folders, shares = list(places.values()), list(weights.values())
-    dataset = {"dataset_folder": folders, "dataset_weights": shares}
-    data = {"dataset": dataset, "num_loading_workers": 1, "seed": 42}
+    names, weights, places, _ = (list(column) for column in zip(*sources, strict=True))
     lines = [
         "nanotron: put this into the configuration in place of its data_stages.",
         """Weights count samples of tokens.sequence_length tokens, so they are shares of
         tokens. Folders hold datatrove's tokenized files (.ds).""",
-        f"in this order: {', '.join(weights)}",
+        f"in this order: {', '.join(names)}",
     ]
+    dataset = {"dataset_folder": places, "dataset_weights": weights}
+    data = {"dataset": dataset, "num_loading_workers": 1, "seed": 42}
     stage = {"name": "mixture", "start_training_step": 1, "data": data}
-    return lines, _yaml({"data_stages": [stage]})
+    return lines, {"data_stages": [stage]}
 
 
-MOST_REPEATS = 4.0  # beyond four epochs repeated text loses most of its worth
+MOST_REPEATS = 4.0  # after four epochs repeated text is worth much less
 
 
-def _olmo_core(weights: Weights, places: Places, _sizes: Sizes) -> Exported:
+def _olmo_core(sources: Sources) -> Exported:
     """A source mixture: the YAML of a `SourceMixtureList`.
 
     Against `SourceMixtureConfig` and `SourceMixtureList` (allenai/OLMo-core 004bb46): ratios in
     (0, 1] that sum to 1, at least one path a source, max_repetition_ratio >= 1.
     """
-    sources = [
-        {
-            "source_name": name,
-            "target_ratio": weight,
-            "paths": [places[name]],
-            "max_repetition_ratio": MOST_REPEATS,
-        }
-        for name, weight in weights.items()
-    ]
     lines = [
         "OLMo-core: SourceMixtureList, the source_list of a SourceMixtureDatasetConfig.",
         "target_ratio is a share of tokens. Paths are token files (.npy) or patterns of them.",
         f"""max_repetition_ratio: a source may be read through {MOST_REPEATS:g} times; the
         build refuses a mixture that needs more.""",
     ]
-    return lines, _yaml({"sources": sources})
+    keys = ("source_name", "target_ratio", "paths", "max_repetition_ratio")
+    rows = [(source.name, source.weight, [source.place], MOST_REPEATS) for source in sources]
+    return lines, {"sources": [dict(zip(keys, row, strict=True)) for row in rows]}
 
 
 TRAINERS: Mapping[str, ExportFormat] = {

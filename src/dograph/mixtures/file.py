@@ -1,4 +1,4 @@
-"""Mixture files: weights by source name, where they come from, what was found on the way.
+"""Mixture files: weights by source name, their provenance, and the method's diagnostics.
 
     weights:            # share of training tokens by source
       C4: 0.7
@@ -8,8 +8,8 @@
       ...
     findings: {...}     # optional: the method's diagnostics
 
-Weights found with one tokenizer, sample length or corpus need not suit another, so a file says
-what it was made with and `mismatches` compares that with the run that uses it.
+Weights made with one tokenizer, sample length or corpus may not suit another, so a file records
+what it was made with, and `mismatches` compares that with the run that uses it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ from dograph.errors import ConfigError, did_you_mean
 from dograph.files import write_text
 from dograph.types import Mixture
 
-BUDGET_FACTOR = 4.0  # a plan made for a budget this many times smaller or larger is warned about
+BUDGET_FACTOR = 4.0  # warn about plans for a token budget this many times smaller or larger
 EXAMPLE = "weights:\n  C4: 0.7\n  Book: 0.3"
 
 
 class Provenance(BaseModel):
-    """How a mixture was made. Keys of a later version are kept, and named by `mismatches`."""
+    """How a mixture was made. Unknown keys are kept; `mismatches` warns about them."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -42,16 +42,16 @@ class Provenance(BaseModel):
     vocab_size: int | None = None
     seq_len: int | None = None
     proxy: dict[str, Any] | None = None  # model, parameters, steps, batch_size, tokens, number
-    target_tokens: int | None = None  # training tokens of the run that it was planned for
+    target_tokens: int | None = None  # training tokens of the run that the plan is for
     seeds: list[int] = []
     settings: dict[str, Any] = {}
     command: str | None = None
-    published: str | None = None  # where it was made public
+    published: str | None = None  # where it was published
     licence: str | None = None
     note: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """What is known, as plain JSON and YAML values."""
+        """The fields that are set, as plain JSON and YAML values."""
         known = {k: v for k, v in self.model_dump().items() if v not in (None, [], {})}
         return dict(_plain(known, "provenance"))
 
@@ -77,7 +77,7 @@ class MixtureFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What of a run and its corpus decides whether a mixture was made for it."""
+    """The facts about a run and its corpus that a mixture's provenance is compared with."""
 
     sources: Sequence[str]
     corpus: str  # digest of the training text
@@ -89,7 +89,7 @@ class RunFacts:
 
 
 class _EachNameOnce(yaml.SafeLoader):
-    """YAML without keys that are there twice, of which the last would count in silence."""
+    """YAML that refuses duplicate keys, of which PyYAML would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -101,6 +101,11 @@ class _EachNameOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def as_yaml(content: Any) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
+    return text
+
+
 def write_mixture(path: Path, file: MixtureFile) -> None:
     """Write a mixture file: weights first, then provenance, then findings."""
     parts = {
@@ -108,17 +113,15 @@ def write_mixture(path: Path, file: MixtureFile) -> None:
         "provenance": file.provenance and file.provenance.record(),
         "findings": _plain(file.findings, "findings"),
     }
-    content = {name: part for name, part in parts.items() if part}
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        write_text(path, as_yaml({name: part for name, part in parts.items() if part}))
     except OSError as error:
         raise ConfigError(f"the mixture file {path} cannot be written: {error}") from error
 
 
 def read_mixture_file(path: Path) -> MixtureFile:
-    """Read a mixture file. Only `weights` must be there; they are divided by their sum."""
+    """Read a mixture file. Only `weights` are required; they are divided by their sum."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachNameOnce)
     except OSError as error:
@@ -166,27 +169,28 @@ def as_provenance(content: Any, where: str) -> Provenance | None:
         wrong = error.errors()[0]
         name = ".".join(str(part) for part in wrong["loc"])
         raise ConfigError(
-            f"{where}.{name}: {wrong['msg']}; mend it, or delete the whole provenance: only "
-            "`weights` must be there"
+            f"{where}.{name}: {wrong['msg']}; correct it, or delete the provenance: only `weights` "
+            "are required"
         ) from error
 
 
 def mismatches(
     provenance: Provenance | None, facts: RunFacts, weights: Mapping[str, float] | None = None
 ) -> list[str]:
-    """What speaks against using a mixture in this run, one line each. Nothing is refused."""
+    """Warnings about using a mixture in this run, one line each. Nothing is refused."""
     notes: list[str] = []
     if provenance is not None:
         notes = [
-            f"provenance.{key} means nothing to this version of dograph and is left unread; the "
-            f"file was made by {provenance.made_by}; {did_you_mean(key, Provenance.model_fields)}"
+            f"provenance.{key} is unknown to this version of dograph and ignored; the file was "
+            f"made by {provenance.made_by}; {did_you_mean(key, Provenance.model_fields)}"
             for key in provenance.model_extra or {}
         ]
-        notes += _other_tokenizer(provenance, facts)
+        if (other := _other_tokenizer(provenance, facts)) is not None:
+            notes.append(other)
         if provenance.seq_len not in (None, facts.seq_len):
             notes.append(
                 f"the mixture was made with samples of {provenance.seq_len} tokens, here "
-                f"data.seq_len={facts.seq_len}; losses by source shift with the length"
+                f"data.seq_len={facts.seq_len}; losses by source change with the length"
             )
         if provenance.corpus not in (None, facts.corpus):
             notes.append(
@@ -200,31 +204,32 @@ def mismatches(
                 f"{here:.3g}; the best weights change with the budget and with repeats"
             )
     if weights is not None:
-        named = {*weights, *(name.rpartition("/")[0] for name in weights)}  # strata's sources
+        named = {*weights, *(name.rpartition("/")[0] for name in weights)}  # sources of strata
         if left_out := [name for name in facts.sources if name not in named]:
             notes.append(f"the mixture does not name {', '.join(left_out)}: not drawn in this run")
     return notes
 
 
-def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> list[str]:
-    """By content where both are known, else by vocabulary and name."""
+def _other_tokenizer(provenance: Provenance, facts: RunFacts) -> str | None:
+    """A warning if tokenizers differ: by content if both are known, else by vocabulary and name."""
+    certain = True
     if provenance.tokenizer is not None and facts.tokenizer is not None:
-        differ, certain = provenance.tokenizer != facts.tokenizer, True
+        differ = provenance.tokenizer != facts.tokenizer
     else:
         certain = provenance.vocab_size not in (None, facts.vocab_size)
         names = (provenance.tokenizer_name or facts.tokenizer_name, facts.tokenizer_name)
         # the last part of a path or of a name on the Hugging Face hub
         differ = certain or len({squash(n.rstrip("/").rsplit("/", 1)[-1]) for n in names}) > 1
     if not differ:
-        return []
+        return None
     there = provenance.tokenizer_name or f"sha256 {str(provenance.tokenizer)[:12]}"
     if provenance.vocab_size is not None:
         there += f" ({provenance.vocab_size} tokens)"
-    return [
+    return (
         f"the mixture was made with {'' if certain else 'what may be '}another tokenizer: {there}, "
         f"here {facts.tokenizer_name} ({facts.vocab_size} tokens); weights do not transfer between "
         "tokenizers"
-    ]
+    )
 
 
 def squash(name: str) -> str:
@@ -233,7 +238,7 @@ def squash(name: str) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Values that YAML and JSON can hold; NumPy's numbers and arrays become Python's."""
+    """Plain values for YAML and JSON; NumPy numbers and arrays become Python's."""
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist(), where)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""A plan from runs that exist: RegMix or the data mixing law, fitted on a table.
+"""A plan from existing runs: RegMix or the data mixing law, fitted on a table.
 
-Shapes: N runs, S sources, V targets that count.
+Shapes: N runs, S sources, V targets with a share in the objective.
 """
 
 import math
@@ -30,7 +30,7 @@ from dograph.mixtures.tables import MixtureTable, listed
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]
-# What a plan is to lower: one target by its name, the mean of all, or several with shares.
+# What a plan minimizes: one target by name, the mean of all, or several with shares.
 Target = str | Sequence[str] | Mapping[str, float]
 MEAN = "mean"
 FEWEST_RUNS = 4
@@ -38,7 +38,7 @@ FEWEST_RUNS = 4
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A mixture, and what is known of how it came about (JSON values)."""
+    """A mixture, and diagnostics of how it was chosen (JSON values)."""
 
     mixture: Mixture
     findings: dict[str, Any]
@@ -58,14 +58,14 @@ def propose_from_table(
     top: int = TOP,
     progress: Progress | None = None,
 ) -> Proposal:
-    """The mixture that runs of other mixtures speak for.
+    """The mixture with the lowest loss predicted from runs of other mixtures.
 
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
-    mixtures of a simulation whose predicted loss is lowest. `mixing-law`: a law for each target,
-    the authors' exponential one unless the surrogate `transfer` is named, and the optimum of their
-    sum, exact because it is convex. Both stay within `caps` (highest weight by source) and leave
-    out sources that the prior has none of. `prior` defaults to the mean of the table's mixtures.
-    Errors in the sample and on left-out runs are told apart.
+    simulated mixtures with the lowest predicted loss. `mixing-law`: a law for each target, the
+    authors' exponential one unless the surrogate `transfer` is named, and the exact optimum of
+    their sum, which is convex. Both stay within `caps` (highest weight by source) and leave out
+    sources that the prior has none of. `prior` defaults to the mean of the table's mixtures.
+    Findings give errors in sample and on left-out runs separately.
     """
     names = _candidates(method, surrogate)
     if not 1 <= top <= draws:
@@ -79,9 +79,19 @@ def propose_from_table(
     )
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
-        weight_S, findings["simulation"] = _simulated(rows, objective, seed, draws, top)
+        weight_S, simulation = simulate(
+            objective.predict, rows.prior_S, rows.cap_S, seed=seed, draws=draws, top=top
+        )
+        if simulation["constant"]:
+            rows.notes.append(
+                "the surrogate predicts the same loss for every mixture, so none is better than "
+                "another: the proposal is the prior, within the caps"
+            )
+        for average in simulation["sensitivity"]:
+            average["weights"] = rows.by_source(average["weights"])
+        findings["simulation"] = simulation
     else:
-        weight_S, findings["optimum"] = _lowest(rows, objective)
+        weight_S, findings["optimum"] = _optimum(rows, objective)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     if test_table is not None:
         findings["held_out"] = score_table(objective, rows.shares, table, test_table)
@@ -90,29 +100,27 @@ def propose_from_table(
 
 def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:
     """The surrogates to choose from."""
-    if method not in ("regmix", "mixing-law"):
+    methods = ("regmix", "mixing-law")
+    if method not in methods:
         raise ConfigError(
-            f'a table cannot be planned from by "{method}"; '
-            f"{did_you_mean(method, ['regmix', 'mixing-law'])}"
+            f'a table cannot be planned from by "{method}"; {did_you_mean(method, methods)}'
         )
-    if surrogate is not None and surrogate not in SURROGATES:
-        raise ConfigError(
-            f'there is no surrogate "{surrogate}"; {did_you_mean(surrogate, SURROGATES)}'
-        )
-    if method == "regmix":
-        return tuple(SURROGATES) if surrogate is None else (surrogate,)
-    if surrogate is not None and surrogate not in LAWS:
+    if surrogate is None:
+        return tuple(SURROGATES) if method == "regmix" else LAWS[:1]
+    if surrogate not in SURROGATES:
+        raise ConfigError(f'no surrogate "{surrogate}"; {did_you_mean(surrogate, SURROGATES)}')
+    if method == "mixing-law" and surrogate not in LAWS:
         raise ConfigError(
             f"the mixing law is a surrogate with an exact optimum: {' or '.join(LAWS)}; "
             f'to plan with "{surrogate}", use regmix'
         )
-    return (surrogate or LAWS[0],)
+    return (surrogate,)
 
 
 def known_name(
     name: str, known: Sequence[str], aliases: Mapping[str, str], what: str, also: str = ""
 ) -> str:
-    """The table's own name for a name as users write it: that one, or the column's."""
+    """The table's name for what the user calls `name`: the same, or that of the file's column."""
     own = name if name in known else aliases.get(name)
     if own is None or own not in known:
         raise ConfigError(f'the table has no {what} "{name}"; {did_you_mean(name, known)}{also}')
@@ -120,17 +128,18 @@ def known_name(
 
 
 def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
-    """Share of each target in what is to be lowered; they sum to 1.
+    """Share of each target in the objective; they sum to 1.
 
-    Targets are named, never counted: columns of such files have changed places before.
+    Targets are named, never given by position: columns of such files have changed places before.
     """
-    if target == MEAN and MEAN in table.targets:
-        raise ConfigError(
-            'a target of the table is called "mean", which also asks for the mean over all '
-            "targets; rename that column, or name the targets with their shares"
-        )
-    also = f' (or "{MEAN}", over all targets)' if isinstance(target, str) else ""
+    also = ""
     if isinstance(target, str):
+        if target == MEAN and MEAN in table.targets:
+            raise ConfigError(
+                'a target of the table is called "mean", which also asks for the mean over all '
+                "targets; rename that column, or name the targets with their shares"
+            )
+        also = f' (or "{MEAN}", over all targets)'
         target = table.targets if target == MEAN else [target]
     given = target if isinstance(target, Mapping) else dict.fromkeys(target, 1.0)
     shares: dict[str, float] = {}
@@ -153,7 +162,7 @@ def cap_vector(
     sources: Sequence[str],
     aliases: Mapping[str, str],
 ) -> np.ndarray:
-    """Highest weight of each source: its cap, else 1; 0 where the prior has none of it."""
+    """Highest weight of each source: its cap, otherwise 1; 0 where the prior has none of it."""
     cap_S = np.where(prior_S > 0, 1.0, 0.0)
     for name, cap in (caps or {}).items():
         if not cap >= 0:
@@ -170,7 +179,7 @@ def cap_vector(
 
 
 class _Rows:
-    """The runs that a plan is fitted on, what bounds it, and notes on both."""
+    """The runs that a plan is fitted on, its prior and caps, and notes on them."""
 
     def __init__(
         self,
@@ -185,15 +194,14 @@ class _Rows:
         named = listed(list(self.shares))
         loss_NV = table.loss_NV[:, [table.targets.index(name) for name in self.shares]]
         whole_N = ~np.isnan(loss_NV).any(1)
-        if whole_N.sum() < FEWEST_RUNS:
+        self.runs = [table.runs[n] for n in np.flatnonzero(whole_N)]
+        if len(self.runs) < FEWEST_RUNS:
             raise ConfigError(
-                f"{int(whole_N.sum())} of {len(table.runs)} runs have the losses of {named}; at "
+                f"{len(self.runs)} of {len(table.runs)} runs have the losses of {named}; at "
                 f"least {FEWEST_RUNS} are needed: add runs, or name a target that more of them have"
             )
-        if not whole_N.all():
-            out = [table.runs[n] for n in np.flatnonzero(~whole_N)]
+        if out := [table.runs[n] for n in np.flatnonzero(~whole_N)]:
             self.notes.append(f"not fitted on, a loss is missing: {len(out)} runs: {listed(out)}")
-        self.runs = [table.runs[n] for n in np.flatnonzero(whole_N)]
         self.weight_NS, self.loss_NV = table.weight_NS[whole_N], loss_NV[whole_N]
         self.loss_N = self.loss_NV @ self.share_V
         if is_constant(self.loss_N):
@@ -205,36 +213,31 @@ class _Rows:
         if len(self.runs) < needed:
             self.notes.append(
                 f"{len(self.runs)} runs are fewer than sources + 1 ({needed}): many linear "
-                "functions fit them, and the shortest is taken"
+                "functions fit them, and the one with the smallest slope is used"
             )
-        self.prior_S = self._prior(prior)
-        self.cap_S = cap_vector(caps, self.prior_S, table.sources, table.aliases)
-
-    def _prior(self, prior: Mapping[str, float] | None) -> np.ndarray:
-        """The prior's weights by the table's sources; by default the mean of its mixtures."""
-        sources = self.table.sources
         if prior is None:
             self.notes.append("no prior was given; it is the mean of the table's mixtures")
-            mean_S: np.ndarray = self.table.weight_NS.mean(0)
-            mean_S /= mean_S.sum()
-            return mean_S
-        given = {
-            known_name(name, sources, self.table.aliases, "source"): weight
-            for name, weight in prior.items()
-        }
-        if silent := [source for source in sources if source not in given]:
-            raise ConfigError(
-                f"the prior says nothing of {listed(silent)}; give 0 to leave a source out"
-            )
-        normalised = Mixture.normalised(given).weights
-        return np.array([normalised[source] for source in sources])
+            self.prior_S: np.ndarray = table.weight_NS.mean(0)
+            self.prior_S /= self.prior_S.sum()
+        else:
+            given = {
+                known_name(name, table.sources, table.aliases, "source"): weight
+                for name, weight in prior.items()
+            }
+            if silent := [source for source in table.sources if source not in given]:
+                raise ConfigError(
+                    f"the prior says nothing of {listed(silent)}; give 0 to leave a source out"
+                )
+            weights = Mixture.normalised(given).weights
+            self.prior_S = np.array([weights[source] for source in table.sources])
+        self.cap_S = cap_vector(caps, self.prior_S, table.sources, table.aliases)
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         return dict(zip(self.table.sources, value_S.tolist(), strict=True))
 
 
 def _findings(
-    method: str, rows: _Rows, choice: Choice, objective: PlanObjective, forced: str | None
+    method: str, rows: _Rows, choice: Choice, objective: PlanObjective, surrogate: str | None
 ) -> dict[str, Any]:
     """What is known before a mixture is proposed; later notes go to the same list."""
     rows.notes.extend(choice.notes)
@@ -248,11 +251,11 @@ def _findings(
     if ranked is not None and ranked <= 0:
         rows.notes.append(
             f"on left-out runs the fit ranks no better than chance (Spearman {ranked:.2f}): "
-            "nothing speaks for the proposal; make more runs"
+            "do not trust the proposal; make more runs"
         )
-    chosen = forced is None and method == "regmix"
-    own = method == "mixing-law" and choice.name == LAWS[0]
-    named = "the mixing law" if own else f"{forced} was asked for"
+    chosen = surrogate is None and method == "regmix"
+    is_authors = method == "mixing-law" and choice.name == LAWS[0]
+    named = "the mixing law" if is_authors else f"{surrogate} was asked for"
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
     by_target = {name: score(guess_N, loss_N) for name, guess_N, loss_N in each}
     return {
@@ -276,32 +279,15 @@ def _findings(
     }
 
 
-def _simulated(
-    rows: _Rows, objective: PlanObjective, seed: int, draws: int, top: int
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """RegMix's optimum, and how much hangs on the number of mixtures averaged."""
-    weight_S, findings = simulate(
-        objective.predict, rows.prior_S, rows.cap_S, seed=seed, draws=draws, top=top
-    )
-    if findings["constant"]:
-        rows.notes.append(
-            "the surrogate predicts the same loss for every mixture, so none is better than "
-            "another: the proposal is the prior, within the caps"
-        )
-    for average in findings["sensitivity"]:
-        average["weights"] = rows.by_source(average["weights"])
-    return weight_S, findings
-
-
-def _lowest(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str, Any]]:
-    """The exact optimum of the laws' sum within the caps, and the laws, free of gauge and unit."""
+def _optimum(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str, Any]]:
+    """The exact optimum of the laws' sum within the caps, and the laws' identifiable parameters."""
     laws = [law for law in objective.fitted_V if isinstance(law, ConvexLaw)]
     optimum = find_optimum(laws, rows.share_V, rows.cap_S)
     if not optimum.unique:
         rows.notes.append(
             "several mixtures have the lowest predicted loss; the proposal is one in their middle"
         )
-    targets_of: dict[str, list[str]] = {}  # a note that several laws share is said once
+    targets_of: dict[str, list[str]] = {}  # a note that several laws share appears once
     parameters: dict[str, Any] = {}
     for target, law in zip(rows.shares, laws, strict=True):
         for note in law.notes:
@@ -317,7 +303,7 @@ def _lowest(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str
 
 
 def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> dict[str, Any]:
-    """Losses of the proposal, the prior and the best run; beyond what runs tried, a note."""
+    """Losses of the proposal, the prior and the best run; a note on weights above all runs'."""
     tried = zip(rows.table.sources, weight_S, rows.weight_NS.max(0), strict=True)
     if beyond := [
         f"{source} {weight:.4g} (most in a run: {most:.4g})"
@@ -330,8 +316,8 @@ def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> d
     proposal, prior, at_best = objective.predict(points_PS).tolist()
     if not np.isfinite(proposal):
         raise ConfigError(
-            "an infinite loss is predicted of every mixture that prior and caps allow: sources "
-            "that a target was learned from have none there; allow one, or name another surrogate"
+            "an infinite loss is predicted for every mixture within prior and caps: they exclude "
+            "all sources that some target is learned from; allow one, or name another surrogate"
         )
     return {
         "proposal": proposal,

@@ -15,8 +15,8 @@ from dograph.mixtures.mixing_laws import huber
 
 ALPHAS = np.geomspace(0.02, 4.0, 48)  # the authors start in [0.65, 0.9] and [0.3, 0.8]
 INNER_STEPS = 100
-PRECISION = 1e-14  # a step that lowers the loss by less than this share of it is the last
-NOTHING = 1e-26  # a loss below this is 0: squares of rounding errors
+PRECISION = 1e-14  # stop when a step lowers the loss by less than this share of it
+NOTHING = 1e-26  # a loss below this counts as 0: squares of rounding errors
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PowerLaw:
 
 
 class LossCurve(NamedTuple):
-    """One curve's points: tokens or sizes, and the losses there."""
+    """The points of a curve: tokens or sizes, and losses."""
 
     x_X: np.ndarray
     loss_X: np.ndarray
@@ -50,18 +50,33 @@ def fit_power_laws(
     """The laws with the lowest Huber loss; curves of one group share alpha (all, by default).
 
     For a given alpha the law is linear in c and B = x0^alpha, so each curve is a convex problem
-    (c and B at least 0) with one answer, without starts or scales. The slope of the whole in alpha
-    is the partial one, as c and B are optimal; alpha starts at the best of a grid over [0.02, 4]
-    and goes to the zero of that slope. `alpha` fixes it instead.
+    (c, B >= 0) with one solution, which needs no starting points. The derivative of the total in
+    alpha is the partial one, because c and B are optimal; alpha is its zero next to the best of a
+    grid over [0.02, 4]. `alpha` fixes it instead.
     """
     labels = list(group_J or [0] * len(curves))
     number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
-    number_J = np.array([number[label] for label in labels])
-    _check(curves, number_J, alpha)
+    group_of_J = np.array([number[label] for label in labels])
+    points_J = np.array([len(np.unique(curve.x_X)) for curve in curves])
+    for index, (x_X, loss_X) in enumerate(curves):
+        finite = np.isfinite(x_X).all() and np.isfinite(loss_X).all()
+        if not (finite and np.min(x_X, initial=1) > 0):
+            raise ConfigError(f"curve {index} has an x or a loss that is not a positive number")
+        if points_J[index] < 2:
+            raise ConfigError(
+                f"curve {index} has {points_J[index]} different x; c and x0 need at least 2"
+            )
+    for group in number.values() if alpha is None else ():
+        members, points = (group_of_J == group).sum(), points_J[group_of_J == group].sum()
+        if points < 2 * members + 1:
+            raise ConfigError(
+                f"{points} points on {members} curve(s) cannot fix {2 * members + 1} parameters "
+                "(c and x0 for each curve, one alpha): add a point, or fix alpha"
+            )
     problem = _Problem(curves, delta)
-    alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, number_J)
+    alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, group_of_J)
     c_J, b_J, _, _ = problem.solve(alpha_J)
-    # B of 0 is a curve that does not fall: x0 = 0, whose logarithm must stay finite in JSON.
+    # B = 0 is a curve that does not fall: x0 = 0, whose logarithm must be finite for JSON.
     log_x0_J = problem.centre_J + np.log(np.maximum(b_J, 1e-300)) / alpha_J
     each_J = zip(c_J.tolist(), log_x0_J.tolist(), alpha_J.tolist(), strict=True)
     return [PowerLaw(*parameters) for parameters in each_J]
@@ -72,26 +87,6 @@ def mean_error(laws: Sequence[PowerLaw], curves: Sequence[LossCurve]) -> float:
     pairs = zip(laws, curves, strict=True)
     errors = [np.abs(law.predict(curve.x_X) - curve.loss_X) for law, curve in pairs]
     return float(np.concatenate(errors).mean())
-
-
-def _check(curves: Sequence[LossCurve], group_J: np.ndarray, alpha: float | None) -> None:
-    """Refuse curves that cannot fix their parameters, rather than return one fit of many."""
-    points_J = np.array([len(np.unique(curve.x_X)) for curve in curves])
-    for number, (x_X, loss_X) in enumerate(curves):
-        finite = np.isfinite(x_X).all() and np.isfinite(loss_X).all()
-        if not (finite and np.min(x_X, initial=1) > 0):
-            raise ConfigError(f"curve {number} has an x or a loss that is not a positive number")
-        if points_J[number] < 2:
-            raise ConfigError(
-                f"curve {number} has {points_J[number]} different x; c and x0 need at least 2"
-            )
-    for group in range(group_J.max() + 1) if alpha is None else ():
-        members, points = (group_J == group).sum(), points_J[group_J == group].sum()
-        if points < 2 * members + 1:
-            raise ConfigError(
-                f"{points} points on {members} curve(s) cannot fix {2 * members + 1} parameters "
-                "(c and x0 for each curve, one alpha): add a point, or fix alpha"
-            )
 
 
 class _Problem:
@@ -113,8 +108,8 @@ class _Problem:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """c, B, Huber's loss and its slope in alpha, for each curve (of `rows`) at its alpha.
 
-        A convex problem whose free minimum breaks a bound has its minimum on one: on c = 0 or on
-        B = 0, where a problem in one number remains, whose minimum is cut off at 0.
+        If the unconstrained minimum of the convex problem breaks a bound, the minimum is on c = 0
+        or on B = 0, where a problem in one variable remains, whose minimum is clipped to 0.
         """
         log_x_JX, loss_JX, there_JX = self.log_x_JX[rows], self.loss_JX[rows], self.there_JX[rows]
         fall_JX = np.exp(-alpha_J[:, None] * log_x_JX)
@@ -142,13 +137,13 @@ class _Problem:
 def huber_regression(column_JXP: np.ndarray, loss_JX: np.ndarray, delta: float) -> np.ndarray:
     """Huber regression of the losses on the columns, (J, P), of all curves at once.
 
-    scipy fits one curve in a call, some 1 ms each; a plan asks for a hundred thousand. Each step
-    is the best of Newton's, of two between, and of reweighted least squares, which never raises
-    the loss. It is convex and piecewise quadratic: few steps end at its minimum.
+    scipy fits one curve per call, in about 1 ms; a plan needs a hundred thousand. Each step is the
+    best of Newton's, two in between, and reweighted least squares, which never raises the loss. The
+    loss is convex and piecewise quadratic, so few steps reach its minimum.
     """
     turned_JPX = column_JXP.swapaxes(1, 2)
     gram_JPP = turned_JPX @ column_JXP
-    # Nearly equal columns (a tiny alpha), or no error within delta, still need a step.
+    # Keeps the system solvable for nearly equal columns (a tiny alpha) or no error within delta.
     ridge_J11 = 1e-14 * np.trace(gram_JPP, axis1=1, axis2=2)[:, None, None]
     ridge_JPP = ridge_J11 * np.eye(column_JXP.shape[2])
     point_JP1 = np.linalg.solve(gram_JPP + ridge_JPP, turned_JPX @ loss_JX[:, :, None])
@@ -169,7 +164,7 @@ def huber_regression(column_JXP: np.ndarray, loss_JX: np.ndarray, delta: float) 
 
 
 def _best_alpha(problem: _Problem, group_J: np.ndarray) -> np.ndarray:
-    """Each curve's alpha: the lowest of its group, from a grid and then where the slope is 0."""
+    """Each curve's alpha: the best of its group on a grid, then the zero of the slope."""
     from scipy.optimize import brentq, minimize_scalar
 
     num_groups = int(group_J.max()) + 1
@@ -192,7 +187,7 @@ def _best_alpha(problem: _Problem, group_J: np.ndarray) -> np.ndarray:
             alpha_J[rows] = low
         elif slope_AG[ends[0], group] < 0 < slope_AG[ends[1], group]:
             alpha_J[rows] = brentq(at, low, high, args=(3,), xtol=1e-15, rtol=1e-15)
-        else:  # two valleys within a step of the grid
+        else:  # two minima within one step of the grid
             alpha_J[rows] = minimize_scalar(at, args=(2,), bounds=(low, high)).x
     return alpha_J
 
@@ -204,9 +199,9 @@ MOST_HELD_OUT = 5  # points at the end of each curve, as the authors'
 
 @dataclass(frozen=True)
 class CurveLaws:
-    """The laws of curves, fitted on all points, with the mean error on these.
+    """Laws fitted on all points, with their mean error.
 
-    `held_out` is the error of other laws on points they were fitted without, if any were spared.
+    `held_out` is the error on left-out points of laws fitted without them; None if there are none.
     """
 
     laws: list[PowerLaw]
@@ -223,7 +218,7 @@ def fit_step_laws(
     The last points of each curve are predicted by laws fitted without them: a fifth of the
     shortest curve, at most 5 (the authors hold out 5 to choose among 5500 random starts).
     """
-    sorted_J = []  # each in the order of its tokens, so that its last points are the latest
+    sorted_J = []  # by tokens, so that the last points are the latest
     for x_X, loss_X in curves:
         order_X = x_X.argsort(kind="stable")
         sorted_J.append(LossCurve(x_X[order_X], loss_X[order_X]))
@@ -232,7 +227,7 @@ def fit_step_laws(
     shortest = min(len(curve.x_X) for curve in sorted_J)
     late = min(MOST_HELD_OUT, shortest // 5)
     if not late:
-        note = f"curves of {shortest} points: none to spare for a held-out error"
+        note = f"curves of {shortest} points: too short for a held-out error"
         return CurveLaws(laws, in_sample, None, (note,))
     early_J = [LossCurve(x_X[:-late], loss_X[:-late]) for x_X, loss_X in sorted_J]
     late_J = [LossCurve(x_X[-late:], loss_X[-late:]) for x_X, loss_X in sorted_J]
@@ -243,9 +238,9 @@ def fit_step_laws(
 def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
     """L = c + (N0 / N)^alpha for each curve, N non-embedding parameters, one alpha for all.
 
-    The held-out error is that at the largest size, by laws fitted on the smaller ones. Three
-    sizes leave two, which fix c and N0 only: alpha then comes from all three, as the authors
-    choose among their fits by the largest size, and a note says that it has seen it.
+    The held-out error is that at the largest size, by laws fitted on the smaller ones. Of three
+    sizes two are left, which determine c and N0 only: alpha then comes from all three, as the
+    authors choose among their fits by the largest size, and a note says so.
     """
     size_X = np.unique(np.concatenate([curve.x_X for curve in curves]))
     if len(size_X) < 3:
@@ -254,23 +249,23 @@ def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
             "and alpha; train proxies of a third size"
         )
     laws = fit_power_laws(curves, delta=SIZE_DELTA)
-    alpha: float | None = None
-    notes: tuple[str, ...] = ()
-    if len(size_X) == 3:
-        alpha = laws[0].alpha
-        notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
+    in_sample = mean_error(laws, curves)
     small, large = [], []
     for x_X, loss_X in curves:
         below_X = x_X < size_X[-1]
         if len(np.unique(x_X[below_X])) >= 2 and not below_X.all():
             small.append(LossCurve(x_X[below_X], loss_X[below_X]))
             large.append(LossCurve(x_X[~below_X], loss_X[~below_X]))
-    held_out = None
-    if small:
-        held_out = mean_error(fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha), large)
-    else:
-        notes = ("no curve has the largest size and two smaller ones: no held-out error",)
-    return CurveLaws(laws, mean_error(laws, curves), held_out, notes)
+    if not small:
+        note = "no curve has the largest size and two smaller ones: no held-out error"
+        return CurveLaws(laws, in_sample, None, (note,))
+    alpha: float | None = None
+    notes: tuple[str, ...] = ()
+    if len(size_X) == 3:
+        alpha = laws[0].alpha
+        notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
+    small_laws = fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha)
+    return CurveLaws(laws, in_sample, mean_error(small_laws, large), notes)
 
 
 Place = tuple[float, str, str]  # size, mixture, target
@@ -287,9 +282,9 @@ def nest(
     gives the loss at `size`. With runs of the target size only there is no size law. Sizes are
     non-embedding parameters.
 
-    A loss is NaN where the runs do not reach, and notes name these places. The findings have the
-    mean absolute errors of both laws, in nats: in sample, and on points that laws fitted without
-    them predicted. Neither is the error at the target, which nobody has run.
+    A loss is NaN where there are too few runs, and notes name these places. The findings have the
+    mean absolute errors of both laws, in nats, in sample and on left-out points. Neither is the
+    error at the target, which is unknown.
     """
     if not curves:
         raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")

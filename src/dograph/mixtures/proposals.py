@@ -1,6 +1,6 @@
-"""RegMix's draws: mixtures to try in proxies, and the simulation that finds the best, within caps.
+"""RegMix's draws: mixtures for proxies, and the simulation that picks the best within caps.
 
-Shapes: N draws, S sources, K numbers of draws averaged.
+Shapes: N draws, S sources, K averages over different numbers of draws.
 """
 
 import math
@@ -22,19 +22,19 @@ def capped(
     *,
     low_S: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Mixtures cut to the caps; what is cut off goes to the other sources in proportion.
+    """Mixtures cut to the caps; the excess goes to the other sources in proportion.
 
-    That is a * weight, clipped to [low, cap], with the one `a` for which a mixture sums to 1. It is
-    found by fixing sources at a bound that they pass until none is new: at the caps while these
-    cut off more than the lower bounds add, for then the true `a` is larger still, else at the lower
-    bounds (Bitran and Hax, 1981). Where sources with weight cannot fill a mixture up, the prior
-    does, and without one it sums to less than 1.
+    That is a * weight, clipped to [low, cap], with the `a` for which a mixture sums to 1. Sources
+    that pass a bound are fixed at it until none is new: at the caps while these cut off more than
+    the lower bounds add, because the true `a` is then larger, else at the lower bounds (Bitran and
+    Hax, 1981). If the sources with weight cannot fill a mixture, the prior fills it; without a
+    prior it sums to less than 1.
     """
     out_N = ((weight_NS > cap_S) | (weight_NS < low_S)).any(1)
     if not out_N.any():
         return weight_NS
     result_NS = weight_NS.copy()
-    # a draw with nothing but underflow beside its large weights is filled up by the prior
+    # the prior fills draws whose other weights have all underflowed to 0
     weight_NS = np.maximum(weight_NS[out_N], 0.0 if prior_S is None else 1e-12 * prior_S)
     fixed_NS = np.broadcast_to(cap_S <= low_S, weight_NS.shape)
     bound_NS = np.broadcast_to(cap_S, weight_NS.shape)
@@ -72,10 +72,10 @@ def simulate(
     """Average the `top` of `draws` mixtures from Dirichlet(prior) by predicted loss.
 
     That is RegMix's optimum (regression notebook: 100,000 draws with the plain prior, concentration
-    1, the 128 lowest), with two additions: draws that pass a cap are cut to it, as theirs ignores
-    the usage cap; and the averages for other numbers than `top` say how much hangs on that number:
-    the more are averaged, the nearer the mean comes to the prior. Equal losses: the earlier draw.
-    A surrogate that tells no two draws apart leaves the prior, cut to the caps.
+    1, the 128 lowest), with two additions: draws above a cap are cut to it, as theirs ignores the
+    usage cap; and averages over other numbers than `top` show how sensitive the result is: the more
+    draws are averaged, the closer the mean is to the prior. Ties: the earlier draw. If all
+    predictions are equal, the result is the prior, cut to the caps.
     """
     raw_NS, there_S = np.zeros((draws, len(prior_S))), prior_S > 0
     raw_NS[:, there_S] = stream(seed, "plans", "simulate").dirichlet(prior_S[there_S], size=draws)
@@ -83,27 +83,27 @@ def simulate(
     cut = float((raw_NS > cap_S).any(1).mean())
     loss_N = predict(weight_NS)
     if is_constant(loss_N):
-        found = {"draws": draws, "top": draws, "constant": True, "cut_to_caps": cut}
-        return capped(prior_S[None], cap_S, prior_S)[0], {**found, "sensitivity": []}
+        findings = {"draws": draws, "top": draws, "constant": True, "cut_to_caps": cut}
+        return capped(prior_S[None], cap_S, prior_S)[0], {**findings, "sensitivity": []}
     order_N = np.argsort(loss_N, kind="stable")
     tops = sorted({k for k in (*SENSITIVITY, top) if k <= draws})
     mean_KS = np.array([weight_NS[order_N[:k]].mean(0) for k in tops])
     mean_KS = np.minimum(mean_KS / mean_KS.sum(1, keepdims=True), cap_S)
     chosen = tops.index(min(top, draws))
-    away_K = np.abs(mean_KS - mean_KS[chosen]).sum(1)  # L1, to the mixture that is chosen
-    found = {"draws": draws, "top": tops[chosen], "constant": False, "cut_to_caps": cut}
+    away_K = np.abs(mean_KS - mean_KS[chosen]).sum(1)  # L1 distance to the chosen mixture
+    findings = {"draws": draws, "top": tops[chosen], "constant": False, "cut_to_caps": cut}
     each_K = zip(tops, predict(mean_KS).tolist(), away_K.tolist(), mean_KS, strict=True)
     names = ("top", "predicted_loss", "distance", "weights")
     sensitivity = [dict(zip(names, each, strict=True)) for each in each_K]
-    return mean_KS[chosen], {**found, "sensitivity": sensitivity}
+    return mean_KS[chosen], {**findings, "sensitivity": sensitivity}
 
 
-# RegMix's constants for the mixtures to try in proxies.
+# RegMix's constants for the mixtures of proxies.
 TEMPERATURE = 0.5  # of the prior
 STRENGTHS = np.geomspace(0.1, 5.0, 15)  # of a Dirichlet
 MINIMUM = 2e-4  # a weight below this becomes 0, and others are multiples of it
-OVERSAMPLE = 100  # draws for each mixture asked for
-SAME = 1e-5  # L1 distance up to which two mixtures are one
+OVERSAMPLE = 100  # draws for each requested mixture
+SAME = 1e-5  # mixtures within this L1 distance are equal
 
 
 def generate_mixtures(
@@ -112,11 +112,11 @@ def generate_mixtures(
     """Diverse mixtures around a prior (RegMix, mixture synthesis).
 
     `100 * number` times: a strength s, one of 15 spaced evenly in logarithm from 0.1 to 5, and a
-    draw from Dirichlet(s q), q being proportional to prior^0.5. Draws in which a source passes
-    min(max_usage * prior, 1) are refused; weights below 2e-4 become 0, the rest is scaled to sum
-    to 1 and rounded to multiples of 2e-4; equal mixtures are counted once, and `number` of what
-    remains are drawn. Unlike the authors' rows, ours are divided by their sum after the rounding
-    (and may pass a cap by as much). A source without prior keeps its name and the weight 0.
+    draw from Dirichlet(s q), q proportional to prior^0.5. Draws in which a source is above
+    min(max_usage * prior, 1) are rejected; weights below 2e-4 become 0, the rest is scaled to sum
+    to 1 and rounded to multiples of 2e-4; duplicates are removed, and `number` of the remaining
+    mixtures are sampled. Unlike the authors' rows, ours are divided by their sum after rounding
+    (and may exceed a cap by as much). A source without prior keeps its name and the weight 0.
     """
     prior_S, total = np.array(list(prior.values()), dtype=np.float64), math.fsum(prior.values())
     if not (np.isfinite(prior_S).all() and (prior_S >= 0).all() and total > 0):
@@ -131,7 +131,7 @@ def generate_mixtures(
     distinct_NS = distinct(kept_NS)
     if len(distinct_NS) < number:
         raise ConfigError(
-            f"{number} mixtures were asked for: of {len(weight_NS)} draws {len(kept_NS)} keep "
+            f"{number} mixtures are needed: of {len(weight_NS)} draws {len(kept_NS)} keep "
             f"every source at or below {max_usage:g} times its share of the prior, and "
             f"{len(distinct_NS)} of these differ; ask for fewer (num_proxies), or raise max_usage"
         )
@@ -163,7 +163,7 @@ def rounded(weight_NS: np.ndarray, cap_S: np.ndarray) -> np.ndarray:
 
 
 def distinct(weight_NS: np.ndarray) -> np.ndarray:
-    """Mixtures in lexicographic order (the last source leads), each one once."""
+    """Mixtures without duplicates, in lexicographic order (the last source first)."""
     if not len(weight_NS):
         return weight_NS
     weight_NS = weight_NS[np.lexsort(weight_NS.T)]

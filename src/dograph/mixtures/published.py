@@ -1,9 +1,9 @@
-"""Mixtures that others published, as they printed them, and how they fit a corpus' source names.
+"""Published mixtures with the weights as printed, and how they match a corpus' source names.
 
-The literature passes weights as bare lists, so the order of a loader's domains decides what they
-mean. DoGE's weights for SlimPajama are in the order arxiv, book, c4, cc, github, stackexchange,
-wikipedia; Sow et al.'s loader for SlimPajama-6B enumerates cc before c4, and the same list then
-silently gives CommonCrawl the weight of C4. Here sources are matched by name, never by position.
+The literature passes weights as bare lists, so their meaning depends on the order of a loader's
+domains. DoGE's weights for SlimPajama are in the order arxiv, book, c4, cc, github, stackexchange,
+wikipedia; Sow et al.'s loader for SlimPajama-6B enumerates cc before c4, so the same list silently
+gives CommonCrawl the weight of C4. Here sources are matched by name, never by position.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from dograph.errors import ConfigError, did_you_mean
 from dograph.mixtures.file import MixtureFile, Provenance, squash
 from dograph.types import Mixture
 
-LEAST_FIT = 0.5  # a corpus must have the sources of at least this much of a preset's weight
+LEAST_FIT = 0.5  # a corpus must have sources with at least this share of a preset's weight
 
-# For each collection: the prefixes that a corpus may give its names, and the names we use, with
-# other spellings after a colon, in lower case, letters and digits only.
+# For each collection: prefixes that a corpus may add to names, and the names we use, with other
+# spellings after a colon, in lower case, letters and digits only.
 _NAMES = {
     "slimpajama": (
         ("", "redpajama", "slimpajama"),
@@ -33,6 +33,7 @@ _NAMES = {
         "YoutubeSubtitles: youtube",
     ),
 }
+# By collection: a corpus' spelling of a source, squashed, and our name for it.
 CANONICAL: Mapping[str, Mapping[str, str]] = {
     collection: {
         prefix + spelling: ours
@@ -44,17 +45,12 @@ CANONICAL: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def canonical(name: str, collection: str) -> str | None:
-    """Our name of what a corpus calls `name`; None where the collection has no such source."""
-    return CANONICAL[collection].get(squash(name))
-
-
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A mixture that somebody published."""
+    """A published mixture."""
 
     name: str
-    collection: str  # whose source names it is keyed by
+    collection: str  # of source names: a key of CANONICAL
     weights: Mapping[str, float]  # as printed
     provenance: Provenance
 
@@ -64,10 +60,10 @@ class Preset:
         return MixtureFile(weights=weights, provenance=self.provenance)
 
     def fit(self, sources: Sequence[str]) -> tuple[Mixture, list[str]]:
-        """The mixture under a corpus' own source names, and one line for each thing left over."""
+        """The mixture under a corpus' own source names, and notes on unmatched sources."""
         theirs: dict[str, str] = {}  # our name -> the corpus' own
         for source in sources:
-            ours = canonical(source, self.collection)
+            ours = CANONICAL[self.collection].get(squash(source))
             if ours in theirs:
                 raise ConfigError(
                     f'the corpus has both "{theirs[ours]}" and "{source}", which are spellings of '

@@ -23,10 +23,10 @@ PENALTIES = np.logspace(-8, 4, 49)  # of Ridge
 
 
 class Fitted(Protocol):
-    """A surrogate that has seen its runs."""
+    """A surrogate after its fit."""
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        """Losses of mixtures, (N,), in the unit they were fitted in."""
+        """Losses of mixtures, (N,), in the unit of the fitted losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class Trees:
     booster: Any  # lightgbm.Booster
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        # callers spread their work over threads themselves
+        # one thread, because callers spread their work over threads
         return np.asarray(self.booster.predict(weight_NS, num_threads=1), dtype=np.float64)
 
 
 def fit_trees(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Trees:
     """Gradient boosting of the squared error: 1000 rounds at a learning rate of 0.01.
 
-    The authors' recipe (RegMix, regression notebook) without their early stop by the error on test
-    rows, which here would leak what is to be judged. LightGBM wants at least 20 runs in a leaf:
-    with fewer than 40 there is no split and the prediction is a constant.
+    The authors' recipe (RegMix, regression notebook) without their early stopping on test rows,
+    which would leak into the scores here. LightGBM wants at least 20 runs in a leaf: with fewer
+    than 40 there is no split and the prediction is a constant.
     """
     lightgbm = require("lightgbm", "plan")
     settings = {
@@ -58,10 +58,9 @@ def fit_trees(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Tr
         "num_threads": 1,
         "verbosity": -1,
     }
-    runs = lightgbm.Dataset(weight_NS, label=loss_N, params=settings)
-    booster = lightgbm.Booster(settings, runs)
+    booster = lightgbm.Booster(settings, lightgbm.Dataset(weight_NS, label=loss_N, params=settings))
     for _ in range(ROUNDS):
-        if booster.update():  # it cannot split any more
+        if booster.update():  # no further split is possible
             break
     return Trees(booster.free_dataset())
 
@@ -80,7 +79,7 @@ class LinearLaw:
 
 
 def fit_linear(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
-    """Ordinary least squares; the shortest slope where weights that sum to 1 leave a choice."""
+    """Least squares; of several solutions (weights sum to 1) the one with the smallest slope."""
     mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
     slope_S = np.linalg.lstsq(weight_NS - mean_S, loss_N - mean, rcond=None)[0]
     return LinearLaw(mean - float(mean_S @ slope_S), slope_S)
@@ -89,10 +88,10 @@ def fit_linear(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> L
 def fit_ridge(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
     """Least squares with a squared penalty on the slopes, none on the intercept.
 
-    The penalty is the one of 49 (1e-8 to 1e4) with the smallest mean squared error when each run
-    is predicted without it, which needs no refitting: with the singular values s and left vectors
-    u of the centred weights, run n's leverage is h_n = 1/N + sum_j u_nj^2 s_j^2 / (s_j^2 + a) and
-    its error without it is its residual over 1 - h_n.
+    The penalty is the one of 49 (1e-8 to 1e4) with the smallest leave-one-out mean squared error,
+    which needs no refitting: with the singular values s and left vectors u of the centred weights,
+    run n's leverage is h_n = 1/N + sum_j u_nj^2 s_j^2 / (s_j^2 + a) and its leave-one-out error is
+    its residual over 1 - h_n.
     """
     mean_S, mean = weight_NS.mean(0), float(loss_N.mean())
     left_NS, singular_S, right_SS = np.linalg.svd(weight_NS - mean_S, full_matrices=False)
@@ -100,10 +99,9 @@ def fit_ridge(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Li
     along_S = left_NS.T @ (loss_N - mean)
     residual_AN = (loss_N - mean) - (kept_AS * along_S) @ left_NS.T
     leverage_AN = 1 / len(loss_N) + kept_AS @ (left_NS**2).T
-    # a run that decides its own prediction alone has leverage 1: then nothing predicts it
+    # leverage 1: the run alone decides its own prediction, so nothing else predicts it
     left_out_AN = residual_AN / np.maximum(1 - leverage_AN, 1e-12)
-    best = int((left_out_AN**2).mean(1).argmin())
-    penalty = float(PENALTIES[best])
+    penalty = float(PENALTIES[(left_out_AN**2).mean(1).argmin()])
     slope_S = right_SS.T @ (along_S * singular_S / (singular_S**2 + penalty))
     return LinearLaw(mean - float(mean_S @ slope_S), slope_S, penalty)
 
@@ -118,22 +116,22 @@ SURROGATES: dict[str, Surrogate] = {
     "ridge": fit_ridge,
     "linear": fit_linear,
 }
-# Those with an exact optimum, as convex functions of the mixture; first the mixing law's authors'.
+# Convex functions of the mixture, which have an exact optimum; the mixing law's own comes first.
 LAWS = ("exponential", "transfer")
 
 CHUNK = 20_000  # mixtures predicted at once
 FOLDS = 5
-FEWEST_FOR_FOLDS = 10  # with fewer runs each is left out alone
-FEW = 100  # with fewer runs the folds are drawn several times: one drawing says little
+FEWEST_FOR_FOLDS = 10  # with fewer runs, leave-one-out
+FEW = 100  # with fewer runs the folds are drawn several times, to reduce their variance
 REPEATS = 3
 
-# (pieces of work done, of how many, what they are)
+# (fits done, fits in all, name of the surrogate)
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Agreement of predictions with N losses; what is undefined is None."""
+    """Agreement of predictions with N losses; None where undefined."""
 
     runs: int
     spearman: float | None
@@ -175,7 +173,7 @@ def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
 
 
 def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
-    """Scores over the runs whose loss is known. Equal values share their mean rank."""
+    """Scores over the runs whose loss is known. Ties share their mean rank."""
     from scipy.stats import rankdata
 
     known_N = ~np.isnan(loss_N)
@@ -191,12 +189,14 @@ def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
         note = "constant"
     else:
         spearman = correlation(rankdata(predicted_N), rankdata(loss_N))
-    pearson = correlation(predicted_N, loss_N)
+    error: float | None = None
+    bias: float | None = None
     if infinite := int(np.isinf(predicted_N).sum()):
         note = f"an infinite loss is predicted of {infinite} of {loss_N.size} runs"
-        return Scores(int(loss_N.size), spearman, pearson, None, None, note)
-    error_N = predicted_N - loss_N
-    error, bias = float(np.abs(error_N).mean()), float(error_N.mean())
+    else:
+        error_N = predicted_N - loss_N
+        error, bias = float(np.abs(error_N).mean()), float(error_N.mean())
+    pearson = correlation(predicted_N, loss_N)
     return Scores(int(loss_N.size), spearman, pearson, error, bias, note)
 
 
@@ -240,7 +240,7 @@ def fit_objective(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The surrogate to use, and how all that were asked about did on runs left out of their fit."""
+    """The surrogate to use, and the cross-validated scores of all candidates."""
 
     name: str
     why: str
@@ -251,7 +251,7 @@ class Choice:
 
 
 def draw_folds(num_runs: int, seed: int) -> np.ndarray:
-    """The fold of each run, (R, N): five of nearly one size, or as many as runs where few."""
+    """The fold of each run, (R, N): five of nearly equal size, or one for each of few runs."""
     if num_runs < FEWEST_FOR_FOLDS:
         return np.arange(num_runs)[None]
     fold_N = np.arange(num_runs) % FOLDS
@@ -268,12 +268,12 @@ def choose_surrogate(
     seed: int = 42,
     progress: Progress | None = None,
 ) -> Choice:
-    """The surrogate with the highest rank correlation on left-out runs, over all losses known.
+    """The surrogate with the highest rank correlation on left-out runs.
 
     Each run is predicted by fits without its fold; predictions of all folds are pooled, those of
-    targets added up by their shares, and compared with what was measured (Spearman, the mean over
-    repeats). Equal: the lower mean error, then the name. One that tells no mixtures apart in any
-    fold counts as 0, whatever the order of its folds' means. Folds are the same for all.
+    targets added up by their shares, and compared with the measured losses (Spearman, the mean over
+    repeats). Ties: the lower mean error, then the name. A surrogate that predicts a constant in
+    every fold scores 0, whatever the order of its folds' means. All use the same folds.
     """
     fold_RN = draw_folds(len(weight_NS), seed)
     folds, repeats = int(fold_RN.max()) + 1, len(fold_RN)
@@ -282,13 +282,13 @@ def choose_surrogate(
     notes: list[str] = []
     for rank, name in enumerate(names):
 
-        def tell(done: int, name: str = name, before: int = rank * each) -> None:
+        def on_fit(done: int, name: str = name, before: int = rank * each) -> None:
             if progress is not None:
                 progress(before + done, len(names) * each, name)
 
         try:
             validated[name] = _validate(
-                SURROGATES[name], weight_NS, loss_NV, shares, fold_RN, seed, tell
+                SURROGATES[name], weight_NS, loss_NV, shares, fold_RN, seed, on_fit
             )
         except DographError as error:
             if len(names) == 1:
@@ -297,12 +297,11 @@ def choose_surrogate(
     if not validated:
         raise ConfigError("no surrogate can be fitted on these runs: " + "; ".join(notes))
     scores = {name: judged.objective for name, judged in validated.items()}
-    notes += [
-        f"surrogate {n}, cross-validated: {own.note}" for n, own in scores.items() if own.note
-    ]
+    noted = {name: own.note for name, own in scores.items() if own.note}
+    notes += [f"surrogate {name}, cross-validated: {note}" for name, note in noted.items()]
 
     def order(name: str) -> tuple[float, float, str]:
-        # rounded, so that machines whose sums differ in the last bits agree on what is equal
+        # rounded, so that machines whose sums differ in the last bits agree on ties
         own = scores[name]
         error = np.inf if own.mean_error is None else round(own.mean_error, 9)
         return -round(own.spearman or 0.0, 9), error, name
@@ -323,8 +322,9 @@ def _validate(
     shares: dict[str, float],
     fold_RN: np.ndarray,
     seed: int,
-    tell: Callable[[int], None],
+    on_fit: Callable[[int], None],
 ) -> Judged:
+    """Cross-validated scores of one surrogate."""
     repeats, folds = len(fold_RN), int(fold_RN.max()) + 1
     guess_RNV = np.full((repeats, *loss_NV.shape), np.nan)
     flat_RKV = np.zeros((repeats, folds, loss_NV.shape[1]), dtype=bool)
@@ -342,7 +342,7 @@ def _validate(
         try:
             for done, future in enumerate(as_completed(pending), start=1):
                 future.result()
-                tell(done)
+                on_fit(done)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -356,9 +356,9 @@ def _validate(
 
 
 def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) -> Scores:
-    """Scores of each repeat, averaged; folds in which predictions were constant are said.
+    """Mean scores over repeats; a note counts the folds with constant predictions.
 
-    Errors must be known in every repeat, as unknown ones are infinite.
+    Errors must be known in every repeat, because an unknown one is infinite.
     """
     each = [score(guess_N, loss_N) for guess_N in guess_RN]
 
@@ -379,22 +379,21 @@ def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) 
 def score_table(
     objective: PlanObjective, shares: dict[str, float], table: MixtureTable, test: MixtureTable
 ) -> dict[str, Any]:
-    """How predictions do on runs, often of larger models, that no fit has seen.
+    """Scores on other runs, often of larger models, that no fit has seen.
 
-    Columns are matched by name. A source that the test lacks was not drawn from there; one that
-    only the test has cannot be predicted for. Targets that the test lacks are named.
+    Columns are matched by name. A source that the test lacks has the weight 0 there; one that only
+    the test draws from cannot be predicted for. Targets that the test lacks are named.
     """
     notes = list(test.notes)
     drawn = dict(zip(test.sources, test.weight_NS.T, strict=True))
-    foreign = [name for name in test.sources if name not in table.sources and drawn[name].any()]
-    if foreign:
+    losses = dict(zip(test.targets, test.loss_NV.T, strict=True))
+    if foreign := [s for s in test.sources if s not in table.sources and drawn[s].any()]:
         raise ConfigError(
             f"the test table draws from {listed(foreign)}, which the table fitted on does not "
             f"have; it has {listed(table.sources)}"
         )
-    absent = [source for source in table.sources if source not in drawn]
-    if absent:
-        notes.append(f"the test table does not name {listed(absent)}: taken as 0 there")
+    if absent := [source for source in table.sources if source not in drawn]:
+        notes.append(f"the test table does not name {listed(absent)}: weight 0 is assumed")
     zero_N = np.zeros(len(test.runs))
     weight_NS = np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
     guess_NV = objective.each(weight_NS)
@@ -402,20 +401,19 @@ def score_table(
     if same := sum(row in fitted_on for row in _rows(test)):
         notes.append(
             f"{same} of the {len(test.runs)} runs of the test table are in the fitted table too: "
-            "on these the fit is judged by what it has seen"
+            "their scores are in-sample"
         )
-    losses = dict(zip(test.targets, test.loss_NV.T, strict=True))
     absent = [name for name in shares if name not in losses]
     if len(absent) == len(shares):
         raise ConfigError(
             f"the test table has no loss of {listed(list(shares))}; it has {listed(test.targets)}"
         )
-    if absent:
-        notes.append(f"the test table has no loss of {listed(absent)}: judged without the whole")
     guesses = dict(zip(shares, guess_NV.T, strict=True))
     each = {n: asdict(score(guess_N, losses[n])) for n, guess_N in guesses.items() if n in losses}
     whole = None
-    if not absent:
+    if absent:
+        notes.append(f"the test table has no loss of {listed(absent)}: no score of the objective")
+    else:
         loss_NV = np.stack([losses[name] for name in shares], axis=1)
         whole = asdict(score(guess_NV @ objective.share_V, loss_NV @ objective.share_V))
     for name, scores in ({"the objective": whole} if whole else each).items():
@@ -426,7 +424,7 @@ def score_table(
 
 
 def _rows(table: MixtureTable) -> list[frozenset[tuple[str, float]]]:
-    """Each run's mixture and losses by name, rounded, so that runs of two tables can be equal."""
+    """Each run's mixture and losses by name, rounded, to compare the runs of two tables."""
     names = [*table.sources, *(f"loss of {target}" for target in table.targets)]
     value_NK = np.round(np.hstack([table.weight_NS, table.loss_NV]), 9)
     return [frozenset(zip(names, row, strict=True)) for row in value_NK.tolist()]

@@ -1,8 +1,8 @@
 """Models for training: Hugging Face causal LMs with the vocabulary padded to a multiple of 64.
 
-Padding makes the largest matmul of a step a friendly shape. Padded rows are zero, their logits
-are cut off before the softmax, so they receive no gradient and stay zero; saving trims them, so
-a checkpoint loads anywhere.
+Padding gives the largest matmul of a step an efficient shape. Padded rows are zero and masked
+before the softmax, so they get no gradient and stay zero; saving removes them, so a checkpoint
+loads anywhere.
 """
 
 from pathlib import Path
@@ -22,22 +22,22 @@ PAD_TO = 64
 def build_model(
     preset: str, *, vocab_size: int, seq_len: int, dropout: float, seed: int
 ) -> PerSampleLoss:
-    """A fresh model of a named shape; the same seed gives the same weights."""
+    """A new model of a preset; the same seed gives the same weights."""
     config = preset_config(preset, vocab_size=vocab_size, seq_len=seq_len, dropout=dropout)
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    # SDPA under a name that has no mask builder, so its own causal flag is used: the builder looks
-    # for packed sequences by reading positions back to the host in every step. Our samples are
-    # never packed that way; a model loaded by path keeps its own attention.
+    # SDPA under a name without a mask builder, so that its causal flag is used: the builder copies
+    # positions to the host in every step to look for packed sequences, which we never have. A model
+    # loaded by path keeps its own attention.
     AttentionInterface.register("sdpa_plain_causal", sdpa_attention_forward)
     return _padded(_from_config(config, seed, attn_implementation="sdpa_plain_causal"))
 
 
 def require_folder(name: str) -> None:
-    """Refuse a folder that is not there, before the hub is asked for it, several times.
+    """Refuse a folder that does not exist, before the hub is asked for it several times.
 
-    A name of the hub has one slash at most; where its first part is a folder here, it is a path.
+    A name on the hub has at most one slash; if its first part is a local folder, it is a path.
     """
     path = Path(name)
     local = name.startswith(("/", ".")) or len(path.parts) > 2
@@ -52,14 +52,14 @@ def require_folder(name: str) -> None:
 def load_model(
     name: str, *, vocab_size: int, seed: int, pretrained: bool, seq_len: int = 0
 ) -> PerSampleLoss:
-    """Any causal LM by Hugging Face name or path: its weights, or only its shape.
+    """Any causal LM by Hugging Face name or path: with its weights, or with random ones.
 
     Refused if it has fewer than `vocab_size` tokens or `seq_len` positions.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would tear our own progress line
+    logging.disable_progress_bar()  # it would break our own progress line
     require_folder(name)
     try:
         config = AutoConfig.from_pretrained(name)
@@ -103,9 +103,7 @@ def preset_config(preset: str, *, vocab_size: int, seq_len: int, dropout: float)
             n_layer=shape.layers,
             n_head=shape.heads,
             n_inner=shape.feed_forward,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attn_pdrop=dropout,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout),
             **common,
         )
     return LlamaConfig(
@@ -131,7 +129,7 @@ def _from_config(config: Any, seed: int, **options: str) -> Any:
 
 
 def _padded(model: Any) -> PerSampleLoss:
-    """The model with a padded number of embedding rows, tied or not: new are zero, surplus goes."""
+    """Resize the embeddings, tied or not, to the padded vocabulary; new rows are zero."""
     vocab_size = model.config.vocab_size
     rows = -(-vocab_size // PAD_TO) * PAD_TO
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""Tokens in, one loss a sample out: the module that is trained and wrapped.
+"""The module that is trained: tokens in, one loss per sample out.
 
 Shapes: B samples, T tokens, D width, V (padded) vocabulary.
 """
@@ -15,9 +15,9 @@ from dograph.errors import ConfigError
 from dograph.sketch.head import IGNORED
 from dograph.sketch.rules import blocks_of
 
-# What some models do between the output layer and the loss; a sketch of that layer would miss it.
+# Settings by which a model changes the logits of its output layer; sketches of it ignore them.
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-# Families of Hugging Face whose logits are their output layer of the last hidden state, as tested.
+# Hugging Face families whose logits are the output layer of the last hidden state, as tested.
 PLAIN_HEADS = frozenset(
     {"bloom", "falcon", "gemma", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral"}
     | {"mixtral", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"}
@@ -26,25 +26,25 @@ PLAIN_HEADS = frozenset(
 
 
 class PerSampleLoss(nn.Module):
-    """A causal LM seen as token_BT -> loss_B, the mean NLL in nats of each sample's own tokens.
+    """A causal LM as token_BT -> loss_B, the mean NLL in nats of each sample's tokens.
 
-    A sample of T tokens has T - 1 predictions. `vocab_size` is the true vocabulary; logits of the
-    padding behind it never reach the softmax.
+    A sample of T tokens has T - 1 predictions. `vocab_size` is the vocabulary without padding;
+    logits of the padding are masked before the softmax.
     """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         super().__init__()
         self.model = model
         self.vocab_size = vocab_size
-        # Whether logits are the output layer of the last hidden state, and nothing else.
+        # Whether logits are exactly the output layer of the last hidden state.
         plain = model.config.model_type in PLAIN_HEADS
         self.has_plain_head = plain and not after_the_head(model.config)
         head = model.get_output_embeddings() if self.has_plain_head else nn.Identity()
         self.head = HeadLoss(head, vocab_size)
 
     def forward(self, token_BT: Tensor, per_token: bool = False) -> Tensor:
-        """loss_B; or, `per_token`, the NLL of each prediction: nll_BT, 0 at the last token."""
-        # The targets are shifted, not the logits: slicing those would copy the largest tensor.
+        """loss_B; with `per_token` the NLL of each prediction: nll_BT, 0 at the last token."""
+        # Targets are shifted, not logits: slicing logits would copy the largest tensor.
         target_BT = F.pad(token_BT[:, 1:], (0, 1), value=IGNORED)
         if self.has_plain_head:
             last_BT = self.model.base_model(input_ids=token_BT, use_cache=False).last_hidden_state
@@ -58,8 +58,8 @@ class PerSampleLoss(nn.Module):
         if not self.has_plain_head:
             raise ConfigError(
                 f"{type(self.model).__name__} may do more after its output layer than a softmax, "
-                f"so mode head cannot sketch it (it can: {', '.join(sorted(PLAIN_HEADS))}, without "
-                f"{', '.join(_AFTER_THE_HEAD)}); use mode full or twopass"
+                f"so mode head cannot sketch it (supported: {', '.join(sorted(PLAIN_HEADS))}, "
+                f"without {', '.join(_AFTER_THE_HEAD)}); use mode full or twopass"
             )
 
 
@@ -69,7 +69,7 @@ class HeadLoss(nn.Module):
     def __init__(self, layer: nn.Module, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
-        self._layer = (layer,)  # in a tuple: its parameters belong to the model
+        self._layer = (layer,)  # in a tuple, so that its parameters are not registered here too
 
     @property
     def layer(self) -> nn.Module:
@@ -77,7 +77,7 @@ class HeadLoss(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, target_BT: Tensor, per_token: bool = False) -> Tensor:
         logits_BTV = self._layer[0](hidden_BTD)
-        ours = logits_BTV.dtype != torch.float32  # then .float() makes a copy, free to write to
+        ours = logits_BTV.dtype != torch.float32  # then .float() makes a copy that we may change
         logits_BTV = logits_BTV.float()
         if logits_BTV.shape[-1] > self.vocab_size:
             padding_V = torch.arange(logits_BTV.shape[-1], device=logits_BTV.device)
@@ -91,45 +91,46 @@ class HeadLoss(nn.Module):
 
 
 def mean_over_predictions(nll_BT: Tensor) -> Tensor:
-    """Of values by token, of which the last of a sample has nothing to predict and is 0."""
+    """The mean over a sample's T - 1 predictions; the value of its last token is 0."""
     return nll_BT.sum(dim=1) / (nll_BT.shape[1] - 1)
 
 
 def after_the_head(config: Any) -> list[str]:
-    """Settings by which a Hugging Face model does more after its output layer than a softmax."""
+    """Settings of a Hugging Face model that change the logits of its output layer."""
     return [n for n in _AFTER_THE_HEAD if getattr(config, n, None) not in (None, 1, 1.0)]
 
 
-# torch.compile, region by region: every block, the norms between them and the loss.
+# torch.compile by region: every block, the norms outside them, and the loss.
 #
-# Blocks are alike, so one is compiled and all run it: seconds where the whole model takes a minute,
-# and a step as fast (docs/cost.md). Modes of the sketch that cut the model do so between regions.
+# All blocks have the same code, so it is compiled once: seconds instead of a minute for the whole
+# model, and steps are as fast (docs/cost.md). Sketch modes that split the model do so between
+# regions.
 
 
-_SHAPES = 16  # graphs of one region: training and validation, tapped or not, last batches
+_SHAPES = 16  # graphs of one region: training and validation, with taps or without, last batches
 
 
 def compile_regions(model: PerSampleLoss) -> None:
-    """Compile the model's regions in place; the model's own structure and names stay."""
+    """Compile the model's regions in place; module structure and names do not change."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
     for region in regions(model):
-        # A static graph each: one for any shape would be slower for the shape that trains.
+        # Static graphs: a dynamic one would be slower for the shape of training batches.
         region.forward = torch.compile(region.forward, dynamic=False)
 
 
 def uncompiled() -> AbstractContextManager[object]:
-    """Inside it regions run as written: for validation and probes, whose shapes vary."""
+    """Run regions without compilation: for validation and probes, whose shapes vary."""
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
 
 
 def regions(model: PerSampleLoss) -> Iterator[nn.Module]:
-    """What is compiled: blocks, layers beside them that have parameters, the head with its loss."""
+    """The compiled modules: blocks, other layers with parameters, the head with its loss."""
     stack, blocks = blocks_of(model.model)
     parent = model.model.get_submodule(stack.rpartition(".")[0])
     yield from blocks
     for child in parent.children():
-        beside = child is not blocks and not isinstance(child, nn.Embedding)
-        if beside and next(child.parameters(), None) is not None:
+        is_other = child is not blocks and not isinstance(child, nn.Embedding)
+        if is_other and next(child.parameters(), None) is not None:
             yield child
     yield model.head

@@ -1,6 +1,6 @@
-"""Every row of the paper's model table, plus Mini (its figures), proxies and tiny ones.
+"""Presets: every model of the paper's table, Mini (of its figures), proxies and tiny models.
 
-The paper's table swaps two columns for LLaMA-3.2-3B and leaves out the feed-forward width of
+The paper's table swaps two columns for LLaMA-3.2-3B and omits the feed-forward width of
 LLaMA-1.1B; these are the public shapes. Sizes are counted without vocabulary padding.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What sets a decoder's size."""
+    """The size of a decoder."""
 
     family: Literal["gpt2", "llama"]
     layers: int
@@ -30,7 +30,7 @@ def _gpt2(layers: int, heads: int, width: int = 768) -> Shape:
 PRESETS: dict[str, Shape] = {
     "tiny": _gpt2(layers=2, heads=2, width=64),
     "demo": _gpt2(layers=4, heads=4, width=128),
-    # What RegMix trains by the hundred: 1.3M parameters without its vocabulary.
+    # RegMix's proxy model: 1.3M parameters without its vocabulary.
     "proxy-1m": Shape("llama", 2, 8, 8, 256, 512),
     "gpt2-proxy": _gpt2(layers=6, heads=12),
     "gpt2-mini": _gpt2(layers=12, heads=12),

@@ -1,1 +1,1 @@
-"""The lab: small runs that inform a plan, made beside each other and kept by content."""
+"""The lab: small runs that inform a plan, trained in parallel and kept by content key."""

@@ -1,10 +1,9 @@
-"""A job: one run made, or gone on with, in this process; what it came to stays beside it.
+"""A job: one run trained, or resumed, in this process; its result is kept in the run's folder.
 
-On a CPU a job computes with one thread, so that its numbers depend neither on where it runs nor
-on what runs beside it. A run is known by its settings, apart from where it lies: equal keys mean
-equal numbers. Folders that settings name (a model, a reference) count by their weights and the
-corpus by its tokens, so that a lab may be moved with them, and a changed one is not mistaken for
-the old.
+On a CPU a job uses one thread, so that its numbers depend neither on the machine nor on other jobs.
+A run is identified by its settings, except for where it is stored: equal keys mean equal numbers.
+Folders in the settings (a model, a reference) count by their weights and the corpus by its tokens,
+so a lab can be moved together with them, and a changed folder gives another key.
 """
 
 import dataclasses
@@ -43,8 +42,8 @@ from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import Trainer, resume_run, start_run
 
 WAIT_SECONDS = 0.2
-FREE_SECONDS = 120.0  # how long a run that another process holds is waited for
-KEY_FORMAT = 1  # raised when the same settings come to give other numbers
+FREE_SECONDS = 120.0  # longest wait for a run that another process holds
+KEY_FORMAT = 1  # raised when the same settings begin to give other numbers
 KEY_LENGTH = 16
 RESULT = "result.json"
 FORMAT = 1  # of result.json
@@ -54,33 +53,33 @@ STATE_NUMBERS = 100_000  # a larger tensor of a mixer's state stays in the check
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run to make; `config.run` is its directory."""
+    """A run to train; `config.run` is its directory."""
 
-    label: str  # what users see of it
+    label: str  # the name that users see
     config: RunConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Result(ProxyResult):
-    """What a run came to, and what it took."""
+    """The outcome of a run and its cost."""
 
     steps: int
-    seconds: float  # of training over all resumes; what a kill undid is not counted
-    peak_bytes: int  # most memory held, in the process that ended it
-    epochs: Mapping[str, float]  # how often each source was read through
+    seconds: float  # of training over all resumes, without work lost to a kill
+    peak_bytes: int  # peak memory of the process that finished it
+    epochs: Mapping[str, float]  # over each source
 
 
 class JobProgress(Progress):
-    """Shows the jobs of one round. Those that were made before count as done, and for no time."""
+    """Shows the jobs of one round. Cached ones count as done and take no time."""
 
     def __init__(self, noun: str, *, total: int, cached: int) -> None:
         super().__init__(f"{{done}}/{{total}} {noun}", total, done=cached)
         self.jobs, self.cached, self.done = total, cached, cached
-        self.seconds = 0.0  # of training, in those that were made now
+        self.seconds = 0.0  # of training, in the jobs of this round
         self.running: list[str] = []
 
     def on_start(self, job: Job) -> None:
-        if job.label not in self.running:  # one whose worker died begins again
+        if job.label not in self.running:  # a job whose worker died starts again
             self.running.append(job.label)
         self.show()
 
@@ -91,10 +90,10 @@ class JobProgress(Progress):
         self.show()
 
     def on_death(self, job: Job, how: str) -> None:
-        self.say(f'the process of "{job.label}" died ({how}); it goes on in another')
+        self.say(f'the process of "{job.label}" died ({how}); another process resumes it')
 
     def on_failure(self, why: str) -> None:
-        """Leave a job out; all others were stopped with it, and begin again."""
+        """Leave a job out; all others were stopped with it, and start again."""
         self.running.clear()
         self.jobs -= 1
         self.say(why)
@@ -109,7 +108,7 @@ class JobProgress(Progress):
 
 
 class Stopped(DographError):
-    """A signal asked to stop before all was done."""
+    """A signal asked to stop before all jobs were done."""
 
     def __init__(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -118,17 +117,17 @@ class Stopped(DographError):
 
 
 class DamagedResultError(DographError):
-    """A result that is there, and cannot be read or has lost its model."""
+    """A result file that cannot be read, or whose model is missing."""
 
 
 def log_of(config: RunConfig) -> Path:
-    """What a job prints: beside its run, because it may end before there is a directory."""
+    """The log of a job: next to its run, because a job may fail before the directory exists."""
     run = Path(config.run)
     return run.with_name(f"{run.name}.log")
 
 
 def numbers_of(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide a run's numbers, the corpus apart."""
+    """The settings that decide a run's numbers, except for the corpus."""
     values = config.model_dump(mode="json", exclude={"run", "log", "checkpoint"})
     for name in ("train.device", "train.shard", "data.corpus", "data.warn_epochs"):
         part, _, own = name.partition(".")
@@ -144,7 +143,7 @@ def numbers_of(config: RunConfig) -> dict[str, Any]:
 
 
 def corpus_digest(corpus: Corpus) -> str:
-    """Training and validation text in one string."""
+    """A digest of the training and validation text."""
     held_out = [f"{s.entry.stratum}:{s.entry.sha256}:{s.entry.dtype}" for s in corpus.validation]
     return hashlib.sha256("\n".join([corpus.digest, *held_out]).encode()).hexdigest()
 
@@ -158,15 +157,15 @@ def content_key(config: RunConfig, corpus: Corpus) -> str:
 
 
 def run_job(job: Job) -> Result:
-    """Make the run, or go on with it, and keep what it came to; at once where that is there.
+    """Train or resume the run and keep its result; return a result that exists already.
 
-    A run that a kill cut short goes on from its last checkpoint. One whose result is damaged is
-    made anew. One that another job makes is waited for. What is printed goes to a file: many jobs
+    A run that was killed resumes from its last checkpoint; one with a damaged result is trained
+    again; one that another process trains is waited for. Output goes to a file, because many jobs
     share one terminal.
     """
     path = Path(job.config.run)
-    if (found := _kept(job.config)) is not None:
-        return found
+    if (kept := _kept(job.config)) is not None:
+        return kept
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         open(log_of(job.config), "a", encoding="utf-8", buffering=1) as log,
@@ -174,28 +173,28 @@ def run_job(job: Job) -> Result:
         redirect_stderr(log),
     ):
         try:
-            with _alone(path):
-                if (found := _kept(job.config)) is not None:  # the other process has made it
-                    return found
+            with _claimed(path):
+                if (kept := _kept(job.config)) is not None:  # made by the other process
+                    return kept
                 if (path / RESULT).exists():
                     doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
-                    os.rename(path, doomed)  # a kill meanwhile leaves no half of a run
+                    os.rename(path, doomed)  # so that a kill leaves no half-removed run
                     shutil.rmtree(doomed)
                 return _trained(job.config)
         except Exception:
             traceback.print_exc()
             raise
         finally:
-            gc.collect()  # the model lies in cycles, and this process may go on to other jobs
+            gc.collect()  # the model is in reference cycles, and this process may run other jobs
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep a run to one job: another that wants the same waits, however long, and finds it made.
+def _claimed(path: Path) -> Iterator[None]:
+    """Let one job at a time work on a run; others wait, however long.
 
-    The claim lies beside the run, which may not be there yet; a process that dies lets it go. Then
+    The lock file is next to the run, which may not exist yet; the lock ends with its process. Then
     the run itself must be free: somebody may train it by hand, or a worker whose parent was killed
-    is saving it.
+    may be saving it.
     """
     with open(path.with_name(f".{path.name}.claim"), "a") as file:
         try:
@@ -208,14 +207,14 @@ def _alone(path: Path) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for "
-                    "it to end, then the same command goes on"
+                    "it to end, then run the same command again"
                 )
             time.sleep(WAIT_SECONDS)
         yield
 
 
 def read_result(run: Path, corpus: Corpus) -> Result | None:
-    """The result of a finished run; None where it has none yet."""
+    """The result of a finished run; None for other runs."""
     file = run / RESULT
     if not file.is_file():
         return None
@@ -224,18 +223,18 @@ def read_result(run: Path, corpus: Corpus) -> Result | None:
         if values.pop("version") != FORMAT:
             raise ValueError(f"it is not of version {FORMAT}")
         trained_on = values.pop("corpus")
-        found = TypeAdapter(Result).validate_python(values | {"model": str(run / values["model"])})
-        if not (Path(found.model) / WEIGHTS).is_file():
-            raise ValueError(f"its model is not there: {found.model}")
+        result = TypeAdapter(Result).validate_python(values | {"model": str(run / values["model"])})
+        if not (Path(result.model) / WEIGHTS).is_file():
+            raise ValueError(f"its model is missing: {result.model}")
     except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
         raise DamagedResultError(f"{file} is damaged ({error})") from error
     if trained_on != corpus_digest(corpus):
         raise RunError(f"{run} was trained on another corpus. Remove it, or name another folder")
-    return found
+    return result
 
 
 def _kept(config: RunConfig) -> Result | None:
-    """The result that is there; a directory that holds another run must not pass for this one."""
+    """The result in the run's directory, which must hold this run and no other."""
     run = RunDirectory(Path(config.run))
     if run.config_file.is_file():
         there, asked = numbers_of(run.config()), numbers_of(settled(config))
@@ -248,16 +247,16 @@ def _kept(config: RunConfig) -> Result | None:
                 "asked. Remove it, or name another folder"
             )
     try:
-        found = read_result(run.path, Corpus(config.data.corpus))
+        result = read_result(run.path, Corpus(config.data.corpus))
     except DamagedResultError:
         return None
-    if found is not None:
-        _drop_moments(run)  # a kill may have come between
-    return found
+    if result is not None:
+        _drop_moments(run)  # a kill may have come before it was done
+    return result
 
 
 def _trained(config: RunConfig) -> Result:
-    """Train the run to its end, with one thread on a CPU, and write what it came to."""
+    """Train the run to its end, with one thread on a CPU, and write its result."""
     device = pick_device(config.train.device)
     world = World(rank=0, size=1, device=device)
     with ExitStack() as at_end:
@@ -271,22 +270,22 @@ def _trained(config: RunConfig) -> Result:
         trainer = resume_run(config, world) if begun else start_run(config, world)
         run = trainer.run
         at_end.callback(run.unlock)
-        if asked := trainer.train():
-            raise Stopped(asked)
-        found = _summary(trainer)
-        inside = str(Path(found.model).relative_to(run.path))
+        if signal_number := trainer.train():
+            raise Stopped(signal_number)
+        result = _result(trainer)
+        inside = str(Path(result.model).relative_to(run.path))
         own = {"model": inside, "version": FORMAT, "corpus": corpus_digest(trainer.corpus)}
-        write_json(run.path / RESULT, dataclasses.asdict(found) | own)
+        write_json(run.path / RESULT, dataclasses.asdict(result) | own)
         _drop_moments(run)
-        return found
+        return result
 
 
-def _summary(trainer: Trainer) -> Result:
-    """What a run that has ended came to, from its metrics and its last state."""
+def _result(trainer: Trainer) -> Result:
+    """The result of a run that has ended, from its metrics and its last state."""
     run, state = trainer.run, trainer.state
     curve, seconds, last = [], 0.0, 0.0
     for row in read_metrics(run.metrics_file):
-        if "time/step_seconds" in row:  # a lap of the clock: over the steps since the one before
+        if "time/step_seconds" in row:  # the mean over the steps since the row before
             seconds += row["time/step_seconds"] * (row["step"] - last)
             last = row["step"]
         if "valid/mean/loss_nats" in row:

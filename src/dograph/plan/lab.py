@@ -1,8 +1,8 @@
-"""The lab that planners get: facts of the run to plan for, and proxies trained for them.
+"""The lab of a planner: facts about the run to plan for, and proxies trained on request.
 
-LAB/0123456789abcdef/    a proxy: a run directory, named by its content
-LAB/0123456789abcdef.log what it printed
-LAB/proxies.jsonl        which folder is what
+LAB/0123456789abcdef/    a proxy: a run directory, named by its content key
+LAB/0123456789abcdef.log its output
+LAB/proxies.jsonl        label, seed and mixer of each folder
 """
 
 import json
@@ -28,20 +28,19 @@ from dograph.train.forecast import run_flops
 from dograph.types import Mixture
 
 INDEX = "proxies.jsonl"
-SMALL = "proxy-1m"  # the smallest proxy that the literature plans with
-# The part of the target that proxies are, where the user says nothing.
-STEPS_SHARE, LEAST_STEPS = 4, 20
-MOST_POINTS = 10  # validations of a proxy: as many points has its learning curve
-LIGHT = ("tiny", "demo", "llama-tiny")  # targets whose proxy is the smallest model there is
+SMALL = "proxy-1m"  # the smallest proxy in the literature
+STEPS_SHARE, LEAST_STEPS = 4, 20  # a proxy has 1/4 of the target's steps, at least 20
+MOST_POINTS = 10  # validations of a proxy, the points of its learning curve
+LIGHT = ("tiny", "demo", "llama-tiny")  # targets whose proxy is the smallest model
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyBatch:
-    """Proxies that were asked for at once, and what is known of them."""
+    """Proxies requested together, and which of them exist."""
 
     jobs: Mapping[str, Job]  # by key: equal proxies are one job
-    keys: Sequence[str]  # of the proxies, in the order they were asked for
-    kept: Mapping[str, Result]  # made before, by this plan or another
+    keys: Sequence[str]  # of the proxies, in the order of the request
+    kept: Mapping[str, Result]  # trained before, by this plan or another
     damaged: Sequence[str]  # keys
 
     @property
@@ -51,29 +50,29 @@ class ProxyBatch:
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """What a plan rests on, proxies that were there before included."""
+    """The cost of a plan, including proxies that existed before."""
 
     flops: float
-    seconds: float  # of the proxies' training, one after the other
+    seconds: float  # of training, summed over the proxies
     proxies: int
-    cached: int  # of them, there before
+    cached: int  # proxies that existed before
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A mixture, how it was made, what was found on the way, and what it cost."""
+    """A mixture with its provenance, diagnostics and cost."""
 
     mixture: Mixture
     provenance: Provenance
     findings: dict[str, Any]
     cost: PlanCost
-    table: MixtureTable | None = None  # of the proxies, where the plan was fitted on one
+    table: MixtureTable | None = None  # of the proxies, if the plan was fitted on one
 
 
 class ProxyLab(CorpusLab):
-    """Trains proxies in a pool, each once: what was made stays in `folder`, by content.
+    """Trains proxies in a pool, each once: results stay in `folder`, by content key.
 
-    Without a pool it looks at the first proxies that are asked for (`asked`), and refuses.
+    Without a pool it records the first request (`asked`) and raises.
     """
 
     def __init__(
@@ -93,8 +92,8 @@ class ProxyLab(CorpusLab):
         super().__init__(target, corpus)
         self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
         self.asked: ProxyBatch | None = None
-        self.used: dict[str, tuple[RunConfig, Result]] = {}  # what the plan rests on, by key
-        self.cached: set[str] = set()  # keys of those that were there before the plan began
+        self.used: dict[str, tuple[RunConfig, Result]] = {}  # all proxies of the plan, by key
+        self.cached: set[str] = set()  # keys of those that existed before the plan
         self._flops: dict[str, float] = {}
 
     @property
@@ -102,13 +101,13 @@ class ProxyLab(CorpusLab):
         return self.proxy.train.steps
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
-        """Make the proxies that are not there yet; all of them are checked first."""
+        """Train the proxies that do not exist yet; all of them are checked first."""
         self.asked = batch = self.survey(proxies)
         if self.pool is None:
             return super().train(proxies)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._label(batch)
+            self._write_index(batch)
         except OSError as error:
             raise ConfigError(
                 f"proxies cannot be kept in {self.folder}: {error.strerror}; name another folder "
@@ -117,22 +116,24 @@ class ProxyLab(CorpusLab):
         with JobProgress("proxies", total=len(batch.jobs), cached=len(batch.kept)) as progress:
             for key in batch.damaged:
                 label = batch.jobs[key].label
-                progress.say(f'warning: the result of "{label}" is damaged; made anew: {key}')
+                progress.say(f'warning: the result of "{label}" is damaged; trained again: {key}')
             progress.say(self.describe(batch))
             todo, on = batch.todo, (progress.on_done, progress.on_start, progress.on_death)
-            made = self.pool.run(list(todo.values()), *on) if todo else []
-        results = dict(batch.kept) | dict(zip(todo, made, strict=True))
+            trained = self.pool.run(list(todo.values()), *on) if todo else []
+        results = dict(batch.kept) | dict(zip(todo, trained, strict=True))
         for key, job in batch.jobs.items():
             if key not in self.used:
                 self.used[key] = job.config, results[key]
                 self.cached |= {key} & batch.kept.keys()
-        # A plan must not depend on how long its proxies took, so it sees no more than this.
+        # A plan must not depend on how long its proxies took, so it gets no field but these.
         names = [field.name for field in fields(ProxyResult)]
-        seen = {key: {name: getattr(results[key], name) for name in names} for key in results}
-        return [ProxyResult(**seen[key]) for key in batch.keys]
+        return [
+            ProxyResult(**{name: getattr(results[key], name) for name in names})
+            for key in batch.keys
+        ]
 
     def survey(self, proxies: Sequence[Proxy]) -> ProxyBatch:
-        """Resolve and check every proxy, and look which are there; nothing is started."""
+        """Resolve and check every proxy, and see which exist; nothing is started."""
         jobs: dict[str, Job] = {}
         keys = []
         for proxy in proxies:
@@ -143,8 +144,8 @@ class ProxyLab(CorpusLab):
         kept, damaged = {}, []
         for key in jobs:
             try:
-                if (found := read_result(self.folder / key, self.corpus)) is not None:
-                    kept[key] = found
+                if (result := read_result(self.folder / key, self.corpus)) is not None:
+                    kept[key] = result
             except DamagedResultError:
                 damaged.append(key)
         return ProxyBatch(jobs=jobs, keys=keys, kept=kept, damaged=damaged)
@@ -152,7 +153,7 @@ class ProxyLab(CorpusLab):
     def resolve(self, proxy: Proxy) -> RunConfig:
         """The lab's configuration with the proxy's settings, mixer and seed.
 
-        A proxy that sets its steps and not its warm-up keeps the part of the run that is warm-up.
+        A proxy that sets its steps but not its warm-up keeps the warm-up's share of the steps.
         """
         base: dict[str, Any] = self.proxy.model_dump(mode="json")
         own = merge({}, dict(proxy.settings))
@@ -162,11 +163,11 @@ class ProxyLab(CorpusLab):
         values = merge(base, own) | {"mixer": dict(proxy.mixer), "seed": proxy.seed}
         config = parse_config(values, f'proxy "{proxy.label}"')
         if config.data.corpus != self.proxy.data.corpus:
-            raise ConfigError(f'proxy "{proxy.label}": data.corpus must be the run\'s own')
+            raise ConfigError(f'proxy "{proxy.label}": data.corpus must be that of the run')
         return settled(config)
 
     def flops(self, config: RunConfig) -> float:
-        """Of a whole run; proxies that differ in mixture or seed alone cost the same."""
+        """FLOPs of a run; proxies that differ only in mixture or seed cost the same."""
         parts = config.model_dump_json(include={"data", "model", "sketch", "train", "probe"})
         shape = f"{parts} {config.mixer.name}"
         if shape not in self._flops:
@@ -174,7 +175,7 @@ class ProxyLab(CorpusLab):
         return self._flops[shape]
 
     def describe(self, batch: ProxyBatch) -> str:
-        """What a batch costs, in a line."""
+        """The cost of a batch in one line."""
         todo = [job.config for job in batch.todo.values()]
         number = len(todo) or len(batch.jobs)
         counted = f"{number} {'proxy' if number == 1 else 'proxies'}"
@@ -185,10 +186,10 @@ class ProxyLab(CorpusLab):
         spent = sum(result.seconds for result in batch.kept.values())
         before = f", {len(batch.kept)} more made before ({duration(spent)})" if batch.kept else ""
         tokens, flops = sum(config.tokens for config in todo), sum(map(self.flops, todo))
-        # Those of the run that the plan is for, drawing from a fixed mixture.
+        # relative to the run that the plan is for, with a fixed mixture
         natural = self.target.model_copy(update={"mixer": MixerConfig(name="natural")})
         share, cheaper = flops / self.flops(natural), ""
-        if share > 1:  # another proxy to name, if that one costs less
+        if share > 1:  # suggest a smaller proxy, if there is one
             model = todo[0].model.model_copy(update={"preset": SMALL, "path": None})
             if self.flops(todo[0].model_copy(update={"model": model})) < self.flops(todo[0]):
                 cheaper = f"; cheaper: --proxy model.preset={SMALL}"
@@ -198,27 +199,29 @@ class ProxyLab(CorpusLab):
             f"{flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{cheaper}"
         )
 
-    def _label(self, batch: ProxyBatch) -> None:
-        """Tell in INDEX which folder is what, once for each name that a folder was asked by."""
+    def _write_index(self, batch: ProxyBatch) -> None:
+        """Add a line to INDEX for each folder and label that it does not have."""
         index = self.folder / INDEX
-        told = set(index.read_text(encoding="utf-8").splitlines()) if index.is_file() else set()
-        lines = []
-        for key, job in batch.jobs.items():
-            config = job.config
-            facts: dict[str, Any] = {"folder": key, "label": job.label, "seed": config.seed}
-            facts |= {"for": self.target.mixer.name, "mixer": config.mixer.model_dump(mode="json")}
-            line = json.dumps(facts, ensure_ascii=False)
-            lines += [line + "\n"] if line not in told else []
+        known = set(index.read_text(encoding="utf-8").splitlines()) if index.is_file() else set()
         with open(index, "a", encoding="utf-8") as file:
-            file.write("".join(lines))
+            for key, job in batch.jobs.items():
+                config = job.config
+                facts = {"folder": key, "label": job.label, "seed": config.seed}
+                facts |= {
+                    "for": self.target.mixer.name,
+                    "mixer": config.mixer.model_dump(mode="json"),
+                }
+                line = json.dumps(facts, ensure_ascii=False)
+                if line not in known:
+                    file.write(line + "\n")
 
 
 def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:
-    """What a proxy is: the target with a smaller model and fewer steps; `changes` come on top.
+    """The settings of proxies: the target with a smaller model and fewer steps, then `changes`.
 
-    A quarter of the steps, and as large a part of them for warm-up; validations twice as often, two
-    to ten in all, for with few steps they are what costs; at least two checkpoints. Sample length,
-    batch, optimiser and precision stay.
+    A quarter of the steps with the same share of warm-up; validations twice as often, but two to
+    ten in all, because they are costly in short runs; at least two checkpoints. Sample length,
+    batch, optimizer and precision stay.
     """
     changes = dict(changes or {})
     for taken in ("mixer", "seed", "run"):
@@ -229,7 +232,7 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
             )
     given = {part: value for part, value in changes.items() if isinstance(value, Mapping)}
     steps, named = given.get("train", {}).get("steps"), given.get("model", {})
-    if not isinstance(steps, int) or steps < 1:  # a wrong one is told by parse_config
+    if not isinstance(steps, int) or steps < 1:  # parse_config reports a wrong value
         steps = max(target.train.steps // STEPS_SHARE, min(LEAST_STEPS, target.train.steps))
     half = math.ceil(steps / 2)
     if target.model.preset is None and not {"preset", "path"} & named.keys():
@@ -240,13 +243,12 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
     model: dict[str, Any] = {"preset": None, "path": None}
     if target.model.preset is not None and not named.get("path"):
         model["preset"] = "tiny" if target.model.preset in LIGHT else "gpt2-proxy"
+    every = min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
     own = {
         "model": model,
         "train": {"steps": steps, "activation_checkpointing": False},
         "optim": {"warmup_steps": target.warmup_over(steps)},
-        "eval": {
-            "every": min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
-        },
+        "eval": {"every": every},
         "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 1},
         "probe": {"rows": 0},
         "log": {"sinks": []},
@@ -261,22 +263,22 @@ def make_plan(
 ) -> Plan:
     """Ask `target`'s mixer for its plan, with a lab that trains proxies like `proxy`.
 
-    `lab` keeps the proxies by content; a plan that was interrupted goes on with those it has.
-    `command` is told in the provenance.
+    `lab` keeps the proxies by content, so an interrupted plan reuses those that exist. `command`
+    is recorded in the provenance.
     """
     planner, corpus = _opened(target)
-    room = ProxyLab(target, proxy, corpus=corpus, folder=lab, pool=pool)
-    mixture = planner.plan(room)
+    proxies = ProxyLab(target, proxy, corpus=corpus, folder=lab, pool=pool)
+    mixture = planner.plan(proxies)
     open_sampler(target, corpus).weights_of(mixture)  # refuses what the run could not draw
-    configs, results = zip(*room.used.values(), strict=True) if room.used else ((), ())
+    configs, results = zip(*proxies.used.values(), strict=True) if proxies.used else ((), ())
     tokenizer = corpus.manifest.tokenizer
 
     def one_or_all(values: Iterable[int]) -> int | list[int]:
-        """A number that all proxies share, or those that they have."""
-        found = sorted(set(values))
-        return found[0] if len(found) == 1 else found
+        """The number that all proxies share, or the list of different ones."""
+        distinct = sorted(set(values))
+        return distinct[0] if len(distinct) == 1 else distinct
 
-    facts: dict[str, Any] = {  # of one proxy, but for their number
+    facts: dict[str, Any] = {
         "model": proxy.model.preset or proxy.model.path,
         "parameters": one_or_all(result.parameters for result in results),
         "steps": one_or_all(config.train.steps for config in configs),
@@ -299,29 +301,29 @@ def make_plan(
         command=command,
     )
     cost = PlanCost(
-        flops=math.fsum(map(room.flops, configs)),
+        flops=math.fsum(map(proxies.flops, configs)),
         seconds=math.fsum(result.seconds for result in results),
         proxies=len(results),
-        cached=len(room.cached),
+        cached=len(proxies.cached),
     )
     return Plan(mixture, provenance, planner.findings, cost, planner.table)
 
 
 def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:
-    """What the first proxies of a plan would cost; later ones may depend on what these show."""
+    """The cost of the first proxies of a plan; later ones may depend on their losses."""
     planner, corpus = _opened(target)
-    room = ProxyLab(target, proxy, corpus=corpus, folder=lab)
+    proxies = ProxyLab(target, proxy, corpus=corpus, folder=lab)
     try:
-        planner.plan(room)
+        planner.plan(proxies)
     except ConfigError:
-        if room.asked is None:
+        if proxies.asked is None:
             raise
-        return room.describe(room.asked)
+        return proxies.describe(proxies.asked)
     return f"{target.mixer.name} needs no proxies here"
 
 
 def _opened(target: RunConfig) -> tuple[Planner, Corpus]:
-    """The method and what it plans on; told before its proxies where they cannot do."""
+    """The planner and its corpus, checked before any proxy is trained."""
     planner = build_planner(target.mixer.name, target.mixer.options)
     corpus = Corpus(target.data.corpus)
     if planner.needs_losses and not corpus.validation:

@@ -1,4 +1,4 @@
-"""Pools: processes that make many jobs beside each other, of this machine or of a Ray cluster."""
+"""Pools: processes that run many jobs in parallel, on this machine or on a Ray cluster."""
 
 import logging
 import os
@@ -24,12 +24,12 @@ from dograph.plan.jobs import Job, Result, Stopped, log_of, run_job
 from dograph.processes import GRACE_SECONDS, Died, Workers
 from dograph.train.trainer import Interrupts
 
-RETRIES = 3  # of a job whose process died
+RETRIES = 3  # of a job whose process dies
 POLL_SECONDS, RAY_POLL_SECONDS = 0.3, 0.5
-STORE_BYTES = 100_000_000  # of Ray: results are small and go by value, models stay on disk
+STORE_BYTES = 100_000_000  # Ray's object store: results are small, models stay on disk
 
-# Of every process that makes jobs. By default the allocator of Linux gives the pages of a large
-# tensor back when it is freed, to take new ones in the next step: a third of a small model's time.
+# Of every process that runs jobs. By default the allocator of Linux returns the memory of a large
+# tensor when it is freed and asks for it again in the next step: a third of a small model's time.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -39,7 +39,7 @@ ENVIRONMENT = {
 
 
 class JobError(RunError):
-    """A job that cannot be done, whoever tries."""
+    """A job that fails every time."""
 
     def __init__(self, job: Job, what: str) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class JobError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception on its way to the parent; the object itself may not travel."""
+    """An exception as text for the parent process; the object itself may not be picklable."""
 
     reason: str
     trace: str
@@ -63,7 +63,7 @@ Work = Generator[tuple[int, Result | Failure] | None, None, None]
 
 
 def job_failed(job: Job, reason: str, trace: str | None = None) -> JobError:
-    """A job raised something."""
+    """The error for a job that raised an exception."""
     error = JobError(job, f" failed: {reason}")
     if trace is not None:
         error.add_note(trace)
@@ -71,32 +71,28 @@ def job_failed(job: Job, reason: str, trace: str | None = None) -> JobError:
 
 
 def job_lost(job: Job, why: str) -> JobError:
-    """A job's process died too often."""
+    """The error for a job whose process died too often."""
     return JobError(
         job,
-        f": its process died {RETRIES + 1} times ({why}), most likely for want of memory; the same "
-        "command goes on where it stopped: try it with fewer --workers",
+        f": its process died {RETRIES + 1} times ({why}), most likely because memory ran out; run "
+        "the same command with fewer --workers: it continues from the last checkpoint",
     )
 
 
 def default_workers(device: str) -> int:
-    """One for each GPU where jobs use them, else one for each core."""
+    """One for each GPU if jobs use them, otherwise one for each core."""
     on_gpus = torch.cuda.device_count() if device != "cpu" else 0
     return on_gpus or os.cpu_count() or 1
 
 
 def on_device(job: Job, device: str) -> Job:
-    """The job on a GPU of its own."""
+    """The same job on another device."""
     train = job.config.train.model_copy(update={"device": device})
     return Job(job.label, job.config.model_copy(update={"train": train}))
 
 
-def _ignore(*_: object) -> None:
-    """For callers that do not want to know."""
-
-
 class Pool(ABC):
-    """Makes jobs while it is entered."""
+    """Runs jobs; a context manager."""
 
     @abstractmethod
     def __exit__(self, *_: object) -> None: ...
@@ -106,42 +102,42 @@ class Pool(ABC):
 
     @abstractmethod
     def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:
-        """The next answer with the number of its job, or None when there is none for a moment."""
+        """Yield each answer with the index of its job, and None while there is none."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask all jobs to save and leave; end those that take too long."""
+        """Ask all jobs to save and exit; kill those that take too long."""
 
     def run(
         self,
         jobs: Sequence[Job],
-        on_done: OnDone = _ignore,
-        on_start: OnStart = _ignore,
-        on_death: OnDeath = _ignore,
+        on_done: OnDone = lambda job, result: None,
+        on_start: OnStart = lambda job: None,
+        on_death: OnDeath = lambda job, how: None,
     ) -> list[Result]:
-        """Make all jobs; the results have the order of the jobs.
+        """Run all jobs; the results have the order of the jobs.
 
-        A job whose process dies is tried again and goes on from its last checkpoint. One that
-        raises ends them all: the others stop at a checkpoint, and JobError says which it was.
-        Asked by a signal to stop, jobs stop at a checkpoint and Stopped is raised. `on_death` is
-        told of a process that died, and how, where the pool can see it.
+        A job whose process dies is retried from its last checkpoint. If one raises, the others stop
+        at a checkpoint and JobError names it. On a signal to stop, jobs stop at a checkpoint and
+        Stopped is raised. `on_death` gets the job of a process that died, and how it died, if the
+        pool can see it.
         """
         results: dict[int, Result] = {}
-        # Python lets the main thread alone have handlers; elsewhere whoever started it decides.
+        # Python allows signal handlers in the main thread only.
         in_main = threading.current_thread() is threading.main_thread()
-        noted = Interrupts() if in_main else nullcontext(Interrupts())
+        handling = Interrupts() if in_main else nullcontext(Interrupts())
         try:
-            with noted as interrupts, closing(self.work(jobs, on_start, on_death)) as work:
+            with handling as interrupts, closing(self.work(jobs, on_start, on_death)) as work:
                 while len(results) < len(jobs):
                     if interrupts.asked:
                         raise Stopped(interrupts.asked)
                     if (answer := next(work)) is None:
                         continue
-                    index, found = answer
-                    if isinstance(found, Failure):
-                        raise job_failed(jobs[index], found.reason, found.trace)
-                    results[index] = found
-                    on_done(jobs[index], found)
+                    index, result = answer
+                    if isinstance(result, Failure):
+                        raise job_failed(jobs[index], result.reason, result.trace)
+                    results[index] = result
+                    on_done(jobs[index], result)
         except Exception:
             self.stop()
             raise
@@ -149,11 +145,13 @@ class Pool(ABC):
 
 
 class LocalPool(Workers, Pool):
-    """Long-lived processes of this machine that make one job after another."""
+    """Long-lived processes on this machine that run one job after another."""
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
-            raise ConfigError(f"--workers={workers}: at least one process must do the work")
+            raise ConfigError(
+                f"--workers={workers}: at least one process is needed; give 1 or more"
+            )
         super().__init__(workers, __name__, ENVIRONMENT)
 
     def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:
@@ -173,14 +171,14 @@ class LocalPool(Workers, Pool):
                     if deaths[index] > RETRIES:
                         raise job_lost(jobs[index], answered.why)
                     on_death(jobs[index], answered.why)
-                    todo.appendleft(index)  # the next to be done, by whoever is free
+                    todo.appendleft(index)  # the next job of the next free worker
                 else:
                     yield index, answered
             yield None
 
 
 def answer(job: Job) -> Result | Failure:
-    """In a worker: what a job came to, or why it failed. Stopped goes through."""
+    """In a worker: the result of a job, or why it failed. Stopped is raised."""
     try:
         return run_job(job)
     except Stopped:
@@ -191,18 +189,17 @@ def answer(job: Job) -> Result | Failure:
 
 
 def serve(descriptor: int) -> None:
-    """What a worker process runs."""
-    with suppress(Stopped, KeyboardInterrupt):  # asked to stop once, asked twice
+    """The main function of a worker process."""
+    with suppress(Stopped, KeyboardInterrupt):  # asked to stop once, or twice
         processes.serve(descriptor, answer)
 
 
 class RayPool(Pool):
-    """Every job is a task of one CPU, and of one GPU where the cluster has any.
+    """Every job is a task with one CPU, and with one GPU if the cluster has any.
 
-    `address` is a cluster's ("auto" for the one of this machine, "ray://host:10001", ...); without
-    one, $RAY_ADDRESS; without that, a cluster of `workers` processes is started here, and ended
-    with the pool. The folders of the jobs and the corpus must be on a file system that all nodes
-    share.
+    `address` is that of a cluster ("auto" for the one on this machine, "ray://host:10001", ...);
+    otherwise $RAY_ADDRESS is used; otherwise a cluster of `workers` processes is started here and
+    stopped with the pool. All nodes must share the file system of the job folders and the corpus.
     """
 
     def __init__(self, address: str | None = None, *, workers: int | None = None) -> None:
@@ -210,26 +207,20 @@ class RayPool(Pool):
         self.address = address or os.environ.get("RAY_ADDRESS")
         self.workers = workers
         self._is_ours = False
-        self._waiting: dict[Any, int] = {}  # tasks, and the numbers of their jobs
+        self._waiting: dict[Any, int] = {}  # tasks, and the indices of their jobs
 
     def __enter__(self) -> Self:
         if self._ray.is_initialized():
             return self
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray will leave a task without a GPU the devices that it sees, and says so at length.
+        # Lets tasks without a GPU see all devices, and silences Ray's warning about it.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        own: dict[str, Any] = {
-            "address": "local",
-            "num_cpus": self.workers or os.cpu_count(),
-            "include_dashboard": False,
-            "object_store_memory": STORE_BYTES,
-        }
+        cluster: dict[str, Any] = {"address": self.address}
+        if self.address is None:
+            cluster = {"address": "local", "num_cpus": self.workers or os.cpu_count()}
+            cluster |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         try:
-            self._ray.init(
-                **(own if self.address is None else {"address": self.address}),
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            self._ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"at {self.address}" if self.address else "on this machine"
             raise RunError(
@@ -245,15 +236,15 @@ class RayPool(Pool):
             self._is_ours = False
 
     def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:
-        """See Pool. Ray makes a job again without telling, so `on_death` is never called.
+        """See Pool. Ray retries a job by itself, so `on_death` is never called.
 
-        A job opens its log first, on the file system that all share: then it has begun.
+        A job has started when its log, on the shared file system, grows.
         """
         folders = {Path(job.config.run).resolve().parent for job in jobs}
         marks = [folder / f".shared-{secrets.token_hex(8)}" for folder in folders]
         sizes = {index: _log_size(job) for index, job in enumerate(jobs)}
         try:
-            for mark in marks:  # what a task must see where the jobs' folders are to be
+            for mark in marks:  # files that every task must see
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.touch()
             self._waiting = {self._submit(job, marks): index for index, job in enumerate(jobs)}
@@ -264,7 +255,13 @@ class RayPool(Pool):
                     del sizes[index]
                 for task in ready:
                     index = self._waiting.pop(task)
-                    yield index, self._answer(jobs[index], task)
+                    try:
+                        answered = self._ray.get(task)
+                    except self._ray.exceptions.RayTaskError as error:
+                        raise job_failed(jobs[index], str(error)) from error
+                    except self._ray.exceptions.RayError as error:
+                        raise job_lost(jobs[index], type(error).__name__) from error
+                    yield index, answered
                 yield None
         finally:
             for mark in marks:
@@ -273,8 +270,6 @@ class RayPool(Pool):
     def _submit(self, job: Job, marks: Sequence[Path]) -> Any:
         gpus = self._ray.cluster_resources().get("GPU", 0)
         on_gpu = bool(gpus) and job.config.train.device != "cpu"
-        if on_gpu:  # Ray shows a task its own GPU alone
-            job = on_device(job, "cuda")
         task = self._ray.remote(_task).options(
             num_cpus=1,
             num_gpus=1 if on_gpu else 0,
@@ -282,19 +277,11 @@ class RayPool(Pool):
             name=job.label,
             runtime_env={"env_vars": ENVIRONMENT},
         )
-        return task.remote(job, list(marks))
-
-    def _answer(self, job: Job, task: Any) -> Result | Failure:
-        try:
-            answered: Result | Failure = self._ray.get(task)
-        except self._ray.exceptions.RayTaskError as error:
-            raise job_failed(job, str(error)) from error
-        except self._ray.exceptions.RayError as error:
-            raise job_lost(job, type(error).__name__) from error
-        return answered
+        # A task sees no GPU but its own.
+        return task.remote(on_device(job, "cuda") if on_gpu else job, list(marks))
 
     def stop(self) -> None:
-        """Ask all to save and leave; those that take too long end with the cluster, or by force."""
+        """Ask all jobs to save and exit; kill those that take too long."""
         tasks = list(self._waiting)
         for task in tasks:
             self._ray.cancel(task, force=False)
@@ -312,8 +299,7 @@ def _log_size(job: Job) -> int:
 
 def _task(job: Job, marks: list[Path]) -> Result | Failure:
     """In a process of the cluster."""
-    unseen = [mark for mark in marks if not mark.is_file()]
-    if unseen:
+    if unseen := [mark for mark in marks if not mark.is_file()]:
         return Failure(
             f"{socket.gethostname()} does not see {unseen[0].parent}; the lab's folder (--lab) and "
             "the corpus must be on a file system that all nodes of the Ray cluster share",
@@ -324,4 +310,4 @@ def _task(job: Job, marks: list[Path]) -> Result | Failure:
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:  # cancelled
             raise KeyboardInterrupt from stopped
-        os._exit(1)  # for Ray a death: the job is made again
+        os._exit(1)  # a crash to Ray, which retries the job

@@ -1,1 +1,1 @@
-"""Runs as one HTML page that opens from disk, as figures for a paper, and live while they go on."""
+"""Runs as one HTML page that opens from disk, as figures for a paper, and live during training."""

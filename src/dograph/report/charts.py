@@ -14,7 +14,7 @@ from dograph.stats import Estimate
 
 TextStyle = Literal["soft", "claim", "heading", "command"]
 GroupStyle = Literal["list", "soft list", "warnings", "facts", "legend", "group", "grid", "folded"]
-NumberFormat = Literal["number", "signed", "fixed", "whole", "seconds", "bytes"]
+NumberFormat = Literal["number", "signed", "fixed"]
 
 
 class PageItem:
@@ -30,7 +30,6 @@ class LineChart(PageItem):
     note: str | None = None
     x_name: str = "step"
     y_name: str = ""  # only in figures; on the page the note says it
-    height: int = 250  # pixels
     log_x: bool = False
     log_y: bool = False
     zero: bool = False  # the y axis starts at zero

@@ -12,7 +12,7 @@ from dograph import __version__
 from dograph.compare.arms import ASK
 from dograph.compare.findings import REPORT, Findings
 from dograph.errors import ConfigError, RunError
-from dograph.report.charts import DotChart, DotRow, PageBlock, PageItem, PageTable, TableCell
+from dograph.report.charts import DotChart, DotRow, Entry, PageBlock, PageItem, PageTable, TableCell
 from dograph.report.comparison import (
     Comparison,
     from_findings,
@@ -22,7 +22,7 @@ from dograph.report.comparison import (
     verdict_of,
 )
 from dograph.report.domains import Texts
-from dograph.report.one_run import RunData, run_data
+from dograph.report.one_run import RunData, gibibytes, run_data
 from dograph.report.series import OpenRun, read_json
 from dograph.stats import Estimate, Interval, mean_estimate
 from dograph.train.run_dir import RunDirectory
@@ -204,7 +204,7 @@ def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
 
 def bench_of(path: Path) -> list[PageItem]:
     """The arms of one bench.json that were measured."""
-    rows: list[Any] = []
+    rows: list[list[Entry]] = []
     try:
         bench = json.loads(path.read_text(encoding="utf-8"))
         options, device = bench["options"], bench["device"]["name"]
@@ -216,13 +216,13 @@ def bench_of(path: Path) -> list[PageItem]:
             ms, ratio = arm["ms"]["median"], arm.get("ratio")
             plain, floor = arm.get("plain_ms"), arm.get("floor_ms")
             over = ratio and Estimate(ratio["median"], Interval(ratio["low"], ratio["high"]))
-            cells = [
+            cells: list[Entry] = [
                 TableCell(ms, digits=1),
                 TableCell.of(over, "fixed", 3),
                 TableCell(ms - plain["median"] if plain else None, digits=1),
                 TableCell(floor["total"] if floor else None, digits=1),
                 TableCell(arm.get("floor_ratio") or None, "fixed", 3),
-                TableCell(arm.get("peak_bytes") or 0, "bytes"),
+                gibibytes(arm.get("peak_bytes")),
             ]
             rows.append([name, *cells])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

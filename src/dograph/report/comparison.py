@@ -79,7 +79,8 @@ class Comparison:
 
     def _difference(self, method: MethodRow) -> str:
         nats = method.differences["mean"].estimate.text("+.4f", " ")
-        return f"{nats} nats vs. {self.baseline}, {method.seeds} seed{'s'[: method.seeds > 1]}"
+        seeds = f"{method.seeds} seed{'s' if method.seeds > 1 else ''}"
+        return f"{nats} nats vs. {self.baseline}, {seeds}"
 
 
 def _mean_difference(method: MethodRow) -> float:
@@ -122,9 +123,8 @@ def _single_verdict(run: RunData) -> str:
     loss = f"mean validation loss {mean.text('.4f', ' ')} nats" if mean else ""
     parts = [f"{progress}: {loss or 'no validation loss yet'}"]
     if nmi is not None:
-        parts.append(
-            f"agreement of domains and sources {(nmi.raw or nmi).y[-1]:.2f} (NMI, at most 1)"
-        )
+        last = (nmi.raw or nmi).y[-1]
+        parts.append(f"agreement of domains and sources {last:.2f} (NMI, at most 1)")
     if count := len(run.warnings):
         parts.append(f"{count} warning{'s' if count > 1 else ''}")
     return "; ".join(parts) + "."
@@ -132,12 +132,12 @@ def _single_verdict(run: RunData) -> str:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The names of folders, with as many parent folders as make them unique."""
-    parts = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, parts), default=1) + 1):
+    parts, names = [path.resolve().parts for path in paths], list[str]()
+    for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(own[-depth:]) for own in parts]
         if len(set(names)) == len(names):
-            return names
-    return [f"{name} ({n})" for n, name in enumerate(names, start=1)]  # a run given twice
+            break
+    return names
 
 
 def group_names(
@@ -244,15 +244,17 @@ def from_runs(runs: Sequence[RunData]) -> list[Comparison]:
 
     Two or more methods are compared if all settings that change a loss are equal.
     """
-    alike: dict[str, dict[str, list[RunData]]] = {}
+    by_settings: dict[str, dict[str, list[RunData]]] = {}
     for run in runs:
         if run.label is None and run.is_complete and run.losses:
             values = run.config.model_dump(mode="json")
             parts = {name: values[name] for name in ("data", "model", "optim", "eval")}
             train = {k: values["train"][k] for k in ("steps", "batch_size", "dtype")}
-            same = alike.setdefault(json.dumps([parts, train], sort_keys=True), {})
+            same = by_settings.setdefault(json.dumps([parts, train], sort_keys=True), {})
             same.setdefault(run.group, []).append(run)
-    return [_compare_runs(list(groups.values())) for groups in alike.values() if len(groups) > 1]
+    return [
+        _compare_runs(list(groups.values())) for groups in by_settings.values() if len(groups) > 1
+    ]
 
 
 def _compare_runs(groups: Sequence[list[RunData]]) -> Comparison:
@@ -302,9 +304,8 @@ def _method_row(
     differences = {}
     for loss in shown if pairs else ():
         mean = mean_estimate([own[loss] - other[loss] for own, other in pairs])
-        differences[loss] = Contrast(
-            mean.value, mean.num, mean.interval, None, None, None, None, claim=""
-        )
+        untested = (None, None, None, None, "")
+        differences[loss] = Contrast(mean.value, mean.num, mean.interval, *untested)
     spent = [run.cost.seconds for run in runs if run.cost.seconds is not None]
     return MethodRow(
         name=name,

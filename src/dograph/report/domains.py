@@ -38,7 +38,8 @@ GRAPHS_WITH_TEXTS = 4  # if domains are those of one batch
 COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
-BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in graph.js
+NO_PROBE_ROWS = "No probe row is in this domain, or there are no probes."
+BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class DomainsView:
     probes: list[ProbeView]
     scatters: list[ScatterChart]
     graphs: list[PlacedGraph]
+    examples_title: str  # followed by the step of the probe or graph
+    no_examples: str
     lines: list[LineChart]  # weights and shares over steps
     composition: list[PageItem]  # the sources of every domain
     drift: dict[str, PageTable]  # by domain
@@ -96,16 +99,19 @@ class Texts:
         self.all: list[str] = []
         self._index: dict[tuple[Any, ...], int] = {}
 
-    def add(self, corpus: Corpus, stratum: StratumTokens, row: int, seq_len: int) -> int | None:
-        """The index of a block's text; None if the corpus has tokens but no tokenizer."""
-        if corpus.manifest.tokenizer.file is None:
-            return None
+    def example(
+        self, run: OpenRun, source: str, document: int, stratum: StratumTokens | None, row: int
+    ) -> ExampleText:
+        """A block of a stratum; without text if there is no corpus or it has no tokenizer."""
+        corpus, seq_len = run.corpus, run.config.data.seq_len
+        if corpus is None or stratum is None or corpus.manifest.tokenizer.file is None:
+            return ExampleText(source, document, None)
         key = (corpus.directory, stratum.entry.file, row, seq_len)
         if key not in self._index:
             text = corpus.text(stratum, row * seq_len, (row + 1) * seq_len)
             self._index[key] = len(self.all)
             self.all.append(text[:TEXT_LENGTH] + (" …" if len(text) > TEXT_LENGTH else ""))
-        return self._index[key]
+        return ExampleText(source, document, self._index[key])
 
 
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
@@ -139,6 +145,11 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     graphs = place_graphs(recorded)
     if corpus is not None and not lasting:
         graphs = with_samples(run, corpus, graphs, texts)
+    title, no_examples = "Texts nearest its centroid, probe after step", NO_PROBE_ROWS
+    if not lasting:
+        steps = ", ".join(str(graph.step) for graph in graphs if graph.examples)
+        title = "Samples in this domain, step"
+        no_examples = f"Samples are shown for steps {steps}." if steps else "No samples recorded."
     named = {name for graph in recorded for node in graph["nodes"] for name in node["sources"]}
     sources = probes[-1].sources if probes else sorted(named)
     return DomainsView(
@@ -149,6 +160,8 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         probes=views,
         scatters=scatter_charts(sources, views, lasting=lasting),
         graphs=graphs,
+        examples_title=title,
+        no_examples=no_examples,
         lines=domain_lines(columns, buckets, lasting=lasting),
         composition=composition_blocks(sources, graphs, lasting=lasting),
         drift=drift_tables(probes) if lasting else {},
@@ -164,8 +177,8 @@ def with_samples(
     Lasting domains are shown by the probe rows nearest their centroid. Domains of one batch cannot
     be assigned other rows, so the samples of that batch are shown.
     """
-    chosen, seq_len = _evenly(graphs, GRAPHS_WITH_TEXTS), run.config.data.seq_len
-    kept = labels_of_steps(run.files, {graph.step for graph in chosen})
+    chosen = {graph.step for graph in _evenly(graphs, GRAPHS_WITH_TEXTS)}
+    kept = labels_of_steps(run.files, chosen)
     try:
         sampler = open_sampler(run.config, corpus)
         sampler.log = WeightLog.load(run.files.weights_file, sampler.names)
@@ -177,9 +190,9 @@ def with_samples(
         for i, domain in enumerate(kept[step]["domain"]):
             shown = own.setdefault(str(domain), [])
             if len(shown) < EXAMPLES:
-                stratum = corpus.train[int(ids.stratum_B[i])]
-                text = texts.add(corpus, stratum, int(ids.block_B[i]), seq_len)
-                shown.append(ExampleText(stratum.entry.source, int(ids.document_B[i]), text))
+                stratum, document = corpus.train[int(ids.stratum_B[i])], int(ids.document_B[i])
+                block, source = int(ids.block_B[i]), stratum.entry.source
+                shown.append(texts.example(run, source, document, stratum, block))
     return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
 
 
@@ -275,8 +288,7 @@ def probe_views(
 
     For lasting domains the examples are the rows that the probe lists as nearest the centroid.
     """
-    corpus, seq_len = run.corpus, run.config.data.seq_len
-    strata = {s.entry.stratum: s for s in corpus.validation} if corpus is not None else {}
+    strata = {s.entry.stratum: s for s in run.corpus.validation} if run.corpus else {}
     on_last, on_own = probe_pca(run.path, basis="last").at, probe_pca(run.path, basis="own").at
     views = []
     for probe in probes:
@@ -288,11 +300,9 @@ def probe_views(
         for domain in (record["domains"] or []) if lasting else []:
             shown = examples.setdefault(str(domain["domain"]), [])
             for near in domain["nearest"][:EXAMPLES]:
-                row = rows[near["source"], near["row"], near["document"]]
-                stratum, text = strata.get(row["stratum"]), None
-                if corpus is not None and stratum is not None:
-                    text = texts.add(corpus, stratum, near["row"], seq_len)
-                shown.append(ExampleText(near["source"], near["document"], text))
+                source, row, document = near["source"], near["row"], near["document"]
+                stratum = strata.get(rows[source, row, document]["stratum"])
+                shown.append(texts.example(run, source, document, stratum, row))
         views.append(
             ProbeView(
                 step=probe.step,

@@ -160,7 +160,7 @@ def draw_scatter(
     axis: Any, place_2N: Sequence[Sequence[float]], kind_N: Sequence[int], labels: list[str]
 ) -> None:
     """Points by their kind; points without one (-1) are grey."""
-    for index, label in [*enumerate(labels), (-1, None)]:
+    for index, label in [(-1, None), *enumerate(labels)]:
         own = [n for n, kind in enumerate(kind_N) if kind == index]
         if index < 0 and not own:
             continue

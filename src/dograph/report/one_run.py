@@ -13,6 +13,7 @@ from safetensors import safe_open
 from dograph.config import RunConfig
 from dograph.eval.recorded import domains_last
 from dograph.plan.jobs import RESULT
+from dograph.progress import duration
 from dograph.report.domains import DomainsView, Texts, domains_of
 from dograph.report.series import OpenRun, Series, curve, read_json
 from dograph.stats import Estimate, t_interval
@@ -34,7 +35,10 @@ HEALTH = {  # title and explanation of each chart
         "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
     ),
     "weights/max_times_equal": ("Largest sample weight", "relative to equal weights, which are 1"),
-    "weights/entropy_nats": ("Entropy of the domain weights", "in nats; equal weights give ln M"),
+    "weights/entropy_nats": (
+        "Entropy of the domain weights",
+        "in nats; equal weights over M domains give ln M",
+    ),
     "domains/nmi": (
         "Agreement of domains and sources",
         "normalized mutual information over ten batches; 1: the same grouping, 0: unrelated",
@@ -82,6 +86,10 @@ class StepCosts:
         return not {"sketch", "weigh"} & set(self.parts)
 
 
+def gibibytes(num: int | None) -> str:
+    return f"{num / 2**30:.2f} GiB" if num else "not recorded"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Everything a page shows of one run."""
@@ -125,8 +133,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     for metric in (name for name in columns.names if name in shown):
         smooth = metric not in UNSMOOTHED and not metric.startswith("valid/")
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
-    parameters = count_parameters(run.path)
-    losses = last_losses(run)
+    parameters, losses, cost = count_parameters(run.path), last_losses(run), cost_of(run)
     return RunData(
         path=run.path,
         name=name,
@@ -135,12 +142,12 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         config=run.as_trained(),
         parameters=parameters,
         steps=columns.last_step,
-        facts=_facts(run, parameters),
+        facts=_facts(run, parameters, cost),
         losses=losses,
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings_of(run),
         curves=curves,
-        cost=cost_of(run),
+        cost=cost,
         domains=domains_of(run, buckets, texts),
     )
 
@@ -256,7 +263,7 @@ def cost_of(run: OpenRun) -> StepCosts:
     )
 
 
-def _facts(run: OpenRun, parameters: int | None) -> dict[str, str]:
+def _facts(run: OpenRun, parameters: int | None, cost: StepCosts) -> dict[str, str]:
     config, train, environment = run.config, run.config.train, read_json(run.path / ENVIRONMENT)
     size = f", {parameters:,} parameters" if parameters else ""
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
@@ -274,6 +281,7 @@ def _facts(run: OpenRun, parameters: int | None) -> dict[str, str]:
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),
         "versions": ", ".join(f"{k} {v}" for k, v in list(libraries.items())[:2]),
+        "training time": "" if cost.seconds is None else duration(cost.seconds),
     }
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from dograph.report.charts import (
 )
 from dograph.report.collect import PageData
 from dograph.report.comparison import Comparison, MethodRow, Points, scales_of, sweeps
-from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
+from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData, gibibytes
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, read_json, rounded
 from dograph.stats import METRICS, t_quantile
 
@@ -57,8 +57,9 @@ NO_WARNINGS = (
     "solve converged."
 )
 OVER_PLAIN = (
-    '"vs. plain" compares the step times of two separate runs, so other load on the machine '
-    "affects it. dograph bench measures both in turns and shows a lower bound."
+    "A plain run computes no gradient sketches and no sample weights. The ratio compares the step "
+    "times of separate runs, so other load on the machine affects it; dograph bench measures both "
+    "in turns and shows a lower bound."
 )
 NO_BENCH = (
     "No lower bound, because no bench.json was given. To add one: dograph bench, then dograph "
@@ -117,10 +118,7 @@ def overview(data: PageData) -> list[PageItem]:
 
 
 def _one_run(run: RunData) -> list[PageItem]:
-    facts: list[tuple[str, str | TableCell]] = [*run.facts.items()]
-    if run.cost.seconds:
-        facts.append(("training time", TableCell(run.cost.seconds, "seconds")))
-    about = PageBlock("group", [heading("The run"), PageBlock("facts", facts)])
+    about = PageBlock("group", [heading("The run"), PageBlock("facts", run.facts)])
     losses = PageBlock("group", [heading("Last validation loss"), loss_table(run)])
     columns = PageBlock("grid", [about, losses])
     return [columns, heading("Reproduce this run"), PageBlock("command", run.command)]
@@ -134,14 +132,14 @@ def _several_runs(data: PageData) -> list[PageItem]:
         "seed": lambda run: str(run.config.seed),
         "steps": lambda run: run.facts["steps"],
         "tokens": lambda run: run.facts["tokens"],
-        "time": lambda run: TableCell(run.cost.seconds, "seconds"),
+        "time": lambda run: run.facts["training time"],
         "mean loss, nats": lambda run: TableCell.of(run.losses.get("mean")),
         "warnings": lambda run: str(len(run.warnings) or ""),
     }
-    each = []
-    for run in runs:
-        facts = PageBlock("facts", [*run.facts.items()])
-        each.append(PageBlock("folded", [facts, loss_table(run)], run.name))
+    each = [
+        PageBlock("folded", [PageBlock("facts", run.facts), loss_table(run)], run.name)
+        for run in runs
+    ]
     details = PageBlock("folded", each, "Settings and losses of each run", "facts")
     whole = "\n".join(one.command for one in data.comparisons if one.command)
     commands: list[PageItem] = [PageBlock("command", "\n".join(run.command for run in runs))]
@@ -189,7 +187,7 @@ def curves(data: PageData) -> list[PageItem]:
         charts.append(("total", None, source_chart(runs[0])))
     for metric, (title, note) in PER_RUN.items():
         if metric in metrics:
-            chart = LineChart(title, run_series(data, metric), note, height=220, zero=True)
+            chart = LineChart(title, run_series(data, metric), note, zero=True)
             charts.append(("total", None, chart))
     repeated = any(len(names) > 1 for names in data.groups.values())
     steps = max(run.steps for run in runs)
@@ -270,7 +268,7 @@ def health_charts(data: PageData) -> list[LineChart]:
         note = note.format(batch=data.runs[0].config.train.batch_size)
         note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
-        charts.append(LineChart(title, series, note, height=220, log_y=log, faint=few))
+        charts.append(LineChart(title, series, note, log_y=log, faint=few))
     return charts
 
 
@@ -298,10 +296,10 @@ def cost(data: PageData) -> list[PageItem]:
     columns: Columns[RunData] = {
         "run": lambda run: run.name,
         "ms per step, wall-clock": lambda run: TableCell(run.cost.step_ms, digits=1),
-        "tokens/s": lambda run: TableCell(run.cost.tokens_per_second or 0, "whole"),
-        "peak memory": lambda run: TableCell(run.cost.peak_bytes or 0, "bytes"),
+        "tokens/s": lambda run: round(run.cost.tokens_per_second or 0),
+        "peak memory": lambda run: gibibytes(run.cost.peak_bytes),
         "vs. plain": over_plain,
-        "training time": lambda run: TableCell(run.cost.seconds, "seconds"),
+        "training time": lambda run: run.facts["training time"],
     }
     chart, table = cost_chart(data), table_of("cost by run", data.runs, columns)
     first = [chart] if chart.bars else []
@@ -342,29 +340,29 @@ def comparison(data: PageData) -> list[PageItem]:
 
 
 def _compared(one: Comparison) -> list[PageItem]:
-    """Losses, costs, differences, methods by source, sweeps."""
-    metrics = [name for name in METRICS if name in one.methods[0].losses]
+    """Losses, costs, differences, loss by source, number of domains, objectives."""
 
     def loss_of(name: str) -> Callable[[MethodRow], Entry]:
         return lambda method: TableCell.of(method.losses.get(name))
 
-    columns: dict[str, Callable[[MethodRow], Entry]] = {
+    def tested(method: MethodRow, part: str) -> Any:
+        return getattr(method.differences.get("mean"), part, None)
+
+    metrics = [name for name in METRICS if name in one.methods[0].losses]
+    losses: dict[str, Callable[[MethodRow], Entry]] = {name: loss_of(name) for name in metrics}
+    losses[f"mean vs. {one.baseline}"] = lambda m: TableCell.of(tested(m, "estimate"), "signed")
+    tests: Columns[MethodRow] = {
+        "p (Holm)": lambda method: TableCell(tested(method, "p_holm"), "fixed", 3),
+        "<claim": lambda method: TableCell(tested(method, "claim"), left=True),
+    }
+    columns: Columns[MethodRow] = {
         "method": lambda method: method.name,
         "seeds": lambda method: str(method.seeds),
-        **{name: loss_of(name) for name in metrics},
-        f"mean vs. {one.baseline}": _difference,
+        **losses,
+        **(tests if one.is_planned else {}),
     }
-    if one.is_planned:
-        tests = {method.name: method.differences.get("mean") for method in one.methods}
-        p_values = {name: test.p_holm for name, test in tests.items() if test}
-        claims = {name: test.claim for name, test in tests.items() if test}
-        columns["p (Holm)"] = lambda method: TableCell(p_values.get(method.name), "fixed", 3)
-        columns["<claim"] = lambda method: TableCell(claims.get(method.name), left=True)
-    blocks = [
-        heading("Losses"),
-        PageBlock("soft", METRICS_NOTE),
-        table_of("methods", one.methods, columns),
-    ]
+    table = table_of("methods", one.methods, columns)
+    blocks = [heading("Losses"), PageBlock("soft", METRICS_NOTE), table]
     if names := next((list(method.costs) for method in one.methods if method.costs), []):
         costs = [[m.name, *(m.costs.get(name, "") for name in names)] for m in one.methods]
         blocks += [heading("Cost"), PageTable("cost of methods", ["method", *names], costs)]
@@ -381,23 +379,20 @@ def _compared(one: Comparison) -> list[PageItem]:
     ]
     chart = num_domains_chart(one)
     blocks += [chart] if chart.series else []
-    objectives: list[list[Entry]] = []
-    for value, method in (
-        row for rows in sweeps(one.methods, "objective").values() for row in rows
-    ):
-        objective = value if isinstance(value, str) else json.dumps(value, default=str)
-        losses = [method.losses[name].value for name in metrics]
-        name = TableCell(method.name, left=True)
-        objectives.append([objective, name, *losses, _difference(method)])
-    method_head = TableCell("method", left=True)
-    heads: list[str | TableCell] = ["objective", method_head, *metrics, f"mean vs. {one.baseline}"]
-    table = PageTable("objectives", heads, objectives)
-    return blocks + ([heading("Objectives"), table] if objectives else [])
-
-
-def _difference(method: MethodRow) -> TableCell:
-    mean = method.differences.get("mean")
-    return TableCell.of(mean.estimate if mean else None, "signed")
+    objectives = {
+        method.name: value if isinstance(value, str) else json.dumps(value, default=str)
+        for rows in sweeps(one.methods, "objective").values()
+        for value, method in rows
+    }
+    if objectives:
+        by_objective: Columns[MethodRow] = {
+            "objective": lambda method: objectives[method.name],
+            "<method": lambda method: TableCell(method.name, left=True),
+            **losses,
+        }
+        swept = [method for method in one.methods if method.name in objectives]
+        blocks += [heading("Objectives"), table_of("objectives", swept, by_objective)]
+    return blocks
 
 
 def scale_chart(data: PageData) -> LineChart:

@@ -6,6 +6,7 @@ Shapes: N rows that have the column.
 import json
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
@@ -59,16 +60,13 @@ class Columns:
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._clear()  # a resumed run replaces the file by a shorter one
             self._inode = status.st_ino
-        if status.st_size == self._offset:
-            return False
         before = self._offset
         with open(self.path, "rb") as file:
-            file.seek(self._offset)
+            file.seek(before)
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                self._add(line)
+                if line.endswith(b"\n"):
+                    self._offset += len(line)
+                    self._add(line)
         return self._offset > before
 
     def _add(self, line: bytes) -> None:
@@ -139,24 +137,21 @@ class OpenRun:
 
     def read(self) -> None:
         self.columns.read()
-        states = sorted(self.files.checkpoints.glob("step-*/state.json"))
-        try:
+        self.corpus = None
+        with suppress(DographError, OSError):
             corpus = Corpus(self.config.data.corpus)
-        except (DographError, OSError):
-            self.corpus = None
-            return
-        is_other = bool(states) and read_json(states[-1]).get("corpus") != corpus.digest
-        self.corpus = None if is_other else corpus
+            states = sorted(self.files.checkpoints.glob("step-*/state.json"))
+            if not states or read_json(states[-1]).get("corpus") == corpus.digest:
+                self.corpus = corpus
 
     def as_trained(self) -> RunConfig:
         """The settings with edits of the mixture, which make the mixer a different method."""
-        edits = [
-            f"after {edit.step}: " + " ".join(f"{name} {w:.3g}" for name, w in edit.new.items())
-            for edit in edits_of(self.files)
-        ]
-        if not edits:
-            return self.config
-        mixer = self.config.mixer.model_copy(update={"edited": "; ".join(edits)})
+        edits = []
+        for edit in edits_of(self.files):
+            weights = " ".join(f"{name} {weight:.3g}" for name, weight in edit.new.items())
+            edits.append(f"after {edit.step}: {weights}")
+        update = {"edited": "; ".join(edits)} if edits else {}
+        mixer = self.config.mixer.model_copy(update=update)
         return self.config.model_copy(update={"mixer": mixer})
 
 

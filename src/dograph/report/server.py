@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -41,34 +40,30 @@ class Live:
     def __init__(self, paths: Sequence[Path], benches: Sequence[Path] = ()) -> None:
         self._paths, self._benches, self._lock = paths, benches, Lock()
         self._subjects = open_subjects(paths, benches)
-        self._signature: object = None
+        self._files: list[tuple[Path, int, int]] | None = None
         self._last: Look | None = None
 
     def look(self) -> Look:
         with self._lock:
             # A comparison that is running starts further runs.
             self._subjects = open_subjects(self._paths, self._benches, self._subjects.runs)
-            signature = self._signature_now()
-            if self._last is None or signature != self._signature:
+            files = self._files_now()
+            if self._last is None or files != self._files:
                 start = time.monotonic()
                 data = collect(self._subjects, keep=True)
                 wait = max(LEAST_WAIT, SHARE * (time.monotonic() - start))
                 self._last = Look(data, f"{time.time_ns():x}", round(wait, 1))
-                self._signature = signature
+                self._files = files
             return self._last
 
-    def _signature_now(self) -> list[tuple[Path, int, int]]:
-        """Modification times and sizes of all files that a page is made from."""
-        files = [folder / REPORT for folder in self._subjects.comparisons]
+    def _files_now(self) -> list[tuple[Path, int, int]]:
+        """All files that a page is made from, with their modification times and sizes."""
+        paths = [folder / REPORT for folder in self._subjects.comparisons]
         for run in (run.files for run in self._subjects.runs):
-            files += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
-            files.append(run.path / EVALUATION)
-        signature = []
-        for file in files:
-            with suppress(OSError):  # does not exist yet
-                status = file.stat()
-                signature.append((file, status.st_mtime_ns, status.st_size))
-        return signature
+            paths += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
+            paths.append(run.path / EVALUATION)
+        status = {path: path.stat() for path in paths if path.exists()}
+        return [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
 
 
 class Server(ThreadingHTTPServer):

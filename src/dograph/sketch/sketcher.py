@@ -5,14 +5,8 @@
         loss_B = per_sample_losses(model(token_BT))
         weight_B = sketcher.backward(loss_B, mixer)      # replaces loss.backward()
 
-All modes give the same gradient for the same weights:
-
-    full       one backward to the layers' outputs, then each weighted weight gradient
-    twopass    a backward for the sketches, a second one for the gradient; works in any wrapper
-    topdown    sketches from the top blocks, then the residual gradient is scaled once
-    head       the same from the output layer alone; sharded: a second backward, as in twopass
-    exact      full per-sample gradients: for small models, and LLaMA with long samples
-    reference  one backward per sample: the test of all others
+All modes (described in dograph.choices) give the same gradient for the same weights. `topdown` and
+`head` cut the model: above the cut layers are tapped, below it autograd runs as usual.
 
 Shapes: B samples, T tokens, K sketch, F numbers in all vectors (norms, biases).
 """

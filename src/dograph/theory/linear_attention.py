@@ -8,7 +8,7 @@ the paper; there the letter is no shape.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,8 @@ Block = Literal["V", "Q", "K", "O", "W"]
 BLOCKS: tuple[Block, ...] = get_args(Block)
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """What the forward pass computes on the way to the logits."""
+class Activations(NamedTuple):
+    """Intermediate values of the forward pass of one sample."""
 
     query_TE: Tensor
     key_TE: Tensor
@@ -32,8 +31,7 @@ class Activations:
     logit_TV: Tensor  # Z
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(NamedTuple):
     """The upstream gradients of one sample (App. Proofs, "Upstream Gradients")."""
 
     logit_TV: Tensor  # G_Z = Pi - Y
@@ -43,20 +41,20 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """One attention layer whose softmax is linearised, with two linear maps to the logits.
+    """One attention layer with a linearised softmax, and two linear maps to the logits.
 
     Q = X W_Q, K = X W_K, V = X W_V, O = A V + T Q K' V, H = O W_O, Z = H W, where A = 11'/n,
     C = I - 11'/n, T = C / (tau n sqrt(d_k)) (App. Proofs, "Linearized Attention Mechanism").
-    There is no causal mask: the paper has none.
+    There is no causal mask, as in the paper.
 
     The paper calls P ~ A + C S / (tau n) the first-order expansion of the row softmax of
     S = Q K' / sqrt(d_k). It is not: a row softmax at temperature tau expands to A + S C / (tau n),
-    which centres every row, so C acts on the right. C on the left centres every column; that is
-    the expansion of the column softmax, and its rows do not sum to one. The error of the printed
-    form therefore shrinks linearly in S, that of the right one quadratically. The two agree
-    exactly where C S = S C, for one where the tokens of X sum to zero. We keep the printed form,
-    because the theorem is stated for it. With C on the right, O would be A V + Q K' C V / (tau n
-    sqrt(d_k)), still linear in each of V, Q and K, so the theorem would hold as well.
+    which centres every row. C on the left centres every column: the expansion of the column
+    softmax, whose rows do not sum to one. So the error of the printed form is linear in S, that of
+    the correct one quadratic. They are equal if C S = S C, for example if the tokens of X sum to
+    zero. We keep the printed form, because the theorem is stated for it. With C on the right,
+    O = A V + Q K' C V / (tau n sqrt(d_k)) is also linear in each of V, Q and K, so the theorem
+    holds as well.
     """
 
     weight_V: Tensor  # (D, F)
@@ -85,7 +83,6 @@ class LinearAttention:
             )
 
     def activations(self, x_TD: Tensor) -> Activations:
-        """Every intermediate of the forward pass of one sample."""
         width = self.weight_Q.shape[0]
         if x_TD.ndim != 2 or x_TD.shape[0] == 0 or x_TD.shape[1] != width:
             raise ConfigError(
@@ -96,9 +93,8 @@ class LinearAttention:
         value_TF = x_TD @ self.weight_V
         output_TF = _mean_token(value_TF) + self._centre(query_TE @ (key_TE.T @ value_TF))
         hidden_TH = output_TF @ self.weight_O
-        return Activations(
-            query_TE, key_TE, value_TF, output_TF, hidden_TH, hidden_TH @ self.weight_W
-        )
+        logit_TV = hidden_TH @ self.weight_W
+        return Activations(query_TE, key_TE, value_TF, output_TF, hidden_TH, logit_TV)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Logits of every token of one sample, (T, V)."""
@@ -117,7 +113,7 @@ class LinearAttention:
         return Mismatch(logit_TV, hidden_TH, hidden_TH @ self.weight_O.T)
 
     def gradients(self, x_TD: Tensor, label_T: Tensor) -> dict[Block, Tensor]:
-        """Gradient of the loss of one sample by every parameter block, in closed form.
+        """Gradient of the loss of one sample for every parameter block, in closed form.
 
         With R = G_O:
 
@@ -134,46 +130,36 @@ class LinearAttention:
     def gradient_operator(self, x_TD: Tensor, block: Block) -> Callable[[Tensor], Tensor]:
         """The linear map Lin_b(x) from an upstream gradient to the gradient of a block.
 
-        For V, Q and K it maps R = (Pi - Y) M, as the paper says, and is fixed by X, Q, K, V, T.
-        The paper claims the same of every block. It does not hold for the other two: O maps G_H
-        (W_O: O' G_H) and W maps G_Z (W: H' G_Z), and R is a projection of these, R = G_H W_O' =
-        G_Z W' W_O'. The rows of G_Z sum to zero, so a linear map of R gives their gradients,
-        whatever the labels, if and only if (leaving O = 0 and H = 0 aside)
+        For V, Q and K it maps R = (Pi - Y) M, as the paper says, and is given by X, Q, K, V, T.
+        The paper claims this of every block, but O maps G_H (W_O: O' G_H) and W maps G_Z
+        (W: H' G_Z), and R is a projection of these, R = G_H W_O' = G_Z W' W_O'. The rows of G_Z
+        sum to zero, so a linear map of R gives these gradients for all labels if and only if
+        (except for O = 0 and H = 0)
 
-            O: no nonzero W z with z summing to zero has W_O W z = 0 (enough: W_O has full column
-               rank, so H <= F; then G_H = R pinv(W_O)' and the gradient is O' R pinv(W_O)'),
+            O: no nonzero W z with z summing to zero has W_O W z = 0 (sufficient: W_O has full
+               column rank, so H <= F; then the gradient is O' R pinv(W_O)'),
             W: no nonzero z summing to zero has W_O W z = 0 (so V - 1 <= F, which no language
-               model meets).
+               model satisfies).
 
-        Where this fails, two samples can share R and differ in these gradients. Theorem 1 does not
-        need it: it holds for any square-integrable gradient, with k_b(s, s') = <g_b(s), g_b(s')>.
+        Otherwise two samples can have the same R and different gradients. Theorem 1 does not need
+        it: it holds for any square-integrable gradient, with k_b(s, s') = <g_b(s), g_b(s')>.
         Linear means linear in R at a fixed x; R itself depends on x through the softmax.
         """
         if block not in BLOCKS:
             raise ConfigError(f'block="{block}" is not known; {did_you_mean(block, BLOCKS)}')
-        seen = self.activations(x_TD)
-
-        def by_value(r_TF: Tensor) -> Tensor:
-            through_scores_TF = seen.key_TE @ (seen.query_TE.T @ self._centre(r_TF))
-            return x_TD.T @ (_mean_token(r_TF) + through_scores_TF)
-
-        def by_query(r_TF: Tensor) -> Tensor:
-            return x_TD.T @ (self._centre(r_TF) @ (seen.value_TF.T @ seen.key_TE))
-
-        def by_key(r_TF: Tensor) -> Tensor:
-            return x_TD.T @ (seen.value_TF @ (self._centre(r_TF).T @ seen.query_TE))
-
+        query_TE, key_TE, value_TF, output_TF, hidden_TH, _ = self.activations(x_TD)
+        centre, x_DT = self._centre, x_TD.T
         operators: dict[Block, Callable[[Tensor], Tensor]] = {
-            "V": by_value,
-            "Q": by_query,
-            "K": by_key,
-            "O": lambda upstream_TH: seen.output_TF.T @ upstream_TH,
-            "W": lambda upstream_TV: seen.hidden_TH.T @ upstream_TV,
+            "V": lambda r_TF: x_DT @ (_mean_token(r_TF) + key_TE @ (query_TE.T @ centre(r_TF))),
+            "Q": lambda r_TF: x_DT @ (centre(r_TF) @ (value_TF.T @ key_TE)),
+            "K": lambda r_TF: x_DT @ (value_TF @ (centre(r_TF).T @ query_TE)),
+            "O": lambda upstream_TH: output_TF.T @ upstream_TH,
+            "W": lambda upstream_TV: hidden_TH.T @ upstream_TV,
         }
         return operators[block]
 
     def _centre(self, any_TF: Tensor) -> Tensor:
-        """T times a matrix; T is symmetric, so this is T' times it as well."""
+        """T times a matrix; T is symmetric, so T' times it is the same."""
         scale = 1.0 / (self.tau * any_TF.shape[0] * math.sqrt(self.weight_K.shape[1]))
         return scale * (any_TF - _mean_token(any_TF))
 

@@ -1,13 +1,12 @@
-"""Theorem 1: how far apart groups of samples are in gradient space, and whether by chance.
+"""Theorem 1: the distance of groups of samples in gradient space, with permutation tests.
 
 Shapes: N samples (of the first group, or of all groups), M samples of the second group, P = N + M
 pooled samples, K gradient or sketch, G groups (sources or domains), R relabellings.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -24,13 +23,12 @@ Estimator = Literal["biased", "unbiased"]
 ROUNDING = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class PairwiseMMD:
+class PairwiseMMD(NamedTuple):
     """Every group against every other; all symmetric, float64."""
 
     mmd_squared_GG: Tensor  # zero on the diagonal
     p_value_GG: Tensor  # Holm-corrected over the pairs, one on the diagonal
-    separation_GG: Tensor  # unbiased MMD^2 over mean spread; NaN where a group has one sample
+    separation_GG: Tensor  # unbiased MMD^2 over mean spread; NaN if a group has one sample
 
 
 def gradient_kernel(x_NK: Tensor, y_MK: Tensor) -> Tensor:
@@ -45,9 +43,8 @@ def mmd_squared(x_NK: Tensor, y_MK: Tensor, estimator: Estimator = "biased") -> 
     """Squared maximum mean discrepancy of two groups under the gradient kernel, ().
 
     E_xx[k] + E_yy[k] - 2 E_xy[k] (Theorem 1). The biased estimator averages over all pairs of
-    samples and equals ||mean x - mean y||^2; under sampling it is too large by tr cov(x) / N +
-    tr cov(y) / M. The unbiased one leaves every sample's product with itself out of E_xx and
-    E_yy; it may be negative.
+    samples and equals ||mean x - mean y||^2; its bias is tr cov(x) / N + tr cov(y) / M. The
+    unbiased one excludes every sample's product with itself; it may be negative.
     """
     if x_NK.ndim != 2 or y_MK.ndim != 2 or x_NK.shape[1] != y_MK.shape[1]:
         raise ConfigError(
@@ -74,13 +71,13 @@ def pairwise_mmd(
 
     Under the null the samples of two groups are exchangeable, so the observed MMD^2 is one of the
     values that random relabellings give: p = (1 + #{null >= observed}) / (1 + num_permutations),
-    valid at any sample size. The linear kernel sees means only. For groups of equal size both
-    estimators give the same p-value. Corrected p-values cannot go below num_pairs /
-    (1 + num_permutations); with G groups, take num_permutations >= 10 G^2 to be able to see 0.05.
+    valid at any sample size. The linear kernel compares only means. For groups of equal size both
+    estimators give the same p-value. Corrected p-values are at least num_pairs /
+    (1 + num_permutations); with G groups, use num_permutations >= 10 G^2 to reach 0.05.
 
     The separation is the unbiased MMD^2 over the mean of tr cov of the two groups: the squared
-    distance of the means in units of the spread of single samples, so free of the gradient's
-    scale. Where both groups have no spread it is infinite, or zero where their means agree.
+    distance of the means in units of the spread of single samples, so it does not depend on the
+    gradient's scale. If neither group has a spread it is infinite, or zero if their means agree.
     """
     if num_permutations < 1:
         raise ConfigError(f"num_permutations must be at least 1, got {num_permutations}; try 999")
@@ -120,10 +117,10 @@ def pairwise_mmd(
 
 
 def _centred_kernel(feature_PK: Tensor) -> Tensor:
-    """The kernel of the features about their mean.
+    """The kernel of the features centred on their mean.
 
-    A shift of all gradients changes no MMD, but a mean that dwarfs the differences between groups
-    would drown them in rounding.
+    This changes no MMD, but a mean much larger than the differences between groups would lose them
+    to rounding.
     """
     feature_PK = feature_PK.detach().double()
     centred_PK = feature_PK - feature_PK.mean(0)
@@ -131,7 +128,7 @@ def _centred_kernel(feature_PK: Tensor) -> Tensor:
 
 
 def _statistics(kernel_PP: Tensor, first_RP: Tensor, estimator: Estimator) -> Tensor:
-    """MMD^2 for every labelling of the pooled samples; all have equally many in the first group."""
+    """MMD^2 for every labelling of the pooled samples; first groups all have the same size."""
     first_RP = first_RP.to(kernel_PP)
     second_RP = 1 - first_RP
     n, m = float(first_RP[0].sum()), float(second_RP[0].sum())
@@ -181,13 +178,10 @@ def _check_samples(feature_NK: Tensor, sizes: Mapping[str, int], estimator: Esti
     if estimator not in known:
         raise ConfigError(f'estimator="{estimator}" is not known; {did_you_mean(estimator, known)}')
     if not bool(feature_NK.isfinite().all()):
-        raise ConfigError(
-            "the gradients hold values that are not finite, so they have no MMD; "
-            "leave those samples out"
-        )
+        raise ConfigError("some gradients are not finite, so there is no MMD; remove those samples")
     least = 2 if estimator == "unbiased" else 1
     if small := {group: size for group, size in sizes.items() if size < least}:
         raise ConfigError(
-            f"the {estimator} estimator needs at least {least} sample(s) in every group; too "
-            f"small (group: samples): {small}; add samples or leave the groups out"
+            f"the {estimator} estimator needs at least {least} sample(s) in every group, got "
+            f"(group: samples) {small}; add samples or leave these groups out"
         )

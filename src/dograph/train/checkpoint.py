@@ -209,15 +209,18 @@ def whole(
     result: dict[str, Tensor] = {}
     first: dict[int, str] = {}  # the first name of a tied tensor
     for name, tensor in tensors.items():
-        if not isinstance(tensor, DTensor):
-            result[name] = tensor.detach()
-        elif (same := first.setdefault(id(tensor), name)) == name:
+        full = tensor.detach()
+        if isinstance(tensor, DTensor):
+            if (same := first.setdefault(id(tensor), name)) != name:
+                if keep:
+                    result[name] = result[same]
+                continue
             full = tensor.full_tensor().detach()
-            if keep:
-                result[name] = full.cpu()
-        elif keep:
-            result[name] = result[same]
-    return {n: t[: wrapped.vocab_size] if n in padded else t for n, t in result.items()}
+            if not keep:
+                continue
+            full = full.cpu()
+        result[name] = full[: wrapped.vocab_size] if name in padded else full
+    return result
 
 
 def pad_rows_into(target: Tensor, stored: Tensor) -> None:

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from dograph.cli.main import app
 from page_runs import write_graphs, write_run
 
-RANKS = "note: numbers are ranks by weight in this step's batch, 0 the heaviest"
+RANKS = "note: domain numbers are ranks by weight in this step's batch"
 
 
 @pytest.mark.parametrize(("recipe", "ranked"), [("recommended", True), ("safe", False)])

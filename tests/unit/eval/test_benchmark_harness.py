@@ -23,16 +23,9 @@ import sys
 import torch
 from pathlib import Path
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-from dograph.eval.tasks import read_folder
-from dograph.eval.scores import (
-    PromptEncoder,
-    Scorer,
-    count_truncated,
-    evaluate_tasks,
-    harness_samples,
-    harness_scores,
-)
-from dograph.eval.tasks import TASKS
+from dograph.eval import scores
+from dograph.eval.scores import PromptEncoder, Scorer, evaluate_tasks
+from dograph.eval.tasks import TASKS, read_task
 from dograph.models.loss import PerSampleLoss
 
 shared = Path(sys.argv[1])
@@ -50,12 +43,12 @@ scorer = Scorer(
     max_length={MAX_LENGTH},
     batch_size=16,
 )
-documents = [read_folder(shared / "benchmarks", t).limited({ITEMS}) for t in TASKS.values()]
-truncated = count_truncated(scorer, documents)
-samples = harness_samples(scorer, documents)
+documents = [read_task(t, shared / "benchmarks").limited({ITEMS}) for t in TASKS.values()]
+samples = scores.harness_log(scorer, documents)
+scores.harness_log = lambda *_: samples  # once is slow enough
 assert set(samples) == set(TASKS)
 ours = evaluate_tasks(scorer, documents, "builtin", lambda *_: None)
-theirs = harness_scores(documents, samples, truncated)
+theirs = evaluate_tasks(scorer, documents, "lm-eval", lambda *_: None)
 cut = 0
 for found, our, their in zip(documents, ours, theirs, strict=True):
     rows, items = samples[found.task.name], found.items
@@ -63,7 +56,8 @@ for found, our, their in zip(documents, ours, theirs, strict=True):
     pairs = [pair for item in items for pair in item.pairs]
     assert asked == pairs, found.task.name
     logged = [(float(nats), bool(hit)) for row in rows for nats, hit in row["filtered_resps"]]
-    for a, (nats, greedy) in zip(scorer.score(pairs, lambda *_: None), logged, strict=True):
+    scored = scorer.score(scorer.texts(items), lambda *_: None)
+    for a, (nats, greedy) in zip(scored, logged, strict=True):
         assert abs(a.nats - nats) <= 1e-6 * abs(nats), (found.task.name, a, nats)
         assert a.greedy == greedy
     for name in ("acc", "acc_norm", "bits_per_byte", "perplexity"):

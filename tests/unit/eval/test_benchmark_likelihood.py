@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dograph.errors import ConfigError
 from dograph.eval.scores import PromptEncoder, Scorer
+from dograph.eval.tasks import Item
 from dograph.models.loss import PerSampleLoss
 
 EOT = "<|endoftext|>"
@@ -60,6 +61,14 @@ def quiet(done, total):
     pass
 
 
+def texts(scorer, pairs):
+    return scorer.texts([Item(tuple(pairs), 0)])
+
+
+def scores(scorer, pairs, report=quiet):
+    return scorer.score(texts(scorer, pairs), report)
+
+
 def one_by_one(model, context_ids, continuation_ids):
     """Log-likelihood and greediness, from the logits of the whole text alone in its batch."""
     ids = torch.tensor([context_ids + continuation_ids])
@@ -75,17 +84,17 @@ def one_by_one(model, context_ids, continuation_ids):
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_a_batch_is_as_good_as_one_text_at_a_time(model, tokenizer, batch_size):
     ours = scorer(model, tokenizer, batch_size=batch_size)
-    for pair, found in zip(PAIRS, ours.score(PAIRS, quiet), strict=True):
+    for pair, found in zip(PAIRS, scores(ours, PAIRS), strict=True):
         nats, greedy = one_by_one(model, *ours.encoder.pair(*pair))
         assert found.nats == pytest.approx(nats, rel=1e-12)
         assert found.greedy == greedy
-        assert not found.truncated
+    assert not any(text.truncated for text in texts(ours, PAIRS))
 
 
 def test_logits_of_every_token_give_the_same(model, tokenizer):
     plain, whole = scorer(model, tokenizer), scorer(model, tokenizer)
     whole.model.has_plain_head = False
-    for a, b in zip(plain.score(PAIRS, quiet), whole.score(PAIRS, quiet), strict=True):
+    for a, b in zip(scores(plain, PAIRS), scores(whole, PAIRS), strict=True):
         assert a.nats == pytest.approx(b.nats, rel=1e-12)
         assert a.greedy == b.greedy
 
@@ -99,7 +108,7 @@ def test_what_the_model_would_write_is_greedy_and_nothing_else(model, tokenizer)
         pair = (context, tokenizer.decode([best]))
         if ours.encoder.pair(*pair) == (ids, [best]):  # else no text has that token there
             other = (context, " " if best != tokenizer.encode(" ")[0] else "!")
-            assert [one.greedy for one in ours.score([pair, other], quiet)] == [True, False]
+            assert [one.greedy for one in scores(ours, [pair, other])] == [True, False]
             continued += 1
     assert continued > 0
 
@@ -108,11 +117,12 @@ def test_a_long_text_loses_its_beginning_and_never_its_last_tokens(model, tokeni
     max_length = 9
     ours = scorer(model, tokenizer, max_length=max_length)
     cut = 0
-    for pair, found in zip(PAIRS, ours.score(PAIRS, quiet), strict=True):
+    shown_texts = texts(ours, PAIRS)
+    for pair, text, found in zip(PAIRS, shown_texts, scores(ours, PAIRS), strict=True):
         context, continuation = ours.encoder.pair(*pair)
         surplus = len(context) + len(continuation) - (max_length + 1)
-        assert found.truncated == (surplus > 0)
-        cut += found.truncated
+        assert text.truncated == (surplus > 0)
+        cut += text.truncated
         if surplus > 0:
             shown = (context + continuation)[surplus:]
             scored = min(len(continuation), max_length)
@@ -124,25 +134,25 @@ def test_a_long_text_loses_its_beginning_and_never_its_last_tokens(model, tokeni
 
 def test_an_answer_too_long_for_the_model_is_scored_by_its_end(model, tokenizer):
     ours = scorer(model, tokenizer, max_length=4)
-    (text,) = ours.texts([PAIRS[1]])
+    (text,) = texts(ours, [PAIRS[1]])
     assert text.answer_cut
     assert (len(text.ids), text.scored) == (5, 4)
 
 
 def test_results_keep_the_order_of_the_questions_and_progress_reaches_the_end(model, tokenizer):
     ours, seen = scorer(model, tokenizer, batch_size=4), []
-    forward = ours.score(PAIRS, lambda *now: seen.append(now))
-    backward = ours.score(PAIRS[::-1], quiet)
+    forward = scores(ours, PAIRS, lambda *now: seen.append(now))
+    backward = scores(ours, PAIRS[::-1])
     assert [x.nats for x in forward] == pytest.approx([x.nats for x in backward[::-1]], rel=1e-12)
     assert seen == [(4, 6), (6, 6)]
-    assert ours.score(PAIRS, quiet) == forward
+    assert scores(ours, PAIRS) == forward
 
 
 def test_half_precision_has_its_softmax_in_single(model, tokenizer):
     half = GPT2LMHeadModel(model.config).bfloat16().eval()
     half.load_state_dict(model.state_dict())
     ours = scorer(half, tokenizer, batch_size=1)
-    for pair, found in zip(PAIRS, ours.score(PAIRS, quiet), strict=True):
+    for pair, found in zip(PAIRS, scores(ours, PAIRS), strict=True):
         context, continuation = ours.encoder.pair(*pair)
         ids = torch.tensor([context + continuation])
         with torch.no_grad():
@@ -177,7 +187,7 @@ def test_the_start_of_text_is_the_tokenizers_own_before_the_corpus(tokenizer):
     own = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token=EOT)
     assert PromptEncoder.of(own, 7).prefix_id == 0
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))
-    with pytest.raises(ConfigError, match="no start and no end of text"):
+    with pytest.raises(ConfigError, match="no BOS and no EOS token"):
         PromptEncoder.of(bare)
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dograph.errors import ConfigError, CorpusError
-from dograph.eval.tasks import TASKS, parse_limits, pick_tasks, read_folder, read_hub
+from dograph.eval.tasks import TASKS, parse_limits, pick_tasks, read_task
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "benchmarks"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared folder is not there")
@@ -101,7 +101,7 @@ def test_winogrande_scores_what_follows_the_blank():
 def test_lengths_count_characters_of_the_choice_and_bytes_of_the_gold_answer():
     doc = DOCUMENTS["piqa"] | {"sol1": "größer"}
     item = TASKS["piqa"].item(doc)
-    assert (item.lengths, item.gold_bytes) == ((6, 7), 8)
+    assert (item.lengths, item.gold_bytes) == ([6, 7], 8)
     assert TASKS["copa"].item(DOCUMENTS["copa"]).gold_bytes == len("it fell.")
 
 
@@ -124,7 +124,7 @@ def test_a_second_file_follows_the_first_whatever_its_kind(tmp_path):
     texts = [{"text": f"word {n}", "other": [n]} for n in range(5)]
     write(tmp_path, "lambada_openai", "test-rest.jsonl.xz", *texts[2:])
     write(tmp_path, "lambada_openai", "test.jsonl", *texts[:2])
-    found = read_folder(tmp_path, TASKS["lambada_openai"])
+    found = read_task(TASKS["lambada_openai"], tmp_path)
     assert [row["text"] for row in found.rows] == [f"word {n}" for n in range(5)]
     assert [file["file"] for file in found.files] == [
         "lambada_openai/test.jsonl",
@@ -137,12 +137,12 @@ def test_a_second_file_follows_the_first_whatever_its_kind(tmp_path):
 
 def test_only_sciq_may_stand_in_with_another_split(tmp_path):
     write(tmp_path, "sciq", "validation.jsonl", *[DOCUMENTS["sciq"]] * 1000)
-    found = read_folder(tmp_path, TASKS["sciq"])
+    found = read_task(TASKS["sciq"], tmp_path)
     assert found.split == "validation"
-    assert found.notes == ["sciq: the validation split, for want of test"]
+    assert found.notes == ["sciq: validation split, because there is no test split"]
     write(tmp_path, "arc_easy", "validation.jsonl", DOCUMENTS["arc_easy"])
     with pytest.raises(CorpusError, match=r"has no test\.jsonl and no test\.jsonl\.xz"):
-        read_folder(tmp_path, TASKS["arc_easy"])
+        read_task(TASKS["arc_easy"], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_only_sciq_may_stand_in_with_another_split(tmp_path):
 def test_a_wrong_document_is_named_by_its_line(tmp_path, document, said):
     write(tmp_path, "piqa", "validation.jsonl", DOCUMENTS["piqa"], document)
     with pytest.raises(CorpusError, match=f"validation.jsonl:2.*{said}"):
-        read_folder(tmp_path, TASKS["piqa"])
+        read_task(TASKS["piqa"], tmp_path)
 
 
 def test_damaged_double_and_empty_files_are_refused(tmp_path):
@@ -165,18 +165,18 @@ def test_damaged_double_and_empty_files_are_refused(tmp_path):
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CorpusError, match=r"validation.jsonl.xz is damaged"):
-        read_folder(tmp_path, TASKS["piqa"])
+        read_task(TASKS["piqa"], tmp_path)
     write(tmp_path, "piqa", "validation.jsonl", DOCUMENTS["piqa"])
     with pytest.raises(CorpusError, match="may hold the same items"):
-        read_folder(tmp_path, TASKS["piqa"])
+        read_task(TASKS["piqa"], tmp_path)
     write(tmp_path, "copa", "validation.jsonl")
     with pytest.raises(CorpusError, match="validation split is empty"):
-        read_folder(tmp_path, TASKS["copa"])
+        read_task(TASKS["copa"], tmp_path)
 
 
 def test_a_limit_takes_documents_from_all_over_the_task(tmp_path):
     write(tmp_path, "lambada_openai", "test.jsonl", *[{"text": f"n {n}"} for n in range(10)])
-    found = read_folder(tmp_path, TASKS["lambada_openai"])
+    found = read_task(TASKS["lambada_openai"], tmp_path)
     few = found.limited(4)
     assert [row["text"] for row in few.rows] == ["n 0", "n 2", "n 5", "n 7"]
     assert (few.available, few.files) == (10, found.files)
@@ -215,7 +215,7 @@ def test_the_hub_is_asked_for_the_split_that_the_harness_scores(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     for task in TASKS.values():
-        found = read_hub(task)
+        found = read_task(task, None)
         assert found.items == [task.item(DOCUMENTS[task.name])]
         assert found.files[0]["fingerprint"] == "f00d"
     assert asked == {
@@ -237,7 +237,7 @@ def test_a_hub_out_of_reach_is_told_with_the_way_around(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(CorpusError, match=r"no route.*--benchmarks DIR"):
-        read_hub(TASKS["piqa"])
+        read_task(TASKS["piqa"], None)
 
 
 # Gold answers by index, counted by whoever collected the files.
@@ -259,12 +259,12 @@ GOLD = {
 @pytest.mark.parametrize("name", GOLD)
 def test_the_collected_files_are_whole(name):
     task = TASKS[name]
-    found = read_folder(SHARED, task)
+    found = read_task(task, SHARED)
     counts = Counter(item.gold for item in found.items)
     assert tuple(counts[k] for k in range(len(GOLD[name]))) == GOLD[name]
     assert len(found.rows) == sum(GOLD[name]) == task.size
     assert found.notes == (
-        ["sciq: the validation split, for want of test"] if name == "sciq" else []
+        ["sciq: validation split, because there is no test split"] if name == "sciq" else []
     )
     assert all(
         context and continuation.strip() for x in found.items for context, continuation in x.pairs

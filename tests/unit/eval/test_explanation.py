@@ -98,7 +98,7 @@ def test_a_warm_up_of_no_steps_is_none(tmp_path):
 def test_a_fallback_is_told(tmp_path):
     row = dograph_row(**{"weights/fallback": 1.0})
     found = explained(tmp_path / "run", ["mixer.name=dograph"], row)
-    assert found.reasons[-1] == "some gradient was not finite: all samples counted alike"
+    assert found.reasons[-1] == "some gradient was not finite: all 4 samples counted alike"
 
 
 @pytest.mark.parametrize(("effective", "words"), [(4.0, "all 4 samples"), (3.5, "3.5 of 4")])
@@ -107,7 +107,7 @@ def test_mixers_without_domains(tmp_path, effective, words):
     found = explained(tmp_path / "run", ["mixer.name=my_module:Mine"], row)
     assert found.domains == []
     assert words in found.reasons[0]
-    assert ("not kept" in found.reasons[0]) == (effective < 4)
+    assert ("not recorded" in found.reasons[0]) == (effective < 4)
 
 
 def test_steps_and_graphs_that_are_not_there(tmp_path):

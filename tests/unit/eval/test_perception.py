@@ -90,10 +90,10 @@ def test_intervals_are_those_of_student_with_the_freedom_there_is(monkeypatch):
         (found.whole, found.figures.separation),
         (found.directions, found.figures.separation_directions),
     ):
-        reach = stats.t.ppf(0.975, 5) * separation.standard_error(source_N)
+        reach = stats.t.ppf(0.975, 5) * separation.standard_error()
         ends = (told.interval.low, told.interval.high)
         assert ends == pytest.approx((told.value - reach, told.value + reach))
-        assert over_rows(separation, source_N) == told
+        assert over_rows(separation) == told
     nmi, purity = found.figures.nmi, found.figures.purity
     reach = stats.t.ppf(0.975, 4) * 0.05
     ends = (nmi.interval.low, nmi.interval.high)

@@ -47,7 +47,7 @@ def test_the_closed_form_of_gaussians():
     mean_SK[1, 2] = 3.0
     source_N = rows([700, 500])
     found = of(gaussians(torch.Generator().manual_seed(0), source_N, mean_SK, std_K), source_N)
-    error = found.standard_error(source_N)
+    error = found.standard_error()
     assert abs(found.value - 9 / 14) < 3 * error < 0.15
 
 
@@ -79,7 +79,7 @@ def test_rotation_shift_and_scale_change_nothing():
     one, other = of(point_NK, source_N), of(1e-3 * point_NK @ turn_KK + 0.2, source_N)
     assert one.value == pytest.approx(other.value, rel=1e-8)
     assert_close(other.without_N, one.without_N, rtol=1e-8, atol=0)
-    assert other.standard_error(source_N) == pytest.approx(one.standard_error(source_N), rel=1e-7)
+    assert other.standard_error() == pytest.approx(one.standard_error(), rel=1e-7)
 
 
 def test_the_parts_of_pairs_are_unbiased():
@@ -169,9 +169,9 @@ def test_pairs_are_taken_off_the_jackknife_as_often_as_it_counts_them_too_much()
     assert too_much == pytest.approx(true * 5 / 3)  # 2 (n - 1) / (n - 2), less 1
     far_N = torch.tensor([0.0, 3.0, -1.0, 2.0, 5.0], dtype=torch.float64)
     whole = float(jackknife_variance(far_N, source_N))
-    found = Separation(0.0, far_N, pair_NN).standard_error(source_N)
+    found = Separation(0.0, far_N, pair_NN, source_N).standard_error()
     assert found == pytest.approx((whole - too_much) ** 0.5)
-    least = Separation(0.0, torch.zeros(num).double(), pair_NN).standard_error(source_N)
+    least = Separation(0.0, torch.zeros(num).double(), pair_NN, source_N).standard_error()
     assert least == pytest.approx(true**0.5)
 
 
@@ -201,7 +201,7 @@ def test_intervals_hold_the_truth_95_times_of_100(size, width, apart, shrink, mo
             later_NK = 0.8 * (point_NK - mean_SK[source_N]) + 0.6 * noise_NK
             found = of(later_NK + shrink * mean_SK[source_N], source_N) - found
             aim = (shrink**2 - 1) * truth
-        error = found.standard_error(source_N)
+        error = found.standard_error()
         hits += abs(found.value - aim) <= quantile * error
         values.append(found.value)
         errors.append(error)
@@ -217,7 +217,7 @@ def test_a_change_knows_that_the_rows_are_the_same():
     point_NK, source_N = three_sources()
     none = of(point_NK, source_N) - of(2 * point_NK, source_N)
     assert none.value == pytest.approx(0, abs=1e-12)
-    assert none.standard_error(source_N) == pytest.approx(0, abs=1e-8)
+    assert none.standard_error() == pytest.approx(0, abs=1e-8)
 
 
 def test_sources_without_spread_have_no_separation():

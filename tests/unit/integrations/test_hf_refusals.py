@@ -52,7 +52,7 @@ class Sourced(Mixer):
         (make, Uniform(), {}, "Uniform decides what to draw"),
         (make, DoGraph("safe", apply_weights_to="sampling"), {}, "decides what to draw"),
         (make, Referring(), {}, "reference_loss"),
-        (make, Sourced(), {}, "name the input that holds it"),
+        (make, Sourced(), {}, "to the input that holds it"),
     ],
 )
 def test_what_cannot_be_attached_is_refused_by_name(tmp_path, make_trainer, mixer, options, said):

@@ -45,7 +45,7 @@ def test_a_checkpoint_without_the_mixer_is_refused(tmp_path):
     make(tmp_path, **settings).train()
     trainer = make(tmp_path, **settings)
     attach(trainer, dograph(), dim=DIM)
-    with pytest.raises(RunError, match=r"checkpoint-4 holds no whole state of a mixer"):
+    with pytest.raises(RunError, match=r"checkpoint-4 has no complete state of a mixer"):
         trainer.train(resume_from_checkpoint=True)
 
 

@@ -13,6 +13,8 @@ from dograph.mixtures.surrogates import SURROGATES, fit_ridge
 from dograph.mixtures.tables import MixtureTable, read_table
 from planned_tables import exponential_table, regmix_files
 
+pytestmark = pytest.mark.usefixtures("shared_fits")
+
 SOURCES = ["a", "b", "c", "d"]
 FAST = {"draws": 10_000}
 
@@ -137,7 +139,9 @@ def test_runs_without_a_needed_loss_are_named_and_left_out(planted):
     loss_NV = table.loss_NV.copy()
     loss_NV[3, 0] = loss_NV[7, 2] = np.nan
     holed = MixtureTable(table.sources, table.targets, table.runs, table.weight_NS, loss_NV)
-    findings = propose_from_table("mixing-law", holed, target=["a", "b"]).findings
+    findings = propose_from_table(
+        "regmix", holed, target=["a", "b"], surrogate="ridge", **FAST
+    ).findings
     assert findings["runs"] == 99
     assert "not fitted on, a loss is missing: 1 runs: r3" in findings["notes"]
     assert any("loss of c is missing in 1 runs: r7" in note for note in findings["notes"])

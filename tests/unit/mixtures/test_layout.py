@@ -3,11 +3,12 @@
 from decimal import Decimal
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
-from dograph.mixtures.export import TRAINERS, comments, file_kind, printed
+from dograph.mixtures.export import export_mixture, file_kind, printed
 from dograph.mixtures.published import PRESETS
 
 weights = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=30).filter(
@@ -46,10 +47,11 @@ def test_presets_keep_three_figures(name):
 
 
 def test_places_and_kinds():
-    assert TRAINERS["hf"].place("a", {"a": "hf:x/y"}) == "hf:x/y"
-    assert TRAINERS["nanotron"].place("Pile CC/1", {}) == "data/Pile_CC_1"
+    assert "'a': load_dataset('x/y', split=" in export_mixture("hf", {"a": 1.0}, {"a": "hf:x/y"})
+    stage = yaml.safe_load(export_mixture("nanotron", {"Pile CC/1": 1.0}, {}))["data_stages"][0]
+    assert stage["data"]["dataset"]["dataset_folder"] == ["data/Pile_CC_1"]
     with pytest.raises(ConfigError, match="not the Hugging Face hub"):
-        TRAINERS["nanotron"].place("a", {"a": "hf:x/y"})
+        export_mixture("nanotron", {"a": 1.0}, {"a": "hf:x/y"})
     kinds = {
         "/x/*.jsonl.gz": "json",
         "/x/a.b/part.json.zst": "json",
@@ -61,7 +63,9 @@ def test_places_and_kinds():
 
 
 def test_comments_stay_comments():
-    text = comments({"a\nimport os": 0.0, "b": 1.0}, {}, ["x " * 200])
+    long = "x " * 200
+    exported = export_mixture("nanotron", {"a\nimport os": 0.0, "b": 0.5, long: 0.5}, {})
+    text = exported[: exported.index("data_stages:\n")]
     assert all(line.startswith("# ") and len(line) <= 100 for line in text.splitlines())
     assert "left out, weight 0: a import os" in text
     assert "put the real places here: b" in text

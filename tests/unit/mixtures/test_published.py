@@ -6,7 +6,8 @@ import pytest
 
 from dograph.data.inputs import RECIPES
 from dograph.errors import ConfigError
-from dograph.mixtures.published import CANONICAL, PRESETS, canonical, find_preset
+from dograph.mixtures.file import squash
+from dograph.mixtures.published import CANONICAL, PRESETS, find_preset
 
 SLIMPAJAMA = list(RECIPES["slimpajama-6b"].table)
 PILE = list(RECIPES["pile"].table)
@@ -26,6 +27,10 @@ PRIOR = [
     0.06652935, 0.00175077, 0.02708548, 0.23686921, 0.01184346, 0.00792997, 0.00803296, 0.03882595,
     0.04644696,
 ]  # fmt: skip
+
+
+def canonical(name, collection):
+    return CANONICAL[collection].get(squash(name))
 
 
 @pytest.mark.parametrize("name", PRESETS)

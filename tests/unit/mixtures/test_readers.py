@@ -174,7 +174,13 @@ def test_a_bad_cell_of_a_wide_file_is_found(tmp_path):
     bad = WIDE_LOSSES.replace("4", "four")
     refused(tmp_path, WIDE_MIXTURES, bad, 'l.csv, line 3, column "code"', '"four"')
     bad = WIDE_LOSSES.replace("4", "inf")
-    refused(tmp_path, WIDE_MIXTURES, bad, 'l.csv, line 3, column "code"', "leave a loss")
+    refused(
+        tmp_path,
+        WIDE_MIXTURES,
+        bad,
+        'l.csv, line 3, column "code"',
+        "leave the cell of a missing loss empty",
+    )
 
 
 def test_an_empty_weight_is_refused_and_an_empty_loss_is_missing(tmp_path):
@@ -188,7 +194,7 @@ def test_an_empty_weight_is_refused_and_an_empty_loss_is_missing(tmp_path):
 def test_duplicates(tmp_path):
     refused(tmp_path, WIDE_MIXTURES + "a,1,0\n", WIDE_LOSSES, 'run "a"', "line 5", "line 2")
     refused(tmp_path, LONG_MIXTURES, LONG_LOSSES + "a,web,3\n", 'run "a" has "web" twice', "line 8")
-    refused(tmp_path, WIDE_MIXTURES.replace("code", "web"), WIDE_LOSSES, 'column "web"', "twice")
+    refused(tmp_path, WIDE_MIXTURES.replace("code", "web"), WIDE_LOSSES, 'both called "web"')
     refused(
         tmp_path,
         "index,train_the_pile_web,web\n1,0.5,0.5\n",
@@ -200,7 +206,7 @@ def test_duplicates(tmp_path):
 def test_files_that_are_no_tables(tmp_path):
     refused(tmp_path, "", WIDE_LOSSES, "nothing in it")
     refused(tmp_path, "run,web\n", WIDE_LOSSES, "no rows")
-    refused(tmp_path, "run,web\na\n", WIDE_LOSSES, "line 2 has 1 cells, the header has 2")
+    refused(tmp_path, "run,web\na\n", WIDE_LOSSES, "line 2: 1 cells, but the header has 2")
     refused(tmp_path, "run,web,,code\na,1,1,1\n", WIDE_LOSSES, "column 3 has no name")
     refused(tmp_path, "run\na\n", WIDE_LOSSES, "no column for any source")
     refused(tmp_path, "run,web\n,1\n", WIDE_LOSSES, "the run has no name")

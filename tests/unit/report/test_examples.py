@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 
 def test_texts_are_those_of_the_samples_in_the_domain(run):
-    """`dograph data show` says which samples a step had, the file which domain each was in."""
+    """`samples_of_step` returns the samples of a step, the file which domain each was in."""
     data = collect(open_subjects([run]))
     graphs = {graph.step: graph for graph in data.runs[0].domains.graphs}
     assert [step for step, graph in graphs.items() if graph.examples] == [30, 40, 60]

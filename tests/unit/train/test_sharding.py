@@ -101,12 +101,13 @@ def test_micro_batches_are_equally_many_and_not_too_large():
 
 
 def test_tied_tensors_are_gathered_once_and_kept_by_one_rank(group):
-    weights = make(shards=True).model.state_dict(keep_vars=True)
-    kept = whole(weights, keep=True)
+    model = make(shards=True)
+    weights = model.model.state_dict(keep_vars=True)
+    kept = whole(model, weights, keep=True)
     assert kept.keys() == weights.keys()
     assert kept["lm_head.weight"] is kept["transformer.wte.weight"]
     assert not any(isinstance(tensor, DTensor) or tensor.requires_grad for tensor in kept.values())
-    assert not whole(weights, keep=False)
+    assert not whole(model, weights, keep=False)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "llama-tiny"])
@@ -162,7 +163,7 @@ def test_head_sketches_shards_by_a_second_backward(group):
         with sketcher.record(tokens()):
             sketch = sketcher.sketch(model(tokens()))
             sketch.backward(torch.tensor([0.5, 0.1, 0.0, 0.3, 0.1]))
-        grads = whole({n: p.grad for n, p in model.named_parameters()}, keep=True)
+        grads = whole(model, {n: p.grad for n, p in model.named_parameters()}, keep=True)
         found.append((sketch.sketch_BK, grads))
     (sketch_BK, grads), (other_BK, others) = found
     torch.testing.assert_close(sketch_BK, other_BK, rtol=1e-6, atol=1e-7)

@@ -2,10 +2,7 @@
 
 const list = (items, kind = null) =>
   el("ul", { class: kind }, items.map((text) => el("li", {}, named(text))));
-const fact = ([name, value]) => [
-  el("dt", {}, name),
-  el("dd", {}, named(typeof value === "string" ? value : formatOf(value)(value.value))),
-];
+const fact = ([name, value]) => [el("dt", {}, name), el("dd", {}, named(value))];
 const STYLES = {
   soft,
   claim: (text) => el("p", { class: "claim" }, named(text)),
@@ -15,7 +12,7 @@ const STYLES = {
   "soft list": (items) => list(items, "soft"),
   warnings: (items) =>
     el("div", { class: "warnings", role: "note" }, el("h3", {}, "Warnings"), list(items)),
-  facts: (rows) => el("dl", { class: "facts" }, rows.map(fact)),
+  facts: (values) => el("dl", { class: "facts" }, Object.entries(values).map(fact)),
   legend,
   group: (items) => el("div", {}, items.map(item)),
   grid: (items) => el("div", { class: "grid" }, items.map(item)),

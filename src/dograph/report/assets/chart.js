@@ -121,7 +121,7 @@ function bottomAxis(marks, x, { width, height, left = 0 }, name, write = tickTex
 
 // Lines and labels of both axes, and the scales.
 function axes(box, xs, ys, chart) {
-  const yMarks = chart.log_y ? logTicks(...ys) : ticks(...ys, box.height < 180 ? 3 : 5);
+  const yMarks = chart.log_y ? logTicks(...ys) : ticks(...ys, 5);
   const yText = chart.log_y ? (value) => number(value, 2) : tickText(yMarks);
   const left = Math.max(...yMarks.map((value) => yText(value).length)) * 7.6 + 12;
   const x = scale(...xs, left + 6, box.width - 12, chart.log_x);

@@ -41,20 +41,8 @@ function signed(value, digits = 4) {
   return (value > 0 ? "+" : "") + (isSmall ? value.toFixed(digits) : number(value, digits));
 }
 
-function seconds(value) {
-  if (value < 100) return `${value.toFixed(1)} s`;
-  return value < 6000 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
-}
-
 // Number formats, by the names that cells and charts use.
-const FORMATS = {
-  number,
-  signed,
-  seconds,
-  fixed: (value, digits) => value.toFixed(digits),
-  whole: (value) => number(Math.round(value)),
-  bytes: (value) => (value ? `${(value / 2 ** 30).toFixed(2)} GiB` : "not recorded"),
-};
+const FORMATS = { number, signed, fixed: (value, digits) => value.toFixed(digits) };
 const formatOf = ({ write, digits }) => (value) =>
   isKnown(value) ? FORMATS[write](value, digits) : "";
 const interval = (low, high, write) => (isKnown(low) ? `[${write(low)}, ${write(high)}]` : "");
@@ -99,7 +87,7 @@ function table({ name, heads, rows, summaries = 0, tall }) {
   return el(
     "div",
     { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": name },
-    el("table", { class: "plain" }, el("thead", {}, head), el("tbody", {}, rows.map(line))),
+    el("table", {}, el("thead", {}, head), el("tbody", {}, rows.map(line))),
   );
 }
 

@@ -10,6 +10,9 @@ const GRAPH_NOTE =
   "disc: share of samples; ring: weight (larger than the disc: weighted up); solid line: mean " +
   "gradients point in similar directions, dashed: in opposite ones, thickness: |cosine|; " +
   "distances approximate those between mean gradients. ";
+const DRIFT_NOTE =
+  "kept: rows in this domain at both this probe and the one before, over rows at either; " +
+  "cosine: of its centroid with its centroid at the last probe";
 const BASES = [
   ["last", "of the last probe, at all steps"],
   ["own", "of each probe"],
@@ -236,8 +239,9 @@ function drawNode(node, x, y, zoom, choose) {
 // Everything about one domain, next to the graph.
 function domainPanel(own, graph, probe, domain) {
   const node = graph.nodes.find((one) => one.domain === domain);
-  const texts = own.has_identity ? nearTexts : batchTexts;
-  const [title, examples, none] = texts(own, graph, probe, domain);
+  const from = own.has_identity ? probe : graph; // where example texts are from
+  const examples = from?.examples?.[domain] || [];
+  const drift = own.drift[domain];
   const rank = `Its number is a rank by weight in the batch of step ${graph.step}, 0 the largest weight; domain ${domain} of another step is another domain.`;
   return el(
     "div",
@@ -245,24 +249,10 @@ function domainPanel(own, graph, probe, domain) {
     el("h3", {}, `Domain ${domain}`),
     own.has_identity ? null : soft(rank),
     node ? nodeFacts(node, graph.step) : null,
-    el("h4", {}, title),
-    examples?.length ? examples.map(exampleText) : soft(none),
-    own.drift[domain] ? driftPart(own.drift[domain]) : null,
+    el("h4", {}, own.examples_title, from ? ` ${from.step}` : ""),
+    examples.length ? examples.map(exampleText) : soft(own.no_examples),
+    drift ? [el("h4", {}, "Drift"), soft(DRIFT_NOTE), table(drift)] : null,
   );
-}
-
-function nearTexts(own, graph, probe, domain) {
-  const title = `Texts nearest its centroid${probe ? ` (probe after step ${probe.step})` : ""}`;
-  const none = "No probe row is in this domain, or there are no probes.";
-  return [title, probe?.examples[domain], none];
-}
-
-function batchTexts(own, graph, probe, domain) {
-  const steps = own.graphs.filter((one) => one.examples).map((one) => one.step);
-  const none = "No samples were recorded.";
-  const some = `Samples are shown for steps ${steps.join(", ")}.`;
-  const title = `Samples of step ${graph.step} in this domain`;
-  return [title, graph.examples?.[domain], steps.length ? some : none];
 }
 
 function nodeFacts(node, step) {
@@ -275,13 +265,6 @@ function nodeFacts(node, step) {
     el("h4", {}, "Sources"),
     table({ name: "sources of the domain", heads, rows: sourcesOf(node) }),
   ];
-}
-
-function driftPart(drift) {
-  const note =
-    "kept: rows in this domain at both this probe and the one before, over rows at either; " +
-    "cosine: of its centroid with its centroid at the last probe";
-  return [el("h4", {}, "Drift"), soft(note), table(drift)];
 }
 
 function exampleText({ source, document: index, text }) {

@@ -1,5 +1,6 @@
 // Line charts: smoothed lines, faint raw values, shaded intervals, a cursor for mouse and keys.
 
+const HEIGHT = 250; // pixels
 const hidden = new Set(); // lines that the reader switched off, kept over redraws
 
 function lineChart(chart) {
@@ -30,8 +31,8 @@ function lineChart(chart) {
   const rows = () => chart.series.flatMap((one) => one.x.map(row(one)));
   const { node, plot } = figure(
     chart,
-    chart.height,
-    (width) => drawLines({ width, height: chart.height }, shown(), chart),
+    HEIGHT,
+    (width) => drawLines({ width, height: HEIGHT }, shown(), chart),
     chart.series.length > 1 ? el("div", group, chart.series.map(button)) : null,
     numbers(chart.title, ["line", chart.x_name, "value", "95 %"], rows),
   );
