@@ -1,4 +1,4 @@
-"""The parts of docs/results.md that say why: diagnostics, the paper's analyses, its Figure 1."""
+"""The explaining parts of docs/results.md: diagnostics, the paper's analyses, its Figure 1."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,43 +23,43 @@ FIGURES = {
 
 
 def reasons(main: ByArm, second: ByArm) -> list[str]:
-    """Where the chosen recipe and inverse-norm differ, and what each spends."""
+    """Where the recommended recipe and inverse-norm differ, and how many samples each uses."""
     return [
-        "## Recommended beside every other row, and why inverse-norm is close",
+        "## Recommended vs. every other row, and why inverse-norm is close",
         "",
-        "What was looked for is a variant that is lower than every other row *and* than",
-        "inverse-norm, in both tables, with intervals that exclude zero (Holm over the table's",
-        "rows). Recommended less",
+        "The goal was a variant that is lower than every other row, inverse-norm included, in",
+        "both tables, with intervals that exclude zero (Holm over the table's rows).",
+        "Recommended minus each row:",
         "",
         *_rows(main, second),
         "",
         *_pooled(main, second),
-        "By source (main table), recommended less inverse-norm:",
+        "By source (main table), recommended vs. inverse-norm:",
         "",
         *_by_source(main),
         "",
-        "- The two gain in different places. Counting directions loses on code and papers and",
-        "  gains on prose. *recommended* takes weight from a few samples with large gradients,",
-        "  which are domains of their own, spends less of the batch for it (*effective* above) and",
-        "  loses nowhere.",
-        "- What they do between sources is not what they gain by. *recommended, kept* leaves every",
-        "  source its share of what was drawn (`mixer.keep_source_shares`): it gains as much on",
-        "  the mean, and every source has its part of it.",
-        "- What spends effective samples loses: `paper` goes down to 16 of 48, robust and",
-        "  alignment (below) to 2. Keeping them is no gain by itself: see `safe`.",
-        "- Drawing does not add to it. The planned mixtures are no better than drawing every",
-        "  source alike, and a transfer law fitted to their 32 proxies puts the best mixture close",
-        "  to that. Drawing by it, or by strata, gained nothing more on tuning seeds (below).",
-        "- Drawn by tokens, *inverse-norm, all* (norms of all layers, not of the blocks alone) is",
-        "  the lowest row, on three seeds; every source alike it was not, on one tuning seed.",
-        "- Nothing tried goes further: stronger exponents, more domains, both rules at once and",
-        "  sketches in Adam's geometry ([log](log.md)) are no better or lose (below).",
+        "- The two gain on different sources. *inverse-norm* loses on code and papers and gains on",
+        "  prose. *recommended* takes weight from a few samples with large gradients, which form",
+        "  domains of their own; it keeps more effective samples (*effective* above) and loses on",
+        "  no source.",
+        "- The gain does not come from shifting weight between sources. *recommended, kept* keeps",
+        "  the total weight of every source as sampled (`mixer.keep_source_shares`): it gains",
+        "  as much on the mean, and every source gains.",
+        "- Methods with few effective samples lose: `paper` goes down to 16 of 48, robust and",
+        "  alignment (below) to 2. Many effective samples alone are no gain: see `safe`.",
+        "- Changing the sampling does not add to it. The planned mixtures are no better than equal",
+        "  sampling, and a transfer law fitted to their 32 proxies puts the best mixture close to",
+        "  it. Sampling by that law, or by strata, gained nothing more on tuning seeds (below).",
+        "- With natural sampling, *inverse-norm, all* (norms of all layers, not only the blocks)",
+        "  is the lowest row, on three seeds; with equal sampling it was not, on one tuning seed.",
+        "- No other variant is better: stronger exponents, more domains, both rules together and",
+        "  sketches in Adam's geometry ([log](log.md)) are equal or worse (below).",
         "",
     ]
 
 
 def _rows(main: ByArm, second: ByArm) -> list[str]:
-    """recommended less each other row of both tables, with what may be claimed."""
+    """recommended minus each other row of both tables, with the claim."""
     rows = []
     for table, by_arm, metric in (("main", main, "mean"), ("second", second, "natural")):
         own = by_arm.get("recommended", {})
@@ -79,7 +79,7 @@ def _rows(main: ByArm, second: ByArm) -> list[str]:
 
 
 def _pooled(main: ByArm, second: ByArm) -> list[str]:
-    """Both tables at once: more seeds, but nobody planned it."""
+    """Both tables together: more seeds, but the analysis was not planned."""
     pairs = [
         by_arm["recommended"][seed]["summaries"][metric] - own["summaries"][metric]
         for by_arm, metric in ((main, "mean"), (second, "natural"))
@@ -90,8 +90,8 @@ def _pooled(main: ByArm, second: ByArm) -> list[str]:
     if told.interval is None:
         return []
     return [
-        f"Beside inverse-norm, over the {len(pairs)} pairs of both tables at once, it is",
-        f"{told.text('+.4f', ' ')}. That was not planned, so it is a lead.",
+        f"Over all {len(pairs)} pairs of both tables, recommended vs. inverse-norm is",
+        f"{told.text('+.4f', ' ')}. This analysis was not planned, so it is a hint, not a claim.",
         "",
     ]
 
@@ -112,25 +112,25 @@ def _by_source(main: ByArm) -> list[str]:
 def analyses(cells: Cells) -> list[str]:
     """The paper's analyses on tuning seeds."""
     return [
-        "## The paper's analyses (400 steps, seeds 0 to 2, every source alike)",
+        "## The paper's analyses (400 steps, seeds 0 to 2, equal sampling)",
         "",
-        "Objectives on the paper's recipe (`paper` is its choice, uncertainty; `precision` is",
-        "ours), less plain:",
+        "Objectives with the paper's recipe (`paper` uses uncertainty, the paper's choice;",
+        "`precision` is ours):",
         "",
         *tuning_table(cells, "uniform", ("plain", *OBJECTIVES), "mean", "plain"),
         "",
-        "Number of domains (`paper` has 11), less 11:",
+        "Number of domains (`paper` has 11):",
         "",
         *tuning_table(cells, "uniform", NUM_DOMAINS, "mean", "paper"),
         "",
-        "Scope and geometry of the domains, less the paper's (each batch, plain K-means):",
+        "Scope and geometry of the domains (`paper`: K-means in each batch, Euclidean):",
         "",
         *tuning_table(cells, "uniform", SCOPES, "mean", "paper"),
         "",
-        "What was tried, every source alike, then by tokens (leads, not results). *unit*: samples",
-        "count by direction; *q*: domains by norm to the power -q; *sampled*: by drawing, not in",
-        "the loss; *lawful*: drawn by the mixture of a transfer law ([log](log.md)); *kept*:",
-        "every source weighs what was drawn of it:",
+        "Other variants, with equal and then with natural sampling (hints, not claims). *unit*:",
+        "gradients are normalized; *q*: weight of a domain is its norm to the power -q; *sampled*:",
+        "weights change the sampling, not the loss; *lawful*: sampled by the mixture of a transfer",
+        "law ([log](log.md)); *kept*: every source keeps its total weight as sampled:",
         "",
         *tuning_table(cells, "uniform", TRIED, "mean", "plain"),
         "",
@@ -140,17 +140,18 @@ def analyses(cells: Cells) -> list[str]:
 
 
 def merging(record: Mapping[str, Any]) -> list[str]:
-    """Figure 1 and the cluster picture of the paper, in numbers."""
+    """The paper's Figure 1 and its figure of clusters, in numbers."""
     first, domains = record["artefacts"]["gradient-pca"], record["artefacts"]["clusters"]
     lines = [
         "## Do sources merge in training? (the paper's Figure 1)",
         "",
         "`dograph reproduce gradient-pca --methods equal` on the same corpus, seeds",
         f"{first['seeds'][0]} to {first['seeds'][-1]}:",
-        "every sample weighs the same, every source is drawn alike; 512 held-out rows are sketched",
-        "under one projection as training goes on. *separation*: unbiased MMD^2 between two",
-        "sources over their spread, mean over pairs; *NMI*, *purity*: 11 domains of the rows'",
-        "directions against their sources. Intervals are over seeds ([analyses](analyses.md)).",
+        "equal sample weights and equal sampling of sources; 512 held-out rows are sketched with",
+        "the same projection during training. *separation*: unbiased MMD^2 between two sources",
+        "over their spread, mean over pairs; *NMI*, *purity*: agreement of 11 domains (K-means of",
+        "the rows' directions) with the sources. Intervals are over seeds",
+        "([analyses](analyses.md)).",
         "",
     ]
     for label, found in first["results"]["methods"].items():
@@ -164,7 +165,7 @@ def merging(record: Mapping[str, Any]) -> list[str]:
         ]
         lines += markdown(["step", *FIGURES.values(), "by chance (NMI, purity)"], rows)
         lines += ["", "![separation and NMI against step](pictures/merging.svg)", ""]
-        lines += [f"- {verdict['line']}" for verdict in first["verdicts"]]
+        lines += [f"- {v['line'].replace('last less', 'last minus')}" for v in first["verdicts"]]
         lines.append("")
         for step, table in domains["results"]["methods"][label]["composition"].items():
             lines += [f"Domains at step {step} (first seed), sources in per cent:", ""]

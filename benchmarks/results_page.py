@@ -40,7 +40,7 @@ def committed() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def page(record: Mapping[str, Any], probes: Mapping[str, Any]) -> str:
-    """The whole page, from the cells and from what `dograph reproduce` made of probes."""
+    """The whole page, from the cells and from the probes of `dograph reproduce`."""
     cells: Cells = record["cells"]
     main, second, shares = two_tables(cells)
     beside = dict(main) | {"natural sampling": second["plain"]}
@@ -49,39 +49,41 @@ def page(record: Mapping[str, Any], probes: Mapping[str, Any]) -> str:
             *opening(record),
             *findings(main, second),
             "",
-            "## The main table: every source drawn alike, judged by the mean over sources",
+            "## Main table: equal sampling of sources, judged by the mean over sources",
             "",
             *loss_table(beside, ORDER, "mean", shares),
             "",
-            "![differences to plain, every source alike](pictures/every-source-alike.svg)",
+            "![differences to plain, equal sampling](pictures/every-source-alike.svg)",
             "",
             "Means are over the seeds of a row, differences over the seeds that both rows have.",
-            "*worst*: the source with the largest loss; *gap*: worst less best; *effective*: 1",
-            "over the sum of squared sample weights. *recommended* and *safe* are our recipes",
-            "([recipes](dograph.md)), *paper* is the paper's.",
+            "*vs. plain*: method minus plain, paired by seed, below 0 is better; *over text*:",
+            "interval over validation blocks; *worst*: the source with the largest loss; *gap*:",
+            "worst minus best; *effective*: 1 over the sum of squared sample weights.",
+            "*recommended* and *safe* are our recipes ([recipes](dograph.md)), *paper* is the",
+            "paper's.",
             "",
-            "*natural sampling* draws by tokens, as most people do; *inverse-norm* counts each",
-            "sample's gradient by its direction and needs no domains. They lead because a gain",
-            "that they have too is not DoGraph's. *over text*: interval over validation blocks.",
-            "Rows of inverse norms were run with domains that persist (`safe`), which are known",
-            "after ten steps, and until then count all samples alike; *recommended* weighs from",
-            "the first step on.",
+            "*natural sampling* draws sources in proportion to their tokens, the usual choice;",
+            "*inverse-norm* normalizes each sample's gradient and needs no domains. They come",
+            "first because a gain that they also have does not come from DoGraph's domains. The",
+            "rows of inverse norms use persistent domains (`safe`), which exist after ten steps;",
+            "until then all samples have equal weight. *recommended* sets weights from the first",
+            "step on.",
             "",
             *source_table(beside, ORDER, shares),
             "",
-            "Differences to plain in brackets, `!` claimed (Holm over the table, 5 seeds).",
+            "In brackets: difference to plain; `!`: claimed (Holm over the table, 5 seeds).",
             "",
-            "## The second table: drawn by tokens, judged by the natural-weighted loss",
+            "## Second table: natural sampling, judged by the natural-weighted loss",
             "",
             *loss_table(second, ORDER, "natural", shares),
             "",
-            "![differences to plain, drawn by tokens](pictures/by-tokens.svg)",
+            "![differences to plain, natural sampling](pictures/by-tokens.svg)",
             "",
-            "## Training loss less plain's on the same batches (main table)",
+            "## Training loss minus plain's on the same batches (main table)",
             "",
             *curve_table(main, ORDER),
             "",
-            "![training loss less plain's](pictures/curves.svg)",
+            "![training loss minus plain's](pictures/curves.svg)",
             "",
             *reasons(main, second),
             *tasks(cells),
@@ -116,31 +118,31 @@ def opening(record: Mapping[str, Any]) -> list[str]:
     return [
         "# Results",
         "",
-        "This page shows how the methods compare, with seeds, intervals and what is claimed.",
+        "This page compares the methods, with seeds, intervals and claims.",
         "",
         "Made by `make results` from `evidence-*-h200.json` and `probes-h200.json` in",
         "`benchmarks/results`; do not edit by hand.",
         "",
-        "GPT-2 Mini (12 layers, 768 wide), 48 x 512 tokens a step, 700 steps (17.2M tokens),",
+        "GPT-2 Mini (12 layers, 768 wide), 48 x 512 tokens per step, 700 steps (17.2M tokens),",
         "AdamW 0.9, 0.95, learning rate 5e-4 to 1e-4, 100 steps of warm-up, bf16, compiled;",
         "36M tokens of text under SlimPajama's seven labels, 8 strata each (corpus digest",
         f"`{config['corpus'][:12]}`); {', '.join(machine['gpus'])}; {versions}.",
-        "Losses in nats on 128 blocks a source. Tuning seeds are 0 to 2, reported ones 10 to 14",
+        "Losses in nats on 128 blocks per source. Tuning seeds are 0 to 2, reported ones 10 to 14",
         "(second table: 10 to 12); arms were named and committed before these ran ([log](log.md)).",
-        "Intervals are paired t intervals over seeds; a claim needs 5 seeds and Holm's p of at",
-        "most 0.05 ([compare](compare.md)). Again: `python -m benchmarks.evidence CORPUS --parts",
-        "sceptic chosen kept online planned --compile --out FOLDER --into FILE.json`; other parts",
-        "are in `benchmarks/evidence_arms.py`.",
+        "Intervals are paired t intervals over seeds; a claim needs 5 seeds and a Holm-adjusted p",
+        "of at most 0.05 ([compare](compare.md)). To repeat: `python -m benchmarks.evidence CORPUS",
+        "--parts sceptic chosen kept online planned --compile --out FOLDER --into FILE.json`;",
+        "other parts are in `benchmarks/evidence_arms.py`.",
         "",
     ]
 
 
 def findings(main: ByArm, second: ByArm) -> list[str]:
-    """The sentences that matter, with the figures as they are; Holm over these sentences."""
+    """The main differences; Holm over these lines."""
     pairs_of: dict[str, list[float]] = {}
     for title, by_arm, metric in (
-        ("every source alike, mean over sources", main, "mean"),
-        ("by tokens, natural-weighted", second, "natural"),
+        ("equal sampling, mean over sources", main, "mean"),
+        ("natural sampling, natural-weighted", second, "natural"),
     ):
         for arm in ("inverse-norm", "recommended", "paper"):
             for base in ("plain", "inverse-norm"):
@@ -148,25 +150,29 @@ def findings(main: ByArm, second: ByArm) -> list[str]:
                 seeds = sorted(set(own) & set(other))
                 if arm == base or not seeds:
                     continue
-                pairs_of[f"{title}: **{arm} less {base}**"] = [
+                pairs_of[f"{title}: **{arm} vs. {base}**"] = [
                     own[s]["summaries"][metric] - other[s]["summaries"][metric] for s in seeds
                 ]
     told = zip(pairs_of.items(), verdicts(list(pairs_of.values())), strict=True)
     return [
         "## Summary",
         "",
-        *(f"- {name} {shown}, {len(pairs)} seeds: {word}" for (name, pairs), (shown, word) in told),
+        *(
+            f"- {name}: {shown}, {len(pairs)} seeds: {word}"
+            for (name, pairs), (shown, word) in told
+        ),
     ]
 
 
 def tasks(cells: Cells) -> list[str]:
     return [
-        "## Nine downstream tasks, one model an arm (seed 10, all items)",
+        "## Nine downstream tasks, one model per arm (seed 10, all items)",
         "",
         *task_table(cells, ORDER, bits=False),
         "",
-        "Per cent, acc_norm where there is one, ± the standard error over items. At 17M tokens",
-        "models sit at chance on most; bits per byte of the right answer move earlier:",
+        "Per cent, acc_norm for tasks that have it, ± the standard error over items. After 17M",
+        "tokens models are at chance on most tasks; bits per byte of the right answer improve",
+        "earlier:",
         "",
         *task_table(cells, ORDER, bits=True),
         "",
@@ -187,8 +193,8 @@ def plans() -> list[str]:
     return [
         "## Planned mixtures",
         "",
-        "DoReMi and DoGE with 6-layer proxies of 400 steps, RegMix and the law from one table of",
-        "32 proxies of 4 layers, 350 steps (`benchmarks/results/plans`):",
+        "DoReMi and DoGE with 6-layer proxies of 400 steps, RegMix and the mixing law from the",
+        "same 32 proxies of 4 layers and 350 steps (`benchmarks/results/plans`):",
         "",
         *markdown(["method", *(source.removeprefix("RedPajama") for source in sources)], rows),
         "",
@@ -196,7 +202,7 @@ def plans() -> list[str]:
 
 
 def missing(cells: Cells) -> list[str]:
-    """What was meant to be run and is not there."""
+    """Cells that were planned and have not been run."""
     names = ("table", "arm", "seed", "steps", "preset")
     there = {" ".join(str(cell[name]) for name in names) for cell in cells}
     gaps: dict[tuple[str, str], list[int]] = {}

@@ -10,14 +10,14 @@ from benchmarks.results_tables import compared, same_batches
 from dograph.errors import require
 
 ByArm = Mapping[str, Mapping[int, Mapping[str, Any]]]
-BLUE, GREY, ORANGE = "#0072b2", "#767676", "#d55e00"  # told apart by the colour-blind too
+BLUE, GREY, ORANGE = "#0072b2", "#767676", "#d55e00"  # distinct for colour-blind readers
 LINES = (BLUE, ORANGE, "#009e73", GREY, "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def draw(
     folder: Path, tables: Mapping[str, tuple[ByArm, str]], order: Sequence[str], shares: Any
 ) -> list[Path]:
-    """One picture a table of differences to plain, and one of the first table's curves."""
+    """One picture per table of differences to plain, and one of the first table's curves."""
     folder.mkdir(exist_ok=True)
     made = []
     for name, (by_arm, metric) in tables.items():
@@ -31,7 +31,7 @@ def draw(
 
 
 def draw_merging(folder: Path, probes: Mapping[str, Any]) -> Path:
-    """Separation of the sources, and how far domains follow them, against step."""
+    """Separation of the sources, and agreement of domains with sources, by step."""
     figure = _figure(7, 2.8)
     left, right = figure.subplots(1, 2)
     (found,) = probes["artefacts"]["gradient-pca"]["results"]["methods"].values()
@@ -91,11 +91,11 @@ def _differences(axes: Any, by_arm: ByArm, metric: str, order: Sequence[str], sh
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(arms)), [f"{arm} ({found[arm][metric].seeds})" for arm in arms])
     axes.set_ylim(-0.6, len(arms) - 0.4)
-    axes.set_xlabel(f"{metric} loss less plain, nats; grey: no claim; in brackets: seeds")
+    axes.set_xlabel(f"{metric} loss vs. plain, nats; grey: no claim; in brackets: seeds")
 
 
 def _curves(axes: Any, by_arm: ByArm, order: Sequence[str]) -> None:
-    """Training loss less plain's, means over seeds smoothed over five points."""
+    """Training loss minus plain's, means over seeds smoothed over five points."""
     plain = by_arm["plain"]
     axes.set_prop_cycle(color=LINES)
     for arm in order:
@@ -114,5 +114,5 @@ def _curves(axes: Any, by_arm: ByArm, order: Sequence[str]) -> None:
         axes.plot(step_X[2:-2], smooth_X, label=arm)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlabel("step")
-    axes.set_ylabel("training loss less plain, nats")
+    axes.set_ylabel("training loss vs. plain, nats")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))  # beside the lines

@@ -29,7 +29,7 @@ TASKS = (
 
 
 def select(cells: Cells, table: str, steps: int) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Cells of a table by arm and seed; other model sizes apart."""
+    """Cells of a table by arm and seed, of one model size."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for cell in cells:
         if (cell["table"], cell["steps"], cell["preset"]) == (table, steps, PRESET):
@@ -64,7 +64,7 @@ def loss_table(
     metric: str,
     shares: Mapping[str, float],
 ) -> list[str]:
-    """A row an arm: what is judged, its differences to plain and to inverse-norm, the rest."""
+    """One row per arm: the metric, its differences to plain and to inverse-norm, other metrics."""
     to_plain = compared(by_arm, "plain", shares)
     to_norm = compared(by_arm, "inverse-norm", shares) if "inverse-norm" in by_arm else {}
 
@@ -86,8 +86,8 @@ def loss_table(
         if arm in by_arm
     ]
     head = [
-        *("arm", "seeds", metric, "less plain [95 %]", "over text", "claim"),
-        *("less inverse-norm [95 %]", *rest, "effective of 48"),
+        *("arm", "seeds", metric, "vs. plain [95 %]", "over text", "claim"),
+        *("vs. inverse-norm [95 %]", *rest, "effective of 48"),
     ]
     return markdown(head, rows)
 
@@ -97,7 +97,7 @@ def source_table(
     order: Sequence[str],
     shares: Mapping[str, float],
 ) -> list[str]:
-    """Losses by source, and their differences to plain; `!` where Holm over the table allows."""
+    """Losses by source, and their differences to plain; `!` if claimed (Holm over the table)."""
     to_plain = compared(by_arm, "plain", shares)
     sources = list(shares)
     rows = []
@@ -137,12 +137,12 @@ def tuning_table(
                 effective(own.values()) if own else "",
             ]
         )
-    head = ["arm", "seeds", metric, f"less {baseline} [95 %]", "worst", "effective of 48"]
+    head = ["arm", "seeds", metric, f"vs. {baseline} [95 %]", "worst", "effective of 48"]
     return markdown(head, rows)
 
 
 def task_table(cells: Cells, order: Sequence[str], bits: bool) -> list[str]:
-    """Nine tasks of one model of every arm: accuracies, or bits per byte of the right answers."""
+    """Nine tasks, one model per arm: accuracies, or bits per byte of the right answers."""
     rows = []
     for cell in cells:
         if "tasks" not in cell or (cell["steps"], cell["preset"]) != (REPORTED_STEPS, PRESET):
@@ -167,7 +167,7 @@ def task_table(cells: Cells, order: Sequence[str], bits: bool) -> list[str]:
 def curve_table(
     by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]], order: Sequence[str], points: int = 7
 ) -> list[str]:
-    """Training loss less plain's on the same batches, averaged over stretches of the run."""
+    """Training loss minus plain's on the same batches, averaged over stretches of the run."""
     rows, head = [], ["arm"]
     for arm in order:
         own, base = by_arm.get(arm, {}), by_arm["plain"]
@@ -194,7 +194,7 @@ def average(cells: Iterable[Mapping[str, Any]], metric: str) -> float:
 
 
 def effective(cells: Iterable[Mapping[str, Any]]) -> str:
-    """Range of the effective samples over a run, its first reading apart."""
+    """Range of the effective samples over a run, without its first value."""
     values = [x for cell in cells for x in cell["effective"][1:] if x is not None]
     if not values:
         return "48"
@@ -203,7 +203,7 @@ def effective(cells: Iterable[Mapping[str, Any]]) -> str:
 
 
 def difference(told: Contrast | None) -> tuple[str, str, str]:
-    """Over seeds, over text, and what is claimed."""
+    """Over seeds, over text, and the claim."""
     if told is None:
         return "", "", ""
     text = "" if told.over_items is None else told.over_items.text("+.4f", " ")
@@ -213,13 +213,13 @@ def difference(told: Contrast | None) -> tuple[str, str, str]:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; figures to the right."""
+    """A table with its numbers on the right."""
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def verdicts(pairs_of: Sequence[Sequence[float]]) -> list[tuple[str, str]]:
-    """Mean differences with their intervals, and what may be claimed of all at once (Holm)."""
+    """Mean differences with their intervals, and the claims that hold for all at once (Holm)."""
     all_told = [mean_estimate(pairs) for pairs in pairs_of]
     adjusted = holm([told.p_value for told in all_told])
     return [

@@ -111,8 +111,8 @@ def made(asked, request=None):
     pool, request, asks = Here(), request or EvalRequest(), build_asks(asked)
     session.check(asked, asks, request, silent)
     study = session.train(asked, asks, pool, silent)
-    outcome, record = session.finish(study, request, asked.folder, silent)
+    outcome = session.finish(study, request, asked.folder, silent)
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    print_outcome(console, asked.artefact, outcome, record)
+    print_outcome(console, asked.artefact, outcome)
     stored = json.loads((asked.folder / "reproduce.json").read_text())
     return outcome, stored, console.export_text(), [job.label for job in pool.asked]

@@ -6,7 +6,8 @@ from rich.console import Console
 
 from dograph.compare.arms import Ask, parse_methods
 from dograph.compare.findings import Findings
-from dograph.compare.session import run_compare, tables
+from dograph.compare.session import run_compare
+from dograph.compare.tables import tables
 from dograph.config import parse_config
 from dograph.files import plain
 from dograph.plan.lab import default_proxy

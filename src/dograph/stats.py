@@ -1,16 +1,16 @@
-"""What a figure over seeds, over rows or over validation text is worth: one estimate type.
+"""Estimates with intervals: over seeds, over rows and over validation text.
 
-Over seeds: runs of two methods with the same seed are a pair (same first weights, same shuffles),
+Over seeds: runs of two methods with the same seed are a pair (same initial weights, same shuffles),
 so the difference is taken within each seed and the t interval is that of N differences:
     mean +- t(1 - alpha / 2; N - 1) s / sqrt(N).
-It speaks of other seeds, on this validation text.
+It generalizes to other seeds, on this validation text.
 
-Over items: validation blocks are resampled with replacement inside each source, the same blocks
-for every run, and runs are kept as they are. It speaks of other text of these sources, for these
-runs. Percentiles are taken of draws of n - 1 of a source's n blocks (Rao and Wu 1988): drawing n
-gives intervals too narrow by sqrt((n - 1) / n), much at the few blocks of a short validation.
-BCa would also mend skewness, which paired differences hardly have, but its acceleration is not
-defined over strata of different sizes.
+Over items: validation blocks are resampled with replacement within each source, the same blocks
+for every run, with the runs fixed. It generalizes to other text of these sources, for these runs.
+Percentiles are over draws of n - 1 of a source's n blocks (Rao and Wu 1988): drawing n would make
+intervals too narrow by sqrt((n - 1) / n), which matters for short validation texts. BCa would also
+correct skewness, which paired differences hardly have, but its acceleration is not defined over
+strata of different sizes.
 
 Shapes: N seeds, M methods, S sources, n blocks of a source, R resamples.
 """
@@ -28,15 +28,15 @@ from dograph.rng import stream
 
 CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE
-LEAST_SEEDS = 5  # for a claim
+LEAST_SEEDS = 5  # that a claim needs
 RESAMPLES = 4000
 METRICS = ("mean", "natural", "worst", "gap")
 
-# The range of a quantity. A t interval over few seeds reaches beyond what can be: an NMI of 1.2.
-# Its ends are cut to the range, which loses no coverage, since no true value lies outside.
+# The range of a quantity. A t interval over few seeds can reach impossible values, such as an NMI
+# of 1.2. Cutting it to the range loses no coverage, since no true value lies outside.
 Range = tuple[float, float]
 SHARE: Range = (0.0, 1.0)  # NMI, purity
-SHARE_CHANGE: Range = (-1.0, 1.0)  # one of them less another
+SHARE_CHANGE: Range = (-1.0, 1.0)  # a difference of two
 PER_CENT: Range = (0.0, 100.0)
 PER_CENT_CHANGE: Range = (-100.0, 100.0)
 ABOVE_ZERO: Range = (0.0, math.inf)  # losses, spreads, seconds
@@ -50,7 +50,7 @@ class Interval:
 
     @property
     def side(self) -> Literal[-1, 0, 1]:
-        """The side of zero on which all of it lies; 0 where it includes zero."""
+        """The side of zero on which the whole interval lies; 0 if it contains zero."""
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
     def cut(self, ends: Range) -> "Interval":
@@ -65,11 +65,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its interval; none where nothing tells how the figure would vary."""
+    """A value with its interval; None if the variation of the value is unknown."""
 
     value: float
-    interval: Interval | None = None  # of this figure alone, at `level`
-    num: int = 1  # values it is made of: seeds, runs, blocks
+    interval: Interval | None = None  # of this value alone, at `level`
+    num: int = 1  # of values it is made of: seeds, runs, blocks
     simultaneous: Interval | None = None  # of a family: all of its intervals hold at once
     p_value: float | None = None  # two-sided, of a true value of zero
     level: float = CONFIDENCE
@@ -83,12 +83,12 @@ class Estimate:
         return None if self.interval is None else self.interval.high
 
     def within(self, ends: Range) -> "Estimate":
-        """Its intervals cut to the range of the quantity; the value is left as it is."""
+        """With intervals cut to the range of the quantity; the value does not change."""
         own, family = (i and i.cut(ends) for i in (self.interval, self.simultaneous))
         return replace(self, interval=own, simultaneous=family)
 
     def plain(self, shape: str) -> str:
-        """The value alone, or a dash where it is made of nothing."""
+        """The value alone, or a dash if there is none."""
         return f"{self.value:{shape}}" if self.num else "-"
 
     def text(self, shape: str, gap: str = "") -> str:
@@ -97,7 +97,7 @@ class Estimate:
         return f"{self.plain(shape)} {ends}".strip()
 
     def plus_minus(self, shape: str) -> str:
-        """`5.1234 ± 0.0034`, half the interval's width; both ends where one is cut off."""
+        """`5.1234 ± 0.0034`, half the interval's width; both ends if one is cut off."""
         if self.interval is None:
             return self.plain(shape)
         below, above = self.value - self.interval.low, self.interval.high - self.value
@@ -125,11 +125,11 @@ def t_interval(value: float, error: float, freedom: float, alpha: float = ALPHA)
 
 
 def mean_estimate(value_N: Sequence[float] | np.ndarray, family: int = 1) -> Estimate:
-    """A mean with its 95 % t interval; no interval and no p of one value, or of what is not finite.
+    """A mean with its 95 % t interval; no interval and no p for one value or a value not finite.
 
-    `family` is how many means a table tests; intervals at level 1 - 0.05 / family cover all of
-    their true values at once in at least 95 % of tables (Bonferroni). Where all values are the
-    same, the interval is that one number, and p is 0, or 1 where the number is 0.
+    `family` is the number of means that a table tests; intervals at level 1 - 0.05 / family cover
+    all of their true values at once in at least 95 % of tables (Bonferroni). If all values are the
+    same, the interval is that one number, and p is 0, or 1 if the number is 0.
     """
     value_N = np.asarray(value_N, dtype=np.float64)
     num, mean = len(value_N), float(value_N.mean()) if len(value_N) else math.nan
@@ -152,7 +152,7 @@ def paired_difference(
     family: int = 1,
     of: Callable[[float, float], float] = operator.sub,
 ) -> Estimate:
-    """The mean of `of` (own less other) over the seeds that both have, taken seed by seed."""
+    """The mean of `of` (own minus other), paired over the seeds that both have."""
     return mean_estimate([of(own[seed], other[seed]) for seed in own if seed in other], family)
 
 
@@ -160,9 +160,9 @@ def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estim
     """The median and its exact distribution-free interval, from order statistics.
 
     Between the k-th smallest and the k-th largest of n values lies the true median with
-    probability 1 - 2 P(Bin(n, 1/2) < k), whatever the distribution; k is the largest for which
-    that is at least `level`. Of too few values all are taken; what they cover is the estimate's
-    own level.
+    probability 1 - 2 P(Bin(n, 1/2) < k), for any distribution; k is the largest for which that is
+    at least `level`. With too few values the interval spans all of them; the estimate has the
+    level that it reaches.
     """
     ordered, n = sorted(values), len(values)
     below = [math.comb(n, k) / 2**n for k in range(n + 1)]
@@ -175,18 +175,19 @@ def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estim
     return Estimate(float(statistics.median(ordered)), interval, n, level=covered)
 
 
-def median_record(found: Estimate) -> dict[str, Any]:
+def median_record(estimate: Estimate) -> dict[str, Any]:
     """JSON of a median, as measurements of time write it."""
-    ends = {"low": found.low, "high": found.high}
-    return {"median": found.value, **ends, "confidence": found.level, "blocks": found.num}
+    ends = {"low": estimate.low, "high": estimate.high}
+    median = {"median": estimate.value, **ends}
+    return median | {"confidence": estimate.level, "blocks": estimate.num}
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's adjusted p values: at most 0.05 keeps the chance of any false claim below 5 %.
 
     In ascending order, adjusted p_(i) is the largest of min(1, (m - j + 1) p_(j)) over j <= i
-    (Holm 1979). A test without a p value counts as one of the m, so that a run that failed makes
-    no other claim easier.
+    (Holm 1979). A test without a p value counts as one of the m, so that a failed run makes no
+    other claim easier.
     """
     if wrong := [p for p in p_values if p is not None and not 0 <= p <= 1]:
         raise ValueError(f"p values lie between 0 and 1, got {wrong}; leave one out as None")
@@ -201,7 +202,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def claim(difference: Estimate, adjusted: float | None) -> str:
-    """What a table may say of a row: lower, higher, unclear, or that it may say nothing."""
+    """The claim of a row: lower, higher, unclear, or why no claim is made."""
     if difference.num < LEAST_SEEDS:
         return f"no claim: {difference.num} of {LEAST_SEEDS} seeds"
     if adjusted is None:
@@ -212,10 +213,10 @@ def claim(difference: Estimate, adjusted: float | None) -> str:
 
 
 def summaries(loss_S: np.ndarray, share_S: np.ndarray) -> dict[str, np.ndarray]:
-    """The four figures of a run from its sources' losses, on the last axis.
+    """The four summaries of a run from its sources' losses, on the last axis.
 
-    mean: every source alike; natural: by `share_S`, the training tokens; worst: the largest;
-    gap: the largest less the smallest (best-worst).
+    mean: over sources; natural: weighted by `share_S`, the training tokens; worst: the largest;
+    gap: the largest minus the smallest.
     """
     worst = loss_S.max(axis=-1)
     return {
@@ -237,10 +238,10 @@ class Blocks:
 def resample(
     blocks_of: Mapping[str, Blocks], *, seed: int = 0, number: int = RESAMPLES
 ) -> np.ndarray | None:
-    """Losses on resampled validation text, (R, M, N, S): blocks are drawn inside each source.
+    """Losses on resampled validation text, (R, M, N, S): blocks are drawn within each source.
 
-    All runs are on the same draws, and a source's predictions count alike. None where a source
-    has a single block: nothing tells how it would vary.
+    All runs use the same draws, and all predictions of a source count equally. None if a source
+    has a single block: its variation is unknown.
     """
     if not blocks_of or any(len(blocks.prediction_n) < 2 for blocks in blocks_of.values()):
         return None
@@ -249,7 +250,7 @@ def resample(
         draws, num = stream(seed, "compare", "bootstrap", source), len(blocks.prediction_n)
         flat_nX = (blocks.prediction_n[:, None, None] * blocks.loss_nMN).reshape(num, -1)
         parts = []
-        for first in range(0, number, 500):  # all at once would hold R n numbers
+        for first in range(0, number, 500):  # in parts, to save memory
             size = min(500, number - first)
             count_Rn = draws.multinomial(num - 1, np.full(num, 1 / num), size=size).astype(float)
             parts.append((count_Rn @ flat_nX) / (count_Rn @ blocks.prediction_n)[:, None])
@@ -258,7 +259,7 @@ def resample(
 
 
 def percentile_interval(figure_RMN: np.ndarray, method: int, baseline: int) -> Interval | None:
-    """Of a resampled figure's difference to the baseline, averaged over the seeds."""
+    """Of a resampled metric's difference to the baseline, averaged over the seeds."""
     difference_R = (figure_RMN[:, method] - figure_RMN[:, baseline]).mean(axis=-1)
     if not np.isfinite(difference_R).all():
         return None

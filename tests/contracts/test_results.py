@@ -202,9 +202,9 @@ def test_findings_are_by_the_figure_that_each_table_is_judged_by() -> None:
     by_arm, by_tokens, shares = two_tables([*main, *second])
     assert shares == SHARES
     assert findings(by_arm, by_tokens)[2:] == [
-        "- every source alike, mean over sources: **recommended less plain** "
+        "- equal sampling, mean over sources: **recommended vs. plain**: "
         "-0.2000 [-0.2000, -0.2000], 5 seeds: lower",
-        "- by tokens, natural-weighted: **recommended less plain** "
+        "- natural sampling, natural-weighted: **recommended vs. plain**: "
         "-0.1500 [-0.1500, -0.1500], 5 seeds: lower",
     ]
 
@@ -216,8 +216,8 @@ def test_the_page_has_each_table_by_its_own_figure() -> None:
     record = {"cells": cells, "machine": machine, "config": {"corpus": "0" * 64}}
     lines = page(record, committed()[1]).splitlines()
     first, second = (
-        next(n for n, line in enumerate(lines) if line.startswith(f"## The {which} table"))
-        for which in ("main", "second")
+        next(n for n, line in enumerate(lines) if line.startswith(f"## {which} table"))
+        for which in ("Main", "Second")
     )
     natural = row_of(lines[first:second], "natural sampling")
     assert natural[1:4] == ["3", "6.0000", "+0.5000 [+0.5000, +0.5000]"]  # the mean over sources

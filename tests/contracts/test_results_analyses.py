@@ -15,7 +15,7 @@ def test_numbers_of_domains_are_set_against_eleven() -> None:
     losses = {"plain": 5.0, "paper": 4.0, "m=7": 4.5}
     cells = [cell(arm, s, x + s, x + s, steps=400) for arm, x in losses.items() for s in range(2)]
     lines = analyses(cells)
-    start = lines.index("Number of domains (`paper` has 11), less 11:")
+    start = lines.index("Number of domains (`paper` has 11):")
     assert row_of(lines[start:], "m=7")[3] == "+0.500 [+0.500, +0.500]"
 
 

@@ -103,7 +103,7 @@ def test_the_printed_command_makes_a_cell_again(place, whole):
 
 def test_other_settings_in_the_same_folder_are_refused(place, whole):
     _, err = run(*arguments(place, "whole"), "optim.lr=0.5", code=2)
-    assert "optim.lr: 0.002 there, 0.5 asked" in err
+    assert "optim.lr: 0.002 stored, 0.5 requested" in err
 
 
 def test_a_failing_cell_is_named_and_the_exit_says_so(place):

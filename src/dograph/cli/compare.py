@@ -61,7 +61,8 @@ def compare(
 
 def _run(ask: "Ask", pool: "Pool") -> None:
     """Train what is missing, and show the results."""
-    from dograph.compare.session import run_compare, tables
+    from dograph.compare.session import run_compare
+    from dograph.compare.tables import tables
 
     out, shown = ask.out, console.open_console()
     with console.stoppable(f"finished cells are in {out}"), pool:

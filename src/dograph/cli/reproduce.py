@@ -125,7 +125,7 @@ def _run(
             with console.open_pool(device, *where) as pool:
                 study = session.train(wanted, asks, pool, say)
             with stages("models", live=request.using == "builtin") as report:
-                outcome, record = session.finish(study, request, folder, report)
+                outcome = session.finish(study, request, folder, report)
     except KeyboardInterrupt:
         say("stopped; nothing is lost: the same command continues")
         sys.exit(130)
@@ -133,9 +133,9 @@ def _run(
         from dograph.report.drawing import picture_notes
 
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
-        record = replace(record, notes=[*record.notes, *notes])
-    session.print_outcome(console.open_console(WIDTH), artefact, outcome, record)
+        outcome = replace(outcome, notes=[*outcome.notes, *notes])
+    session.print_outcome(console.open_console(WIDTH), artefact, outcome)
     print(f"results: {folder / session.RESULT}; runs: {folder}")
-    if record.failures:
-        say(f"failed: {', '.join(record.failures)}; the same command tries them again")
+    if outcome.failures:
+        say(f"failed: {', '.join(outcome.failures)}; the same command tries them again")
         sys.exit(1)

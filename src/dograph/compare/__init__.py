@@ -1,1 +1,1 @@
-"""Several mixers beside each other, over several seeds."""
+"""Comparing mixers over several seeds, with paired differences and their intervals."""

@@ -1,17 +1,18 @@
-"""Cells: one run for each method and seed, paired by seed; and the plans that some methods need.
+"""Cells: one run per method and seed, paired by seed; and the plans that some methods need.
 
-With the same seed, runs have the same first weights, the same shuffles of every source and the
-same dropout; where two methods draw the same mixture they see the same samples in the same order.
+Runs with the same seed have the same initial weights, the same shuffle of every source and the
+same dropout; two methods with the same mixture see the same samples in the same order.
 
 OUT/plans/<method>.yaml      the mixture of a method that needs proxies, with provenance
-OUT/plans/<method>.json      what it cost; with it, the plan is complete
-One plan serves all seeds; where each seed has its own, it is <method>-s<seed>.
+OUT/plans/<method>.json      its cost, written last: with it, the plan is complete
+One plan is used for all seeds; with one plan per seed, files are named <method>-s<seed>.
 """
 
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,36 +29,35 @@ from dograph.train.distributed import pick_device
 from dograph.train.forecast import step_flops
 
 Say = Callable[[str], None]
-CellKey = tuple[str, int]  # method and seed
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan that was made."""
+    """A finished plan."""
 
     file: Path
     weights: dict[str, float]
     flops: float
-    seconds: float  # of its proxies' training, one after another
+    seconds: float  # training time of its proxies, one after another
     proxies: int
-    seed: int | None  # of the plan, where there is one for each seed
+    seed: int | None  # None: one plan for all seeds
     findings: dict[str, Any]
 
 
-# By method, and by seed where each has its own; a text says why a plan failed.
+# By method and seed (None: all seeds); a text says why a plan failed.
 Plans = dict[tuple[str, int | None], Planned | str]
 
 
 def make_plans(ask: Ask, pool: Pool, say: Say) -> Plans:
-    """Every plan that a method needs. One that fails is told, and the others are made."""
+    """Every plan that a method needs. One that fails is reported, and the others are made."""
     plans: Plans = {}
     seeds: list[int | None] = [*ask.seeds] if ask.replan else [None]
     for method, seed in ((m, seed) for m in ask.methods if m.is_planned for seed in seeds):
         try:
-            made = plans[method.label, seed] = _plan(ask, method, seed, pool, say)
+            plan = plans[method.label, seed] = _plan(ask, method, seed, pool, say)
             for word, kind in (("note", "notes"), ("advice", "advice")):
-                for text in made.findings.get(kind, []):
-                    say(f"{made.file.stem}: {word}: {text}")
+                for text in plan.findings.get(kind, []):
+                    say(f"{plan.file.stem}: {word}: {text}")
         except Stopped:
             raise
         except DographError as error:
@@ -67,47 +67,39 @@ def make_plans(ask: Ask, pool: Pool, say: Say) -> Plans:
 
 
 def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: Say) -> Planned:
+    """Read the plan from disk, or make it first."""
     stem = method.label if seed is None else f"{method.label}-s{seed}"
     file = (ask.out / "plans" / f"{stem}.yaml").resolve()
-    cost = file.with_suffix(".json")
-    if not cost.is_file():
-        own = method
-        if seed is not None:
-            own = ComparedMethod(method.label, {**method.mixer, "seed": seed})
+    cost_file = file.with_suffix(".json")
+    if not cost_file.is_file():
         assert ask.proxy is not None
         say(f"plan of {stem}:")
-        target = own.config(ask.config)
+        if seed is not None:
+            method = ComparedMethod(method.label, {**method.mixer, "seed": seed})
+        target = method.config(ask.config)
         plan = make_plan(target, ask.proxy, lab=ask.lab, pool=pool, command=ask.command)
-        weights = dict(plan.mixture.weights)
-        mixture = MixtureFile(weights=weights, provenance=plan.provenance, findings=plan.findings)
-        write_mixture(file, mixture)
-        write_json(cost, asdict(plan.cost))
-    spent, mixture = json.loads(cost.read_text(encoding="utf-8")), read_mixture_file(file)
-    return Planned(
-        file=file,
-        weights=dict(mixture.weights),
-        flops=spent["flops"],
-        seconds=spent["seconds"],
-        proxies=spent["proxies"],
-        seed=seed,
-        findings=mixture.findings,
-    )
+        parts = {"weights": dict(plan.mixture.weights), "findings": plan.findings}
+        write_mixture(file, MixtureFile(**parts, provenance=plan.provenance))
+        write_json(cost_file, asdict(plan.cost))
+    cost, mixture = json.loads(cost_file.read_text(encoding="utf-8")), read_mixture_file(file)
+    spent = {name: cost[name] for name in ("flops", "seconds", "proxies")}
+    return Planned(file, dict(mixture.weights), **spent, seed=seed, findings=mixture.findings)
 
 
 class Price(NamedTuple):
-    """FLOPs of a run's plan (0: none is needed) and of each of its steps."""
+    """FLOPs of a run's plan (0: it needs none) and of each of its steps."""
 
     plan: float
     step: float
 
 
-def equal_compute(prices: Mapping[CellKey, Price], steps: int) -> dict[CellKey, int]:
-    """Steps of each run under the total of the dearest one at `steps`, plan + steps x step.
+def equal_compute(prices: Mapping[str, Price], steps: int) -> dict[str, int]:
+    """Steps of each run if all may spend what the most expensive one spends at `steps`.
 
-    Every other run takes as many whole steps as its own plan and step leave room for.
+    Every other run takes as many whole steps as its own plan and step cost leave room for.
     """
     total = max((price.plan + steps * price.step for price in prices.values()), default=0.0)
-    # A part in 1e9 of a step is rounding, and must not cost the dearest run a step.
+    # 1e-9 of a step is rounding error, and must not cost the most expensive run a step.
     return {
         key: max(int((total - price.plan) / price.step + 1e-9), steps)
         for key, price in prices.items()
@@ -115,7 +107,7 @@ def equal_compute(prices: Mapping[CellKey, Price], steps: int) -> dict[CellKey, 
 
 
 def stretched(config: RunConfig, steps: int) -> RunConfig:
-    """The same run over other steps: warm-up keeps its share, and the decay ends at the last."""
+    """The same run with another number of steps; warm-up keeps its share of them."""
     if steps == config.train.steps:
         return config
     train = config.train.model_copy(update={"steps": steps})
@@ -125,7 +117,7 @@ def stretched(config: RunConfig, steps: int) -> RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A run to be made, or one that cannot be: its plan failed."""
+    """A run to train, or one that cannot be trained because its plan failed."""
 
     method: str
     seed: int
@@ -140,15 +132,15 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """Of training alone."""
+        """Of training, without the plan."""
         return self.config.train.steps * self.price.step
 
     @property
     def command(self) -> str:
-        """What makes this run again, bit for bit on the same device, elsewhere."""
+        """Trains this run again in another folder, bit for bit on the same device."""
         config = Path(self.config.run) / "config.yaml"
         run = f"dograph train {shlex.quote(str(config))} run=ELSEWHERE"
-        # A cell computes with one thread, whose sums are added up in another order than many's.
+        # A cell runs with one thread; more threads would add up sums in another order.
         on_cpu = pick_device(self.config.train.device).type == "cpu"
         return f"OMP_NUM_THREADS=1 {run}" if on_cpu else run
 
@@ -157,28 +149,25 @@ def lay_out(ask: Ask, corpus: Corpus, plans: Plans) -> list[Cell]:
     """All cells, seed by seed, so that pairs are complete early."""
     config_of = {method.label: method.config(ask.config) for method in ask.methods}
     step_of = {label: step_flops(config, corpus) for label, config in config_of.items()}
-    plan_of = {
-        (label, seed): plans.get((label, seed), plans.get((label, None)))
-        for seed in ask.seeds
-        for label in config_of
-    }
-    prices = {
-        (label, seed): Price(plan.flops if isinstance(plan, Planned) else 0.0, step_of[label])
-        for (label, seed), plan in plan_of.items()
-    }
-    steps = dict.fromkeys(prices, ask.config.train.steps)
-    if ask.budget == "compute":
-        able = {key: price for key, price in prices.items() if not isinstance(plan_of[key], str)}
-        steps |= equal_compute(able, ask.config.train.steps)
     cells = []
-    for (label, seed), plan in plan_of.items():
-        config = stretched(config_of[label], steps[label, seed])
+    for seed, (label, config) in product(ask.seeds, config_of.items()):
+        plan = plans.get((label, seed), plans.get((label, None)))
         run = (ask.out / "cells" / f"{label}-s{seed}").resolve()
         changes: dict[str, Any] = {"seed": seed, "run": str(run)}
         made, problem = (None, plan) if isinstance(plan, str) else (plan, None)
         if made is not None:
             static = {"name": "static", "file": str(made.file)}
             changes["mixer"] = config.mixer.model_validate(static)
+        price = Price(made.flops if made else 0.0, step_of[label])
         config = config.model_copy(update=changes)
-        cells.append(Cell(label, seed, config, prices[label, seed], made, problem))
+        cells.append(Cell(label, seed, config, price, made, problem))
+    if ask.budget == "compute":
+        able = {cell.label: cell.price for cell in cells if cell.problem is None}
+        steps = equal_compute(able, ask.config.train.steps)
+        cells = [
+            replace(cell, config=stretched(cell.config, steps[cell.label]))
+            if cell.label in able
+            else cell
+            for cell in cells
+        ]
     return cells

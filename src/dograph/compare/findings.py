@@ -1,11 +1,11 @@
-"""From finished cells to what the tables say: typed records that compare.json holds as they are.
+"""From finished cells to the content of compare.json: typed records of cells and methods.
 
-Shapes: N seeds, S sources, n blocks of a source, R resamples.
+Shapes: N seeds, S sources, n blocks of a source, M methods, R resamples.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,6 @@ from pydantic import BeforeValidator, TypeAdapter
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Planned
 from dograph.data.corpus import Corpus
-from dograph.files import plain
 from dograph.plan.jobs import Result
 from dograph.stats import (
     LEAST_SEEDS,
@@ -38,13 +37,13 @@ from dograph.train.run_dir import RunDirectory
 FORMAT, VERSION = "dograph-compare", 1
 REPORT = "compare.json"
 
-# What is not finite is null on disk, and not a number here.
+# A number that is not finite is null on disk and NaN here.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """FLOPs or seconds of a run; a method's are the means of its runs."""
+    """FLOPs or seconds of a run; a method's cost is the mean over its runs."""
 
     train: float
     plan: float
@@ -53,10 +52,10 @@ class RunCost:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over the seeds of a method."""
+    """A metric over the seeds of a method."""
 
     mean: Number
-    deviation: Number | None  # of a sample; None of one seed
+    deviation: Number | None  # sample standard deviation; None for one seed
     seeds: int
 
 
@@ -70,7 +69,7 @@ class MostEpochs:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One figure of a method less the baseline's, over seeds and over validation text."""
+    """Method minus baseline for one metric, over seeds and over validation text."""
 
     mean: Number
     seeds: int
@@ -92,7 +91,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Contrasts:
-    """All figures of a method less the baseline's: every source, and the four summaries."""
+    """Method minus baseline for every source and for the four summaries."""
 
     sources: dict[str, Contrast]
     mean: Contrast
@@ -101,19 +100,19 @@ class Contrasts:
     gap: Contrast
 
     def __getitem__(self, metric: str) -> Contrast:
-        found: Contrast = getattr(self, metric)
-        return found
+        contrast: Contrast = getattr(self, metric)
+        return contrast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFindings:
-    """One run; what has a default is known of finished ones alone."""
+    """One run; fields with a default are known only if it finished."""
 
     label: str
     method: str
     seed: int
     run: str
-    command: str  # makes it again
+    command: str  # trains it again
     steps: int
     tokens: int
     flops: RunCost
@@ -128,7 +127,7 @@ class CellFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodFindings:
-    """The runs of one method; what has a default is known where one was finished."""
+    """The runs of one method; fields with a default are known only if one finished."""
 
     label: str
     mixer: dict[str, Any]
@@ -145,7 +144,7 @@ class MethodFindings:
     sources: dict[str, Spread] = field(default_factory=dict)
     epochs: dict[str, float] = field(default_factory=dict)
     most_epochs: MostEpochs | None = None
-    differences: Contrasts | None = None  # None of the baseline
+    differences: Contrasts | None = None  # None for the baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class CorpusFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Everything that a comparison came to."""
+    """The content of compare.json."""
 
     format: str
     version: int
@@ -192,22 +191,13 @@ class Findings:
         return cls.of_json(json.loads((folder / REPORT).read_text(encoding="utf-8")))
 
 
-def as_json(value: Any) -> str:
-    """JSON that every reader takes: what is not finite is null."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
-
-
 @dataclass(frozen=True, slots=True)
 class RunLosses:
-    """One run's losses: by source, summed up, and block by block (predictions, losses)."""
+    """Losses of one run: by source, their summaries, and by block (predictions, losses)."""
 
     losses: Mapping[str, float]
     summaries: Mapping[str, float]
     blocks: Mapping[str, tuple[np.ndarray, np.ndarray]]
-
-    def figure(self, name: str) -> float:
-        """A summary's or a source's; no source has the name of a summary."""
-        return self.summaries[name] if name in METRICS else self.losses[name]
 
 
 BySeed = Mapping[int, RunLosses]
@@ -216,10 +206,10 @@ BySeed = Mapping[int, RunLosses]
 def contrasts(
     runs: Mapping[str, BySeed], baseline: str, others: Sequence[str], tokens: Mapping[str, int]
 ) -> dict[str, Contrasts]:
-    """For each of `others`: differences of the summaries and of every source.
+    """For each of `others`: differences to the baseline in the summaries and in every source.
 
     Holm's correction is over the rows of a table: for the summaries, each column of the main table
-    is a family of one test for each method; the table by source is one family of all its cells.
+    is a family of one test per method; the table by source is one family of all its cells.
     """
     sources = next((list(run.losses) for own in runs.values() for run in own.values()), [])
     share_S = np.array([float(tokens[source]) for source in sources])
@@ -227,24 +217,26 @@ def contrasts(
     for label in others:
         loss_RMNS = _resampled(runs[baseline], runs[label], sources)
         if loss_RMNS is not None:
-            figures = summaries(loss_RMNS, share_S)
-            figures |= {source: loss_RMNS[..., s] for s, source in enumerate(sources)}
-            for name, figure_RMN in figures.items():
-                over_text[label, name] = percentile_interval(figure_RMN, 1, 0)
+            metrics = summaries(loss_RMNS, share_S)
+            metrics |= {source: loss_RMNS[..., s] for s, source in enumerate(sources)}
+            for name, value_RMN in metrics.items():
+                over_text[label, name] = percentile_interval(value_RMN, 1, 0)
+
+    def by_seed(label: str, name: str) -> dict[int, float]:
+        """A summary or a source's loss; no source has the name of a summary."""
+        return {s: {**run.losses, **run.summaries}[name] for s, run in runs[label].items()}
+
     families = [[(label, metric) for label in others] for metric in METRICS]
     families.append([(label, source) for label in others for source in sources])
-    found: dict[tuple[str, str], Contrast] = {}
+    contrast_of: dict[tuple[str, str], Contrast] = {}
     for family in families:
-        tests = []
-        for label, name in family:
-            own, base = (
-                {seed: run.figure(name) for seed, run in runs[of].items()}
-                for of in (label, baseline)
-            )
-            tests.append(paired_difference(own, base, len(family)))
+        tests = [
+            paired_difference(by_seed(label, name), by_seed(baseline, name), len(family))
+            for label, name in family
+        ]
         adjusted = holm([test.p_value for test in tests])
         for key, test, p_holm in zip(family, tests, adjusted, strict=True):
-            found[key] = Contrast(
+            contrast_of[key] = Contrast(
                 mean=test.value,
                 seeds=test.num,
                 interval=test.interval,
@@ -256,15 +248,15 @@ def contrasts(
             )
     return {
         label: Contrasts(
-            {source: found[label, source] for source in sources},
-            **{metric: found[label, metric] for metric in METRICS},
+            {source: contrast_of[label, source] for source in sources},
+            **{metric: contrast_of[label, metric] for metric in METRICS},
         )
         for label in others
     }
 
 
 def _resampled(baseline: BySeed, method: BySeed, sources: Sequence[str]) -> np.ndarray | None:
-    """Both methods on the same resampled blocks; None where a run has none on disk."""
+    """Both methods on the same resampled blocks; None if a run has no blocks on disk."""
     seeds = [seed for seed in method if seed in baseline]
     pair = [[own[seed] for seed in seeds] for own in (baseline, method)]
     if not seeds or any(set(run.blocks) != set(sources) for own in pair for run in own):
@@ -280,36 +272,36 @@ def _resampled(baseline: BySeed, method: BySeed, sources: Sequence[str]) -> np.n
     return resample(blocks_of)
 
 
-def find(
+def build_findings(
     ask: Ask,
     corpus: Corpus,
     cells: Sequence[Cell],
     results: Mapping[str, Result],
     failures: Mapping[str, str],
 ) -> Findings:
-    """Everything: per cell, per method, per source; differences, intervals, costs, versions."""
+    """Results per cell, method and source; differences, intervals, costs, versions."""
     tokens, baseline = corpus.tokens_by_source(), ask.methods[0].label
-    rows = {
-        cell.label: _cell_findings(cell, results.get(cell.label), failures.get(cell.label), tokens)
-        for cell in cells
-    }
+    rows = [
+        _cell(cell, results.get(cell.label), failures.get(cell.label), tokens) for cell in cells
+    ]
     runs: dict[str, dict[int, RunLosses]] = {method.label: {} for method in ask.methods}
-    for row in rows.values():
+    for row in rows:
         if row.error is None:
-            kept: list[Any] = read_metrics(RunDirectory(Path(row.run)).validation_file)
+            records: list[Any] = read_metrics(RunDirectory(Path(row.run)).validation_file)
             blocks = {
                 own["source"]: (np.array(own["predictions"], float), np.array(own["loss_nats"]))
-                for own in kept
+                for own in records
             }
             runs[row.method][row.seed] = RunLosses(row.losses, row.summaries, blocks)
     others = [method.label for method in ask.methods if method.label != baseline]
     differences = contrasts(runs, baseline, others, tokens)
     methods = []
     for label, mixer in ((method.label, dict(method.mixer)) for method in ask.methods):
-        mine = [cell for cell in cells if cell.method == label]
-        plans = {cell.plan.seed: cell.plan for cell in mine if cell.plan is not None}
-        told = _method_findings(label, mixer, [rows[cell.label] for cell in mine], plans)
-        methods.append(replace(told, differences=differences.get(label)))
+        own = [row for row in rows if row.method == label]
+        plans = {c.plan.seed: c.plan for c in cells if c.method == label and c.plan is not None}
+        methods.append(
+            replace(_method(label, mixer, own, plans), differences=differences.get(label))
+        )
     findings = Findings(
         format=FORMAT,
         version=VERSION,
@@ -323,14 +315,14 @@ def find(
         corpus=CorpusFacts(str(corpus.directory), corpus.digest, tokens),
         environment=describe_environment(),
         methods=methods,
-        cells=list(rows.values()),
+        cells=rows,
         failures=dict(failures),
         notes=[],
     )
-    return replace(findings, notes=notes_of(findings))
+    return replace(findings, notes=list(_notes(findings)))
 
 
-def _cell_findings(
+def _cell(
     cell: Cell, result: Result | None, error: str | None, tokens: Mapping[str, int]
 ) -> CellFindings:
     row = CellFindings(
@@ -360,13 +352,21 @@ def _cell_findings(
     )
 
 
-def _method_findings(
+def _method(
     label: str,
     mixer: dict[str, Any],
     cells: Sequence[CellFindings],
     plans: Mapping[int | None, Planned],
 ) -> MethodFindings:
-    done = [cell for cell in cells if cell.error is None]
+    def mean(costs: Sequence[RunCost]) -> RunCost:
+        parts = ([getattr(cost, part) for cost in costs] for part in ("train", "plan", "total"))
+        return RunCost(*(math.fsum(values) / len(values) for values in parts))
+
+    def spread(values: Sequence[float]) -> Spread:
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return Spread(math.fsum(values) / len(values), deviation, len(values))
+
+    finished = [cell for cell in cells if cell.error is None]
     row = MethodFindings(
         label=label,
         mixer=mixer,
@@ -376,70 +376,56 @@ def _method_findings(
         one_plan_for_all_seeds=None in plans,
         steps=sorted({cell.steps for cell in cells}),
         tokens=sorted({cell.tokens for cell in cells}),
-        flops=_mean_cost([cell.flops for cell in cells]),
+        flops=mean([cell.flops for cell in cells]),
     )
-    if not done:
+    if not finished:
         return row
-    epochs = {name: max(cell.epochs[name] for cell in done) for name in done[0].epochs}
+    first = finished[0]
+    epochs = {name: max(cell.epochs[name] for cell in finished) for name in first.epochs}
     most = max(epochs, key=lambda name: epochs[name])
     return replace(
         row,
-        seconds=_mean_cost([cell.seconds for cell in done if cell.seconds]),
-        peak_bytes=max(cell.peak_bytes or 0 for cell in done),
-        losses={name: _spread([cell.summaries[name] for cell in done]) for name in METRICS},
-        sources={name: _spread([cell.losses[name] for cell in done]) for name in done[0].losses},
+        seconds=mean([cell.seconds for cell in finished if cell.seconds]),
+        peak_bytes=max(cell.peak_bytes or 0 for cell in finished),
+        losses={name: spread([cell.summaries[name] for cell in finished]) for name in METRICS},
+        sources={name: spread([cell.losses[name] for cell in finished]) for name in first.losses},
         epochs=epochs,
         most_epochs=MostEpochs(most, epochs[most]),
     )
 
 
-def _mean_cost(costs: Sequence[RunCost]) -> RunCost:
-    parts = ([getattr(cost, part) for cost in costs] for part in ("train", "plan", "total"))
-    return RunCost(*(math.fsum(values) / len(values) for values in parts))
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Spread(math.fsum(values) / len(values), deviation, len(values))
-
-
-def notes_of(findings: Findings) -> list[str]:
-    """What a reader of the tables must know, a line each."""
-    number = len(findings.seeds)
-    notes = [
-        f"differences are to {findings.baseline}, seed by seed; [ ] is their 95 % t interval "
-        "over seeds, and text the 95 % bootstrap interval over validation blocks of these runs"
-    ]
-    if number < LEAST_SEEDS:
-        notes.append(
-            f"no claim is made: {number} seed{'s' if number > 1 else ''}, and a claim needs "
-            f"{LEAST_SEEDS}; the same command with --seeds {LEAST_SEEDS} adds what is missing"
+def _notes(findings: Findings) -> Iterator[str]:
+    """What a reader of the tables must know, one line each."""
+    seeds = len(findings.seeds)
+    yield (
+        f"difference: method minus {findings.baseline}, paired by seed; [ ]: 95 % t interval over "
+        "seeds; text: 95 % bootstrap interval over the validation blocks of these runs"
+    )
+    if seeds < LEAST_SEEDS:
+        yield (
+            f"no claim is made: {seeds} seed{'s' if seeds > 1 else ''}, and a claim needs "
+            f"{LEAST_SEEDS}; the same command with --seeds {LEAST_SEEDS} adds the missing runs"
         )
     else:
-        notes.append(
-            "p is Holm's, over the rows; lower and higher are claimed where it is at most 0.05"
-        )
+        yield "p: Holm-adjusted over the rows; lower or higher is claimed where it is at most 0.05"
     shared = [method.label for method in findings.methods if method.one_plan_for_all_seeds]
-    if shared and number > 1:
-        notes.append(
-            f"one plan serves all seeds of {', '.join(shared)} (marked *): their intervals do not "
-            "hold how much the plan itself varies; --replan makes one for each seed"
+    if shared and seeds > 1:
+        yield (
+            f"all seeds of {', '.join(shared)} use one plan (marked *): their intervals do not "
+            "include how much the plan itself varies; --replan makes one plan per seed"
         )
     if any(method.plans for method in findings.methods):
-        notes.append(
-            "FLOPs and time hold the plan's proxies in full, for each run: what training once costs"
-        )
+        yield "FLOPs and time of every run include all proxies of its plan"
     if findings.budget == "compute":
-        notes.append(
-            "equal compute: every run has the FLOPs of the dearest at train.steps="
-            f"{findings.config['train']['steps']}; the learning rate is stretched to its steps"
+        steps = findings.config["train"]["steps"]
+        yield (
+            "equal compute: every run has the FLOPs of the most expensive one at train.steps="
+            f"{steps}; the learning-rate schedule is stretched to its steps"
         )
-    most = findings.config["data"]["warn_epochs"]
+    limit = findings.config["data"]["warn_epochs"]
     for method in findings.methods:
-        over = {name: times for name, times in method.epochs.items() if times > most}
+        over = [f"{name} {n:.1f} times" for name, n in method.epochs.items() if n > limit]
         if over:
-            named = ", ".join(f"{name} {times:.1f} times" for name, times in over.items())
-            notes.append(
-                f"warning: {method.label} read through {named}, more than data.warn_epochs={most:g}"
-            )
-    return notes + [f"failed: {error}" for error in findings.failures.values()]
+            named = ", ".join(over)
+            yield f"warning: {method.label} read {named}, more than data.warn_epochs={limit:g}"
+    yield from (f"failed: {error}" for error in findings.failures.values())

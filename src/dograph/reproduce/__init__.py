@@ -1,1 +1,1 @@
-"""The paper's tables and figures, made again: trained, measured, set beside what it prints."""
+"""The paper's tables and figures, trained again and compared with its printed numbers."""

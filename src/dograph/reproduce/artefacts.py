@@ -1,14 +1,18 @@
-"""Every table and figure of the paper with an outcome, and the comparisons that it is made of.
+"""The paper's tables and figures as data: the runs that each needs, their scale and their corpus.
 
-Artefacts whose runs are the same share a folder, so nothing is trained twice. A name and what the
-user changed come to one comparison (`dograph.compare`), or to one for each model size.
+Artefacts that need the same runs share a folder, so nothing is trained twice. An artefact and the
+user's options give one comparison (`dograph.compare`), or one per model size. The settings of a
+mini run are plain nested values, so that scripts can use the same runs:
+
+    from dograph.reproduce.artefacts import mini
+    config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dograph.compare.arms import Ask, parse_methods, parse_seeds
 from dograph.config import RUN_PRESETS, RunConfig, merge, parse_config, parse_override
@@ -19,27 +23,15 @@ from dograph.plan.lab import default_proxy
 from dograph.reproduce.paper import DOWNSTREAM, NUM_DOMAINS, OBJECTIVES
 from dograph.train.distributed import pick_device
 
-# Two scales: the paper's own runs, and runs of minutes on one GPU. `MINI` is plain nested values,
-# so that others can use the same runs:
-#
-#     from dograph.reproduce.artefacts import mini
-#     config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
+Scale = Literal["mini", "paper"]  # minutes per run on one GPU, or the paper's own runs
 
-Scale = Literal["mini", "paper"]
-
-# 700 steps of 24,576 tokens, 17.2M in all. betas are those of recent practice: 0.999, torch's
-# default, averages over more steps than such a run has warm-up.
+# 700 steps of 24,576 tokens, 17.2M in total. Common betas: torch's default of 0.999 would average
+# over more steps than such a run has warm-up.
+_ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.01, "clip_norm": 1.0}
 MINI: dict[str, Any] = {
     "data": {"seq_len": 512},
     "model": {"preset": "gpt2-mini"},
-    "optim": {
-        "lr": 5e-4,
-        "lr_end": 1e-4,
-        "warmup_steps": 100,
-        "betas": [0.9, 0.95],
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-    },
+    "optim": {"lr": 5e-4, "lr_end": 1e-4, "warmup_steps": 100} | _ADAMW,
     "train": {"steps": 700, "batch_size": 48},
     "eval": {"every": 0, "max_samples_per_source": 128},
     "probe": {"rows": 0},
@@ -56,48 +48,41 @@ SEEDS: dict[Scale, tuple[int, ...]] = {
 
 
 def mini(*parts: dict[str, Any], cuda: bool = False) -> dict[str, Any]:
-    """The settings of a mini run, with `parts` on top; on a GPU in bfloat16 and compiled."""
+    """The settings of a mini run with the changes in `parts`; on a GPU in bfloat16 and compiled."""
     return merge(MINI, ON_CUDA if cuda else {}, *parts)
 
 
-# The methods of the paper's protocol, in the language of `dograph compare --mixers`.
-#
-# Every source is drawn alike (the paper's Uniform, and what its Dynamic Loss-Based and DoGraph
-# draw); `natural` draws by tokens, and those that plan draw what they planned. `natural` and
-# `inverse-norm` are not in the paper: what is gained over Uniform by drawing as the text comes,
-# or by counting each sample's gradient by its direction alone, needs no domains.
-
+# The methods, in the syntax of `dograph compare --mixers`. Sources are drawn uniformly (the paper's
+# Uniform, and the sampling of its Dynamic Loss-Based and DoGraph); `natural` draws by tokens, and
+# planned methods draw their planned mixture. `natural` and `inverse-norm` are not in the paper: a
+# gain over Uniform that comes from drawing text as it is, or from normalizing each sample's
+# gradient, needs no domains.
 BASELINE = "uniform"
-LEAD = ("natural", "inverse-norm")  # rows that come first
-
-_EQUAL = (
-    "objective={name: precision, q: 0},min_effective_fraction=null,warmup_ratio=0,sampling=uniform"
+LEAD = ("natural", "inverse-norm")  # the first rows of a table
+ALL = (
+    *(*LEAD, BASELINE, "dynamic-loss", "doremi", "doge", "regmix", "mixing-law"),
+    *("dograph-paper", "dograph"),
 )
 _PAPER = "recipe=paper,sampling=uniform"
-PROTOCOL = {
-    "natural": "natural=natural",
-    "inverse-norm": "inverse-norm=dograph[recipe=inverse-norm,sampling=uniform]",
-    "uniform": "uniform=uniform",
-    "dynamic-loss": "dynamic-loss=dynamic-loss[sampling=uniform]",
-    "doremi": "doremi=doremi",
-    "doge": "doge=doge",
-    "regmix": "regmix=regmix",
-    "mixing-law": "mixing-law=mixing-law",
-    "dograph-paper": f"dograph-paper=dograph[{_PAPER}]",
-    "dograph": "dograph=dograph[sampling=uniform]",
+_MIXERS = {  # of the labels that are not the name of a mixer without options
+    "inverse-norm": "dograph[recipe=inverse-norm,sampling=uniform]",
+    "dynamic-loss": "dynamic-loss[sampling=uniform]",
+    "dograph-paper": f"dograph[{_PAPER}]",
+    "dograph": "dograph[sampling=uniform]",
+    # Equal weights, as in `uniform`, but with sketches, so that the run can be probed.
+    "equal": "dograph[objective={name: precision, q: 0},min_effective_fraction=null,"
+    "warmup_ratio=0,sampling=uniform]",
 }
-# All samples alike, as in `uniform`, but sketched, so that the run is probed.
-_PROBED = {"equal": f"equal=dograph[{_EQUAL}]"}
-_OBJECTIVES = {name: f"{name}=dograph[{_PAPER},objective={name}]" for name in OBJECTIVES}
-_DOMAINS = {f"m{m}": f"m{m}=dograph[{_PAPER},num_domains={m}]" for m in NUM_DOMAINS}
-SPECS = PROTOCOL | _PROBED | _OBJECTIVES | _DOMAINS
-ALL = tuple(PROTOCOL)
+_OBJECTIVES = {name: f"dograph[{_PAPER},objective={name}]" for name in OBJECTIVES}
+_DOMAINS = {f"m{m}": f"dograph[{_PAPER},num_domains={m}]" for m in NUM_DOMAINS}
+_MIXERS |= _OBJECTIVES | _DOMAINS
+SPECS = {label: f"{label}={_MIXERS.get(label, label)}" for label in (*ALL, *_MIXERS)}
 
 
 def spelled_out(text: str) -> str:
-    """The user's --methods, with every label of ours replaced by what it stands for."""
+    """The user's --methods, with each of our labels replaced by its specification."""
     names = "|".join(map(re.escape, SPECS))
-    return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda found: SPECS[found[1]], text)
+    return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda match: SPECS[match[1]], text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +93,21 @@ class Artefact:
     line: str  # what it shows
     where: str  # its label in the paper
     model: str = "gpt2-medium"  # of the paper's run
-    runs: str = "methods"  # folder of its runs; tables of the same runs share it
+    runs: str = "methods"  # folder of its runs, shared by artefacts with the same runs
     methods: tuple[str, ...] = ALL
     baseline: str = BASELINE
-    mini: Mapping[str, Any] = field(default_factory=dict)  # on top of MINI
+    mini: Mapping[str, Any] = field(default_factory=dict)  # changes to MINI
     data: Literal["slimpajama", "pile"] = "slimpajama"
-    sizes: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)  # models to go through
-    picture: bool = False  # the paper prints a picture only
+    sizes: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)  # models to train
 
     @property
     def kind(self) -> str:
         return "downstream" if self.name in DOWNSTREAM else self.name
 
     @property
-    def preset(self) -> str:
-        """The paper's run."""
-        return f"paper-{self.model}"
+    def is_picture(self) -> bool:
+        """Whether the paper prints a picture only."""
+        return self.where.startswith("fig:")
 
     @property
     def is_probed(self) -> bool:
@@ -131,88 +115,58 @@ class Artefact:
         return self.runs == "probes"
 
     def folder(self, scale: Scale) -> Path:
-        """At the paper's scale, tables of all methods have other runs for each model."""
+        """At the paper's scale, tables of all methods need other runs for each model."""
         by_model = scale == "paper" and self.methods == ALL
         return Path("reproduce", scale, self.model if by_model else self.runs)
 
 
-_SIZES: dict[Scale, tuple[str, ...]] = {
-    "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
-    "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
+_LLAMA: dict[str, Any] = {
+    "runs": "llama",
+    "mini": {"model": {"preset": "llama-mini"}},
+    "data": "pile",
 }
-_LLAMA = {"model": {"preset": "llama-mini"}}
-_PILE: dict[str, Any] = {"runs": "llama", "mini": _LLAMA, "data": "pile"}
-_SEEN: dict[str, Any] = {
+_PROBES: dict[str, Any] = {
     "model": "gpt2-mini",
     "runs": "probes",
     "methods": ("equal", "dograph-paper"),
     "baseline": "equal",
     "mini": SHORT | PROBED,
-    "picture": True,
 }
-_ARTEFACTS = (
-    *(
-        Artefact(name, f"nine downstream tasks, {what}", f"tab:benchmark_joint{end}", name, **more)
-        for name, what, end, more in (
-            ("gpt2-small", "GPT-2 Small on SlimPajama", "_3", {}),
-            ("gpt2-medium", "GPT-2 Medium on SlimPajama (the main table)", "", {}),
-            ("llama-1.1b", "LLaMA-1.1B on the Pile", "_1", _PILE),
-            ("llama-3.2-3b", "LLaMA-3.2-3B on the Pile", "_2", _PILE),
-        )
-    ),
-    Artefact("validation-loss", "validation loss of every method", "tab:pretrain_results"),
-    Artefact(
-        "objectives",
-        "the four objectives: loss, complexity, milliseconds of a solve",
-        "tab:opt_objectives",
-        runs="objectives",
-        methods=(*LEAD, BASELINE, *_OBJECTIVES),
-        mini=SHORT,
-    ),
-    Artefact(
-        "num-domains",
-        "validation loss at m = 7, 9, 11, 13, 15 domains",
-        "fig:cluster_granularity",
-        runs="num-domains",
-        methods=(*LEAD, BASELINE, *_DOMAINS),
-        mini=SHORT,
-        picture=True,
-    ),
-    Artefact(
-        "model-scale",
-        "validation loss by model size",
-        "fig:domain_bias",
-        runs="model-scale",
-        methods=(*LEAD, BASELINE, "regmix", "dograph-paper", "dograph"),
-        sizes=_SIZES,
-        picture=True,
-    ),
-    Artefact(
-        "gradient-pca",
-        "gradients of the sources over training: PCA, separation, NMI (Figure 1)",
-        "fig:domain_evolution",
-        **_SEEN,
-    ),
-    Artefact(
-        "clusters",
-        "what 11 domains are made of, early and late",
-        "fig:model_centric_domains",
-        **_SEEN,
-    ),
-    Artefact(
-        "cost",
-        "seconds and FLOPs of every method, plans counted",
-        "fig:efficiency_h200",
-        "gpt2-mini",
-        picture=True,
-    ),
-    Artefact(
-        "balance",
-        "how far apart the sources' losses are, by method",
-        "Section 1 and Section 3.2, in words",
-    ),
-)
-ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ARTEFACTS}
+_SIZES = {
+    "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
+    "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
+}
+_SOME = (*LEAD, BASELINE, "regmix", "dograph-paper", "dograph")
+_SETTINGS: dict[str, dict[str, Any]] = {  # where they are not the defaults
+    "gpt2-small": {"model": "gpt2-small"},
+    "llama-1.1b": {"model": "llama-1.1b"} | _LLAMA,
+    "llama-3.2-3b": {"model": "llama-3.2-3b"} | _LLAMA,
+    "objectives": {"methods": (*LEAD, BASELINE, *_OBJECTIVES), "mini": SHORT, "runs": "objectives"},
+    "num-domains": {"methods": (*LEAD, BASELINE, *_DOMAINS), "mini": SHORT, "runs": "num-domains"},
+    "model-scale": {"methods": _SOME, "sizes": _SIZES, "runs": "model-scale"},
+    "gradient-pca": _PROBES,
+    "clusters": _PROBES,
+    "cost": {"model": "gpt2-mini"},
+}
+_TASKS = "nine downstream tasks"
+_ROWS = {  # what it shows, and its label in the paper
+    "gpt2-small": (f"{_TASKS}, GPT-2 Small on SlimPajama", "tab:benchmark_joint_3"),
+    "gpt2-medium": (f"{_TASKS}, GPT-2 Medium on SlimPajama (main table)", "tab:benchmark_joint"),
+    "llama-1.1b": (f"{_TASKS}, LLaMA-1.1B on the Pile", "tab:benchmark_joint_1"),
+    "llama-3.2-3b": (f"{_TASKS}, LLaMA-3.2-3B on the Pile", "tab:benchmark_joint_2"),
+    "validation-loss": ("validation loss of every method", "tab:pretrain_results"),
+    "objectives": ("the four objectives: loss, complexity, time per solve", "tab:opt_objectives"),
+    "num-domains": ("validation loss with m = 7, 9, 11, 13, 15 domains", "fig:cluster_granularity"),
+    "model-scale": ("validation loss by model size", "fig:domain_bias"),
+    "gradient-pca": ("do sources merge in gradient space? (Figure 1)", "fig:domain_evolution"),
+    "clusters": ("the sources in 11 domains, early and late", "fig:model_centric_domains"),
+    "cost": ("seconds and FLOPs of every method, including plans", "fig:efficiency_h200"),
+    "balance": ("how far apart the losses of the sources are", "Sections 1 and 3.2, in words"),
+}
+ARTEFACTS: dict[str, Artefact] = {
+    name: Artefact(name, line, where, **_SETTINGS.get(name, {}))
+    for name, (line, where) in _ROWS.items()
+}
 
 
 def find_artefact(name: str) -> Artefact:
@@ -224,8 +178,8 @@ def find_artefact(name: str) -> Artefact:
     return ARTEFACTS[name]
 
 
-WHOLE = ""  # the one comparison of an artefact that does not go through model sizes
-_OWN = {  # settings that have options of their own
+WHOLE = ""  # name of the only comparison, where an artefact does not have several model sizes
+_OWN_OPTIONS = {  # settings that have options of their own
     "mixer": "--methods names the mixers",
     "seed": "--seeds names the seeds",
     "run": "--out names the folder",
@@ -233,20 +187,29 @@ _OWN = {  # settings that have options of their own
 }
 
 
-RECIPES = {"slimpajama": "slimpajama-6b", "pile": "pile"}
-ABOUT = {
-    "slimpajama": "SlimPajama-6B, 6B tokens of seven sources",
-    "pile": "the Pile, 17 of its sets",
+class Dataset(NamedTuple):
+    """A dataset on the hub, and how to cut a small corpus from it."""
+
+    recipe: str
+    about: str
+    keep: str  # fraction of the documents for a small corpus
+    tokens: str  # that this gives
+    keep_of_file: str  # fraction of one training file that gives as many
+
+
+# SlimPajama-6B has 48 training files, the Pile 30. A smaller part of the Pile might lose Ubuntu
+# IRC, which has few and long documents.
+DATASETS = {
+    "slimpajama": Dataset(
+        "slimpajama-6b", "SlimPajama-6B, 6B tokens of seven sources", "0.006", "36M", "0.3"
+    ),
+    "pile": Dataset("pile", "the Pile, 17 of its sets", "0.0005", "150M", "0.015"),
 }
-# What to keep of the whole for a small corpus, about how many tokens that gives, and what to keep
-# of one training file for as many: SlimPajama-6B has 48 of them, the Pile 30. A smaller slice of
-# the Pile might lose Ubuntu IRC, whose texts are few and long.
-SLICES = {"slimpajama": ("0.006", "36M", "0.3"), "pile": ("0.0005", "150M", "0.015")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the user asks for; None: as the scale has it."""
+    """The user's request; None: the default of the scale."""
 
     artefact: Artefact
     scale: Scale = "mini"
@@ -266,26 +229,27 @@ class Wanted:
 
     @property
     def corpus_name(self) -> str:
-        """The user's folder, else data/slimpajama-mini or data/slimpajama-6b, and so on."""
-        text = self.artefact.data
-        return self.corpus or f"data/{f'{text}-mini' if self.scale == 'mini' else RECIPES[text]}"
+        """The user's folder, or for example data/slimpajama-mini or data/slimpajama-6b."""
+        data = self.artefact.data
+        default = f"{data}-mini" if self.scale == "mini" else DATASETS[data].recipe
+        return self.corpus or f"data/{default}"
 
 
 def build_asks(wanted: Wanted) -> dict[str, Ask]:
-    """One comparison, or one for each model size under the size's name; no corpus is opened."""
+    """One comparison, or one per model size under the size's name; does not open the corpus."""
     artefact, sizes = wanted.artefact, wanted.artefact.sizes
-    changes = merge({}, *(parse_override(setting) for setting in wanted.settings))
-    for name, instead in _OWN.items():
+    changes = merge({}, *map(parse_override, wanted.settings))
+    for name, instead in _OWN_OPTIONS.items():
         part, _, own = name.partition(".")
         if part in changes and (not own or own in (changes[part] or {})):
-            raise ConfigError(f"{name} is not a setting here: {instead}")
+            raise ConfigError(f"{name} cannot be set here: {instead}")
     if not sizes:
         if wanted.sizes is not None:
             raise ConfigError(f"several models are for model-scale; {artefact.name} has one")
         return {WHOLE: _ask(wanted, changes, wanted.folder)}
     if {"preset", "path"} & set(changes.get("model") or {}):
         raise ConfigError(
-            f"{artefact.name} goes through models; name them as in "
+            f"{artefact.name} trains several models; name them as in "
             f"model.preset={','.join(sizes[wanted.scale])}"
         )
     named = list(sizes[wanted.scale])
@@ -293,8 +257,8 @@ def build_asks(wanted: Wanted) -> dict[str, Ask]:
         named = [name.strip() for name in wanted.sizes.split(",") if name.strip()]
     if not named or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
         raise ConfigError(
-            f'model.preset="{wanted.sizes}": give models by name, none of them twice, with commas '
-            f"between; allowed: {', '.join(PRESETS)}"
+            f'model.preset="{wanted.sizes}": give names of models, separated by commas, each of '
+            f"them once; allowed: {', '.join(PRESETS)}"
         )
     return {
         size: _ask(wanted, merge(changes, {"model": {"preset": size}}), wanted.folder / size)
@@ -303,50 +267,46 @@ def build_asks(wanted: Wanted) -> dict[str, Ask]:
 
 
 def require_corpus(wanted: Wanted) -> None:
-    """Refuse a folder that is no corpus, with the command that makes it one."""
-    folder, recipe = Path(wanted.corpus_name), RECIPES[wanted.artefact.data]
+    """Refuse a folder that is not a corpus, with the command that prepares it."""
+    folder, data = Path(wanted.corpus_name), DATASETS[wanted.artefact.data]
     if (folder / MANIFEST).is_file():
         return
-    command = f"  dograph data prepare {recipe} --tokenizer gpt2"
-    how = f"Make it from the Hugging Face hub with:\n{command} --out {folder}"
+    command = f"  dograph data prepare {data.recipe} --tokenizer gpt2"
+    how = f"Prepare it from the Hugging Face hub with:\n{command} --out {folder}"
     if wanted.scale == "mini":
-        keep, tokens, shard_keep = SLICES[wanted.artefact.data]
         how = (
-            f"A slice of the dataset on the Hugging Face hub will do, about {tokens} tokens:\n"
-            f"{command} --keep {keep} --out {folder}\n"
-            "All of the dataset is read for that, once. One training file of it is enough, on "
-            f"disk:\n  dograph data prepare FILE --recipe {recipe} --tokenizer gpt2 --keep "
-            f"{shard_keep} --out {folder}"
+            f"A part of the dataset on the Hugging Face hub is enough, about {data.tokens} tokens:"
+            f"\n{command} --keep {data.keep} --out {folder}\n"
+            "This reads the whole dataset once. One of its training files on disk is enough, too:"
+            f"\n  dograph data prepare FILE --recipe {data.recipe} --tokenizer gpt2 --keep "
+            f"{data.keep_of_file} --out {folder}"
         )
-    raise CorpusError(
-        f"{folder} is not a prepared corpus. {how}\nOr name a corpus that you have: data.corpus=DIR"
-    )
+    raise CorpusError(f"{folder} is not a prepared corpus. {how}\nOr use yours: data.corpus=DIR")
 
 
 def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
-    """The baseline first; --methods in the language of `dograph compare`, and our own labels."""
-    config = _config(wanted, changes)
-    text = spelled_out(wanted.methods or ",".join(wanted.artefact.methods))
-    baseline = wanted.artefact.baseline
-    if not re.search(rf"(?<![^,]){re.escape(baseline)}=", text):
-        text = f"{SPECS[baseline]},{text}"
+    """The comparison; --methods may use our labels and the syntax of `dograph compare`."""
+    config, artefact = _config(wanted, changes), wanted.artefact
+    text = spelled_out(wanted.methods or ",".join(artefact.methods))
+    if not re.search(rf"(?<![^,]){re.escape(artefact.baseline)}=", text):
+        text = f"{SPECS[artefact.baseline]},{text}"
     try:
-        methods = parse_methods(text, config, baseline)
+        methods = parse_methods(text, config, artefact.baseline)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--mixers", "--methods")) from error
-    if wanted.artefact.is_probed:
-        blind = [method.label for method in methods if not method.is_sketched]
-        _require_probes(wanted.artefact.name, config, blind)
+    if artefact.is_probed:
+        unprobed = [method.label for method in methods if not method.is_sketched]
+        _require_probes(artefact.name, config, unprobed)
     planned = any(method.is_planned for method in methods)
     if wanted.proxy and not planned:
-        raise ConfigError("--proxy is for methods that plan, and none is asked for")
-    of_proxies = merge({}, *(parse_override(setting) for setting in wanted.proxy))
-    default = ",".join(map(str, SEEDS[wanted.scale])) + ","
+        raise ConfigError("--proxy is for planned methods, and --methods names none")
+    proxy_changes = merge({}, *map(parse_override, wanted.proxy))
+    seeds = wanted.seeds or ",".join(map(str, SEEDS[wanted.scale])) + ","
     return Ask(
         config=config,
-        proxy=default_proxy(config, of_proxies) if planned else None,
+        proxy=default_proxy(config, proxy_changes) if planned else None,
         methods=tuple(methods),
-        seeds=tuple(parse_seeds(wanted.seeds or default, config.seed)),
+        seeds=tuple(parse_seeds(seeds, config.seed)),
         budget="tokens",
         replan=False,
         out=out,
@@ -358,7 +318,7 @@ def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
 def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     train = changes.get("train") or {}
     if wanted.scale == "paper":
-        values = RUN_PRESETS[wanted.artefact.preset]
+        values = RUN_PRESETS[f"paper-{wanted.artefact.model}"]
     else:
         cuda = pick_device(train.get("device", "auto")).type == "cuda"
         values = mini(dict(wanted.artefact.mini), cuda=cuda)
@@ -374,19 +334,19 @@ def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}", changes)
 
 
-def _require_probes(name: str, config: RunConfig, blind: list[str]) -> None:
-    """Refuse runs of which there would be nothing to show, however long they trained."""
+def _require_probes(name: str, config: RunConfig, unprobed: list[str]) -> None:
+    """Refuse runs that would end without a probe."""
     if not config.probe.rows or not config.probe.at:
         raise ConfigError(
-            f"{name} is made of probes, and probe.rows={config.probe.rows}, probe.at="
-            f"{list(config.probe.at)} takes none; leave both as they are, or set probe.rows to "
-            "some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
+            f"{name} needs probes, and probe.rows={config.probe.rows}, probe.at="
+            f"{list(config.probe.at)} takes none; leave both at their defaults, or set probe.rows "
+            "to some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
         )
-    if blind:
+    if unprobed:
         every = parse_methods(",".join(SPECS.values()), config, BASELINE)
         able = ", ".join(method.label for method in every if method.is_sketched)
         raise ConfigError(
-            f"{name} is made of probes, and runs of {', '.join(blind)} take none: their mixers "
-            f"need no sketches. Leave them out of --methods. These can be probed: {able}, and any "
-            "mixer of yours that needs sketches. equal draws and weighs as uniform does"
+            f"{name} needs probes, and runs of {', '.join(unprobed)} take none: their mixers "
+            "do not need sketches. Leave them out of --methods. These can be probed: "
+            f"{able}, and your own mixers that need sketches. equal samples and weighs as uniform"
         )

@@ -1,12 +1,10 @@
-"""The paper's numbers as it prints them, each under the label of its table or figure.
+"""The paper's numbers as printed, each with the label of its table or figure in the paper.
 
-Methods go by the labels of ours: `dograph-paper` is its DoGraph. Nothing here is ours but `ERRATA`,
-where the numbers do not fit each other or what is said of them.
+Methods have our labels: `dograph-paper` is the paper's DoGraph. Only `ERRATA` is ours: where the
+numbers contradict each other or the paper's text.
 """
 
-from dataclasses import dataclass
-
-# In the order of the columns; the paper's three groups of tasks.
+# The paper's three groups of tasks, in the order of its columns.
 REASONING = ("hellaswag", "piqa", "openbookqa", "copa", "logiqa", "winogrande")
 READING = ("sciq", "arc_easy")
 LANGUAGE = ("lambada_openai",)
@@ -21,10 +19,9 @@ NAMES = {
     "mixing-law": "Data Mixing Law",
     "dograph-paper": "DoGraph (Ours)",
 }
-OURS = "dograph-paper"  # the method that the paper proposes
+OURS = "dograph-paper"  # the paper's own method
 
-
-# Accuracies in per cent of every method: nine tasks, and the average that is printed.
+# Accuracies in per cent: nine tasks, and the printed average.
 DOWNSTREAM = {
     "gpt2-medium": {  # tab:benchmark_joint
         "uniform": (26.1, 55.5, 11.7, 58.0, 25.7, 49.9, 49.0, 31.4, 11.6, 35.4),
@@ -63,22 +60,16 @@ DOWNSTREAM = {
         "dograph-paper": (26.3, 57.5, 14.6, 58.0, 26.0, 49.7, 53.8, 32.3, 12.8, 36.4),
     },
 }
-MODELS = {
-    "gpt2-medium": "GPT-2 Medium",
-    "llama-1.1b": "LLaMA-1.1B",
-    "llama-3.2-3b": "LLaMA-3.2-3B",
-    "gpt2-small": "GPT-2 Small",
-}
+MODELS = dict(
+    zip(DOWNSTREAM, ("GPT-2 Medium", "LLaMA-1.1B", "LLaMA-3.2-3B", "GPT-2 Small"), strict=True)
+)
+AVERAGE = "average"  # of the tasks
 
 
 def score(table: str, method: str, task: str) -> float | None:
-    """Of a task, or the average."""
-    row, at = DOWNSTREAM[table].get(method), TASKS.index(task) if task in TASKS else -1
-    return None if row is None else row[at]
-
-
-def averages(table: str) -> dict[str, float]:
-    return {method: row[-1] for method, row in DOWNSTREAM[table].items()}
+    """Of a task or of the average; None if the paper does not have the method."""
+    row = DOWNSTREAM[table].get(method)
+    return None if row is None else row[(*TASKS, AVERAGE).index(task)]
 
 
 # tab:pretrain_results, printed as perplexity; see ERRATA.
@@ -92,7 +83,7 @@ VALIDATION_LOSS = {
     "dograph-paper": 3.09,
 }
 
-# tab:opt_objectives: complexity and what is printed as perplexity.
+# tab:opt_objectives: complexity, and loss (printed as perplexity).
 OBJECTIVES = {
     "variance": ("O(m^2)", 3.24),
     "robust": ("O(m)", 3.31),
@@ -100,71 +91,64 @@ OBJECTIVES = {
     "uncertainty": ("O(m^2)", 3.09),
 }
 
-# fig:cluster_granularity and its section: a U with its lowest point at 11.
+# fig:cluster_granularity and its section: a U shape with its minimum at 11.
 NUM_DOMAINS = (7, 9, 11, 13, 15)
 BEST_NUM_DOMAINS = 11
 
 # fig:efficiency_h200 and its section.
-HOURS = 20.37  # of pre-training with DoGraph on two H200
-OVER_REGMIX = 4.51  # per cent more time than RegMix
+HOURS = 20.37  # pre-training with DoGraph on two H200
+OVER_REGMIX = 4.51  # time above RegMix, in per cent
 BUDGET_TOKENS = 100e9
 
 
-@dataclass(frozen=True, slots=True)
-class Erratum:
-    """Where the paper's numbers do not fit."""
-
-    where: str
-    about: tuple[str, ...]  # artefacts that it concerns
-    found: str
-
-
+# Inconsistencies: the table or figure, the artefacts it concerns, the problem.
 ERRATA = (
-    Erratum(
+    (
         "tab:benchmark_joint_3",
         ("gpt2-small",),
         "the printed averages 36.2 (Dynamic Loss-Based) and 36.4 (DoGraph) are not those of their "
-        "rows, whose nine numbers average 36.0 and 36.8; differences here are of printed averages",
+        "rows, whose nine numbers average 36.0 and 36.8; differences here use the printed averages",
     ),
-    Erratum(
+    (
         "tab:benchmark_joint, tab:benchmark_joint_3",
         ("gpt2-small", "gpt2-medium"),
-        "OpenBookQA at 11.5 to 14.8 is far below chance (25), which is what acc gives there, not "
-        "the acc_norm that the paper says it reports",
+        "OpenBookQA at 11.5 to 14.8 is far below chance (25): these are values of acc, not of the "
+        "acc_norm that the paper says it reports",
     ),
-    Erratum(
+    (
         "tab:benchmark_joint_1, tab:benchmark_joint_2, tab:benchmark_joint_3",
         ("gpt2-small", "llama-1.1b", "llama-3.2-3b"),
-        "COPA has 100 items, so a run scores whole per cents; 57.2 or 65.8 is not one run's, and "
-        "how many runs were averaged is not said",
+        "COPA has 100 items, so one run scores a whole number of per cent; 57.2 or 65.8 must be a "
+        "mean over runs, and the paper does not give their number",
     ),
-    Erratum(
+    (
         "tab:benchmark_joint",
         ("gpt2-medium",),
-        "the text says that reasoning gains most; by its own table DoGraph gains 2.0 there over "
-        "Uniform, 3.5 on reading comprehension and 2.9 on language modelling",
+        "the text says that reasoning gains most; in its own table DoGraph gains 2.0 points there "
+        "over Uniform, 3.5 on reading comprehension and 2.9 on language modelling",
     ),
-    Erratum(
+    (
         "tab:pretrain_results, tab:opt_objectives",
         ("validation-loss", "objectives", "num-domains", "model-scale"),
-        'what is printed as "PPL" (3.09 to 4.51) cannot be perplexities of such models: they are '
-        "nats, perplexities of 22 to 91; here losses are in nats with exp beside them",
+        'the values printed as "PPL" (3.09 to 4.51) cannot be perplexities of such models: they '
+        "are nats, perplexities of 22 to 91; here losses are in nats, with their exp",
     ),
-    Erratum(
+    (
         "fig:efficiency_h200",
         ("cost",),
         "the caption's 100B tokens are 203 times those of the training table (20,000 steps of "
-        "48 x 512); it says GPU hours, the text hours; whether RegMix's proxies count is not said",
+        "48 x 512); the caption says GPU hours, the text hours; the paper does not say whether "
+        "RegMix's proxies are included",
     ),
-    Erratum(
+    (
         "tab:train-hparams-vertical",
         ("llama-1.1b", "llama-3.2-3b"),
-        "25,000 steps of 64 samples are 1,600,000 documents; the 1,280,000 that are printed would "
-        "be 20,000 steps. Here runs have 25,000",
+        "25,000 steps of 64 samples are 1,600,000 documents; the printed 1,280,000 would be 20,000 "
+        "steps. Runs here have 25,000",
     ),
 )
 
 
-def errata(name: str) -> list[Erratum]:
-    """Those that concern an artefact."""
-    return [erratum for erratum in ERRATA if name in erratum.about]
+def errata(name: str) -> list[str]:
+    """One line per inconsistency that concerns an artefact."""
+    return [f"{where}: {problem}" for where, artefacts, problem in ERRATA if name in artefacts]

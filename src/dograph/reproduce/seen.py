@@ -1,29 +1,29 @@
-"""Artefacts made of probes: the paper's Figure 1, and what its domains are made of.
+"""Artefacts made of probes: the paper's Figure 1, and the sources of its domains.
 
-Runs of one method are repetitions, so figures are means over seeds with 95 % t intervals.
+Runs of one method are repetitions, so metrics are means over seeds with 95 % t intervals.
 
 Shapes: N rows, K sketch, M domains, S sources, C components.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dograph.compare.findings import Findings
+from dograph.compare.tables import TextTable
 from dograph.errors import DographError
 from dograph.eval.gradients import probe_pca, read_probe
 from dograph.eval.inspect import perceived
 from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
-from dograph.reproduce.verdicts import Claim, Figure, Reproduction, Study, TextTable
+from dograph.reproduce.verdicts import Claim, Reproduction, RunMetric, Study
 from dograph.stats import ANY, SHARE_CHANGE
 
 NUM_DOMAINS = 11
 COORDINATES = "pca.json"
-_FIGURES = {
+_HEADS = {
     "separation": "separation [95 %]",
     "separation_directions": "of directions [95 %]",
     "nmi": "NMI [95 %]",
@@ -33,57 +33,54 @@ _SHARES = ("nmi", "purity")  # between 0 and 1
 
 
 def gradient_pca(study: Study) -> Reproduction:
-    """fig:domain_evolution: coordinates in a file, and what the eye is asked to see in numbers."""
+    """fig:domain_evolution: PCA coordinates in a file, and numbers for what it shows to the eye."""
     (ask,) = study.asks.values()
-    found, left_out = _merged(study.only)
-    coordinates = {label: _coordinates(Path(many.runs[0])) for label, many in found.items()}
+    by_method, notes = _merged(study)
+    coordinates = {label: _coordinates(Path(many.runs[0])) for label, many in by_method.items()}
     file = ask.out / COORDINATES
     try:
-        written = json.loads(file.read_text(encoding="utf-8"))  # of methods looked at before
+        written = json.loads(file.read_text(encoding="utf-8"))  # of other methods, made before
     except (OSError, ValueError):
         written = {}
     write_json(file, written | coordinates)
-    sheets, verdicts, data = [], [], {}
-    for label, many in found.items():
-        sheets.append(_over_training(label, many, tuple(_FIGURES)))
+    apart = "sources are apart in gradient space at first and merge in training"
+    follow = "domains follow sources less as training goes on"
+    tables, verdicts, data = [], [], {}
+    for label, many in by_method.items():
+        tables.append(_over_training(label, many, tuple(_HEADS)))
         data[label] = {**many.record(), "pca": coordinates[label]["explained"]}
-        says = "sources are apart in gradient space at first and merge in training"
-        verdicts += _changes(label, many, says, ("separation", "separation_directions"))
-        says = "domains follow sources less as training goes on"
-        verdicts += _changes(label, many, says, ("nmi",))
-    notes = [
-        *left_out,
+        verdicts += _changes(label, many, apart, ("separation", "separation_directions"))
+        verdicts += _changes(label, many, follow, ("nmi",))
+    notes += [
         "separation: unbiased MMD^2 between two sources over their spread, mean over pairs",
         f"coordinates of every probe row of the first seed: {file}",
     ]
-    return Reproduction(sheets, data, verdicts, notes)
+    return Reproduction(tables, data, verdicts, notes)
 
 
 def clusters(study: Study) -> Reproduction:
-    """fig:model_centric_domains: 11 domains, of which sources they are made, early and late."""
-    found, left_out = _merged(study.only)
-    sheets, verdicts, data = [], [], {}
-    for label, many in found.items():
-        sheets.append(_over_training(label, many, _SHARES))
-        tables = {}
+    """fig:model_centric_domains: the sources in each of 11 domains, early and late."""
+    by_method, notes = _merged(study)
+    says = f"the {NUM_DOMAINS} domains are made of more sources late than early"
+    tables, verdicts, data = [], [], {}
+    for label, many in by_method.items():
+        tables.append(_over_training(label, many, _SHARES))
+        compositions = {}
         for step in dict.fromkeys((many.steps[0], many.steps[-1])):
-            table = tables[str(step)] = composition(Path(many.runs[0]), step)
+            counts = compositions[str(step)] = composition(Path(many.runs[0]), step)
             rows = []
-            for domain, counts in enumerate(table["rows"], start=1):
-                size = sum(counts)
-                shares = [f"{100 * count / size:.0f}" if count else "" for count in counts]
-                rows.append([str(domain), str(size), *shares])
+            for domain, own in enumerate(counts["rows"], start=1):
+                shares = [f"{100 * count / sum(own):.0f}" if count else "" for count in own]
+                rows.append([str(domain), str(sum(own)), *shares])
             title = f"{label}, step {step}: sources of each domain in per cent"
-            sheets.append(TextTable(title, ("domain", "rows", *table["sources"]), rows))
-        data[label] = {**many.record(), "composition": tables}
-        says = f"the {NUM_DOMAINS} domains are made of more sources late than early"
+            tables.append(TextTable(title, ("domain", "rows", *counts["sources"]), rows))
+        data[label] = {**many.record(), "composition": compositions}
         verdicts += _changes(label, many, says, _SHARES)
-    notes = [
-        *left_out,
+    notes += [
         "domains: K-means of the directions of all probe rows; compositions are of the first seed",
         "by chance: the same domains against shuffled sources",
     ]
-    return Reproduction(sheets, data, verdicts, notes)
+    return Reproduction(tables, data, verdicts, notes)
 
 
 def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[str, Any]:
@@ -97,61 +94,60 @@ def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[st
     return {"sources": probe.sources, "rows": count_MS[order_M].tolist()}
 
 
-def _merged(findings: Findings) -> tuple[dict[str, Merging], list[str]]:
-    """By method, and what had to be left out."""
-    found: dict[str, Merging] = {}
-    told = []
-    for label in findings.labels:
-        runs = [Path(cell.run) for cell in findings.finished if cell.method == label]
+def _merged(study: Study) -> tuple[dict[str, Merging], list[str]]:
+    """By method, and a note on everything that was left out."""
+    by_method: dict[str, Merging] = {}
+    notes = []
+    for label in study.only.labels:
+        runs = [Path(cell.run) for cell in study.only.finished if cell.method == label]
         if not runs:
             continue
         try:
-            many = found[label] = merging(runs, NUM_DOMAINS)
-            told += [f"{source} has too few probe rows to be compared" for source in many.left_out]
+            many = by_method[label] = merging(runs, NUM_DOMAINS)
+            notes += [f"{source} has too few probe rows to be compared" for source in many.left_out]
         except DographError as error:
-            told.append(f"{label} is left out: {error}")
-    return found, list(dict.fromkeys(told))
+            notes.append(f"{label} is left out: {error}")
+    return by_method, list(dict.fromkeys(notes))
 
 
 def _over_training(label: str, many: Merging, names: Sequence[str]) -> TextTable:
     rows = []
-    for figures in many.figures:
-        cells = [getattr(figures, name).text(".3f") for name in names]
-        chance = f"{figures.nmi_by_chance:.3f}, {figures.purity_by_chance:.3f}"
-        rows.append([str(figures.step), *cells, chance])
-    columns = ("step", *(_FIGURES[name] for name in names), "by chance (NMI, purity)")
-    runs = "1 seed" if len(many.runs) == 1 else f"{len(many.runs)} seeds"
+    for at in many.figures:
+        cells = [getattr(at, name).text(".3f") for name in names]
+        rows.append([str(at.step), *cells, f"{at.nmi_by_chance:.3f}, {at.purity_by_chance:.3f}"])
+    columns = ("step", *(_HEADS[name] for name in names), "by chance (NMI, purity)")
+    seeds = "1 seed" if len(many.runs) == 1 else f"{len(many.runs)} seeds"
     over = "rows" if many.over == "rows" else "seeds"
-    title = f"{label}: {runs}, {many.figures[0].rows} held-out rows, intervals over {over}"
+    title = f"{label}: {seeds}, {many.figures[0].rows} held-out rows, intervals over {over}"
     return TextTable(title, columns, rows)
 
 
-def _changes(label: str, many: Merging, says: str, names: Sequence[str]) -> list[Claim]:
-    """Last less first, run by run; runs go by their number."""
+def _changes(label: str, many: Merging, says: str, names: Iterable[str]) -> list[Claim]:
+    """From the first probe to the last, paired by run."""
     if len(many.steps) < 2:
         return [Claim(says, -1, label).untested(f"{label} was probed once")]
-    found = []
+    claims = []
     for name in names:
-        both = {
+        ends = {
             when: {run: getattr(own[at], name).value for run, own in enumerate(many.by_run)}
             for when, at in (("first", 0), ("last", -1))
         }
-        figure = Figure(both, ends_of_change=SHARE_CHANGE if name in _SHARES else ANY)
-        told = f"{says} ({label}, {name.replace('_', ' of ')}, last less first)"
-        found.append(Claim(told, -1, label).judge(figure.less("last", "first")))
-    return found
+        metric = RunMetric(ends, difference_range=SHARE_CHANGE if name in _SHARES else ANY)
+        text = f"{says} ({label}, {name.replace('_', ' of ')}, last minus first)"
+        claims.append(Claim(text, -1, label).judge(metric.difference("last", "first")))
+    return claims
 
 
 def _coordinates(run: Path) -> dict[str, Any]:
     """Each probe on axes of its own, as in the paper: on the last one's, early ones are a dot."""
-    found = probe_pca(run, basis="own")
+    pca = probe_pca(run, basis="own")
     return {
         "run": str(run),
-        "sources": found.sources,
-        "source": found.source_N.tolist(),
-        "explained": {str(step): p.explained_C.tolist() for step, p in found.at.items()},
+        "sources": pca.sources,
+        "source": pca.source_N.tolist(),
+        "explained": {str(step): p.explained_C.tolist() for step, p in pca.at.items()},
         "coordinates": {
             str(step): [[round(float(x), 6) for x in row] for row in p.coordinate_NC]
-            for step, p in found.at.items()
+            for step, p in pca.at.items()
         },
     }

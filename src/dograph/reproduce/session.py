@@ -1,89 +1,83 @@
-"""An artefact from beginning to end: runs, evaluation, tables, verdicts, files. Resumable.
+"""An artefact from start to end: runs, evaluation, tables, verdicts, files. Resumable.
 
 OUT/ask.json, plans/, cells/, compare.json   the comparison (dograph.compare); by size: OUT/<size>/
-OUT/cells/*/eval.json                        downstream: what each model scored
-OUT/reproduce.json                           every artefact that was made of these runs, by name
+OUT/cells/*/eval.json                        downstream: the scores of each model
+OUT/reproduce.json                           every artefact made of these runs, by name
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Say
-from dograph.compare.findings import REPORT, CorpusFacts, as_json
+from dograph.compare.findings import REPORT, Findings
 from dograph.compare.session import forecast_lines, open_corpus, run_compare
 from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
-from dograph.eval.evaluate import EvalRequest, read_documents
+from dograph.eval.evaluate import EvalRequest, evaluate, find_subject, read_documents
 from dograph.eval.gradients import LEAST_ROWS
 from dograph.eval.scores import Report, check_with
 from dograph.eval.tasks import pick_tasks
-from dograph.files import plain, write_text
+from dograph.files import plain, sha256_of, write_json
 from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
-from dograph.reproduce import paper
-from dograph.reproduce.artefacts import ABOUT, ARTEFACTS, Artefact, Scale, Wanted
-from dograph.reproduce.downstream import cost, downstream, evaluate_cells
-from dograph.reproduce.losses import balance, model_scale, num_domains, objectives, validation_loss
-from dograph.reproduce.seen import clusters, gradient_pca
+from dograph.reproduce import outcomes, paper, seen
+from dograph.reproduce.artefacts import ARTEFACTS, DATASETS, Artefact, Wanted
 from dograph.reproduce.verdicts import Reproduction, Study
 from dograph.train.distributed import describe_environment, pick_device
 
 FORMAT, VERSION = "dograph-reproduce", 1
 RESULT = "reproduce.json"
 MAKERS: dict[str, Callable[[Study], Reproduction]] = {
-    "downstream": downstream,
-    "validation-loss": validation_loss,
-    "objectives": objectives,
-    "num-domains": num_domains,
-    "model-scale": model_scale,
-    "gradient-pca": gradient_pca,
-    "clusters": clusters,
-    "cost": cost,
-    "balance": balance,
+    "downstream": outcomes.downstream,
+    "validation-loss": outcomes.validation_loss,
+    "objectives": outcomes.objectives,
+    "num-domains": outcomes.num_domains,
+    "model-scale": outcomes.model_scale,
+    "gradient-pca": seen.gradient_pca,
+    "clusters": seen.clusters,
+    "cost": outcomes.cost,
+    "balance": outcomes.balance,
 }
 
 
 def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report: Report) -> Corpus:
-    """Refuse before hours of training what could not be finished after them."""
-    corpora = [open_corpus(ask) for ask in asks.values()]
+    """Refuse before training whatever would fail after hours of it."""
+    corpus, *_ = (open_corpus(ask) for ask in asks.values())
     if wanted.artefact.kind == "downstream":
-        if corpora[0].manifest.tokenizer.file is None:
+        if corpus.manifest.tokenizer.file is None:
             raise ConfigError(
-                f"{corpora[0].directory} has no tokenizer, so its models could not be asked "
-                "anything; prepare it with --tokenizer"
+                f"{corpus.directory} has no tokenizer, so its models cannot answer questions; "
+                "prepare it with --tokenizer"
             )
         check_with(request.using)
         read_documents(request, report)
     if wanted.artefact.is_probed:
         config = next(iter(asks.values())).config
-        have = blocks_by_source(corpora[0], "validation", config.data.seq_len)
-        rows = equal_shares(have, config.probe.rows)
-        # Two sources with rows enough are the least that can be apart.
+        blocks = blocks_by_source(corpus, "validation", config.data.seq_len)
+        rows = equal_shares(blocks, config.probe.rows)
         if sum(number >= LEAST_ROWS for number in rows.values()) < 2:
             raise ConfigError(
-                f"probe.rows={config.probe.rows} on {corpora[0].directory} would give each source "
+                f"probe.rows={config.probe.rows} on {corpus.directory} would give each source "
                 f"{rows} rows, and two sources need {LEAST_ROWS} each to be compared; raise "
                 "probe.rows, or hold out more text (blocks of "
-                f"{config.data.seq_len} tokens: {have})"
+                f"{config.data.seq_len} tokens: {blocks})"
             )
-    return corpora[0]
+    return corpus
 
 
 def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
-    """What it would take: cells, steps, tokens, FLOPs."""
+    """The expected cost: cells, steps, tokens, FLOPs."""
     for size, ask in asks.items():
         name = f"{size}: " if size else ""
-        yield f"{name}{ask.out}: {ask.config.tokens:,} tokens a run on {corpus.directory}"
+        yield f"{name}{ask.out}: {ask.config.tokens:,} tokens per run on {corpus.directory}"
         labels = [method.label for method in ask.methods]
 
         def without(refused: list[str], labels: list[str] = labels) -> str:
@@ -94,7 +88,7 @@ def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
 
 
 def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Study:
-    """Make the runs that are not there yet; tables of the same runs share their folder."""
+    """Train the missing runs; artefacts with the same runs share their folder."""
     findings = {}
     for size, ask in asks.items():
         if size:
@@ -103,82 +97,128 @@ def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Stud
     return Study(wanted.artefact, wanted.scale, asks, findings)
 
 
-# Settings that change numbers are listed, but for those that have a line of their own.
+def evaluate_cells(
+    findings: Findings, request: EvalRequest, corpus: Corpus, report: Report
+) -> dict[str, Mapping[str, Any]]:
+    """The content of eval.json of every finished cell; a stored result of this request is kept."""
+    scores: dict[str, Mapping[str, Any]] = {}
+    cells = findings.finished
+    for count, cell in enumerate(cells, start=1):
+        subject = find_subject(cell.run)
+        file = subject.result_file
+        assert file is not None, "a cell is a run, which keeps its result"
+        seq_len = findings.config["data"]["seq_len"]
+        stored = stored_scores(file, request, seq_len, Path(subject.model))
+        if stored is None:
+            report(f"scoring {cell.label}", count, len(cells))  # one line per model, not per task
+            new = evaluate(subject, request, corpus, lambda stage, done, total: None)
+            write_json(file, new)
+            stored = new
+        scores[cell.label] = stored
+    return scores
+
+
+def stored_scores(
+    file: Path, request: EvalRequest, seq_len: int, model: Path
+) -> Mapping[str, Any] | None:
+    """A complete result of the same request and the same weights, else None.
+
+    Batch size and device may differ. Without a `max_length` in the request, a run sees as many
+    tokens as it was trained on. A cell that was trained again has other weights than the result.
+    """
+    try:
+        stored: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        provenance = stored["provenance"]
+        names = ("scorer", "benchmarks", "limit", "dtype", "max_length")
+        made = [*(provenance[name] for name in names), list(stored["tasks"])]
+        weights = provenance["weights"]
+        complete = stored["format"] == "dograph-eval" and "average" in stored
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    folder = None if request.benchmarks is None else str(request.benchmarks)
+    tasks = [task.name for task in pick_tasks(list(request.tasks))]
+    length = request.max_length or seq_len
+    asked = [request.using, folder, request.limit, request.dtype, length, tasks]
+    if not complete or made != asked:
+        return None
+    # Digests last: they read the whole model.
+    digests = {file.name: sha256_of(file) for file in sorted(model.glob("*.safetensors"))}
+    return stored if weights == (digests or None) else None
+
+
+# Settings that change numbers are listed, except those that have a line of their own.
 _PARTS = ("data", "model", "sketch", "optim", "train", "eval")
-_TOLD = {
+_LISTED_ELSEWHERE = {
     *("data.corpus", "data.seq_len", "data.warn_epochs", "model.preset", "sketch.dim"),
     *("sketch.projection", "train.steps", "train.batch_size", "train.device"),
     *("train.micro_batch_size", "train.activation_checkpointing", "eval.every"),
 }
 
 
-def differences(study: Study) -> list[str]:
-    """What differs between these runs and the paper's, a line each, from the settings."""
+def setup_differences(study: Study) -> Iterator[str]:
+    """What differs between these runs and the paper's, one line each."""
     artefact, ask = study.artefact, next(iter(study.asks.values()))
-    ours, theirs = ask.config, resolve_config(artefact.preset, [])
+    ours, theirs = ask.config, resolve_config(f"paper-{artefact.model}", [])
+
+    def compared(here: str, there: str) -> str:
+        return f"{here}, as in the paper" if here == there else f"{here}; paper: {there}"
+
+    def length(config: RunConfig) -> str:
+        steps, rows = config.train.steps, f"{config.train.batch_size} x {config.data.seq_len}"
+        return f"{steps:,} steps of {rows} = {_short(config.tokens)} tokens"
+
+    models = ", ".join(_model(one.config) for one in study.asks.values())
     if artefact.sizes:
-        models = ", ".join(_model(one.config) for one in study.asks.values())
-        lines = [f"models: {models}; the paper: GPT-2 sizes that its figure does not name"]
+        yield f"models: {models}; the paper: GPT-2 sizes that its figure does not name"
     else:
-        same = ours.model.preset == theirs.model.preset
-        lines = [f"model: {_beside(_model(ours), None if same else _model(theirs))}"]
-    runs = [
-        f"{config.train.steps:,} steps of {config.train.batch_size} x {config.data.seq_len} = "
-        f"{_short(config.tokens)} tokens"
-        for config in (ours, theirs)
-    ]
-    lines.append(f"a run: {_beside(runs[0], None if runs[0] == runs[1] else runs[1])}")
+        yield f"model: {compared(models, _model(theirs))}"
+    yield f"a run: {compared(length(ours), length(theirs))}"
     corpus = next(iter(study.findings.values())).corpus
     part = "20 % of " if artefact.is_probed else ""
-    lines.append(
+    yield (
         f"corpus: {corpus.folder}, {_short(sum(corpus.tokens.values()))} tokens of "
-        f"{len(corpus.tokens)} sources; paper: {part}{ABOUT[artefact.data]}. Unless it is the "
-        "same text, levels do not compare; differences between methods are what to look at"
+        f"{len(corpus.tokens)} sources; paper: {part}{DATASETS[artefact.data].about}. Unless it is "
+        "the same text, compare only differences between methods, not levels"
     )
     here, there = (config.model_dump(mode="json") for config in (ours, theirs))
     changed = []
-    for name in (f"{part}.{name}" for part in _PARTS for name in here[part]):
-        part, _, own = name.partition(".")
-        pair = here[part][own], there[part][own]
-        if name not in _TOLD and pair[0] != pair[1]:
-            told = [f"{value:g}" if isinstance(value, float) else str(value) for value in pair]
-            changed.append(f"{name} {told[0]} (the paper's preset {told[1]})")
+    for section in _PARTS:
+        for name, value in here[section].items():
+            pair = value, there[section][name]
+            if f"{section}.{name}" not in _LISTED_ELSEWHERE and pair[0] != pair[1]:
+                shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in pair]
+                changed.append(f"{section}.{name} {shown[0]} (paper's preset: {shown[1]})")
     if changed:
-        lines.append(f"settings: {', '.join(changed)}")
-    numbers = ", ".join(map(str, ask.seeds))
-    lines.append(f"seeds: {len(ask.seeds)} ({numbers}); the paper does not say how many it has")
-    lines.append(
-        "sampling: every source alike but for natural and for methods that plan; the paper says "
-        "no more of it than Uniform, and its baselines' code draws like this"
+        yield f"settings: {', '.join(changed)}"
+    seeds = ", ".join(map(str, ask.seeds))
+    yield f"seeds: {len(ask.seeds)} ({seeds}); the paper does not say how many it has"
+    yield (
+        "sampling: every source equally, except natural and planned methods; the paper only says "
+        "Uniform, and the code of its baselines samples like this"
     )
     if ask.proxy is not None:
-        model, steps = ask.proxy.model, ask.proxy.train.steps
-        lines.append(
-            f"plans: proxies are {model.preset or model.path} of {steps:,} steps; the paper does "
-            "not say what its were, and one plan serves all seeds"
+        proxy, steps = ask.proxy.model.preset or ask.proxy.model.path, ask.proxy.train.steps
+        yield (
+            f"plans: proxies are {proxy} of {steps:,} steps, with one plan for all seeds; the "
+            "paper does not describe its proxies"
         )
     if any(method.is_sketched for method in ask.methods):
-        lines.append(
-            f"sketches: {ours.sketch.dim:,} numbers, {ours.sketch.projection} by layer;"
-            " the paper's dense Gaussian of 5,000 columns would fill terabytes"
+        yield (
+            f"sketches: {ours.sketch.dim:,} numbers, {ours.sketch.projection} by layer; the "
+            "paper's dense Gaussian of 5,000 columns would fill terabytes"
         )
-    if artefact.picture:
-        lines.append(
-            f"the paper prints a picture only ({artefact.where}): there are no numbers to "
-            "set beside ours but those of its text"
+    if artefact.is_picture:
+        yield (
+            f"the paper prints a picture only ({artefact.where}): our numbers can be compared only "
+            "with those in its text"
         )
-    return lines
-
-
-def _beside(ours: str, theirs: str | None) -> str:
-    return f"{ours}, as in the paper" if theirs is None else f"{ours}; paper: {theirs}"
 
 
 def _model(config: RunConfig) -> str:
-    preset = config.model.preset
-    if preset is None:
+    if config.model.preset is None:
         return str(config.model.path)
-    return f"{preset} ({PRESETS[preset].layers} layers, {PRESETS[preset].width} wide)"
+    shape = PRESETS[config.model.preset]
+    return f"{config.model.preset} ({shape.layers} layers, {shape.width} wide)"
 
 
 def _short(number: float) -> str:
@@ -188,40 +228,13 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArtefactRecord:
-    """What reproduce.json keeps of an artefact."""
-
-    where: str  # in the paper
-    picture_only: bool
-    scale: Scale
-    command: str | None
-    seeds: list[int]
-    corpus: CorpusFacts
-    environment: dict[str, Any]
-    device: str
-    config: dict[str, dict[str, Any]]  # by model size
-    proxy: dict[str, Any] | None
-    mixers: dict[str, dict[str, Any]]  # by method
-    comparisons: list[str]
-    evaluation: dict[str, Any] | None  # what was asked of the models
-    results: Mapping[str, Any]
-    verdicts: list[dict[str, Any]]
-    setup: list[str]  # what differs from the paper's
-    errata: list[str]
-    notes: list[str]
-    failures: dict[str, str]
-
-
-def finish(
-    study: Study, request: EvalRequest, out: Path, report: Report
-) -> tuple[Reproduction, ArtefactRecord]:
-    """Evaluate, make the tables and the verdicts, and write them down."""
+def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Reproduction:
+    """Evaluate, make the tables and the verdicts, and write reproduce.json."""
     artefact, ask = study.artefact, next(iter(study.asks.values()))
     evaluation: dict[str, Any] | None = None
     if artefact.kind == "downstream":
-        there = replace(request, device=ask.config.train.device)
-        scores = evaluate_cells(study.only, there, Corpus(ask.config.data.corpus), report)
+        request = replace(request, device=ask.config.train.device)
+        scores = evaluate_cells(study.only, request, Corpus(ask.config.data.corpus), report)
         study = replace(study, scores=scores)
         evaluation = {
             "scorer": request.using,
@@ -231,75 +244,77 @@ def finish(
             "dtype": request.dtype,
         }
     outcome, first = MAKERS[artefact.kind](study), next(iter(study.findings.values()))
-    # Of what the comparison itself notes, that which speaks against its numbers.
     warnings = [
         f"{size}: {note}" if size else note
         for size, findings in study.findings.items()
         for note in findings.notes
         if note.startswith(("warning", "failed"))
     ]
-    record = ArtefactRecord(
-        where=artefact.where,
-        picture_only=artefact.picture,
-        scale=study.scale,
-        command=ask.command,
-        seeds=list(ask.seeds),
-        corpus=first.corpus,
-        environment=describe_environment(),
-        device=str(pick_device(ask.config.train.device)),
-        config={size: own.config.model_dump(mode="json") for size, own in study.asks.items()},
-        proxy=first.proxy,
-        mixers={method.label: dict(method.mixer) for method in ask.methods},
-        comparisons=[str(own.out / REPORT) for own in study.asks.values()],
-        evaluation=evaluation,
-        results=outcome.data,
-        verdicts=[claim.record() for claim in outcome.verdicts],
-        setup=differences(study),
-        errata=[f"{e.where}: {e.found}" for e in paper.errata(artefact.name)],
+    outcome = replace(
+        outcome,
+        setup=list(setup_differences(study)),
         notes=[*outcome.notes, *warnings],
         failures={k: v for f in study.findings.values() for k, v in f.failures.items()},
     )
-    if not write_record(out / RESULT, artefact.name, plain(record)):
-        kept = (
-            f"{out / RESULT} keeps the table made before, which has these rows and more; this one "
-            "is printed alone"
-        )
-        record = replace(record, notes=[*record.notes, kept])
-    return outcome, record
+    record = {
+        "where": artefact.where,
+        "picture_only": artefact.is_picture,
+        "scale": study.scale,
+        "command": ask.command,
+        "seeds": ask.seeds,
+        "corpus": first.corpus,
+        "environment": describe_environment(),
+        "device": str(pick_device(ask.config.train.device)),
+        "config": {size: own.config.model_dump(mode="json") for size, own in study.asks.items()},
+        "proxy": first.proxy,
+        "mixers": {method.label: method.mixer for method in ask.methods},
+        "comparisons": [str(own.out / REPORT) for own in study.asks.values()],
+        "evaluation": evaluation,
+        "results": outcome.data,
+        "verdicts": [claim.record() for claim in outcome.verdicts],
+        "setup": outcome.setup,
+        "errata": paper.errata(artefact.name),
+        "notes": outcome.notes,
+        "failures": outcome.failures,
+    }
+    if write_record(out / RESULT, artefact.name, plain(record)):
+        return outcome
+    kept = f"{out / RESULT} keeps an earlier table with these rows and more; this one is not stored"
+    return replace(outcome, notes=[*outcome.notes, kept])
 
 
 def write_record(file: Path, name: str, record: Mapping[str, Any]) -> bool:
-    """Beside the other artefacts of the same runs; not over a wider table, which stays."""
-    there: dict[str, Any] = {}
-    if file.is_file():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            there = found["artefacts"] if found["format"] == FORMAT else {}
-            if name in there and _is_wider(there[name], record):
-                return False
-        except (ValueError, KeyError, TypeError):
-            there = {}  # what a reader could not use either
-    content = {"format": FORMAT, "version": VERSION, "artefacts": there | {name: record}}
-    write_text(file, as_json(content))
+    """Add it to the other artefacts of the same runs; False if a wider table is stored and kept.
+
+    A stored table is wider if it has all rows, seeds and sizes of this one and more, made with the
+    same settings. A file that cannot be read is written anew.
+    """
+    stored: dict[str, Any] = {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        stored = content["artefacts"] if content["format"] == FORMAT else {}
+        there = stored.get(name, {})
+        old, new = (
+            [set(table.get(part, ())) for part in ("mixers", "seeds", "config")]
+            for table in (there, record)
+        )
+        sizes: Mapping[str, Any] = record.get("config", {})
+        if (
+            old != new
+            and all(own <= its for own, its in zip(new, old, strict=True))
+            and all(there["config"][size] == sizes[size] for size in sizes)
+            and all(there.get(part) == record.get(part) for part in ("evaluation", "scale"))
+        ):
+            return False
+    except (OSError, ValueError, KeyError, TypeError):
+        stored = {}
+    content = {"format": FORMAT, "version": VERSION, "artefacts": stored | {name: record}}
+    write_json(file, plain(content))
     return True
 
 
-def _is_wider(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether a stored table has all rows, seeds and sizes of this one and more, made alike."""
-    old, new = (
-        [set(table.get(part, ())) for part in ("mixers", "seeds", "config")]
-        for table in (there, record)
-    )
-    if old == new or not all(own <= its for own, its in zip(new, old, strict=True)):
-        return False
-    config: Mapping[str, Any] = record.get("config", {})
-    return all(there["config"][size] == config[size] for size in config) and all(
-        there.get(part) == record.get(part) for part in ("evaluation", "scale")
-    )
-
-
 def print_list(console: Console) -> None:
-    """Every name with its line."""
+    """One line per artefact."""
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
     table.add_column("what it shows")
@@ -307,26 +322,17 @@ def print_list(console: Console) -> None:
     for artefact in ARTEFACTS.values():
         table.add_row(artefact.name, artefact.line, artefact.where)
     console.print(table, highlight=False)
-    console.print("one of them: dograph reproduce NAME --dry-run", highlight=False)
+    console.print("cost of one of them: dograph reproduce NAME --dry-run", highlight=False)
 
 
-def print_outcome(
-    console: Console, artefact: Artefact, outcome: Reproduction, record: ArtefactRecord
-) -> None:
-    """Tables, what differs, the paper's own errors, notes, verdicts."""
-    for sheet in outcome.sheets:
-        # A title of the table itself would be folded into the table's width.
-        console.print(f"{sheet.title}:", markup=False, highlight=False, soft_wrap=True)
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for number, column in enumerate(sheet.columns):
-            table.add_column(escape(column), justify="right" if number else "left", overflow="fold")
-        for row in sheet.rows:
-            table.add_row(*(escape(cell) for cell in row))
+def print_outcome(console: Console, artefact: Artefact, outcome: Reproduction) -> None:
+    """Tables, differences in set-up, errors of the paper, notes, verdicts."""
+    for table in outcome.tables:
         console.print(table)
     lists: dict[str, Sequence[str]] = {
-        "what differs in set-up:": record.setup,
-        "in the paper itself:": record.errata,
-        "notes:": record.notes,
+        "differences to the paper's set-up:": outcome.setup,
+        "errors in the paper:": paper.errata(artefact.name),
+        "notes:": outcome.notes,
         f"claims of the paper ({artefact.where}):": [claim.line for claim in outcome.verdicts],
     }
     for title, lines in lists.items():

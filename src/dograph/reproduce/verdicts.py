@@ -1,12 +1,12 @@
-"""What the paper claims, and whether the runs made here bear it out.
+"""Metrics over seeds, the tables that show them, and verdicts on the paper's claims.
 
-A claim is a difference with a sign. It is confirmed where the 95 % interval over seeds lies on the
-claimed side of zero, and in size too where it holds the paper's number. Claims over several
-methods at once ("the lowest of all") need every one of their simultaneous intervals. With fewer
-than five seeds there is no verdict, as in `dograph compare`.
+A claim is a difference with a sign. It is confirmed if the 95 % interval over seeds lies on the
+claimed side of zero, and confirmed in size if the interval also contains the paper's number. A
+claim over several methods ("the lowest of all") needs all of their simultaneous intervals. With
+fewer than five seeds there is no verdict, as in `dograph compare`.
 
-Numbers over seeds are means with 95 % t intervals, and differences are taken seed by seed. Their
-intervals end where their quantity does (`stats.Range`): no loss below 0, no accuracy above 100.
+Means over seeds have 95 % t intervals, and differences are paired by seed. Intervals are cut to
+the range of their quantity (`stats.Range`): no loss below 0, no accuracy above 100.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from dograph.compare.arms import Ask
 from dograph.compare.findings import CellFindings, Findings
+from dograph.compare.tables import TextTable
 from dograph.files import plain
 from dograph.reproduce.artefacts import LEAD, Artefact, Scale
 from dograph.reproduce.paper import NAMES, OURS
@@ -24,53 +25,24 @@ from dograph.stats import (
     ANY,
     LEAST_SEEDS,
     Estimate,
-    Interval,
     Range,
     mean_estimate,
     paired_difference,
 )
 
 DEFAULT = "dograph"  # our own recipe
-SUBJECTS = (OURS, DEFAULT)  # whom the paper's claims are asked of
-AVERAGE = "average"  # of the tasks
-
-
-@dataclass(frozen=True, slots=True)
-class CellScores:
-    """What the model of a run scored, by task and on average."""
-
-    accuracy: dict[str, float]  # per cent: acc_norm where there is one, else acc
-    error: dict[str, float | None]  # standard error over items, as a share
-    limited: dict[str, str]  # tasks of which not all items were asked: `copa 4 of 100`
-    notes: list[str]
-
-    @classmethod
-    def of_json(cls, record: Mapping[str, Any]) -> Self:
-        """From the content of an eval.json."""
-        tasks: Mapping[str, Any] = record["tasks"]
-        primary = {name: task[task["primary"]] for name, task in tasks.items()}
-        primary[AVERAGE] = record["average"]
-        return cls(
-            accuracy={name: 100 * float(score["value"]) for name, score in primary.items()},
-            error={name: score["se"] for name, score in primary.items()},
-            limited={
-                name: f"{name} {task['items']:,} of {task['available']:,}"
-                for name, task in tasks.items()
-                if "available" in task and task["items"] < task["available"]
-            },
-            notes=list(record["notes"]),
-        )
+SUBJECTS = (OURS, DEFAULT)  # the methods that the paper's claims are tested on
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What an artefact is made from, finished comparisons: one, or one for each model size."""
+    """The finished comparisons of an artefact: one, or one per model size."""
 
     artefact: Artefact
     scale: Scale
     asks: Mapping[str, Ask]
     findings: Mapping[str, Findings]
-    scores: Mapping[str, CellScores] = field(default_factory=dict)  # by cell, where tasks are asked
+    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
 
     @property
     def only(self) -> Findings:
@@ -79,203 +51,203 @@ class Study:
 
     @property
     def rows(self) -> list[str]:
-        """Labels in the order of a table's rows: those that come first, then as asked."""
+        """Labels in the order of a table's rows: `LEAD` first, then as requested."""
         labels = next(iter(self.findings.values())).labels
         return sorted(labels, key=lambda label: (*LEAD, label).index(label))
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One number of every finished run, by method and seed, with the range of it and its change."""
+class RunMetric:
+    """One number per finished run, by method and seed; the ranges of it and of its differences."""
 
     values: Mapping[str, Mapping[int, float]]
-    ends: Range = ABOVE_ZERO
-    ends_of_change: Range = ANY
+    range: Range = ABOVE_ZERO
+    difference_range: Range = ANY
 
     @classmethod
-    def read(cls, findings: Findings, of: Callable[[CellFindings], float], *ends: Range) -> Self:
-        found: dict[str, dict[int, float]] = {label: {} for label in findings.labels}
+    def read(cls, findings: Findings, of: Callable[[CellFindings], float], *ranges: Range) -> Self:
+        values: dict[str, dict[int, float]] = {label: {} for label in findings.labels}
         for cell in findings.finished:
-            found[cell.method][cell.seed] = of(cell)
-        return cls(found, *ends)
+            values[cell.method][cell.seed] = of(cell)
+        return cls(values, *ranges)
 
     def __contains__(self, label: str) -> bool:
-        """Whether a run of the method was finished."""
-        return bool(self.of(label))
+        """Whether the method has a finished run."""
+        return bool(self.by_seed(label))
 
-    def of(self, label: str) -> Mapping[int, float]:
+    def by_seed(self, label: str) -> Mapping[int, float]:
         return self.values.get(label, {})
 
-    def level(self, label: str) -> Estimate:
-        return mean_estimate(list(self.of(label).values())).within(self.ends)
+    def mean(self, label: str) -> Estimate:
+        return mean_estimate(list(self.by_seed(label).values())).within(self.range)
 
-    def less(self, label: str, other: str, family: int = 1) -> Estimate:
-        """A method less another, over the seeds that both have."""
-        found = paired_difference(self.of(label), self.of(other), family)
-        return found.within(self.ends_of_change)
+    def difference(self, label: str, other: str, family: int = 1) -> Estimate:
+        """A method minus another, over the seeds that both have."""
+        estimate = paired_difference(self.by_seed(label), self.by_seed(other), family)
+        return estimate.within(self.difference_range)
 
-    def more_per_cent(self, label: str, other: str) -> Estimate:
+    def percent_change(self, label: str, other: str) -> Estimate:
         """By how many per cent a method is above another, pair by pair."""
-        own, theirs = self.of(label), self.of(other)
-        found = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
-        return found.within((-100.0, math.inf))
+        own, theirs = self.by_seed(label), self.by_seed(other)
+        estimate = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
+        return estimate.within((-100.0, math.inf))
 
 
-def losses(findings: Findings, name: str = "mean") -> Figure:
+def losses(findings: Findings, name: str = "mean") -> RunMetric:
     """Validation loss in nats: mean, natural, worst or gap."""
-    return Figure.read(findings, lambda cell: cell.summaries[name])
+    return RunMetric.read(findings, lambda cell: cell.summaries[name])
+
+
+Rows = dict[str, dict[str, Any]]  # metrics by method: estimates, intervals, numbers
 
 
 @dataclass(frozen=True, slots=True)
-class TextTable:
-    """A table as it is printed: text cells, the first column on the left."""
+class MetricColumn:
+    """A metric of every method: a key of reproduce.json, a column of a table, or both."""
 
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    key: str  # "" if it is only shown
+    value: Callable[[str], Any]  # of a method: a number, an estimate, an interval, None
+    head: str = ""  # "" if it is only stored
+    shape: str = ""  # number format; `±.3f` and `[+.3f]` also show the interval
+    blank: str = ""  # the row that is left empty: a difference to itself
 
-
-@dataclass(frozen=True, slots=True)
-class FigureColumn:
-    """What a table shows of every row, and how: `±.3f` and `[+.3f]` show an interval too."""
-
-    head: str
-    key: str  # in the figures of a row
-    shape: str
-    but: str = ""  # the row that is left empty: a difference to itself
-    of: Callable[[Any], Any] = lambda value: value
-
-    def text(self, label: str, figures: Mapping[str, Any]) -> str:
-        if label == self.but or figures[self.key] is None:
+    def text(self, label: str) -> str:
+        value, shape = self.value(label), self.shape
+        if label == self.blank or value is None:
             return ""
-        value, shape = self.of(figures[self.key]), self.shape
         if shape.startswith("["):
             return str(value.text(shape[1:-1]))
         if isinstance(value, Estimate):
-            is_level = shape.startswith("±")
-            return value.plus_minus(shape[1:]) if is_level else value.plain(shape)
+            with_interval = shape.startswith("±")
+            return value.plus_minus(shape[1:]) if with_interval else value.plain(shape)
         return format(value, shape)
 
 
-Rows = dict[str, dict[str, Any]]  # figures by method: estimates, intervals, numbers
+def rows_of(labels: Sequence[str], columns: Sequence[MetricColumn]) -> Rows:
+    return {label: {c.key: c.value(label) for c in columns if c.key} for label in labels}
 
 
-def table_of(title: str, first: str, rows: Rows, columns: Sequence[FigureColumn]) -> TextTable:
-    heads = (first, *(column.head for column in columns))
-    cells = [[label, *(c.text(label, own) for c in columns)] for label, own in rows.items()]
-    return TextTable(title, heads, cells)
+def table_of(
+    title: str, first: str, labels: Sequence[str], columns: Sequence[MetricColumn]
+) -> TextTable:
+    shown = [column for column in columns if column.head]
+    cells = [[label, *(column.text(label) for column in shown)] for label in labels]
+    return TextTable(title, (first, *(column.head for column in shown)), cells)
 
 
-Change = Callable[[Figure, str, str], Estimate]  # of a method to another
-Word = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
-_AGAINST: tuple[Word, ...] = ("confirmed", "unclear", "no verdict", "opposite")  # ever more
-_SIDES: dict[int, Word] = {1: "confirmed", 0: "unclear", -1: "opposite"}
-_SAID: dict[Word, str] = {
+Verdict = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
+_SEVERITY: tuple[Verdict, ...] = ("confirmed", "unclear", "no verdict", "opposite")
+_SIDES: dict[int, Verdict] = {1: "confirmed", 0: "unclear", -1: "opposite"}
+_VERDICT_TEXTS: dict[Verdict, str] = {
     "confirmed": "confirmed",
     "sign only": "confirmed in sign, not in size",
-    "unclear": "not confirmed, the interval holds zero",
-    "opposite": "not confirmed, it is the other way round",
+    "unclear": "not confirmed, the interval contains zero",
+    "opposite": "not confirmed, the opposite holds",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A difference that the paper claims of a method; once judged, with its verdict."""
+    """A difference that the paper claims for a method; once judged, with its verdict."""
 
     says: str
     sign: Literal[-1, 1]
-    of: str = OURS  # the method that it is asked of
-    paper: float | None = None  # the size claimed, signed; None where it gives none
+    of: str = OURS  # the method that it is tested on
+    paper: float | None = None  # the claimed size, signed; None if the paper gives none
     shape: str = ".3f"
     unit: str = ""
     ours: Estimate | None = None
-    word: Word = "no verdict"
+    verdict: Verdict = "no verdict"
     line: str = ""
 
     def judge(self, ours: Estimate) -> Self:
         """By one difference."""
-        word, interval = self._side(ours.interval), ours.interval
-        if word == "confirmed" and self.paper is not None and interval is not None:
-            word = word if interval.low <= self.paper <= interval.high else "sign only"
-        word = word if ours.num >= LEAST_SEEDS else "no verdict"
-        size = "" if self.paper is None else f" by {abs(self.paper):{self.shape}}{self.unit}"
-        return self._judged(word, ours, f"{size}; here {self._told(word, ours)}")
+        return self.judge_all({"": ours})
 
-    def judge_less(
-        self, figure: Figure, rival: str, change: Change = Figure.less, why: str | None = None
+    def judge_against(
+        self,
+        metric: RunMetric,
+        rival: str,
+        change: Callable[[RunMetric, str, str], Estimate] = RunMetric.difference,
     ) -> Self:
-        """By its method less another, or not tested: neither may lack a finished run."""
-        if missing := [name for name in (self.of, rival) if name not in figure]:
-            return self.untested(why or f"no finished run of {' and of '.join(missing)}")
-        return self.judge(change(figure, self.of, rival))
+        """By its method's difference to another; not tested if either has no finished run."""
+        if missing := [name for name in (self.of, rival) if name not in metric]:
+            return self.untested(f"no finished run of {' and of '.join(missing)}")
+        return self.judge(change(metric, self.of, rival))
 
-    def judge_best(self, figure: Figure) -> Self:
-        """By its method less every rival in the paper's tables."""
-        if self.of not in figure:
+    def judge_best(self, metric: RunMetric) -> Self:
+        """By its method's difference to every other method of the paper."""
+        if self.of not in metric:
             return self.untested(f"no finished run of {self.of}")
-        rivals = [name for name in NAMES if name != OURS and name in figure]
-        return self.judge_all({name: figure.less(self.of, name, len(rivals)) for name in rivals})
+        rivals = [name for name in NAMES if name != OURS and name in metric]
+        family = len(rivals)
+        return self.judge_all({name: metric.difference(self.of, name, family) for name in rivals})
 
     def judge_all(self, rivals: Mapping[str, Estimate]) -> Self:
-        """By differences to every rival at once; the one that speaks most against it is shown.
+        """By the differences to all rivals at once; the line shows the worst one for the claim.
 
-        Where a rival has too few seeds there is no verdict, and it is the one that is shown.
+        If a rival has too few seeds there is no verdict, and the line shows that rival.
         """
         if not rivals:
-            return self.untested("no such runs were asked for")
-        words = {name: self._side(figure.simultaneous) for name, figure in rivals.items()}
-        few = [name for name, figure in rivals.items() if figure.num < LEAST_SEEDS]
+            return self.untested("its runs were not requested")
+        verdicts: dict[str, Verdict] = {
+            name: _SIDES[self.sign * rival.simultaneous.side]
+            if rival.simultaneous
+            else "no verdict"
+            for name, rival in rivals.items()
+        }
+        few = [name for name, rival in rivals.items() if rival.num < LEAST_SEEDS]
 
-        def against(name: str) -> tuple[int, float]:
-            return _AGAINST.index(words[name]), -self.sign * rivals[name].value
+        def severity(name: str) -> tuple[int, float]:
+            return _SEVERITY.index(verdicts[name]), -self.sign * rivals[name].value
 
-        name = max(few or rivals, key=against)
-        worst, word = rivals[name], "no verdict" if few else words[name]
-        shown = self._told(word, replace(worst, interval=worst.simultaneous))
-        return self._judged(word, worst, f"; here, against {name}, {shown}")
+        name = max(few or rivals, key=severity)
+        worst, verdict = rivals[name], "no verdict" if few else verdicts[name]
+        ends = worst.simultaneous
+        if verdict == "confirmed" and self.paper is not None and ends is not None:
+            verdict = verdict if ends.low <= self.paper <= ends.high else "sign only"
+        size = "" if self.paper is None else f" by {abs(self.paper):{self.shape}}{self.unit}"
+        against = f", against {name}," if name else ""
+        text = replace(worst, interval=ends).text(f"+{self.shape}", " ")
+        unit = self.unit if worst.num else ""
+        why = f"{worst.num} of {LEAST_SEEDS} seeds" if few else "a value is not finite"
+        shown = _VERDICT_TEXTS.get(verdict, f"no verdict, {why}")
+        return self.concluded(verdict, f"{size}; here{against} {text}{unit}: {shown}", worst)
 
     def untested(self, why: str) -> Self:
-        return replace(self, paper=None)._judged("no verdict", None, f": not tested, {why}")
+        return replace(self, paper=None).concluded("no verdict", f": not tested, {why}")
 
-    def _judged(self, word: Word, ours: Estimate | None, end: str) -> Self:
-        """The paper claims it of its own recipe; ours is asked the same."""
-        who = "the same of the default recipe" if self.of == DEFAULT else "paper"
-        return replace(self, word=word, ours=ours, line=f"{who}: {self.says}{end}")
-
-    def _side(self, interval: Interval | None) -> Word:
-        return "no verdict" if interval is None else _SIDES[self.sign * interval.side]
-
-    def _told(self, word: Word, figure: Estimate) -> str:
-        """`-0.040 [-0.060, -0.020]: confirmed`."""
-        text = figure.text(f"+{self.shape}", " ") + (self.unit if figure.num else "")
-        few = figure.num < LEAST_SEEDS
-        why = f"{figure.num} of {LEAST_SEEDS} seeds" if few else "a figure is not finite"
-        return f"{text}: {_SAID.get(word, f'no verdict, {why}')}"
+    def concluded(self, verdict: Verdict, end: str, ours: Estimate | None = None) -> Self:
+        """With its verdict and line. The paper claims it for its own recipe; we also test ours."""
+        who = "the same claim for our default recipe" if self.of == DEFAULT else "paper"
+        return replace(self, verdict=verdict, ours=ours, line=f"{who}: {self.says}{end}")
 
     def record(self) -> dict[str, Any]:
         ours = None if self.ours is None else self.ours.record()
         claimed = {"of": self.of, "says": self.says, "paper": self.paper}
-        return claimed | {"ours": ours, "verdict": self.word, "line": self.line}
+        return claimed | {"ours": ours, "verdict": self.verdict, "line": self.line}
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """What an artefact comes to: tables to print, figures by method, a verdict for each claim."""
+    """The outcome of an artefact: tables, metrics by method, a verdict for each claim."""
 
-    sheets: Sequence[TextTable]
+    tables: Sequence[TextTable]
     methods: Rows
     verdicts: Sequence[Claim]
     notes: Sequence[str] = ()
-    tasks: Sequence[str] | None = None  # that were asked
+    tasks: Sequence[str] | None = None  # downstream tasks that were scored
+    setup: Sequence[str] = ()  # differences to the paper's runs
+    failures: Mapping[str, str] = field(default_factory=dict)  # by cell
 
     @property
     def data(self) -> dict[str, Any]:
-        """The figures as JSON values."""
-        found = {"methods": _recorded(self.methods)}
-        return found if self.tasks is None else found | {"tasks": list(self.tasks)}
+        """The metrics as JSON values."""
+        values = {"methods": _as_values(self.methods)}
+        return values if self.tasks is None else values | {"tasks": list(self.tasks)}
 
 
-def _recorded(value: Any) -> Any:
+def _as_values(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _recorded(part) for key, part in value.items()}
+        return {key: _as_values(part) for key, part in value.items()}
     return value.record() if isinstance(value, Estimate) else plain(value)

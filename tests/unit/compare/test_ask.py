@@ -39,35 +39,35 @@ def labels(ask):
 
 def test_an_empty_folder_is_taken_as_it_is_asked(ask, corpus):
     first = ask("uniform", (0, 1))
-    assert first.join_folder(corpus) is first
+    assert first.take_folder(corpus, shared=True) == first
     assert stored(first) == json.loads(json.dumps(first.record(corpus)))
-    again = first.join_folder(corpus)
+    again = first.take_folder(corpus, shared=True)
     assert (again.methods, again.seeds) == (first.methods, first.seeds)
 
 
 def test_less_than_the_folder_holds_takes_nothing_away(ask, corpus):
     wide = ask("uniform,regmix,wide=dograph[num_domains=17]", (0, 1, 2))
-    wide.join_folder(corpus)
+    wide.take_folder(corpus, shared=True)
     before = stored(wide)
-    whole = ask("wide=dograph[num_domains=17]", (1,)).join_folder(corpus)
+    whole = ask("wide=dograph[num_domains=17]", (1,)).take_folder(corpus, shared=True)
     assert stored(wide) == before
     assert (whole.methods, whole.seeds) == (wide.methods, wide.seeds)
 
 
 def test_what_is_new_comes_after_what_is_there(ask, corpus):
-    ask("uniform", (0, 1)).join_folder(corpus)
-    whole = ask("regmix", (2, 1)).join_folder(corpus)
+    ask("uniform", (0, 1)).take_folder(corpus, shared=True)
+    whole = ask("regmix", (2, 1)).take_folder(corpus, shared=True)
     assert labels(whole) == ["natural", "uniform", "regmix"]
     assert whole.seeds == (0, 1, 2)
     assert stored(whole)["proxy"] is not None
-    everything = ask("regmix,unimax,uniform", (2, 1, 0)).join_folder(corpus)
+    everything = ask("regmix,unimax,uniform", (2, 1, 0)).take_folder(corpus, shared=True)
     assert labels(everything) == ["natural", "regmix", "unimax", "uniform"]  # as asked
     assert everything.seeds == (2, 1, 0)
 
 
 def test_the_baseline_of_the_folder_stays(ask, corpus):
-    ask("uniform", (0,)).join_folder(corpus)
-    whole = ask("unimax", (0,), baseline="uniform").join_folder(corpus)
+    ask("uniform", (0,)).take_folder(corpus, shared=True)
+    whole = ask("unimax", (0,), baseline="uniform").take_folder(corpus, shared=True)
     assert labels(whole) == ["natural", "uniform", "unimax"]
     assert stored(whole)["baseline"] == "natural"
 
@@ -75,20 +75,20 @@ def test_the_baseline_of_the_folder_stays(ask, corpus):
 @pytest.mark.parametrize(
     ("mixers", "changes", "told"),
     [
-        ("uniform", {"steps": 90}, "train.steps: 60 there, 90 asked"),
-        ("plan=doge", {}, "methods.plan.mixer.name: regmix there, doge asked"),
-        ("plan=regmix[num_proxies=9]", {}, "num_proxies: none there, 9 asked"),
-        ("uniform", {"replan": True}, "replan: false there, true asked"),
+        ("uniform", {"steps": 90}, "train.steps: 60 stored, 90 requested"),
+        ("plan=doge", {}, "methods.plan.mixer.name: regmix stored, doge requested"),
+        ("plan=regmix[num_proxies=9]", {}, "num_proxies: none stored, 9 requested"),
+        ("uniform", {"replan": True}, "replan: false stored, true requested"),
     ],
 )
 def test_what_contradicts_the_folder_is_refused_and_changes_nothing(
     ask, corpus, mixers, changes, told
 ):
     first = ask("uniform,plan=regmix", (0, 1))
-    first.join_folder(corpus)
+    first.take_folder(corpus, shared=True)
     before = stored(first)
     with pytest.raises(RunError, match=told):
-        ask(mixers, (0,), **changes).join_folder(corpus)
+        ask(mixers, (0,), **changes).take_folder(corpus, shared=True)
     assert stored(first) == before
 
 
@@ -98,22 +98,22 @@ def test_a_method_that_is_missing_is_told_as_it_would_be_typed(ask, corpus):
         ask("uniform", (0,)).take_folder(corpus)
     told = str(refused.value).splitlines()
     named = "mixer.name=regmix mixer.num_proxies=9 mixer.max_epochs=null"
-    assert f"  methods.plan: {named} there, none asked" in told
-    assert "  seeds: [0, 1] there, [0] asked" in told
+    assert f"  methods.plan: {named} stored, none requested" in told
+    assert "  seeds: [0, 1] stored, [0] requested" in told
     (proxy,) = [line for line in told if line.startswith("  proxy: ")]
-    assert proxy.endswith(" more there, none asked")
+    assert proxy.endswith(" more stored, none requested")
     assert "{" not in str(refused.value)
 
 
 def test_other_proxies_are_refused_where_both_have_some(ask, corpus):
     first = ask("plan=regmix", (0,))
-    first.join_folder(corpus)
+    first.take_folder(corpus, shared=True)
     other = first.proxy.model_copy(
         update={"train": first.proxy.train.model_copy(update={"steps": 33})}
     )
-    with pytest.raises(RunError, match=r"proxy.train.steps: \d+ there, 33 asked"):
-        replace(first, proxy=other).join_folder(corpus)
-    ask("uniform", (0,)).join_folder(corpus)  # none is asked for
+    with pytest.raises(RunError, match=r"proxy.train.steps: \d+ stored, 33 requested"):
+        replace(first, proxy=other).take_folder(corpus, shared=True)
+    ask("uniform", (0,)).take_folder(corpus, shared=True)  # none is asked for
     assert stored(first)["proxy"] is not None
 
 
@@ -121,7 +121,7 @@ def test_a_folder_with_something_else_is_refused(ask, corpus, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="is not empty and holds no comparison"):
-        ask("uniform", (0,)).join_folder(corpus)
+        ask("uniform", (0,)).take_folder(corpus, shared=True)
 
 
 def test_a_plan_that_is_refused_can_be_left_out(ask, corpus):

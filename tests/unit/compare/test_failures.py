@@ -36,7 +36,7 @@ def test_a_plan_that_fails_takes_its_cells_alone(place):
 def test_a_folder_that_cannot_be_is_told(place):
     (place / "file").write_text("")
     asked = ask(place, "uniform", out="file", seeds=(0,))
-    with pytest.raises(RunError, match=r"cannot be written: .*; name another folder"):
+    with pytest.raises(RunError, match=r"cannot be written: .*; use another folder"):
         made(asked)
 
 

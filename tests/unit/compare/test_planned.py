@@ -40,7 +40,7 @@ def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
         seconds = cell["seconds"]
         assert seconds["total"] == seconds["train"] + seconds["plan"]
         assert (seconds["plan"] > 0) == (cell["method"] == "plan")
-    assert any("one plan serves all seeds of plan" in note for note in findings["notes"])
+    assert any("all seeds of plan use one plan" in note for note in findings["notes"])
     assert "plan*" in printed(findings)
 
 

@@ -163,9 +163,9 @@ def test_other_settings_are_refused_by_name(place, cheap):
     longer = asked.config.model_copy(
         update={"train": asked.config.train.model_copy(update={"steps": 9})}
     )
-    with pytest.raises(RunError, match=r"train.steps: 6 there, 9 asked"):
+    with pytest.raises(RunError, match=r"train.steps: 6 stored, 9 requested"):
         made(replace(asked, config=longer))
-    with pytest.raises(RunError, match="budget: tokens there, compute asked"):
+    with pytest.raises(RunError, match="budget: tokens stored, compute requested"):
         made(replace(asked, budget="compute"))
     with pytest.raises(RunError, match="seeds"):
         made(replace(asked, seeds=(0,)))

@@ -7,7 +7,7 @@ import pytest
 
 from dograph.compare.findings import Findings
 from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
-from dograph.reproduce.verdicts import CellScores, Study
+from dograph.reproduce.verdicts import Study
 
 SEEDS = (10, 11, 12, 13, 14)
 NOISE = (-0.02, -0.01, 0.0, 0.01, 0.02)  # of a seed, the same for every method
@@ -96,7 +96,7 @@ def study(name, made, sizes=None, scores=None, **wanted):
     found = {size: made if not sizes else made[size] for size in asks}
     for size, ask in asks.items():
         found[size] = replace(found[size], config=ask.config.model_dump(mode="json"))
-    scored = {label: CellScores.of_json(score) for label, score in (scores or {}).items()}
+    scored = {label: dict(score) for label, score in (scores or {}).items()}
     return Study(find_artefact(name), "mini", asks, found, scored)
 
 

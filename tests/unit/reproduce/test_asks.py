@@ -14,8 +14,8 @@ from dograph.mixers.registry import build_mixer, build_planner
 from dograph.models.presets import PRESETS
 from dograph.reproduce import artefacts as scales
 from dograph.reproduce.artefacts import (
+    ALL,
     ARTEFACTS,
-    PROTOCOL,
     Wanted,
     build_asks,
     find_artefact,
@@ -59,7 +59,7 @@ def test_the_protocol_draws_every_source_alike():
         if name in ("dograph", "dynamic-loss"):
             assert options["sampling"] == "uniform"
     by_label = {method.label: method.mixer for method in only("validation-loss").methods}
-    assert list(by_label) == ["uniform", *(label for label in PROTOCOL if label != "uniform")]
+    assert list(by_label) == ["uniform", *(label for label in ALL if label != "uniform")]
     assert by_label["inverse-norm"] == {
         "name": "dograph",
         "recipe": "inverse-norm",
@@ -191,7 +191,7 @@ def test_methods_by_label_or_in_the_language_of_compare():
         ("cost", {"sizes": "tiny"}, "several models are for model-scale"),
         ("model-scale", {"settings": ("model.preset=tiny",)}, "name them as in model.preset="),
         ("model-scale", {"sizes": "tiny,gpt5"}, "allowed: tiny"),
-        ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for methods that plan"),
+        ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for planned methods"),
         ("cost", {"methods": "nonsense"}, '"nonsense" is not known'),
         ("cost", {"methods": "doge,doge"}, '--methods names "doge" twice'),
     ],
@@ -210,7 +210,7 @@ def test_methods_without_probes_are_refused_before_they_train(name):
         with pytest.raises(ConfigError, match=f"runs of {blind} take none") as caught:
             asked(name, methods=methods)
         told = str(caught.value)
-        assert told.startswith(f"{name} is made of probes")
+        assert told.startswith(f"{name} needs probes")
         able = "inverse-norm, dograph-paper, dograph, equal, variance"
         assert f"Leave them out of --methods. These can be probed: {able}" in told
     labels = [
@@ -219,7 +219,7 @@ def test_methods_without_probes_are_refused_before_they_train(name):
     ]
     assert labels == ["equal", "inverse-norm", "mine", "m7"]
     for setting in ("probe.rows=0", "probe.at=[]"):
-        with pytest.raises(ConfigError, match=r"takes none; leave both as they are"):
+        with pytest.raises(ConfigError, match=r"takes none; leave both at their defaults"):
             asked(name, settings=(setting,))
     assert only("cost", methods="natural", settings=("probe.rows=0",))
 
@@ -251,7 +251,7 @@ def test_a_corpus_that_is_not_there_comes_with_its_command(
     told = str(caught.value)
     assert f"dograph data {command}\n" in told
     assert "data.corpus=DIR" in told
-    assert ("One training file of it is enough" in told) == (scale == "mini")
+    assert ("One of its training files on disk is enough" in told) == (scale == "mini")
 
 
 @pytest.mark.parametrize("name", ["cost", "llama-1.1b"])

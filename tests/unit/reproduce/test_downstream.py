@@ -10,15 +10,16 @@ from scipy import stats
 
 from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import paper
-from dograph.reproduce.downstream import downstream, kept
+from dograph.reproduce.outcomes import downstream
+from dograph.reproduce.session import stored_scores
 
 
 def words(outcome):
-    return {(v.of, v.says): v.word for v in outcome.verdicts}
+    return {(v.of, v.says): v.verdict for v in outcome.verdicts}
 
 
 def rows(outcome, sheet=0):
-    return {row[0]: row[1:] for row in outcome.sheets[sheet].rows}
+    return {row[0]: row[1:] for row in outcome.tables[sheet].rows}
 
 
 def score(accuracies, errors=0.02):
@@ -64,7 +65,7 @@ def test_downstream_tasks_beside_the_papers(by_hand):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"), [(4, ["items asked, of those there are: copa 4 of 100"]), (100, [])]
+    ("asked", "told"), [(4, ["not all items were scored: copa 4 of 100"]), (100, [])]
 )
 def test_how_many_questions_were_asked_is_told_where_it_is_not_all(by_hand, asked, told):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
@@ -127,7 +128,7 @@ def test_downstream_over_some_tasks_says_so(by_hand):
     found = downstream(study)
     assert list(found.data["tasks"]) == ["piqa", "copa"]
     assert "averages are over 2 tasks here and nine in the paper" in found.notes
-    assert any("its tasks were not all asked" in verdict.line for verdict in found.verdicts)
+    assert any("its tasks were not all scored" in verdict.line for verdict in found.verdicts)
 
 
 def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):
@@ -143,7 +144,7 @@ def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):
         file.write_text(json.dumps(whole | {"provenance": made | weights}))
 
     def found():
-        return kept(file, request, 512, model) is not None
+        return stored_scores(file, request, 512, model) is not None
 
     shards = {f"model-{n}.safetensors": bytes([n]) * 9 for n in (1, 2)}
     for name, content in shards.items():
@@ -182,7 +183,7 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
 
     def found(asked=request, seq_len=512, **changes):
         file.write_text(json.dumps(whole | changes))
-        return kept(file, asked, seq_len, model) is not None
+        return stored_scores(file, asked, seq_len, model) is not None
 
     assert found()
     for name, other in (
@@ -197,6 +198,6 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
     assert not found(replace(request, max_length=16))
     assert not found(tasks={"copa": {}, "piqa": {}})
     assert not found(format="other")
-    assert not kept(tmp_path / "none.json", request, 512, model)
+    assert not stored_scores(tmp_path / "none.json", request, 512, model)
     del whole["average"]  # cut off
     assert not found()

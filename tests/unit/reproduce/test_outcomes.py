@@ -4,9 +4,15 @@ import pytest
 from scipy import stats
 
 from dograph.reproduce import paper
-from dograph.reproduce.downstream import cost
-from dograph.reproduce.losses import balance, model_scale, num_domains, objectives, validation_loss
-from dograph.reproduce.session import differences
+from dograph.reproduce.outcomes import (
+    balance,
+    cost,
+    model_scale,
+    num_domains,
+    objectives,
+    validation_loss,
+)
+from dograph.reproduce.session import setup_differences
 
 MEANS = {
     "uniform": 5.0,
@@ -19,11 +25,11 @@ MEANS = {
 
 
 def words(outcome):
-    return {(v.of, v.says): v.word for v in outcome.verdicts}
+    return {(v.of, v.says): v.verdict for v in outcome.verdicts}
 
 
 def rows(outcome, sheet=0):
-    return {row[0]: row[1:] for row in outcome.sheets[sheet].rows}
+    return {row[0]: row[1:] for row in outcome.tables[sheet].rows}
 
 
 def test_losses_beside_the_papers(by_hand):
@@ -68,7 +74,7 @@ def test_rows_that_need_no_domains_come_first(by_hand):
 def test_few_seeds_show_figures_and_no_verdict(by_hand):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 3.96}, seeds=(10, 11))
     found = validation_loss(by_hand.study("validation-loss", by_hand.findings(cells)))
-    assert {verdict.word for verdict in found.verdicts} == {"no verdict"}
+    assert {verdict.verdict for verdict in found.verdicts} == {"no verdict"}
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 3.96})
     found = validation_loss(by_hand.study("validation-loss", by_hand.findings(cells)))
     assert words(found)["dograph-paper", "DoGraph below Uniform"] == "confirmed"  # 1.04, in size
@@ -139,7 +145,7 @@ def test_the_lowest_of_all_is_of_the_papers_methods_at_once(by_hand):
         reach = stats.t.ppf(1 - level / 2, 4) * stats.sem(pairs)
         assert interval.high == pytest.approx(-0.04 + reach)
     assert told.ours.interval.high < 0 < told.ours.simultaneous.high
-    assert (told.word, "against uniform" in told.line) == ("unclear", True)
+    assert (told.verdict, "against uniform" in told.line) == ("unclear", True)
 
 
 def test_objectives_with_their_solves(by_hand):
@@ -184,7 +190,7 @@ def test_model_sizes(by_hand):
     assert ("dograph-paper", "DoGraph below Dynamic Loss-Based at tiny") not in told
     falls = "the loss of dograph-paper falls from tiny to demo"
     assert told["dograph-paper", falls] == "opposite"
-    assert any("picture only" in line for line in differences(study))
+    assert any("picture only" in line for line in setup_differences(study))
 
 
 def test_costs_count_plans_and_are_taken_seed_by_seed(by_hand):
@@ -210,7 +216,7 @@ def test_costs_count_plans_and_are_taken_seed_by_seed(by_hand):
     assert table["regmix"][4] == "+5.0"  # of FLOPs, its plan's 5 counted
     told = words(found)
     alone = "DoGraph takes more time than RegMix (training alone)"
-    counted = "DoGraph takes more time than RegMix (RegMix's plan counted)"
+    counted = "DoGraph takes more time than RegMix (including RegMix's plan)"
     assert told["dograph-paper", alone] == "confirmed"  # 4.51 per cent, by construction
     assert told["dograph-paper", counted] == "opposite"
 
@@ -239,11 +245,11 @@ def test_balance_is_the_spread_over_sources(by_hand):
 
 def test_what_differs_is_told_from_the_settings(by_hand):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
-    lines = differences(by_hand.study("validation-loss", by_hand.findings(cells)))
+    lines = setup_differences(by_hand.study("validation-loss", by_hand.findings(cells)))
     text = "\n".join(lines)
     assert "gpt2-mini (12 layers, 768 wide); paper: gpt2-medium (36 layers, 768 wide)" in text
     assert "700 steps of 48 x 512 = 17.2M tokens; paper: 20,000 steps of 48 x 512 = 491.5M" in text
-    assert "optim.betas [0.9, 0.95] (the paper's preset [0.9, 0.999])" in text
+    assert "optim.betas [0.9, 0.95] (paper's preset: [0.9, 0.999])" in text
     assert "seeds: 5 (10, 11, 12, 13, 14); the paper does not say" in text
     assert "proxies are gpt2-proxy of 175 steps" in text
     assert "picture only" not in text

@@ -11,7 +11,7 @@ from scipy import stats
 from dograph.eval.gradients import probe_pca
 from dograph.eval.merging import merging
 from dograph.reproduce.seen import clusters, composition, gradient_pca
-from dograph.reproduce.session import differences
+from dograph.reproduce.session import setup_differences
 from probed_runs import SOURCES, write_run
 
 FADING = {0: 4.0, 10: 0.5}
@@ -42,7 +42,7 @@ def test_changes_are_last_less_first_run_by_run(by_hand, runs, tmp_path):
         expected = stats.ttest_rel(last, first).confidence_interval(0.95)
         ends = (verdict.ours.interval.low, verdict.ours.interval.high)
         assert ends == pytest.approx(tuple(expected))
-        assert (verdict.ours.num, verdict.word) == (5, "confirmed")
+        assert (verdict.ours.num, verdict.verdict) == (5, "confirmed")
     points = json.loads((tmp_path / "pca.json").read_text())["equal"]
     expected = probe_pca(runs[0], basis="own").at[0].coordinate_NC
     np.testing.assert_allclose(points["coordinates"]["0"], expected, rtol=0, atol=1e-6)
@@ -77,16 +77,16 @@ def test_coordinates_of_other_methods_stay(by_hand, runs, tmp_path):
 
 def test_the_part_of_the_corpus_that_the_paper_looks_at_is_told(by_hand, runs, tmp_path):
     for name in ("gradient-pca", "clusters"):
-        lines = differences(study(by_hand, name, runs, tmp_path))
+        lines = setup_differences(study(by_hand, name, runs, tmp_path))
         assert sum("; paper: 20 % of " in line for line in lines) == 1
     cells = by_hand.levels({"uniform": 5.0})
-    assert "20 %" not in "".join(differences(by_hand.study("cost", by_hand.findings(cells))))
+    assert "20 %" not in "".join(setup_differences(by_hand.study("cost", by_hand.findings(cells))))
 
 
 def test_a_run_that_failed_is_left_out_of_the_figures(by_hand, runs, tmp_path):
     found = clusters(study(by_hand, "clusters", runs, tmp_path, failed=(2,)))
     assert {verdict.ours.num for verdict in found.verdicts} == {4}
-    assert found.sheets[0].title.startswith("equal: 4 seeds, 27 held-out rows")
+    assert found.tables[0].title.startswith("equal: 4 seeds, 27 held-out rows")
 
 
 def test_what_domains_are_made_of(by_hand, runs, tmp_path):
@@ -102,7 +102,7 @@ def test_what_domains_are_made_of(by_hand, runs, tmp_path):
     assert table == {"sources": SOURCES, "rows": [[0, 0, 10], [9, 0, 0], [0, 8, 0]]}
 
     found = clusters(study(by_hand, "clusters", [run, *runs[1:]], tmp_path))
-    sheet = next(sheet for sheet in found.sheets if "step 10" in sheet.title)
+    sheet = next(sheet for sheet in found.tables if "step 10" in sheet.title)
     rows = found.data["methods"]["equal"]["composition"]["10"]["rows"]
     for shown, counts in zip(sheet.rows, rows, strict=True):
         assert shown[1] == str(sum(counts))

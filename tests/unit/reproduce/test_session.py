@@ -16,8 +16,8 @@ from dograph.eval.evaluate import EvalRequest
 from dograph.eval.gradients import read_probe
 from dograph.reproduce import session
 from dograph.reproduce.artefacts import build_asks, find_artefact
-from dograph.reproduce.downstream import kept
 from dograph.reproduce.seen import composition
+from dograph.reproduce.session import stored_scores
 from dograph.stats import mean_estimate
 from lab_runs import imports_frozen
 
@@ -44,18 +44,18 @@ def test_the_table_of_losses(losses):
         for seed in (10, 11)
         for method in ("uniform", "natural", "dograph-paper")
     ]
-    names = [row[0] for row in outcome.sheets[0].rows]
+    names = [row[0] for row in outcome.tables[0].rows]
     assert names == ["natural", "uniform", "dograph-paper"]
-    table = page[: page.index("what differs")]
+    table = page[: page.index("differences to the paper's set-up")]
     assert max(map(len, table.splitlines())) <= 120
     assert "…" not in page
     for words in (
-        "validation loss, every source alike",
+        "validation loss, mean over sources",
         'paper "PPL"',
-        "3.09  22.0         -1.04",
-        "what differs in set-up:",
+        "3.09  22.0        -1.04",
+        "differences to the paper's set-up:",
         "tiny (2 layers, 64 wide); paper: gpt2-medium",
-        "in the paper itself:",
+        "errors in the paper:",
         "they are nats, perplexities of 22 to 91",
         "claims of the paper (tab:pretrain_results):",
         "no verdict, 2 of 5 seeds",
@@ -102,9 +102,9 @@ def test_other_tables_of_the_same_runs_train_nothing(place, losses):
         assert trained == []
         assert set(stored["artefacts"]) >= {"validation-loss", name}
         assert "dograph-paper" in page
-        assert outcome.sheets
+        assert outcome.tables
     assert "over RegMix" not in page
-    assert "not tested, no finished run of dograph-paper or of regmix" in page
+    assert "not tested, no finished run of regmix" in page
 
 
 def test_downstream_scores_every_cell_once(place, losses):
@@ -124,7 +124,7 @@ def test_downstream_scores_every_cell_once(place, losses):
     pairs = [100 * (averages[f"dograph-paper-s{s}"] - averages[f"uniform-s{s}"]) for s in (10, 11)]
     assert own["less_uniform"]["mean"] == pytest.approx(mean_estimate(pairs).value)
     assert own["paper"] == 37.9
-    assert "average accuracy in per cent over 9 of the nine tasks, beside GPT-2 Medium" in page
+    assert "average accuracy in per cent over 9 of the nine tasks; paper: GPT-2 Medium" in page
     assert any("the data have 4 items" in note for note in record["notes"])
 
     stamps = {file: file.stat().st_mtime_ns for file in files}
@@ -136,15 +136,15 @@ def test_downstream_scores_every_cell_once(place, losses):
     again = {file: file.stat().st_mtime_ns for file in files}
     assert [file for file in files if again[file] != stamps[file]] == files[:2]
     model = files[0].parent / "model"
-    assert kept(files[0], request, 32, model) is not None
+    assert stored_scores(files[0], request, 32, model) is not None
     for other in (
         replace(request, limit="2"),
         replace(request, tasks=("copa",)),
         replace(request, benchmarks=None),
         replace(request, max_length=16),
     ):
-        assert kept(files[0], other, 32, model) is None
-    assert kept(files[0], replace(request, batch_size=1), 32, model) is not None
+        assert stored_scores(files[0], other, 32, model) is None
+    assert stored_scores(files[0], replace(request, batch_size=1), 32, model) is not None
 
 
 def test_domains_and_what_they_are_made_of(place):
@@ -228,6 +228,6 @@ def test_a_forecast_names_cells_steps_tokens_and_flops(place):
     asked = wanted(place, "num-domains", "forecast", seeds="3")
     asks = build_asks(asked)
     lines = list(session.forecast(asks, session.check(asked, asks, EvalRequest(), silent)))
-    assert "768 tokens a run" in lines[0]
+    assert "768 tokens per run" in lines[0]
     assert "24 cells: 8 methods x 3 seeds (10, 11, 12)" in lines[1]
     assert any("m15: 4 steps" in line and "FLOPs" in line for line in lines)

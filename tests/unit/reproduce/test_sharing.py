@@ -48,9 +48,9 @@ def made(wanted):
     """What is shown, what is told of it, what was trained, and what was said."""
     pool, said, asks = Here(), [], build_asks(wanted)
     study = session.train(wanted, asks, pool, said.append)
-    outcome, record = session.finish(study, EvalRequest(), wanted.folder, lambda *_: None)
+    outcome = session.finish(study, EvalRequest(), wanted.folder, lambda *_: None)
     trained = [job.label for job in pool.asked if job.label != "scout"]
-    return outcome, record, trained, said
+    return outcome, trained, said
 
 
 def read(folder, name):
@@ -65,12 +65,12 @@ def compared(folder):
 
 def test_fewer_rows_and_seeds_are_shown_and_nothing_is_lost(corpus, folder):
     before = {name: read(folder, name) for name in ("ask.json", "compare.json")}
-    outcome, record, trained, said = made(asked(corpus, folder, "balance", "natural", "1"))
+    outcome, trained, said = made(asked(corpus, folder, "balance", "natural", "1"))
     assert trained == []
     assert not [line for line in said if "plan" in line]
-    assert [row[0] for row in outcome.sheets[0].rows] == ["natural", "uniform"]
-    assert record.results["methods"]["natural"]["spread"]["seeds"] == 1
-    assert record.seeds == [10]
+    assert [row[0] for row in outcome.tables[0].rows] == ["natural", "uniform"]
+    assert outcome.data["methods"]["natural"]["spread"]["seeds"] == 1
+    assert read(folder, "reproduce.json")["artefacts"]["balance"]["seeds"] == [10]
     assert read(folder, "ask.json") == before["ask.json"]
     after = read(folder, "compare.json")
     assert after["cells"] == before["compare.json"]["cells"]
@@ -84,19 +84,19 @@ def test_fewer_rows_and_seeds_are_shown_and_nothing_is_lost(corpus, folder):
 def test_a_narrower_table_is_printed_and_the_wider_one_stays_stored(corpus, folder):
     stored = read(folder, "reproduce.json")["artefacts"]["validation-loss"]
     narrow = asked(corpus, folder, "validation-loss", "natural", "2")
-    outcome, record, trained, _ = made(narrow)
-    assert (trained, len(outcome.sheets[0].rows)) == ([], 2)
-    assert "keeps the table made before" in record.notes[-1]
+    outcome, trained, _ = made(narrow)
+    assert (trained, len(outcome.tables[0].rows)) == ([], 2)
+    assert "keeps an earlier table" in outcome.notes[-1]
     assert read(folder, "reproduce.json")["artefacts"]["validation-loss"] == stored
-    _, record, _, _ = made(asked(corpus, folder, "validation-loss", WIDE, "2"))
-    assert not any("keeps the table" in note for note in record.notes)
+    outcome, _, _ = made(asked(corpus, folder, "validation-loss", WIDE, "2"))
+    assert not any("keeps an earlier table" in note for note in outcome.notes)
 
 
 def test_only_what_is_asked_is_trained_beside_what_is_there(corpus, folder):
     """Other methods on another seed: the gaps between are left."""
-    outcome, _, trained, _ = made(asked(corpus, folder, "balance", "dynamic-loss", "12,"))
+    outcome, trained, _ = made(asked(corpus, folder, "balance", "dynamic-loss", "12,"))
     assert trained == ["uniform-s12", "dynamic-loss-s12"]
-    assert [row[0] for row in outcome.sheets[0].rows] == ["uniform", "dynamic-loss"]
+    assert [row[0] for row in outcome.tables[0].rows] == ["uniform", "dynamic-loss"]
     cells, rows = compared(folder)
     there = {f"{m}-s{s}" for m in ("uniform", "natural", "plan") for s in (10, 11)}
     assert cells == there | {"uniform-s12", "dynamic-loss-s12"}
@@ -110,9 +110,9 @@ def test_only_what_is_asked_is_trained_beside_what_is_there(corpus, folder):
 
 def test_other_settings_are_still_refused(corpus, folder):
     longer = (*TINY, "train.steps=3")
-    with pytest.raises(RunError, match=r"train.steps: 2 there, 3 asked"):
+    with pytest.raises(RunError, match=r"train.steps: 2 stored, 3 requested"):
         made(asked(corpus, folder, "balance", "natural", "1", settings=longer))
-    with pytest.raises(RunError, match=r"methods.natural.mixer.name: natural there, unimax"):
+    with pytest.raises(RunError, match=r"methods.natural.mixer.name: natural stored, unimax"):
         made(asked(corpus, folder, "balance", "natural=unimax", "1"))
 
 
@@ -120,7 +120,7 @@ def test_a_method_that_cannot_be_built_any_more_stays_in_its_cells(corpus, folde
     ask = read(folder, "ask.json")
     ask["methods"]["gone"] = {"mixer": {"name": "no_such_module:Mixer"}, "sketch": {}}
     (folder / "ask.json").write_text(json.dumps(ask))
-    _, _, trained, said = made(asked(corpus, folder, "balance", "natural", "1"))
+    _, trained, said = made(asked(corpus, folder, "balance", "natural", "1"))
     assert trained == []
     assert any(line.startswith("gone stays in cells/, but is not in compare.json") for line in said)
     assert "natural" in compared(folder)[1]

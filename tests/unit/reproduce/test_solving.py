@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dograph.reproduce import losses as of_losses
-from dograph.reproduce import losses as solving
+from dograph.reproduce import outcomes as of_losses
+from dograph.reproduce import outcomes as solving
 from dograph.reproduce import paper
-from dograph.reproduce.losses import example_domains, objectives
+from dograph.reproduce.outcomes import example_domains, objectives
 from dograph.stats import Estimate, Interval
 
 
@@ -47,5 +47,5 @@ def test_the_cheapest_solve_is_below_all_others(by_hand, monkeypatch, rivals, wo
     cells = by_hand.levels({"uniform": 5.0, "uncertainty": 4.9})
     found = objectives(by_hand.study("objectives", by_hand.findings(cells)))
     told = found.verdicts[-1]
-    assert (told.of, told.word) == ("robust", word)
+    assert (told.of, told.verdict) == ("robust", word)
     assert f"3.300 [3.000,4.000] ms, {shown}" in told.line
