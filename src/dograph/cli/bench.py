@@ -21,9 +21,7 @@ def bench(
     ),
     modes: str = option("full,topdown,head,exact,twopass", "sketch modes; none: only plain"),
     steps: int = option(30, "timed steps of each mode; fewer give wider intervals", min=10),
-    vocab_size: int | None = option(
-        None, "tokens (default: the corpus', else 50257, CPU 4096)", min=2
-    ),
+    vocab_size: int | None = option(None, "default: of the corpus, else 50257; CPU 4096", min=2),
     profile: bool = option(False, "also list the ten longest kernels", "--profile"),
     peak_tflops: float | None = option(None, "of the device, for MFU (default: data sheet)"),
     out: Path = option(Path("bench.json"), "file for the results"),
