@@ -115,8 +115,8 @@ def _wait(
                 return answer
             if waited >= next_line:
                 say(
-                    f"waiting for {run.path} to write its metrics, every log.every="
-                    f"{run.config().log.every} steps ({waited:.0f} s so far; Ctrl-C withdraws the request)"
+                    f"waiting for {run.path} to write its metrics ({waited:.0f} s so far; "
+                    f"log.every={run.config().log.every} steps; Ctrl-C withdraws the request)"
                 )
                 next_line += SAY_SECONDS
             time.sleep(POLL_SECONDS)
