@@ -35,9 +35,8 @@ from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
-from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals
+from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, unwrapped
 from dograph.sketch.projection import Projection
-from dograph.sketch.rules import unwrapped
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
 from dograph.types import Batch, Signals
