@@ -115,10 +115,7 @@ class Sketcher:
 
     @contextmanager
     def record(self, token_BT: Tensor, step: int = 0) -> Iterator[None]:
-        """Inside it the model's layers are tapped.
-
-        Activation checkpointing runs layers again in the backward, so call backward inside too.
-        """
+        """Inside it layers are tapped; call backward inside too: it reruns checkpointed layers."""
         self.step = step
         self._open(token_BT).draw(step)
         with ExitStack() as stack:
@@ -240,11 +237,8 @@ class Sketcher:
         return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
 
     def _require_no_strays(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Taps detach parameters: one that still gets a gradient is used outside its layer.
-
-        Checked once, in the first backward.
-        """
-        self._checked_strays = True
+        """Taps detach parameters: one that still gets a gradient is used outside its layer."""
+        self._checked_strays = True  # the first backward is enough
         names = [name for name, gradient in grads.items() if gradient is not None]
         if names:
             raise ConfigError(
@@ -383,10 +377,7 @@ class SketchBuilder:
         return vector_BF
 
     def groups_of_gradients(self, per_sample: Gradients, step: int) -> dict[str, Tensor]:
-        """The same from full gradients (B, *shape), in modes `exact` and `reference`.
-
-        Slower than taps and independent of them, so that tests compare the two.
-        """
+        """The same from full gradients (B, *shape), without taps: tests compare the two."""
         kind, done = self.projection.kind, set()
         groups: dict[str, list[Tensor]] = {}
         vectors: list[Tensor] = []

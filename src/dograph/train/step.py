@@ -206,10 +206,7 @@ class TrainStep:
         return loss
 
     def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
-        """Forward and sketch a micro-batch. `taps` stay open until its backward has run.
-
-        Without `keep`, no activations are held.
-        """
+        """Forward and sketch; `taps` stay open until the backward, `keep` activations for it."""
         sketcher, token_bT = self.sketcher, micro.token_bT
         if sketcher is not None:
             if not keep:
