@@ -37,7 +37,7 @@ def test_the_table_of_a_recipe_has_the_papers_shares(tmp_path, tokenizer):
     assert row[1] == "2"
     assert f"{100 * (size[0] + size[1]) / sum(size):.1f}" in row
     assert "28.7" in row
-    absent = next(line for line in shown if line.startswith("absent"))
+    absent = next(line for line in shown if line.startswith("in the paper's table"))
     assert "RedPajamaGithub" in absent
     assert "RedPajamaC4" not in absent
     assert next(line for line in shown if "without validation text" in line).count("RedPajama") == 3

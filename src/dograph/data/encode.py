@@ -175,7 +175,7 @@ class Encoded(NamedTuple):
     end: Position
     groups: list[EncodedGroup]
     bad: list[Bad]
-    excluded: dict[str, int]  # documents of sources that the recipe leaves out, by source
+    counts: Counter[str]  # bad records by kind, and documents of sources that the recipe excludes
 
 
 class ChunkEncoder:
@@ -197,11 +197,11 @@ class ChunkEncoder:
         def group_of(source: str, split: Split = entry.split) -> EncodedGroup:
             return groups.setdefault((split, source), EncodedGroup(split, source))
 
-        excluded: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         texts: list[CheckedText] = []
         for text in checker.texts():
             if only is not None and text.source not in only:
-                excluded[text.source] += 1
+                counts[f"excluded: {text.source}"] += 1
             elif not text.content:
                 empty = Bad(text.record, "empty", "the text is empty", "skips it", text.file)
                 checker.bad.append(empty)
@@ -227,7 +227,8 @@ class ChunkEncoder:
             group.token_N = np.array(group.token_N, self.entry.token_dtype)
             group.document_M = np.array(group.document_M, RAW_DOCUMENT_DTYPE)
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
-        return Encoded(chunk.input, chunk.end, list(groups.values()), bad, dict(excluded))
+        counts.update(entry.kind for entry in bad)
+        return Encoded(chunk.input, chunk.end, list(groups.values()), bad, counts)
 
     def _encode(self, checker: Checker, texts: list[CheckedText]) -> Iterator[list[int] | None]:
         """The tokens of each text; None for one that cannot be encoded and is skipped."""

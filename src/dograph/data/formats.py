@@ -103,10 +103,9 @@ def read_blocks(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
-    """The content of all streams of an archive; one file may hold several.
+    """The content of all streams of an archive, in pieces: damage loses only the last one.
 
-    In bounded pieces: a damaged archive loses only the last one, and a highly compressed one never
-    fills the memory.
+    The pieces are bounded, so that a highly compressed archive never fills the memory.
     """
     compressed = file.read(READ_BYTES)
     while compressed:

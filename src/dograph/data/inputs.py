@@ -339,10 +339,7 @@ class _Resolver:
     def _by_split(
         self, paths: list[Path], folder: Path, split: Split, *, only_named: bool = False
     ) -> list[Input]:
-        """Inputs from paths below a folder, by the split in their names; if none, they train.
-
-        `only_named` leaves out paths that do not name a split.
-        """
+        """Inputs by the split in their paths; paths without one train, or are left out."""
         words = [split_word(path, folder) for path in paths]
         names = [word or ("" if only_named else "train") for word in words]
         present = [name for name in dict.fromkeys(names) if name]

@@ -115,10 +115,7 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
 
 
 class Preparation:
-    """Reads, encodes and writes text, and keeps the journal of what has been written.
-
-    Each split of each source has a pair of files that grow. The journal counts whole chunks only.
-    """
+    """Reads, encodes and writes text, and keeps the journal of the chunks that are written."""
 
     journal: staging.Journal
 
@@ -201,9 +198,7 @@ class Preparation:
         if listing:
             self._append(self.folder / staging.REPAIRS, listing)
         self.append_groups(encoded.groups)
-        counts = Counter({f"excluded: {source}": n for source, n in encoded.excluded.items()})
-        counts.update(bad.kind for bad in encoded.bad)
-        journal.repairs = dict(counts + Counter(journal.repairs))
+        journal.repairs = dict(encoded.counts + Counter(journal.repairs))
         journal.repairs_bytes += len(listing)
         journal.position = encoded.end
         self._writing = False

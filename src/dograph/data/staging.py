@@ -277,10 +277,9 @@ def listed(names: Sequence[str], most: int = 20) -> str | None:
 def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:
     """Move documents so that both splits of a source have some, if it has two different texts.
 
-    Splitting by hash may leave all documents of a small source in one split. Then the documents
-    with the smallest (or largest) hash change sides. Copies of a text within the source have the
-    same hash, so they stay together; copies in other sources are not moved. New files go to
-    `folder`, named after the old ones. A source of one text trains on it.
+    If the hash puts all documents of a source in one split, those with the smallest (or largest)
+    hash change sides, in new files in `folder`. Copies of a text have the same hash, so they stay
+    together, except copies in other sources. A source of one text trains on it.
     """
     train, validation = both
     if train.documents and validation.documents:
@@ -331,10 +330,7 @@ def publish(
     more: Mapping[str, Value],
     repairs: Mapping[str, int],
 ) -> Manifest:
-    """Move the corpus in `finished` into place, divided into strata if the options ask for it.
-
-    An earlier corpus is replaced. The manifest comes last: where it is, the corpus is complete.
-    """
+    """Divide the finished corpus into strata if asked to, and move it into place, manifest last."""
     out, built, recipe = options.out, options.staging / "finished", options.known_corpus
     manifest = Manifest(
         tokenizer=tokenizer,
@@ -409,8 +405,7 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
 def write_document_index(path: Path, blocks: Iterable[np.ndarray], num_documents: int) -> None:
     """Write an .npy of DOCUMENT_DTYPE from blocks that have its fields, and perhaps more.
 
-    It is never in memory as a whole. Plain writes instead of a memory map: on a full disk they
-    raise an error instead of a signal.
+    Plain writes, not a memory map: on a full disk they raise an error instead of a signal.
     """
     descr = np.lib.format.dtype_to_descr(DOCUMENT_DTYPE)
     header = {"descr": descr, "fortran_order": False, "shape": (num_documents,)}

@@ -1,11 +1,9 @@
 """Strata: each source of a finished corpus divided into groups of similar documents (`--strata N`).
 
-The groups are fitted on training documents; then every document, training and validation, goes to
-the nearest group of its source. Memory does not grow with the corpus: documents are copied one by
-one, and their groups are kept in a file.
-
-A document's features are its token 1- and 2-grams, hashed with signs into F buckets; spherical
-K-means on a bounded sample of the documents gives the groups, without labels.
+A document's features are its token 1- and 2-grams, hashed with signs into F buckets. Spherical
+K-means on a sample of the training documents gives the groups; then every document, training and
+validation, goes to the nearest group of its source. Memory does not grow with the corpus:
+documents are copied one by one, and their groups are kept in a file.
 
 Shapes: D documents, F features, K groups, N tokens, V vocabulary.
 """
@@ -159,12 +157,10 @@ def _unit(vector_DF: np.ndarray) -> np.ndarray:
 
 
 def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed: int) -> Manifest:
-    """Divide every source of a finished corpus into at most `num_strata` strata.
+    """Divide every source of a finished corpus into at most `num_strata` strata, none empty.
 
-    Strata are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens.
-    A source gets no more strata than it has training documents, and none is empty. The new files
-    are written first, then the manifest, and the old files are deleted last, so the corpus is
-    complete at all times.
+    They are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens.
+    The old files are deleted after the new manifest is written, so the corpus is always complete.
     """
     for entry in (*manifest.train, *manifest.validation):
         if entry.stratum != entry.source:

@@ -1,4 +1,4 @@
-"""A stopped preparation goes on, and nobody can tell from the result."""
+"""A stopped preparation continues, and its result is the same as without the stop."""
 
 import json
 import os

@@ -17,8 +17,10 @@ def linear(monkeypatch):
     def fit(matrix_NP, right_N, start_BP, bounds, delta=1e6, num_runs=99):
         monkeypatch.setattr(mixing_laws, "DELTA", delta)
         problem = SimpleNamespace(
-            residual=lambda point_P: matrix_NP @ point_P - right_N,
-            jacobian=lambda point_P: matrix_NP,
+            residual=lambda point_BP: point_BP @ matrix_NP.T - right_N,
+            jacobian=lambda point_BP: np.broadcast_to(
+                matrix_NP, (*point_BP.shape[:-1], *matrix_NP.shape)
+            ),
             low_P=bounds[0],
             high_P=bounds[1],
             loss_N=np.zeros(num_runs),
