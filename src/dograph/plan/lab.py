@@ -109,10 +109,8 @@ class ProxyLab(CorpusLab):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write_index(batch)
         except OSError as error:
-            raise ConfigError(
-                f"proxies cannot be kept in {self.folder}: {error.strerror}; name another folder "
-                "with --lab"
-            ) from error
+            what = f"proxies cannot be kept in {self.folder}: {error.strerror}"
+            raise ConfigError(f"{what}; name another folder with --lab") from error
         with JobProgress("proxies", total=len(batch.jobs), cached=len(batch.kept)) as progress:
             for key in batch.damaged:
                 label = batch.jobs[key].label
@@ -127,10 +125,8 @@ class ProxyLab(CorpusLab):
                 self.cached |= {key} & batch.kept.keys()
         # A plan must not depend on how long its proxies took, so it gets no field but these.
         names = [field.name for field in fields(ProxyResult)]
-        return [
-            ProxyResult(**{name: getattr(results[key], name) for name in names})
-            for key in batch.keys
-        ]
+        seen = {key: {name: getattr(results[key], name) for name in names} for key in results}
+        return [ProxyResult(**seen[key]) for key in batch.keys]
 
     def survey(self, proxies: Sequence[Proxy]) -> ProxyBatch:
         """Resolve and check every proxy, and see which exist; nothing is started."""
