@@ -30,6 +30,7 @@ from dograph.mixtures.tables import MixtureTable, listed
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]
+Weights = Mapping[str, float]  # by source
 # What a plan minimizes: one target by name, the mean of all, or several with shares.
 Target = str | Sequence[str] | Mapping[str, float]
 MEAN = "mean"
@@ -49,8 +50,8 @@ def propose_from_table(
     table: MixtureTable,
     *,
     target: Target,
-    prior: Mapping[str, float] | None = None,
-    caps: Mapping[str, float] | None = None,
+    prior: Weights | None = None,
+    caps: Weights | None = None,
     surrogate: str | None = None,
     seed: int = 42,
     test_table: MixtureTable | None = None,
@@ -153,10 +154,7 @@ def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
 
 
 def cap_vector(
-    caps: Mapping[str, float] | None,
-    prior_S: np.ndarray,
-    sources: Sequence[str],
-    aliases: Mapping[str, str],
+    caps: Weights | None, prior_S: np.ndarray, sources: Sequence[str], aliases: Mapping[str, str]
 ) -> np.ndarray:
     """Highest weight of each source: its cap, otherwise 1; 0 where the prior has none of it."""
     cap_S = np.where(prior_S > 0, 1.0, 0.0)
@@ -176,11 +174,7 @@ class _Rows:
     """The runs that a plan is fitted on, its prior and caps, and notes on them."""
 
     def __init__(
-        self,
-        table: MixtureTable,
-        target: Target,
-        prior: Mapping[str, float] | None,
-        caps: Mapping[str, float] | None,
+        self, table: MixtureTable, target: Target, prior: Weights | None, caps: Weights | None
     ) -> None:
         self.table, self.shares = table, target_shares(table, target)
         self.share_V = np.array(list(self.shares.values()))

@@ -223,12 +223,7 @@ class PlanObjective:
 
 
 def fit_objective(
-    surrogate: Surrogate,
-    weight_NS: np.ndarray,
-    loss_NV: np.ndarray,
-    share_V: np.ndarray,
-    *,
-    seed: int,
+    surrogate: Surrogate, weight_NS: np.ndarray, loss_NV: np.ndarray, share_V: np.ndarray, seed: int
 ) -> PlanObjective:
     """One surrogate for each target."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
