@@ -98,12 +98,12 @@ def _print_presets() -> None:
     from dograph.mixtures.published import PRESETS
 
     for preset in PRESETS.values():
-        made = preset.provenance
-        print(f"{preset.name}\n  {made.made_by}\n  {made.published}")
-        if made.tokenizer_name is not None:
-            print(f"  tokenizer {made.tokenizer_name}")
-        if made.note is not None:
-            print(f"  {made.note}")
+        origin = preset.provenance
+        print(f"{preset.name}\n  {origin.made_by}\n  {origin.published}")
+        if origin.tokenizer_name is not None:
+            print(f"  tokenizer {origin.tokenizer_name}")
+        if origin.note is not None:
+            print(f"  {origin.note}")
         for name, weight in preset.file.weights.items():
             print(f"    {weight:.4f}  {name}")
 

@@ -94,24 +94,24 @@ def _wait(
 
     def recorded() -> dict[str, Any] | None:
         """What edits.jsonl says about the request; it is written before any answer."""
-        own = [edit for edit in read_edits(run.edits_file) if edit.identity == identity]
+        own = [one for one in read_edits(run.edits_file) if one.identity == identity]
         return {"line": own[-1].line} if own else None
 
     def look() -> dict[str, Any] | None:
         """The answer, or None if there is none yet; raises if there will be none."""
         use = run.use()  # before reading: what a run did before it ended is then seen
-        found = requests.read()
-        if found is not None and found.get("identity") == identity:
-            if "refused" in found:
-                raise ConfigError(f"the run keeps its mixture: {found['refused']}")
-            if "step" in found:
-                return found
+        answer = requests.read()
+        if answer is not None and answer.get("identity") == identity:
+            if "refused" in answer:
+                raise ConfigError(f"the run keeps its mixture: {answer['refused']}")
+            if "step" in answer:
+                return answer
         if use != "free":
             return None
         requests.withdraw(identity)
-        if (made := recorded()) is None:
+        if (edit := recorded()) is None:
             raise RunError(f"nothing changed: {_not_running(run, mixture)}")
-        return made
+        return edit
 
     start, next_line, why = time.monotonic(), QUIET_SECONDS, f"no answer in {timeout:g} s"
     try:

@@ -102,8 +102,8 @@ def _run(
     from dograph.reproduce.seen import COORDINATES
 
     artefact = wanted.artefact
-    asked = request != EvalRequest(batch_size=request.batch_size)
-    if asked and artefact.kind != "downstream":
+    has_task_options = request != EvalRequest(batch_size=request.batch_size)
+    if has_task_options and artefact.kind != "downstream":
         raise ConfigError(
             "--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
             f"{artefact.name} has none"

@@ -8,7 +8,7 @@ from dograph.cli import console
 from dograph.cli.console import argument, option, print_table
 from dograph.errors import ConfigError
 
-PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown beside weights, and without them
+PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown with weights, and without them
 PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 What = Literal["losses", "graph", "weights", "samples"]
 # The options that each view takes.

@@ -24,12 +24,10 @@ def train(
     ),
     resume: Path | None = option(None, "continue this run exactly where it stopped"),
     mixture: str | None = option(
-        None, "with --resume: use this mixture file or published mixture from now on"
+        None, "with --resume: the mixture file or preset to continue with"
     ),
     print_config: bool = option(False, "print all settings and stop", "--print-config"),
-    dry_run: bool = option(
-        False, "estimate parameters, memory, tokens, epochs and time, and stop", "--dry-run"
-    ),
+    dry_run: bool = option(False, "estimate memory, tokens, epochs and time; stop", "--dry-run"),
 ) -> None:
     """Train a language model on a prepared corpus.
 
