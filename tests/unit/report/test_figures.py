@@ -38,6 +38,7 @@ def test_letters_stay_letters(written):
     assert ">training loss (nats)</text>" in (folder / "out" / "loss-train.svg").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_files(tmp_path):
     data = collect(open_subjects([write_run(tmp_path / "$run$ <b>")]))
     for folder in (tmp_path / "first", tmp_path / "second"):
