@@ -168,7 +168,9 @@ def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss
     usual = SEQ_LEN if subject.run is None else subject.run.config().data.seq_len
     seq_len = request.seq_len or min(usual, positions)
     if seq_len > positions:
-        raise ConfigError(f"data.seq_len={seq_len}, but {name} has {positions}; give at most that")
+        raise ConfigError(
+            f"data.seq_len={seq_len}, but {name} has {positions} positions; give at most that"
+        )
     if model.vocab_size > 1.1 * corpus.vocab_size:
         notes.append(
             f"the model has {model.vocab_size} tokens, the corpus' tokenizer {corpus.vocab_size}: "

@@ -17,6 +17,8 @@ from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import share_out
 from dograph.types import Domains
 
+pytestmark = pytest.mark.slow
+
 STATISTICS = ("share_M", "gram_MM", "square_M", "spread_M", "spread_variance_M", "scale")
 
 
