@@ -6,7 +6,7 @@ Shapes: B samples, K sketch, S sources.
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from dograph.config import Fraction, Options, Refresh
@@ -15,6 +15,7 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
 from dograph.mixers.source_weights import (
     LearnedWeights,
+    Names,
     SourceMixer,
     SourceOptions,
     as_values,
@@ -29,17 +30,10 @@ TINY = 1e-6  # added to norms, as in the authors' code
 class DoGEUpdate(Options):
     """Options of the weight update, with the defaults of the authors' code."""
 
-    targets: Any = None  # names of sources; None: all
+    targets: Names = None  # None: all
     clip_norm: float = Field(5.0, gt=0)
     exclude_self: bool = False  # a source does not count for its own alignment
     smoothing: Fraction = 0.0  # c
-
-    @field_validator("targets")
-    @classmethod
-    def _names(cls, targets: Any) -> Any:
-        if targets is not None and (isinstance(targets, str) or not targets):
-            raise ConfigError(f"mixer.targets must list sources' names, got {targets!r}")
-        return targets
 
 
 class DoGEProxyOptions(DoGEUpdate, SourceOptions):

@@ -6,10 +6,10 @@ Shapes: B samples, S sources.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, ValidationInfo
 from torch import Tensor
 
 from dograph.config import Options
@@ -27,19 +27,19 @@ FEW_SOURCES = 1.5  # effective number of sources below which weights are called 
 Weights = dict[str, float]
 
 
+def _listed(names: Any, info: ValidationInfo) -> Any:
+    if names is not None and (isinstance(names, str) or not names):
+        raise ConfigError(f"mixer.{info.field_name} must list the sources' names, got {names!r}")
+    return names
+
+
+Names = Annotated[Any, AfterValidator(_listed)]  # an option: names of sources, or None
+
+
 class SourceOptions(Options):
     """Options of every mixer with one weight per source."""
 
-    sources: Any = Field(
-        None, description="names, or {name: training tokens}, in your own loop; else from the plan"
-    )
-
-    @field_validator("sources")
-    @classmethod
-    def _listed(cls, sources: Any) -> Any:
-        if sources is not None and (isinstance(sources, str) or not sources):
-            raise ConfigError(f"mixer.sources must list the sources' names, got {sources!r}")
-        return sources
+    sources: Names = None  # or {name: training tokens}; None: from the plan
 
 
 class SourceMixer(Mixer):

@@ -271,7 +271,7 @@ def test_plan_and_refusals():
         DoGEProxy(targets=["bb"]).plan(lab)
     with pytest.raises(ConfigError, match="leaves no source to train on"):
         DoGEProxy(targets=["a", "b", "c"]).plan(lab)
-    with pytest.raises(ConfigError, match="must list sources' names, got 'b'"):
+    with pytest.raises(ConfigError, match="must list the sources' names, got 'b'"):
         DoGEProxy(targets="b")
     with pytest.raises(ConfigError, match=r"fill Signals\.lr"):
         DoGEProxy(sources=NAMES).weigh(replace(signals([[1.0]], [0]), lr=None))
