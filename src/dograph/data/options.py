@@ -87,10 +87,6 @@ class PrepareOptions:
         return frozenset(recipe.table) if recipe and recipe.closed else None
 
     @property
-    def repair(self) -> bool:
-        return self.bad_records == "repair"
-
-    @property
     def staging(self) -> Path:
         """The folder for everything until the corpus is complete."""
         return self.out / STAGING
@@ -169,8 +165,7 @@ def composition(manifest: Manifest) -> list[SourceRow]:
         size = sum(entry.bytes or 0 for entry in train) if by_bytes else None
         share = (tokens if size is None else size) / total
         held_out = sum(entry.tokens for entry in manifest.validation if entry.source == source)
-        row = SourceRow(source, documents, tokens, size, share, paper.get(source), held_out)
-        rows.append(row)
+        rows.append(SourceRow(source, documents, tokens, size, share, paper.get(source), held_out))
     return sorted(rows, key=lambda row: (-row.tokens, row.source))
 
 
