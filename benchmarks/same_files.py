@@ -37,6 +37,7 @@ DROPPED = frozenset(
         "costs",  # of a comparison in words, on its page; compare.json has the FLOPs
         *("time", "made", "fingerprint", "identity"),  # of a file's date; of an edit, drawn anew
         *("made_by", "program", "environment"),
+        "command",  # as typed: old and new code may spell it differently
     }
 )
 # In the data of a page of format 1, and nowhere on it.

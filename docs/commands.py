@@ -49,8 +49,8 @@ def page() -> str:
 
     def walk(command: Any, path: tuple[str, ...]) -> None:
         if hasattr(command, "commands"):
-            for name, child in command.commands.items():
-                walk(child, (*path, name))
+            for name in command.list_commands(None):
+                walk(command.commands[name], (*path, name))
         elif not command.hidden:
             lines.extend(described(command, path))
 

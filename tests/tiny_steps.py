@@ -15,7 +15,7 @@ from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
 from dograph.mixers.registry import build_mixer
-from dograph.sketch.rules import unwrapped
+from dograph.sketch.gradients import unwrapped
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
 from dograph.train.step import TrainStep, build_optimizer

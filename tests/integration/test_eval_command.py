@@ -173,7 +173,7 @@ def test_a_model_folder_is_shown_all_its_positions_and_kept_where_asked(run, ben
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"})
     )
     options = ("--benchmarks", benchmarks, "--tasks", "piqa")
-    assert "the result was not kept; give --out FILE" in evaluated(model, *options)
+    assert "not written to a file; name one with --out" in evaluated(model, *options)
     evaluated(model, *options, "--out", tmp_path / "deep" / "kept.json")
     found = json.loads((tmp_path / "deep" / "kept.json").read_text())
     assert found["provenance"]["max_length"] == 512

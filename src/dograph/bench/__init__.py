@@ -1,1 +1,1 @@
-"""dograph bench: what a step costs in every mode of the sketch, beside a plain one."""
+"""dograph bench: the cost of a step in each sketch mode, relative to a plain step."""

@@ -61,16 +61,6 @@ class BenchOptions:
         for mode in self.modes:
             if mode not in MODES:
                 raise ConfigError(f'--modes names "{mode}": {did_you_mean(mode, MODES)}')
-        if self.peak_tflops is not None and not self.peak_tflops > 0:
-            raise ConfigError(
-                f"--peak-tflops {self.peak_tflops:g}: give a number above 0, or leave it out to "
-                "use the data sheet or a measurement"
-            )
-        if self.run.train.shard or self.run.train.activation_checkpointing:
-            raise ConfigError(
-                "bench measures one device without activation checkpointing; set "
-                "train.shard=false and train.activation_checkpointing=false"
-            )
         layers = PRESETS[self.model].layers
         if "topdown" in self.modes and self.top_blocks > layers:
             raise ConfigError(
@@ -126,7 +116,7 @@ _ON_CPU = ("model.preset=demo", "train.batch_size=8", "data.seq_len=128")
 # A learning rate so low that no arm can diverge, whatever the tokens.
 _FIXED = (
     *("train.steps=1000000", "optim.lr=1e-6", "optim.lr_start=1e-6", "optim.lr_end=1e-6"),
-    "optim.warmup_steps=0",
+    *("optim.warmup_steps=0", "train.shard=false", "train.activation_checkpointing=false"),
 )
 
 
@@ -183,8 +173,8 @@ def open_batches(options: BenchOptions, device: torch.device) -> Batches:
     """The batch of every step, the same for all arms."""
     on_gpu = device.type == "cuda"
     if options.corpus is None:
-        made = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
-        return lambda step: made[step % NUM_BATCHES]
+        batches = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
+        return lambda step: batches[step % NUM_BATCHES]
     corpus = Corpus(options.corpus)
     if corpus.vocab_size > options.vocab_size:
         raise ConfigError(

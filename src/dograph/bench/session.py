@@ -114,8 +114,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, quartiles, minimum and number of some values."""
     quartiles = np.percentile(values, [25, 50, 75])
     first, median, third = map(float, quartiles)
-    found = {"median": median, "first_quartile": first, "third_quartile": third}
-    return found | {"least": float(min(values)), "steps": len(values)}
+    result = {"median": median, "first_quartile": first, "third_quartile": third}
+    return result | {"least": float(min(values)), "steps": len(values)}
 
 
 def release(device: torch.device) -> None:
@@ -267,17 +267,17 @@ class Session:
         start = time.perf_counter()
         self.say(f"{name}: building and warming up")
         try:
-            found = measure()
+            result = measure()
         except Exception as error:  # torch has one class for most of what can go wrong
             if name == "plain":  # without it there is nothing to compare with
                 raise
             lines = str(error).strip().splitlines() or [""]
-            found = {"error": f"{type(error).__name__}: {lines[0]}"}
+            result = {"error": f"{type(error).__name__}: {lines[0]}"}
         release(self.device)
         seconds = time.perf_counter() - start
-        self.findings["arms"][name] = found | {"seconds_spent": seconds}
-        result = found.get("error") or f"{found['ms']['median']:.2f} ms a step"
-        self.say(f"{name}: {result} ({seconds:.1f} s)")
+        self.findings["arms"][name] = result | {"seconds_spent": seconds}
+        summary = result.get("error") or f"{result['ms']['median']:.2f} ms a step"
+        self.say(f"{name}: {summary} ({seconds:.1f} s)")
         self.save(self.findings)
 
     def beside_plain(self, name: str, opened: Callable[[], Arm]) -> Findings:
@@ -285,47 +285,43 @@ class Session:
         options, held = self.options, held_bytes(self.device)
         arm, is_mode = opened(), name in options.modes
         warmup_steps = options.warmup_steps if is_mode else arms.LEAST_WARMUP_STEPS
-        found = steps_alone(arm, warmup_steps, self.watch, held)
+        result = steps_alone(arm, warmup_steps, self.watch, held)
         if name == "plain":
             self.plain = arm
-            return found | self.speed(found["row_ms"]) | self._profiled(arm)
-        warm = f"{name}: warm after {found['warmup_seconds']:.1f} s"
+            return result | self.speed(result["row_ms"]) | self._profiled(arm)
+        warm = f"{name}: warm after {result['warmup_seconds']:.1f} s"
         self.say(f"{warm}; {options.steps} turns with plain")
         take_turns(arm, self.plain, options.steps, self.watch)
         median = self.plain_median()
-        plain_ms, found["ms"] = self.plain.ms[-options.steps :], spread(arm.ms)
+        plain_ms, result["ms"] = self.plain.ms[-options.steps :], spread(arm.ms)
         ratio = median_estimate([a / b for a, b in zip(arm.ms, plain_ms, strict=True)])
-        found |= {
-            **self.speed(found["ms"]["median"]),
+        result |= {
+            **self.speed(result["ms"]["median"]),
             "plain_ms": spread(plain_ms),
             "ratio": median_record(ratio),
-            "row_ratio": found["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
+            "row_ratio": result["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
             "parts_ms": median_parts(arm.laps),
-            **self.memory_ratio(found["peak_bytes"]),
+            **self.memory_ratio(result["peak_bytes"]),
             **self._profiled(arm),
         }
         if is_mode:
-            least = self._floor(arm.model, name)
-            found |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
-        return found
+            work = extra_work(
+                arm.model,
+                PRESETS[options.model],
+                options.config(name).sketch,
+                options.batch,
+                options.seq_len,
+                half=options.dtype == "bfloat16",
+                two_sweeps=options.accumulates == "two_sweeps",
+            )
+            rates = ("copy_bytes_per_second", "matmul_flops_per_second")
+            least = floor_ms(work, *(self.machine[rate] for rate in rates))
+            result |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
+        return result
 
     def opened(self, name: str) -> Callable[[], Arm]:
         mode = None if name == "plain" else name
         return lambda: arms.open_arm(self.options, mode, self.batches, self.device)
-
-    def _floor(self, model: torch.nn.Module, mode: str) -> dict[str, float]:
-        options = self.options
-        work = extra_work(
-            model,
-            PRESETS[options.model],
-            options.config(mode).sketch,
-            options.batch,
-            options.seq_len,
-            half=options.dtype == "bfloat16",
-            two_sweeps=options.accumulates == "two_sweeps",
-        )
-        machine = self.machine
-        return floor_ms(work, machine["copy_bytes_per_second"], machine["matmul_flops_per_second"])
 
     def memory_ratio(self, peak: int | None) -> Findings:
         plain = self.findings["arms"]["plain"]["peak_bytes"]
@@ -365,11 +361,10 @@ def arm_table(findings: Findings) -> Table:
         if "error" in arm:
             table.add_row(name, *[""] * len(COLUMNS), escape(arm["error"]))
             continue
-        ms, ratio = arm["ms"]["median"], arm.get("ratio", {})
-        over = f"{ratio['median']:.3g}" if ratio else ""
-        if "low" in ratio:
-            over = f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
-        floor = ""
+        ms, over, floor = arm["ms"]["median"], "1" if name == "plain" else "", ""
+        if "ratio" in arm:  # of a few steps alone there is no interval
+            exact = "{median:.3f} [{low:.3f}, {high:.3f}]"
+            over = (exact if "low" in arm["ratio"] else "{median:.3g}").format(**arm["ratio"])
         if "floor_ms" in arm:
             floor = f"{arm['floor_ms']['total']:.2f} ({arm['floor_ratio']:.3f})"
         memory = "" if arm["peak_bytes"] is None else f"{arm['peak_bytes'] / 2**30:.1f} GiB"
@@ -379,7 +374,7 @@ def arm_table(findings: Findings) -> Table:
         table.add_row(
             name,
             f"{ms:.2f}",
-            "1" if name == "plain" else over,
+            over,
             f"{ms - arm['plain_ms']['median']:+.2f}" if "plain_ms" in arm else "",
             floor,
             memory,

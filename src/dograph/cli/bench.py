@@ -15,21 +15,15 @@ def bench(
         None,
         "the run whose step is measured, as in `dograph train`. Without CONFIG: recipe paper; on a "
         "GPU gpt2-small with 48 x 512 tokens, bfloat16, compiled; on a CPU demo with 8 x 128 "
-        "tokens. Tokens are random unless data.corpus is given",
+        "tokens. Tokens are random unless data.corpus is given. Never with train.shard or "
+        "train.activation_checkpointing",
         console.CONFIG,
     ),
-    modes: str = option(
-        "full,topdown,head,exact,twopass",
-        "sketch modes, separated by commas; none: only the plain step",
-    ),
+    modes: str = option("full,topdown,head,exact,twopass", "sketch modes; none: only plain"),
     steps: int = option(30, "timed steps of each mode; fewer give wider intervals", min=10),
-    vocab_size: int | None = option(
-        None, "size of the vocabulary (default: the corpus', else 50257, on a CPU 4096)", min=2
-    ),
+    vocab_size: int | None = option(None, "default: of the corpus, else 50257; CPU 4096", min=2),
     profile: bool = option(False, "also list the ten longest kernels", "--profile"),
-    peak_tflops: float | None = option(
-        None, "peak of the device, for MFU (default: from the data sheet, else measured)"
-    ),
+    peak_tflops: float | None = option(None, "peak, for MFU (default: data sheet)", min=1e-6),
     out: Path = option(Path("bench.json"), "file for the results"),
 ) -> None:
     """Measure the time and memory of a step in each sketch mode, relative to a plain step.
@@ -45,20 +39,12 @@ def bench(
 
     What the columns mean: docs/cost.md.
     """  # noqa: D301
-    name, own = console.split_settings(settings or [])
     how = {"steps": steps, "profile": profile, "peak_tflops": peak_tflops}
-    names = [] if modes == "none" else [mode.strip() for mode in modes.split(",")]
-    _measure(name, own, names, vocab_size, how, out)
+    names = () if modes == "none" else console.split_names(modes)
+    _measure(settings or [], names, out, how | {"vocab_size": vocab_size})
 
 
-def _measure(
-    config: str | None,
-    settings: list[str],
-    modes: list[str],
-    vocab_size: int | None,
-    how: dict[str, Any],
-    out: Path,
-) -> None:
+def _measure(settings: list[str], modes: tuple[str, ...], out: Path, how: dict[str, Any]) -> None:
     """Measure; `out` is updated after every mode."""
     from dograph.bench.arms import resolve_options
     from dograph.bench.session import Session, arm_table, footnotes
@@ -66,13 +52,12 @@ def _measure(
     from dograph.files import write_json
     from dograph.train.distributed import pick_device
 
-    run = resolve_config(config, settings)
+    config, own = console.split_settings(settings)
+    run = resolve_config(config, own)
     device, corpus = pick_device(run.train.device), None
-    if any(setting.startswith("data.corpus=") for setting in settings):
+    if any(setting.startswith("data.corpus=") for setting in own):
         corpus = str(console.ensured(run.data.corpus))
-    options = resolve_options(
-        device, modes, settings, config=config, corpus=corpus, vocab_size=vocab_size, **how
-    )
+    options = resolve_options(device, modes, own, config=config, corpus=corpus, **how)
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: {out.parent} is not a folder; make it, or name another")
     console.require_writable(out)
@@ -80,9 +65,9 @@ def _measure(
         say(f"{out} exists and will be replaced")
     results: dict[str, Any] = {}
 
-    def save(found: dict[str, Any]) -> None:
-        results.update(found)
-        write_json(out, found)
+    def save(findings: dict[str, Any]) -> None:
+        results.update(findings)
+        write_json(out, findings)
 
     try:
         Session(options, device, say, save).run()

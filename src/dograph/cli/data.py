@@ -39,33 +39,19 @@ command.
 def prepare(
     inputs: list[str] = argument(..., "what to read; NAME names its source", "[NAME=]INPUT..."),
     out: Path = option(..., "folder for the corpus"),
-    tokenizer: str = option(
-        "bpe", "a tokenizer.json, a Hugging Face name, or bpe: trained on the input"
-    ),
+    tokenizer: str = option("bpe", "a tokenizer.json, a Hugging Face name, or bpe: train one"),
     vocab_size: int | None = option(None, "of bpe (default: 4096), or of token files"),
-    eot: str | None = option(
-        None, "token that ends a document, if not known; for token files its id"
-    ),
+    eot: str | None = option(None, "token that ends a document; for token files its id"),
     recipe: str | None = option(None, "slimpajama-6b or pile: their labels and the paper's shares"),
     text_field: str = option("text", "dotted path of the text in a record"),
-    source_field: str | None = option(
-        None, "dotted path of the source's name, such as meta.set_name"
-    ),
-    validation: list[str] | None = option(
-        None, "validation text; may be repeated", metavar="INPUT"
-    ),
-    validation_fraction: float | None = option(
-        None, "share of documents held out (default: 0.01; embedded corpora: 0.05)"
-    ),
+    source_field: str | None = option(None, "dotted path of the source's name: meta.set_name"),
+    validation: list[str] | None = option(None, "an INPUT for validation; may be repeated"),
+    validation_fraction: float | None = option(None, "held out (default: 0.01; embedded: 0.05)"),
     strata: int = option(1, "groups of similar documents to divide each source into"),
-    keep: float = option(
-        1.0, "share of training documents to keep, chosen by a hash of the text", metavar="FRACTION"
-    ),
+    keep: float = option(1.0, "share of training documents to keep, chosen by a hash of the text"),
     seed: int = option(0, "of --keep, the held-out documents, the strata and embedded corpora"),
     noise: bool = option(False, "add a source of noise to unigram or bigram", "--noise"),
-    bad_records: Literal["refuse", "repair"] = option(
-        "refuse", "stop at a bad record, or repair or skip it and count it"
-    ),
+    bad_records: Literal["refuse", "repair"] = option("refuse", "stop, or repair or skip them"),
     workers: int | None = option(None, "encoding processes (default: one per core)"),
     overwrite: bool = option(False, "replace another corpus in --out", "--overwrite"),
     restart: bool = option(False, "discard an unfinished preparation in --out", "--restart"),
@@ -112,17 +98,15 @@ def print_composition(manifest: "Manifest") -> None:
     unkept, size = (int(options.get(f"unkept_{of}") or 0) for of in ("documents", "bytes"))
     untested = ", ".join(row.source for row in rows if not row.validation_tokens)
     untrained = ", ".join(row.source for row in rows if not row.tokens)
-    end, left_out = manifest.tokenizer.eot_id, options.get("left_out")
+    end, guessed = manifest.tokenizer.eot_id, options.get("eot_guessed")
+    left_out = options.get("left_out")
     repairs = ", ".join(f"{kind}: {n:,}" for kind, n in sorted(manifest.repairs.items()))
     notes = [
         (absent, f"in the paper's table, but not in this corpus: {absent}"),
         (unkept, f"{keep} left out {unkept:,} training documents, {size / 1e6:,.2f} MB"),
         (untested, f"without validation text: {untested}"),
         (untrained, f"validation text only: {untrained}"),
-        (
-            options.get("eot_guessed"),
-            f"assumed end of documents: token {end}, as in GPT-2; name another with --eot ID",
-        ),
+        (guessed, f"assumed end of documents: token {end}, as in GPT-2; change it with --eot ID"),
         (left_out, f"not read: {left_out} (to read it, name it as an input or with --validation)"),
         (repairs, f"records repaired or left out: {repairs} (see {REPAIRS}; without exclusions)"),
     ]

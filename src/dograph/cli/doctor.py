@@ -94,11 +94,11 @@ def _packages() -> Iterator[Finding]:
     version, python = _version("dograph"), platform.python_version()
     wanted = importlib.metadata.metadata("dograph")["Requires-Python"] if version else ""
     needed = ".".join(re.findall(r"\d+", wanted or "")) or "3.11"
-    found = f"{python} (needs >= {needed}), {sys.executable}"
+    detail = f"{python} (needs >= {needed}), {sys.executable}"
     is_new_enough = _release(python) >= _release(needed)
-    yield check("core", "Python", is_new_enough, found, f"install Python {needed} or newer")
-    found = version or "runs from its files, but is not installed"
-    yield check("core", "dograph", version is not None, found, "pip install -e .")
+    yield check("core", "Python", is_new_enough, detail, f"install Python {needed} or newer")
+    detail = version or "runs from its files, but is not installed"
+    yield check("core", "dograph", version is not None, detail, "pip install -e .")
     extras: dict[str, list[tuple[str, str]]] = {}  # by extra: problem, and name with version
     lines = (importlib.metadata.requires("dograph") or []) if version is not None else []
     for match in filter(None, map(_REQUIREMENT.match, lines)):
@@ -109,8 +109,8 @@ def _packages() -> Iterator[Finding]:
         elif _release(version) < _release(least):
             problem = f"{name} {version} is older than {least}"
         if not extra:
-            found = problem or f"{version} (needs >= {least})"
-            yield check("core", name, not problem, found, f"pip install '{name}>={least}'")
+            detail = problem or f"{version} (needs >= {least})"
+            yield check("core", name, not problem, detail, f"pip install '{name}>={least}'")
         elif extra != "dev":
             extras.setdefault(extra, []).append((problem, f"{name} {version}"))
     for extra, needs in extras.items():
@@ -144,13 +144,13 @@ def _memory_and_disk() -> Iterator[Finding]:
         limit = Path("/sys/fs/cgroup/memory.max")  # of a container
         if limit.is_file() and limit.read_text().strip().isdigit():
             total = min(total, int(limit.read_text()))
-        ok, found = total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB"
+        ok, detail = total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB"
         remedy = "lower train.micro_batch_size, or choose a smaller model"
-        yield check("machine", "memory", ok, found, remedy)
+        yield check("machine", "memory", ok, detail, remedy)
     free = shutil.disk_usage(Path.cwd()).free
-    found = f"{free / GIB:.1f} GiB free in the working directory"
+    detail = f"{free / GIB:.1f} GiB free in the working directory"
     remedy = "a corpus and its runs may need more; work in another directory"
-    yield check("machine", "disk", free >= MIN_DISK_GIB * GIB, found, remedy)
+    yield check("machine", "disk", free >= MIN_DISK_GIB * GIB, detail, remedy)
 
 
 def _devices(torch: "ModuleType") -> Iterator[Finding]:
@@ -158,22 +158,22 @@ def _devices(torch: "ModuleType") -> Iterator[Finding]:
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()
-    found = f"{cores} cores, {usable} usable, torch uses {threads} threads"
-    yield check("machine", "CPU", threads <= usable, found, f"export OMP_NUM_THREADS={usable}")
+    detail = f"{cores} cores, {usable} usable, torch uses {threads} threads"
+    yield check("machine", "CPU", threads <= usable, detail, f"export OMP_NUM_THREADS={usable}")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(index)
             has_bf16 = gpu.major >= 8 or torch.version.hip is not None
-            found = f"{gpu.name}, {gpu.total_memory / GIB:.1f} GiB, "
-            found += f"bfloat16 {'yes' if has_bf16 else 'no'}"
+            detail = f"{gpu.name}, {gpu.total_memory / GIB:.1f} GiB, "
+            detail += f"bfloat16 {'yes' if has_bf16 else 'no'}"
             remedy = "train with train.dtype=float32"
-            yield check("machine", f"GPU {index}", has_bf16, found, remedy)
+            yield check("machine", f"GPU {index}", has_bf16, detail, remedy)
     elif torch.backends.mps.is_available():
         yield check("machine", "GPU", True, "Apple GPU through Metal", "")
     elif shutil.which("nvidia-smi"):
-        found = f"torch {torch.__version__} does not see the NVIDIA GPU of this machine"
+        detail = f"torch {torch.__version__} does not see the NVIDIA GPU of this machine"
         remedy = "install a build of torch for your CUDA driver: https://pytorch.org/get-started"
-        yield check("machine", "GPU", False, found, remedy)
+        yield check("machine", "GPU", False, detail, remedy)
     else:
         yield check("machine", "GPU", False, "none: runs use the CPU", "")
 
@@ -184,18 +184,18 @@ def _tools(torch: "ModuleType") -> Iterator[Finding]:
     if torch.distributed.is_available():
         backends += ["gloo"] if torch.distributed.is_gloo_available() else []
         backends += ["nccl"] if torch.distributed.is_nccl_available() else []
-    wanted, found = "nccl" if torch.cuda.is_available() else "gloo", ", ".join(backends)
+    wanted, detail = "nccl" if torch.cuda.is_available() else "gloo", ", ".join(backends)
     remedy = f"this build of torch lacks {wanted}: it trains on one device only"
-    yield check("machine", "distributed", wanted in backends, found or "no backend", remedy)
+    yield check("machine", "distributed", wanted in backends, detail or "no backend", remedy)
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"]
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
     lacking = [] if compiler else ["a C++ compiler"]
     lacking += [] if has_headers else ["Python's C headers"]
-    found = f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers"
+    detail = f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers"
     remedy = "install them with your system's packages (g++, python3-dev)"
-    yield check("machine", "torch.compile", not lacking, found, remedy)
+    yield check("machine", "torch.compile", not lacking, detail, remedy)
     if torch.cuda.is_available():
         version = _version("triton")
-        found = version or "not installed: weights take milliseconds to compute"
-        yield check("machine", "Triton", version is not None, found, "pip install triton")
+        detail = version or "not installed: weights take milliseconds to compute"
+        yield check("machine", "Triton", version is not None, detail, "pip install triton")

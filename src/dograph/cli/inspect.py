@@ -61,7 +61,7 @@ def inspect(
     print(f"results: {out}")
 
 
-def _print(found: "Inspection") -> None:
+def _print(result: "Inspection") -> None:
     """Losses, separation of sources overall and by part, the domains, and samples of each."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
@@ -77,29 +77,29 @@ def _print(found: "Inspection") -> None:
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:.4g}"
 
-    losses = found.loss_nats
-    title = f"{found.split} rows of {found.seq_len} tokens"
-    counts = [[source, str(count), f"{losses[source]:.4f}"] for source, count in found.rows.items()]
+    counts = []
+    for source, count in result.rows.items():
+        counts.append([source, str(count), f"{result.loss_nats[source]:.4f}"])
+    title = f"{result.split} rows of {result.seq_len} tokens"
     show(title, "source, rows, loss nats", counts)
-    if found.pairs:
-        apart = sum(pair.p_value <= LEVEL for pair in found.pairs)
-        print(f"told apart: {apart} of {len(found.pairs)} pairs of sources (p <= {LEVEL:g}, Holm)")
+    if result.pairs:
+        apart = sum(pair.p_value <= LEVEL for pair in result.pairs)
+        print(f"told apart: {apart} of {len(result.pairs)} pairs of sources (p <= {LEVEL:g}, Holm)")
         pairs = []
-        for pair in found.pairs[:MOST_PAIRS]:
+        for pair in result.pairs[:MOST_PAIRS]:
             sizes = [figure(pair.mmd_squared), figure(pair.separation), f"{pair.p_value:.4f}"]
             pairs.append([f"{pair.first} - {pair.second}", *sizes])
-        if len(found.pairs) > MOST_PAIRS:
-            pairs.append([f"{len(found.pairs) - MOST_PAIRS} more in inspection.json"])
+        if len(result.pairs) > MOST_PAIRS:
+            pairs.append([f"{len(result.pairs) - MOST_PAIRS} more in inspection.json"])
         show("sources, farthest first", "sources, MMD^2, separation, p", pairs)
-        parts = [[p.name, figure(p.mean_separation), " - ".join(p.farthest)] for p in found.parts]
+        parts = [[p.name, figure(p.mean_separation), " - ".join(p.farthest)] for p in result.parts]
         show("separation of sources by part of the model", "part, mean separation, farthest", parts)
     shown = console.open_console()
-    shown.print(node_table(found.graph, "domains of the model"))
-    shown.print(edge_table(found.graph))
-    absent = "(no tokenizer: text cannot be shown)"
+    shown.print(node_table(result.graph, "domains of the model"))
+    shown.print(edge_table(result.graph))
     examples = []
-    for one in found.examples:
-        text = absent if one.text is None else one.text
+    for one in result.examples:
+        text = "(no tokenizer: text cannot be shown)" if one.text is None else one.text
         examples.append([str(one.domain), one.source, str(one.document), text])
     show("samples nearest each domain's centre", "domain, source, document, text", examples)
-    print(f"agreement of domains and sources: NMI {found.nmi:.3f}, purity {found.purity:.3f}")
+    print(f"agreement of domains and sources: NMI {result.nmi:.3f}, purity {result.purity:.3f}")

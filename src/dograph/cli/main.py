@@ -3,35 +3,23 @@
 import errno
 import os
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dograph.choices import help_text
-from dograph.cli import (
-    bench,
-    compare,
-    data,
-    doctor,
-    export,
-    inspect,
-    mix,
-    plan,
-    report,
-    reproduce,
-    show,
-    train,
-)
-from dograph.cli import eval as evaluation
+from dograph.cli import data
 from dograph.errors import ConfigError, DographError
 
+VERBS = (
+    *("train", "mix", "plan", "export", "compare", "reproduce"),
+    *("eval", "show", "inspect", "report", "bench", "doctor"),
+)
 # Errors of writing to a disk. Other OSErrors, such as a missing file, keep their traceback.
 DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
-
-_RAY = "--on ray://HOST:PORT, or --on ray with the environment variable RAY_ADDRESS"
-# Spellings of earlier versions, as typed after `dograph`, and what to type now.
+# Spellings of earlier versions, as typed after `dograph` (or options alone), and the new ones.
 OLD_SPELLINGS = {
     "losses": "dograph show losses RUN...",
     "graph": "dograph show graph RUN",
@@ -39,9 +27,7 @@ OLD_SPELLINGS = {
     "data show": "dograph show samples RUN --step STEP",
     "watch": "dograph report RUN... --watch",
     "figures": "dograph report RUN... --figures DIR",
-    "plan --ray-address": _RAY,
-    "compare --ray-address": _RAY,
-    "reproduce --ray-address": _RAY,
+    "--ray-address": "--on ray://HOST:PORT, or --on ray with the variable RAY_ADDRESS set",
     "plan --target": "mixer.target=NAME; several: mixer.target={NAME: SHARE, ...}",
     "plan --surrogate": "mixer.surrogate=NAME (of mixing-law: mixer.law=NAME)",
     "plan --prior": "mixer.prior=FILE",
@@ -63,16 +49,19 @@ OLD_SPELLINGS = {
 
 def refuse_old(ctx: Any, word: str) -> None:
     """Raise an error with the new spelling if `word` is one of an earlier version."""
-    names = [word]
+    path = word
     while ctx.parent is not None:  # the program's own name may be `python -m dograph`
-        names, ctx = [ctx.info_name, *names], ctx.parent
-    path = " ".join(names)
-    if path in OLD_SPELLINGS:
-        raise ConfigError(f"dograph {path} has a new spelling: {OLD_SPELLINGS[path]}")
+        path, ctx = f"{ctx.info_name} {path}", ctx.parent
+    if new := OLD_SPELLINGS.get(path) or OLD_SPELLINGS.get(word):
+        raise ConfigError(f"dograph {path} has a new spelling: {new}")
 
 
 class Group(TyperGroup):
     """A group of commands that knows the commands of earlier versions."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """As in `VERBS`, after `data`: a corpus comes first."""
+        return sorted(self.commands, key=lambda name: name != "data")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         refuse_old(ctx, args[0])
@@ -106,6 +95,7 @@ class Command(TyperCommand):
         raise ConfigError(f"{option} is not an option of {ctx.command_path}; {how}")
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As typer does it; for `train` also every choice of its settings."""
         super().format_help(ctx, formatter)
         if self.name == "train":
             print(help_text())
@@ -140,24 +130,11 @@ def _group(help: str) -> typer.Typer:
 app = _group("Mix pre-training data by the gradients of the model itself.")
 corpora = _group("Prepare corpora.")
 app.add_typer(corpora, name="data")
-HELP = {"plan": plan.HELP, "reproduce": reproduce.HELP}  # others have theirs in the docstring
 corpora.command("prepare", cls=Command, help=data.HELP)(data.prepare)
-VERBS: dict[str, Callable[..., None]] = {
-    "train": train.train,
-    "mix": mix.mix,
-    "plan": plan.plan,
-    "export": export.export,
-    "compare": compare.compare,
-    "reproduce": reproduce.reproduce,
-    "eval": evaluation.evaluate,
-    "show": show.show,
-    "inspect": inspect.inspect,
-    "report": report.report,
-    "bench": bench.bench,
-    "doctor": doctor.doctor,
-}
-for name, verb in VERBS.items():
-    app.command(name, cls=Command, help=HELP.get(name))(verb)
+for verb in VERBS:  # a module of that name, with a function of that name
+    module = import_module(f"dograph.cli.{verb}")
+    function = getattr(module, "evaluate" if verb == "eval" else verb)
+    app.command(verb, cls=Command, help=getattr(module, "HELP", None))(function)
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def mix(
             "not taken yet. Wait for it, or remove the file if nobody waits for it any more"
         )
     requests.place(request)
-    answer = _wait(directory, requests, request["identity"], mixture, timeout, config.log.every)
+    answer = _wait(directory, requests, request["identity"], mixture, timeout)
     warn(answer.get("warnings", []))
     print(answer["line"])
 
@@ -82,36 +82,31 @@ def _not_running(run: "RunDirectory", mixture: str) -> str:
 
 
 def _wait(
-    run: "RunDirectory",
-    requests: "Requests",
-    identity: str,
-    mixture: str,
-    timeout: float,
-    every: int,
+    run: "RunDirectory", requests: "Requests", identity: str, mixture: str, timeout: float
 ) -> dict[str, Any]:
     """Wait until the run answers the request; withdraw it after `timeout` or Ctrl-C."""
     from dograph.train.edits import read_edits
 
     def recorded() -> dict[str, Any] | None:
         """What edits.jsonl says about the request; it is written before any answer."""
-        own = [edit for edit in read_edits(run.edits_file) if edit.identity == identity]
+        own = [one for one in read_edits(run.edits_file) if one.identity == identity]
         return {"line": own[-1].line} if own else None
 
     def look() -> dict[str, Any] | None:
         """The answer, or None if there is none yet; raises if there will be none."""
         use = run.use()  # before reading: what a run did before it ended is then seen
-        found = requests.read()
-        if found is not None and found.get("identity") == identity:
-            if "refused" in found:
-                raise ConfigError(f"the run keeps its mixture: {found['refused']}")
-            if "step" in found:
-                return found
+        answer = requests.read()
+        if answer is not None and answer.get("identity") == identity:
+            if "refused" in answer:
+                raise ConfigError(f"the run keeps its mixture: {answer['refused']}")
+            if "step" in answer:
+                return answer
         if use != "free":
             return None
         requests.withdraw(identity)
-        if (made := recorded()) is None:
+        if (edit := recorded()) is None:
             raise RunError(f"nothing changed: {_not_running(run, mixture)}")
-        return made
+        return edit
 
     start, next_line, why = time.monotonic(), QUIET_SECONDS, f"no answer in {timeout:g} s"
     try:
@@ -120,8 +115,8 @@ def _wait(
                 return answer
             if waited >= next_line:
                 say(
-                    f"waiting for {run.path} to write its metrics, every log.every={every} steps "
-                    f"({waited:.0f} s so far; Ctrl-C withdraws the request)"
+                    f"waiting for {run.path} to write its metrics ({waited:.0f} s so far; "
+                    f"log.every={run.config().log.every} steps; Ctrl-C withdraws the request)"
                 )
                 next_line += SAY_SECONDS
             time.sleep(POLL_SECONDS)

@@ -41,11 +41,7 @@ mixer.prior, mixer.caps, mixer.max_epochs, mixer.surrogate and mixer.top (regmix
 
 def plan(
     method: str = argument(..., "doremi, doge, regmix or mixing-law", "METHOD"),
-    settings: list[str] | None = argument(
-        None,
-        "the run to plan for, as in `dograph train`; mixer.* are METHOD's options",
-        console.CONFIG,
-    ),
+    settings: list[str] | None = argument(None, "the run; METHOD's mixer.*", console.CONFIG),
     out: Path = option(Path("mixture.yaml"), "the mixture file to write"),
     force: bool = option(False, "overwrite --out", "--force"),
     proxy: list[str] | None = console.PROXY,
@@ -53,12 +49,8 @@ def plan(
     on: str = console.ON,
     lab: Path = console.LAB,
     dry_run: bool = option(False, "print the cost of the first proxies and stop", "--dry-run"),
-    from_table: Pair | None = option(
-        None, "fit to finished runs instead of training proxies", metavar=TABLE
-    ),
-    test_table: Pair | None = option(
-        None, "with --from-table: other runs, to evaluate the fit on", metavar=TABLE
-    ),
+    from_table: Pair | None = option(None, "fit to finished runs; no proxies", metavar=TABLE),
+    test_table: Pair | None = option(None, "runs to evaluate that fit on", metavar=TABLE),
 ) -> None:
     """Find a mixture before training, and write it to a file that training can use."""
     from dograph.mixers.registry import require_method
@@ -72,9 +64,8 @@ def plan(
         _plan_with_proxies(method, settings or [], proxy or [], lab, where, out)
         return
     _require_free(out, force=force)
-    given: dict[str, object] = {"--proxy": proxy, "--workers": workers, "--on": on != "local"}
-    given |= {"--dry-run": dry_run}
-    if wrong := [name for name, value in given.items() if value not in (None, False, [])]:
+    given = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
+    if wrong := [name for name, value in (given | {"--dry-run": dry_run}).items() if value]:
         raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
     for name, pair in (("--from-table", from_table), ("--test-table", test_table or ())):
         for file in pair:
@@ -86,9 +77,9 @@ def plan(
     plan_from_table(method, settings or [], from_table, test_table, out)
 
 
-def _require_free(out: Path, *beside: Path, force: bool) -> None:
+def _require_free(out: Path, *tables: Path, force: bool) -> None:
     """Refuse existing or unwritable files before hours of proxies, not after them."""
-    for file in (out, *beside):
+    for file in (out, *tables):
         if file.exists() and not force:
             raise ConfigError(f"{file} already exists; name another with --out, or add --force")
     console.require_writable(out)
@@ -129,11 +120,11 @@ def _plan_with_proxies(
         return
     pool = console.open_pool(run.train.device, *where)
     with console.stoppable(f"finished proxies are in {lab}"), pool:
-        made = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
-    weights, findings = dict(made.mixture.weights), made.findings
-    file = MixtureFile(weights=weights, provenance=made.provenance, findings=findings)
+        result = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
+    weights, findings = dict(result.mixture.weights), result.findings
+    file = MixtureFile(weights=weights, provenance=result.provenance, findings=findings)
     corpus = Corpus(run.data.corpus)
-    deliver(file, corpus.tokens_by_source(), out, settings, run, corpus, made)
+    deliver(file, corpus.tokens_by_source(), out, settings, run, corpus, result)
 
 
 def deliver(
@@ -143,11 +134,11 @@ def deliver(
     settings: list[str],
     run: "RunConfig | None",
     corpus: "Corpus | None",
-    made: "Plan | None" = None,
+    result: "Plan | None" = None,
 ) -> None:
     """Write a plan; print its weights next to `before`, its cost, its fit and how to use it.
 
-    `before` is the corpus' own mixture, or without proxies (`made` is None) the prior. If the run
+    `before` is the corpus' own mixture, or without proxies (`result` is None) the prior. If the run
     is known, the table also shows how often it will read each source.
     """
     from dograph.mixers.base import Mixer
@@ -157,7 +148,7 @@ def deliver(
     from dograph.train.forecast import planned_epochs, repeat_warnings
 
     weights, findings = file.weights, file.findings
-    table = None if made is None else made.table
+    table = None if result is None else result.table
     write_mixture(out, file)
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
@@ -167,26 +158,25 @@ def deliver(
         sampler.remix(0, file.mixture, reason="plan")
         epochs = planned_epochs(run, sampler, Mixer())
         repeats = repeat_warnings(run, sampler, Mixer())
-    kind, meaning = ("natural", "share of the corpus' tokens")
-    if made is None:
-        kind, meaning = ("prior", "the mixture that the plan starts from")
+    kind, meaning = "natural", "share of the corpus' tokens"
+    if result is None:
+        kind, meaning = "prior", "the mixture that the plan starts from"
     rows, total = [], sum(before.values())
     for name in dict.fromkeys([*before, *weights]):
         cells = [name, f"{before.get(name, 0) / total:.4f}", f"{weights.get(name, 0):.4f}"]
-        rows.append([*cells, *([f"{epochs.get(name, 0):.2f}"] if epochs else [])])
+        rows.append([*cells, f"{epochs.get(name, 0):.2f}"] if epochs else cells)
     titles = ("source", kind, "planned", *(["epochs"] if epochs else []))
     print_table(titles, rows, box=None, pad_edge=False)
-    read = "; epochs: how often the run will read a source" if epochs else ""
-    print(f"{kind}: {meaning}{read}")
-    if made is not None:
-        cost = made.cost
+    print(f"{kind}: {meaning}{'; epochs: how often the run reads a source' if epochs else ''}")
+    if result is not None:
+        cost = result.cost
         cached = f" ({cost.cached} from the lab)" if cost.cached else ""
         spent = f"{duration(cost.seconds)} of training, {cost.flops:.2e} FLOPs"
         print(f"cost: {cost.proxies} proxies{cached}, {spent}")
     warn(findings.get("notes", []), "note")
     warn(findings.get("advice", []), "advice")
     warn(repeats)
-    if made is None or table is not None:
+    if result is None or table is not None:
         _print_fit(findings)
     if table is not None:
         mixtures, losses = table_files(out)
@@ -198,23 +188,22 @@ def deliver(
 
 def _print_fit(findings: Mapping[str, Any]) -> None:
     """How good the fit is on runs it has not seen, then what it predicts."""
-    chosen = findings["surrogate"]
+    chosen, held_out = findings["surrogate"], findings.get("held_out")
     print(f"surrogate: {chosen['name']}: {chosen['why']}")
     for name, scores in chosen["cross_validated"].items():
         print(f"  {name} on left-out runs: {_scores(scores)}")
-    held_out = findings.get("held_out")
     if held_out is not None:
-        objective = {"the objective": held_out["objective"]} if held_out["objective"] else {}
-        for name, scores in (held_out["targets"] | objective).items():
-            print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
+        scored = held_out["targets"] | {"the objective": held_out["objective"]}
+        for name, scores in scored.items():
+            if scores:
+                print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
         warn(held_out["notes"], "note")
     for row in findings.get("simulation", {}).get("sensitivity", []):
         print(
             f"  averaging the best {row['top']}: predicted loss {row['predicted_loss']:.4f}, "
             f"{row['distance']:.3f} (L1) from the plan"
         )
-    predicted = findings["predicted"]
-    best = predicted["best_run"]
+    predicted, best = findings["predicted"], findings["predicted"]["best_run"]
     print(
         f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "
         f"run of the table: {best['run']}, {best['measured']:.4f} measured, "

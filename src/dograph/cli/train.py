@@ -20,16 +20,12 @@ RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
 
 def train(
     settings: list[str] | None = argument(
-        None, "a YAML file or a preset, then settings such as train.steps=200", console.CONFIG
+        None, "a YAML file or a preset; settings", console.CONFIG
     ),
     resume: Path | None = option(None, "continue this run exactly where it stopped"),
-    mixture: str | None = option(
-        None, "with --resume: use this mixture file or published mixture from now on"
-    ),
+    mixture: str | None = option(None, "with --resume: a mixture file or preset, from now on"),
     print_config: bool = option(False, "print all settings and stop", "--print-config"),
-    dry_run: bool = option(
-        False, "estimate parameters, memory, tokens, epochs and time, and stop", "--dry-run"
-    ),
+    dry_run: bool = option(False, "estimate memory, tokens, epochs and time; stop", "--dry-run"),
 ) -> None:
     """Train a language model on a prepared corpus.
 

@@ -172,19 +172,17 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
             return content | {"provenance": file.provenance.record()}
         return content["weights"] if bare else content
 
-    settled = dict(options)
+    inline = dict(options)
     others = {"weights", "preset", "provenance"} & set(options)  # the mixer will refuse both
-    if isinstance(file := settled.get("file"), str) and not others:
-        del settled["file"]
-        settled |= read_in(file, bare=False)
+    if isinstance(file := options.get("file"), str) and not others:
+        del inline["file"]
+        inline |= read_in(file, bare=False)
     if isinstance(stages := options.get("stages"), Mapping):
-        settled["stages"] = {
-            step: read_in(given) if isinstance(given, str) else given
-            for step, given in stages.items()
-        }
+        files = {step: read_in(given) for step, given in stages.items() if isinstance(given, str)}
+        inline["stages"] = {**stages, **files}
     if isinstance(sampling := options.get("sampling"), str) and _is_file(sampling):
-        settled["sampling"] = read_in(sampling)
-    return settled
+        inline["sampling"] = read_in(sampling)
+    return inline
 
 
 def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:

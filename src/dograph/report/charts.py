@@ -1,6 +1,6 @@
 """Charts, tables and texts as plain records: each chart is described once, here.
 
-The page's script has one function for each kind of record, and `drawing` has one for each kind of
+The page's script has one function for each kind of record, and `figures` has one for each kind of
 chart. A record becomes JSON with the name of its class; fields that are None or False are left out.
 """
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from dograph.kernels import usable
 from dograph.types import Signals
@@ -169,6 +170,13 @@ def materialised(halves: Sequence[Half], vectors: Sequence[tuple["Rule", Tensor]
         for name, gradient in part.items():
             total[name] = total[name] + gradient if name in total else gradient
     return total
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and torch.compile."""
+    while isinstance(model, DistributedDataParallel | torch._dynamo.OptimizedModule):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    return model
 
 
 def world_size() -> int:

@@ -27,7 +27,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.gradients import Gradients, add_product, add_rows, scaled
@@ -364,13 +363,6 @@ class NormRule(Rule):
         return torch.cat((weight_BF, over_tokens(grad.flatten(1, -2))), dim=1)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel and torch.compile."""
-    while isinstance(model, DistributedDataParallel | torch._dynamo.OptimizedModule):
-        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-    return model
-
-
 def cover(
     model: nn.Module, exclude: tuple[str, ...] = (), *, only: nn.Module | None = None
 ) -> list[Rule]:
@@ -383,7 +375,20 @@ def cover(
     canonical = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     if not canonical:
         raise ConfigError("the model has no trainable parameter: nothing has a gradient to sketch")
-    left_out = _left_out(model, canonical, exclude)
+    names = {  # a tied parameter has several
+        name: canonical[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    left_out = set()
+    for entry in exclude:
+        named = [n for n in names if n == entry or n.startswith(f"{entry}.")]
+        if not named:
+            raise ConfigError(
+                f'exclude names "{entry}", which is no trainable parameter or module; '
+                f"{did_you_mean(entry, names)}"
+            )
+        left_out |= {names[name] for name in named}
     # Embeddings and heads with as many rows as the largest embedding have wider projections.
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     rows = max(tables, default=None)
@@ -440,27 +445,6 @@ def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
             "topdown, train.compile and train.shard need one, mode full does not"
         )
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack[1].parameters()))
-
-
-def _left_out(
-    model: nn.Module, canonical: dict[int, str], exclude: tuple[str, ...]
-) -> frozenset[str]:
-    """Canonical names of the excluded parameters; a tied one may go by any of its names."""
-    names = {
-        name: canonical[id(parameter)]
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.requires_grad
-    }
-    left_out = set()
-    for entry in exclude:
-        named = [n for n in names if n == entry or n.startswith(f"{entry}.")]
-        if not named:
-            raise ConfigError(
-                f'exclude names "{entry}", which is no trainable parameter or module; '
-                f"{did_you_mean(entry, names)}"
-            )
-        left_out |= {names[name] for name in named}
-    return frozenset(left_out)
 
 
 def _problem(module: nn.Module, own: dict[str, str]) -> str | None:

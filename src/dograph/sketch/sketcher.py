@@ -25,28 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from dograph.choices import CUTTING, DETACHING, EXPLICIT, MODES, SPARING, TWO_SIDED, Kind, Mode
 from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
-from dograph.sketch.gradients import (
-    Gradients,
-    MicroBatchResult,
-    WorldRows,
-    average_gradients,
-    deferred_backward,
-    explicit_backward,
-    gather_signals,
-    is_sharded,
-    materialised,
-    one_backward_per_sample,
-)
+from dograph.sketch import gradients
+from dograph.sketch.gradients import Gradients, MicroBatchResult, WorldRows, gather_signals
 from dograph.sketch.projection import Bank, Projection
-from dograph.sketch.rules import (
-    Rule,
-    blocks_of,
-    cover,
-    make_slot,
-    output_layer,
-    replaced_forward,
-    unwrapped,
-)
+from dograph.sketch.rules import Rule, blocks_of, cover, make_slot, output_layer, replaced_forward
 from dograph.types import Signals
 
 VECTORS = "vectors"  # the name of their hash's random stream
@@ -81,14 +63,14 @@ class Sketcher:
         """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not known; {did_you_mean(mode, MODES)}")
-        self.wrapper, self.model = model, unwrapped(model)
+        self.wrapper, self.model = model, gradients.unwrapped(model)
         self.mode, self.top_blocks = mode, top_blocks
         self.projection = Projection(dim=dim, kind=projection, seed=seed, refresh=refresh)
         output = output_layer(self.model, head) if mode == "head" else None
         self.head = head or output
         self.rules = cover(self.model, exclude, only=output)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self.sharded = any(is_sharded(parameter) for parameter in self.parameters.values())
+        self.sharded = any(map(gradients.is_sharded, self.parameters.values()))
         # Whether the mode fills `.grad` itself; for shards only FSDP2 can, in a second backward.
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
@@ -133,10 +115,7 @@ class Sketcher:
 
     @contextmanager
     def record(self, token_BT: Tensor, step: int = 0) -> Iterator[None]:
-        """Inside it the model's layers are tapped.
-
-        Activation checkpointing runs layers again in the backward, so call backward inside too.
-        """
+        """Inside it layers are tapped; call backward inside too: it reruns checkpointed layers."""
         self.step = step
         self._open(token_BT).draw(step)
         with ExitStack() as stack:
@@ -204,7 +183,8 @@ class Sketcher:
                 f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
             )
         if self.mode == "reference":
-            return self._explicit(loss_B, one_backward_per_sample(loss_B, self.parameters))
+            per_sample = gradients.one_backward_per_sample(loss_B, self.parameters)
+            return self._explicit(loss_B, per_sample)
         used = [rule for rule in self.rules if rule.calls]
         if not used:
             raise ConfigError(
@@ -219,8 +199,7 @@ class Sketcher:
             )
         self._running = False
         for rule in self.rules:  # checkpointed layers run again in the same way: tapped or not
-            rule.taps = rule.calls > 0
-            rule.calls = 0
+            rule.taps, rule.calls = rule.calls > 0, 0
         assert self._builder is not None
         slots = list(self._builder.slots.values())
         with_vector = [rule for rule in used if rule.slots.vector is not None]
@@ -249,20 +228,17 @@ class Sketcher:
         vectors = [entry for entry in vectors if entry[-1] is not None]
         halves = [entry for entry in halves if entry[-1] is not None]
         if self.mode == "exact":
-            return self._explicit(loss_B, materialised(halves, vectors))
+            return self._explicit(loss_B, gradients.materialised(halves, vectors))
         pending = None
         if self.reduces:
             at_cut = None if self._cut_hidden is None else (self._cut_hidden, grad_BTD)
-            pending = partial(deferred_backward, halves, vectors, at_cut)
+            pending = partial(gradients.deferred_backward, halves, vectors, at_cut)
         self._cut_hidden = self._cut_leaf = None
         return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
 
     def _require_no_strays(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Taps detach parameters: one that still gets a gradient is used outside its layer.
-
-        Checked once, in the first backward.
-        """
-        self._checked_strays = True
+        """Taps detach parameters: one that still gets a gradient is used outside its layer."""
+        self._checked_strays = True  # the first backward is enough
         names = [name for name, gradient in grads.items() if gradient is not None]
         if names:
             raise ConfigError(
@@ -270,10 +246,10 @@ class Sketcher:
                 "use mode twopass, whose gradient is right (its sketch misses that use)"
             )
 
-    def _explicit(self, loss_B: Tensor, gradients: Gradients) -> MicroBatchResult:
+    def _explicit(self, loss_B: Tensor, per_sample: Gradients) -> MicroBatchResult:
         assert self._builder is not None
-        groups = self._builder.groups_of_gradients(gradients, self.step)
-        pending = partial(explicit_backward, gradients, self.parameters)
+        groups = self._builder.groups_of_gradients(per_sample, self.step)
+        pending = partial(gradients.explicit_backward, per_sample, self.parameters)
         return self._builder.result(loss_B, groups, pending)
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
@@ -298,7 +274,7 @@ class Sketcher:
         """Average `.grad` over the ranks, where no wrapper has done so."""
         wrapped = isinstance(self.wrapper, DistributedDataParallel)
         if self.reduces or not (wrapped or self.sharded):
-            average_gradients(self.parameters.values())
+            gradients.average_gradients(self.parameters.values())
 
     def _gathered(self, result: MicroBatchResult, source_B: Tensor | None) -> Signals:
         epoch = self.projection.epoch(self.step)
@@ -400,21 +376,18 @@ class SketchBuilder:
                 vector_BF[:, first : first + part.shape[1]] += part
         return vector_BF
 
-    def groups_of_gradients(self, gradients: Gradients, step: int) -> dict[str, Tensor]:
-        """The same from full gradients (B, *shape), in modes `exact` and `reference`.
-
-        Slower than taps and independent of them, so that tests compare the two.
-        """
+    def groups_of_gradients(self, per_sample: Gradients, step: int) -> dict[str, Tensor]:
+        """The same from full gradients (B, *shape), without taps: tests compare the two."""
         kind, done = self.projection.kind, set()
         groups: dict[str, list[Tensor]] = {}
         vectors: list[Tensor] = []
-        some = next(iter(gradients.values()))
+        some = next(iter(per_sample.values()))
         for rule in self.rules:
             for own, name in sorted(rule.names.items(), key=lambda item: item[0] != "weight"):
                 if name in done:  # a tied parameter's gradient already holds both of its uses
                     continue
                 done.add(name)
-                gradient = gradients.get(name)
+                gradient = per_sample.get(name)
                 if own in rule.vectors and kind in TWO_SIDED:
                     if gradient is None:  # its layer does not reach the loss: zeros
                         size = int(getattr(rule.module, own).numel())

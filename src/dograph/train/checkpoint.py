@@ -122,12 +122,9 @@ def save_model(
     wrapped: PerSampleLoss,
     directory: Path,
     tokenizer_file: Path | None,
-    weights: dict[str, Tensor] | None = None,
+    weights: dict[str, Tensor] | None = None,  # of `model_tensors`, if computed already
 ) -> None:
-    """Write what `AutoModelForCausalLM.from_pretrained` (and AutoTokenizer) can read.
-
-    `weights`: the result of `model_tensors`, if it has been computed already.
-    """
+    """Write what `from_pretrained` of AutoModelForCausalLM (and AutoTokenizer) can read."""
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 

@@ -56,10 +56,7 @@ class World:
         return [part.stop - part.start for part in parts]
 
     def place(self, model: PerSampleLoss) -> None:
-        """Put the model, or this rank's part of every parameter, on the device.
-
-        Parts replace the parameters, so build the optimizer after this.
-        """
+        """Put the model, or this rank's shards of it, on the device; then build the optimizer."""
         if not self.shards:
             model.to(self.device)
             return

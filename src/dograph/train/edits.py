@@ -158,10 +158,7 @@ def is_open(message: Message | None, identity: str | None = None) -> bool:
 
 
 def read_request(name: str, facts: RunFacts) -> Message:
-    """A request for the mixture file or published mixture `name` in a run with these `facts`.
-
-    Its weights use the names of the corpus; its notes are warnings.
-    """
+    """A request for the mixture file or published mixture `name`, with warnings as notes."""
     path = Path(name)
     if path.exists():
         file = read_mixture_file(path)

@@ -114,12 +114,11 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     if not records:
         return []
     read_together(record.report for record in records)
-    nowhere = torch.full_like(records[0].weight_B, -1.0)
+    none_B = torch.full_like(records[0].weight_B, -1.0)
     reported = [record.report.get("samples/domain") for record in records]
     weight_NB = torch.stack([len(record.weight_B) * record.weight_B for record in records])
-    own = [x.to(nowhere) if isinstance(x, Tensor) else nowhere for x in reported]
-    domain_NB = torch.stack(own)
-    weights, domains = torch.stack([weight_NB, domain_NB]).tolist()  # one transfer
+    domains_N = [x.to(none_B) if isinstance(x, Tensor) else none_B for x in reported]
+    weights, domains = torch.stack([weight_NB, torch.stack(domains_N)]).tolist()  # one transfer
     return [
         {
             "step": record.step + 1,
@@ -209,9 +208,8 @@ def validation_row(step: int, nats: Mapping[str, float], corpus: Corpus) -> Row:
     natural = sum(tokens[source] * value for source, value in nats.items()) / total
     worst = max(nats, key=lambda source: nats[source])
     known = {source: size for source in nats if (size := bytes_per_token[source])}
-    width = None  # bytes of a token of all text together
-    if len(known) == len(nats):
-        width = sum(tokens[source] * size for source, size in known.items()) / total
+    bytes_of_all = sum(tokens[source] * size for source, size in known.items())
+    width = bytes_of_all / total if len(known) == len(nats) else None  # bytes per token
     row |= loss_row("valid/mean", sum(nats.values()) / len(nats), None)
     row |= loss_row("valid/natural", natural, width)
     row |= loss_row("valid/worst", nats[worst], bytes_per_token[worst])

@@ -35,9 +35,8 @@ from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
-from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals
+from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, unwrapped
 from dograph.sketch.projection import Projection
-from dograph.sketch.rules import unwrapped
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
 from dograph.types import Batch, Signals
@@ -207,10 +206,7 @@ class TrainStep:
         return loss
 
     def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
-        """Forward and sketch a micro-batch. `taps` stay open until its backward has run.
-
-        Without `keep`, no activations are held.
-        """
+        """Forward and sketch; `taps` stay open until the backward, `keep` activations for it."""
         sketcher, token_bT = self.sketcher, micro.token_bT
         if sketcher is not None:
             if not keep:

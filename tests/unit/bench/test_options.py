@@ -74,7 +74,6 @@ PARTS = "train.micro_batch_size=4"
         ([], ["mixer.recipe=sfae"], 'did you mean "safe"'),
         ([], ["mixer.name=doge"], "set mixer.name=dograph"),
         ([], ["train.dtype=float16"], "train.dtype: .*'bfloat16'"),
-        ([], ["train.activation_checkpointing=true"], "without activation checkpointing"),
         (["topdown"], ["sketch.top_blocks=5"], "has 4 blocks; give 1 to 4"),
         (["full"], [PARTS, "sketch.accumulation=lagged"], "use sketch.accumulation=two_sweeps"),
         (["head"], [PARTS, "sketch.accumulation=keep"], "would hold every micro-batch"),

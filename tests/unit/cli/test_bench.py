@@ -23,7 +23,7 @@ def test_options_and_settings_arrive(resolved):
     own = ["model.preset=tiny", "train.device=cpu"]
     more = ["--modes", "full, head", "--steps", "12", "--vocab-size", "99", "--profile"]
     CliRunner().invoke(app, ["bench", "planted", *own, *more, "--peak-tflops", "7"])
-    expected = {"config": "planted", "settings": own, "place": "cpu", "modes": ["full", "head"]}
+    expected = {"config": "planted", "settings": own, "place": "cpu", "modes": ("full", "head")}
     expected |= {"steps": 12, "vocab_size": 99, "profile": True, "peak_tflops": 7.0}
     assert resolved == expected | {"corpus": None}
 
@@ -31,6 +31,6 @@ def test_options_and_settings_arrive(resolved):
 def test_tokens_are_random_unless_a_corpus_is_given(resolved, monkeypatch):
     monkeypatch.setattr("dograph.cli.console.ensured", lambda name: f"made/{name}")
     CliRunner().invoke(app, ["bench", "train.device=cpu", "--modes", "none"])
-    assert (resolved["corpus"], resolved["config"], resolved["modes"]) == (None, None, [])
+    assert (resolved["corpus"], resolved["config"], resolved["modes"]) == (None, None, ())
     CliRunner().invoke(app, ["bench", "train.device=cpu", "data.corpus=bigram"])
     assert resolved["corpus"] == "made/bigram"

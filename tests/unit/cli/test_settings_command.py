@@ -44,11 +44,13 @@ def test_other_mistakes_and_commands_are_answered_as_before():
     assert (found.exit_code, "No such option" in found.output) == (2, True)
 
 
+@pytest.mark.parametrize("program", ["dograph", "python -m dograph"])
 @pytest.mark.parametrize("old", OLD_SPELLINGS)
-def test_old_spellings_are_answered_with_the_new_one_in_a_line(old):
-    found = CliRunner().invoke(app, [*old.split(), "x"], prog_name="dograph")
+def test_old_spellings_are_answered_with_the_new_one_in_a_line(old, program):
+    typed = f"compare {old}" if old.startswith("--") else old
+    found = CliRunner().invoke(app, [*typed.split(), "x"], prog_name=program)
     assert isinstance(found.exception, ConfigError)
-    assert str(found.exception) == f"dograph {old} has a new spelling: {OLD_SPELLINGS[old]}"
+    assert str(found.exception) == f"dograph {typed} has a new spelling: {OLD_SPELLINGS[old]}"
     assert "\n" not in str(found.exception)
 
 

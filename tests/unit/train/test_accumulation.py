@@ -19,7 +19,7 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.sketch.rules import unwrapped
+from dograph.sketch.gradients import unwrapped
 from several_ranks import on_ranks
 from tiny_steps import (
     ALONE,
