@@ -43,12 +43,7 @@ class TrainingState:
 
 
 def write_checkpoint(
-    run: RunDirectory,
-    step: int,
-    state: TrainingState,
-    tokenizer_file: Path | None,
-    *,
-    main: bool = True,
+    run: RunDirectory, step: int, state: TrainingState, tokenizer: Path | None, *, main: bool = True
 ) -> None:
     """Store the run after `step` steps; called on every rank, the `main` one writes."""
     weights = model_tensors(state.model, keep=main)
@@ -59,7 +54,7 @@ def write_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        save_model(state.model, temporary / MODEL, tokenizer_file, weights)
+        save_model(state.model, temporary / MODEL, tokenizer, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
         tensors, values = split_state(state.mixer.state_dict())
         save_file(tensors, temporary / MIXER)
