@@ -168,9 +168,7 @@ class Rule:
         )
         return tapped
 
-    def open_slots(
-        self, shape: tuple[int, int], dtype: torch.dtype, sketch_slot: Tensor | None
-    ) -> None:
+    def open_slots(self, shape: tuple[int, int], dtype: torch.dtype, sketch: Tensor | None) -> None:
         """Make the slots for (samples, tokens) in this precision."""
         self.num_samples, weight = shape[0], self.module.weight
         left = right = vector = None
@@ -179,7 +177,7 @@ class Rule:
         if self.vectors:
             wide = torch.promote_types(weight.dtype, torch.float32)
             vector = make_slot((shape[0], sum(self.vector_sizes().values())), wide, weight.device)
-        self.slots = Slots(sketch_slot, left, right, vector)
+        self.slots = Slots(sketch, left, right, vector)
 
     def vector_sizes(self) -> dict[str, int]:
         """Size of every parameter that is held as a vector, by its name."""

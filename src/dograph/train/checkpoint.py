@@ -185,15 +185,13 @@ def restore_optimizer(
             pad_rows_into(state[moment], tensor)
 
 
-def whole(
-    wrapped: PerSampleLoss, tensors: Mapping[str, Tensor], *, keep: bool
-) -> dict[str, Tensor]:
+def whole(loss: PerSampleLoss, tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Tensors by parameter name, gathered from their shards and without vocabulary padding.
 
     All ranks must call it. Shards are gathered one tensor at a time and copied to the host of the
     rank that is to `keep` them, so no device holds more than one. Tied tensors stay tied.
     """
-    model = wrapped.model
+    model = loss.model
     vocab = {id(model.get_input_embeddings().weight)}  # parameters with one row per token
     vocab |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
     every = model.named_parameters(remove_duplicate=False)
@@ -211,7 +209,7 @@ def whole(
             if not keep:
                 continue
             full = full.cpu()
-        result[name] = full[: wrapped.vocab_size] if name in padded else full
+        result[name] = full[: loss.vocab_size] if name in padded else full
     return result
 
 

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from dograph.choices import Mode
 from dograph.config import OptimConfig, RunConfig, SketchConfig, require_compatible
@@ -78,12 +79,7 @@ class TrainStep:
     """Makes one optimizer step at a time; computes only the signals in `mixer.needs`."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        world: World,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mixer: Mixer,
+        self, config: RunConfig, world: World, model: nn.Module, optimizer: Optimizer, mixer: Mixer
     ) -> None:
         require_compatible(config, mixer, world.size)
         self.config, self.world, self.model = config, world, model
