@@ -107,17 +107,11 @@ def add_product(parameter: nn.Parameter, first_Nx: Tensor, second_Ny: Tensor, ti
         add_gradient(parameter, product.to(wide).mul_(times))
         return
     beta = int(parameter.grad is not None)
-    if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter)
+    grad = torch.empty_like(parameter) if parameter.grad is None else parameter.grad
+    parameter.grad = grad
     # One product that writes float32 and adds in place: no rounding, no extra pass over memory.
     torch.addmm(
-        parameter.grad,
-        first_Nx.T,
-        second_Ny,
-        out_dtype=torch.float32,
-        beta=beta,
-        alpha=times,
-        out=parameter.grad,
+        grad, first_Nx.T, second_Ny, out_dtype=torch.float32, beta=beta, alpha=times, out=grad
     )
 
 

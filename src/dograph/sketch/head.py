@@ -56,13 +56,9 @@ def sketched_cross_entropy(
         )
     if projection is None:
         projection = head_projection(weight_VD)
+    vocab_size = weight_VD.shape[0] if vocab_size is None else vocab_size
     loss_B, sketch_Bqp = _SketchedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_BTD,
-        weight_VD,
-        target_BT,
-        projection.row_Rq,
-        projection.col_Cp,
-        weight_VD.shape[0] if vocab_size is None else vocab_size,
+        hidden_BTD, weight_VD, target_BT, projection.row_Rq, projection.col_Cp, vocab_size
     )
     return loss_B, projection.slot(sketch_Bqp)
 

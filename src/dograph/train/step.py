@@ -107,8 +107,8 @@ class TrainStep:
         """Backward, clip, AdamW, which skips the update once `halted` is set."""
         self.watch.start()
         weight_B, loss_B, signals = self.backward(batch, step)
-        grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
-        finite = torch.isfinite(loss_B).all() & torch.isfinite(grad_norm)
+        norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
+        finite = torch.isfinite(loss_B).all() & torch.isfinite(norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
         lr = learning_rate(step, self.config.optim, self.config.train.steps)
         for group in self.optimizer.param_groups:
@@ -117,17 +117,18 @@ class TrainStep:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.watch.lap("update")
+        report, laps = self.mixer.report(), self.watch.laps
         return StepRecord(
-            step=step,
-            loss_B=loss_B,
-            weight_B=weight_B,
-            source_B=batch.source_B,
-            grad_norm=grad_norm,
-            halted=self.halted,
-            signals=signals,
-            lr=lr,
-            report=self.mixer.report(),
-            laps=self.watch.laps,
+            step,
+            loss_B,
+            weight_B,
+            batch.source_B,
+            grad_norm,
+            signals,
+            self.halted,
+            lr,
+            report,
+            laps,
         )
 
     def backward(self, batch: Batch, step: int) -> Weighted:
