@@ -119,16 +119,7 @@ class TrainStep:
         self.watch.lap("update")
         report, laps = self.mixer.report(), self.watch.laps
         return StepRecord(
-            step,
-            loss_B,
-            weight_B,
-            batch.source_B,
-            grad_norm,
-            signals,
-            self.halted,
-            lr,
-            report,
-            laps,
+            step, loss_B, weight_B, batch.source_B, norm, signals, self.halted, lr, report, laps
         )
 
     def backward(self, batch: Batch, step: int) -> Weighted:
