@@ -280,7 +280,7 @@ def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, T
     """The domain of each row, and the directions that were clustered."""
     unit_NK = F.normalize(sketch_NK.double())
     direction_NK = F.normalize(unit_NK - unit_NK.mean(dim=0))
-    cluster = KMeans(num_domains, normalise=True, restarts=16, min_size=1, seed=seed)
+    cluster = KMeans(num_domains, normalise=True, restarts=16, seed=seed)
     return cluster(direction_NK, 0), direction_NK
 
 
