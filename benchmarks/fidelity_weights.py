@@ -48,7 +48,7 @@ class Given(KMeans):
     """Domains that are known already."""
 
     def __init__(self, label_B: Tensor, num_domains: int) -> None:
-        super().__init__(num_domains, normalise=False, restarts=1, min_size=1, seed=0)
+        super().__init__(num_domains, normalise=False, restarts=1, seed=0)
         self.label_B = label_B
 
     def __call__(self, point_BK: Tensor, step: int) -> Tensor:

@@ -288,7 +288,7 @@ CASES: dict[str, Case] = {
             ("precision", "q: 0.5, gamma: 0.1", "mixer.keep_shares=true"),
         )
     },
-    "scope-batch": trained(*DOGRAPH, "mixer.scope=batch", "mixer.min_size=2", "seed=1"),
+    "scope-batch": trained(*DOGRAPH, "mixer.scope=batch", "seed=1"),
     "scope-epoch": trained(*DOGRAPH, "mixer.scope=epoch", "mixer.every=2", "mixer.warmup=0"),
     "scope-stream": trained(*STREAM, "mixer.realise=sampling", "mixer.remix_every=12"),
     **{

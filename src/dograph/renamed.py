@@ -32,7 +32,6 @@ RENAMED: dict[str, Rows] = {
         "every": ("period_steps", {}),
         "normalise": ("spherical_kmeans", {}),
         "restarts": ("kmeans_restarts", {}),
-        "min_size": ("min_domain_size", {}),
         "remix_floor": ("remix_min_fraction", {}),
         "warmup": ("warmup_ratio", {}),
     },
@@ -49,13 +48,22 @@ RENAMED: dict[str, Rows] = {
     "doge-proxy": _DOGE,
 }
 
+# Options that were removed, with the default that old runs may still name.
+REMOVED: dict[str, dict[str, Any]] = {
+    "dograph": {"weight_floor": 0, "min_size": 1},
+    "dynamic-loss": {"clip_quantile": None},
+}
 _announced: set[str] = set()
 
 
 def with_new_names(owner: str, given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Settings of one section, mixer or objective (`owner`) under their present names."""
-    rows, result = RENAMED.get(owner, {}), dict[str, Any]()
+    rows, removed, result = RENAMED.get(owner, {}), REMOVED.get(owner, {}), dict[str, Any]()
     for old, value in given.items():
+        if old in removed:
+            if value != removed[old]:
+                raise ConfigError(f"{prefix}{old}={value}: this option was removed; leave it out")
+            continue
         new, values = rows.get(old, (old, {}))
         if new != old and new in given:
             raise ConfigError(

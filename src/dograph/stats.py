@@ -227,34 +227,30 @@ def summaries(loss_S: np.ndarray, share_S: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Losses of one source's validation blocks in every run: the items of the bootstrap."""
-
-    prediction_n: np.ndarray  # tokens predicted in each block
-    loss_nMN: np.ndarray  # block, method, seed
-
-
 def resample(
-    blocks_of: Mapping[str, Blocks], *, seed: int = 0, number: int = RESAMPLES
+    blocks_of: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    seed: int = 0,
+    number: int = RESAMPLES,
 ) -> np.ndarray | None:
     """Losses on resampled validation text, (R, M, N, S): blocks are drawn within each source.
 
-    All runs use the same draws, and all predictions of a source count equally. None if a source
-    has a single block: its variation is unknown.
+    `blocks_of`: by source, predictions in each block (n) and losses (n, M, N). All runs use the
+    same draws, and all predictions of a source count equally. None if a source has a single block:
+    its variation is unknown.
     """
-    if not blocks_of or any(len(blocks.prediction_n) < 2 for blocks in blocks_of.values()):
+    if not blocks_of or any(len(prediction_n) < 2 for prediction_n, _ in blocks_of.values()):
         return None
     loss_by_source = []
-    for source, blocks in blocks_of.items():
-        draws, num = stream(seed, "compare", "bootstrap", source), len(blocks.prediction_n)
-        flat_nX = (blocks.prediction_n[:, None, None] * blocks.loss_nMN).reshape(num, -1)
+    for source, (prediction_n, loss_nMN) in blocks_of.items():
+        draws, num = stream(seed, "compare", "bootstrap", source), len(prediction_n)
+        flat_nX = (prediction_n[:, None, None] * loss_nMN).reshape(num, -1)
         parts = []
         for first in range(0, number, 500):  # in parts, to save memory
             size = min(500, number - first)
             count_Rn = draws.multinomial(num - 1, np.full(num, 1 / num), size=size).astype(float)
-            parts.append((count_Rn @ flat_nX) / (count_Rn @ blocks.prediction_n)[:, None])
-        loss_by_source.append(np.concatenate(parts).reshape(number, *blocks.loss_nMN.shape[1:]))
+            parts.append((count_Rn @ flat_nX) / (count_Rn @ prediction_n)[:, None])
+        loss_by_source.append(np.concatenate(parts).reshape(number, *loss_nMN.shape[1:]))
     return np.stack(loss_by_source, axis=-1)
 
 

@@ -30,7 +30,7 @@ SETTINGS = (
 )
 LAST = "checkpoints/step-00000012"
 RUNS = {
-    "dynamic-loss": ("mixer.clip_quantile=0.1",),
+    "dynamic-loss": ("mixer.strategy=upper",),
     "group-dro": ("mixer.adjustment=0.5", "train.micro_batch_size=3"),
     "doremi-proxy": ("train.dtype=bfloat16",),
     "doge-proxy": ("mixer.targets=[beta]", "train.micro_batch_size=3"),

@@ -29,7 +29,7 @@ mixer:
   objective: {name: uncertainty, sigma: printed, gamma: 0.5}
   normalise: false
   restarts: 4
-  min_size: 2
+  min_size: 1
   cap: 3.0
   effective_floor: null
   keep_shares: false
@@ -48,7 +48,6 @@ NEW_MIXER = {
     "objective": {"name": "uncertainty", "sigma": "paper", "graph_penalty": 0.5},
     "spherical_kmeans": False,
     "kmeans_restarts": 4,
-    "min_domain_size": 2,
     "max_relative_weight": 3.0,
     "min_effective_fraction": None,
     "keep_source_shares": False,
@@ -146,9 +145,18 @@ def test_a_wrong_value_is_refused_under_the_new_name():
         DoGraph(within="units")
 
 
+def test_removed_options_are_read_at_their_default_only():
+    assert DoGraphOptions(min_size=1, weight_floor=0.0) == DoGraphOptions()
+    with pytest.raises(
+        ConfigError, match=r"mixer\.min_size=2: this option was removed; leave it out"
+    ):
+        DoGraph(min_size=2)
+
+
 def test_old_names_are_the_inverse():
     """So that what is kept under a digest of its settings is found again."""
     values = yaml.safe_load(OLD_RUN)
+    del values["mixer"]["min_size"]  # which was removed
     assert with_old_settings(with_new_settings(values)) == values
     assert with_old_settings(RunConfig().model_dump(mode="json"))["eval"]["max_blocks"] == 32
 

@@ -15,6 +15,8 @@ from dograph import kernels
 from dograph.domains.objectives import Alignment, relative_gap, solve_qp
 from dograph.types import Domains
 
+pytestmark = pytest.mark.slow
+
 
 def problem(size, seed, *, rank=None, absent=0, slope=1.0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)

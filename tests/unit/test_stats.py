@@ -12,7 +12,6 @@ from dograph.stats import (
     PER_CENT,
     SHARE,
     SHARE_CHANGE,
-    Blocks,
     Estimate,
     Interval,
     claim,
@@ -156,7 +155,7 @@ def made(rng, sizes, shift, noise=0.05, seeds=3):
         own = shift + rng.normal(0.0, noise, num)  # by how much this block differs
         loss = hard + np.zeros((num, 2, seeds))
         loss[:, 1] -= own[:, None]
-        found[f"s{s}"] = Blocks(np.full(num, 127.0), loss)
+        found[f"s{s}"] = (np.full(num, 127.0), loss)
     return found
 
 
@@ -173,17 +172,17 @@ def test_resamples_are_paired_and_the_same_every_time():
 
 
 def test_resampled_losses_weigh_predictions_alike():
-    blocks = {"a": Blocks(np.array([1.0, 3.0]), np.array([1.0, 5.0]).reshape(2, 1, 1))}
+    blocks = {"a": (np.array([1.0, 3.0]), np.array([1.0, 5.0]).reshape(2, 1, 1))}
     # n - 1 = 1 block is drawn: its own loss, whatever its length
     assert set(np.unique(resample(blocks))) == {1.0, 5.0}
-    three = {"a": Blocks(np.array([1.0, 3.0, 2.0]), np.array([1.0, 5.0, 2.0]).reshape(3, 1, 1))}
+    three = {"a": (np.array([1.0, 3.0, 2.0]), np.array([1.0, 5.0, 2.0]).reshape(3, 1, 1))}
     pairs = {(a * x + b * y) / (a + b) for a, x in _pairs(three) for b, y in _pairs(three)}
     assert {round(v, 9) for v in np.unique(resample(three))} == {round(v, 9) for v in pairs}
 
 
 def test_sources_are_resampled_apart():
     """Equal blocks in two sources are not drawn alike; 4000 times."""
-    one = Blocks(np.ones(6), np.arange(6.0).reshape(6, 1, 1))
+    one = (np.ones(6), np.arange(6.0).reshape(6, 1, 1))
     loss_RMNS = resample({"a": one, "b": one})
     assert loss_RMNS.shape == (4000, 1, 1, 2)
     between = np.corrcoef(loss_RMNS[:, 0, 0, 0], loss_RMNS[:, 0, 0, 1])[0, 1]
@@ -191,7 +190,7 @@ def test_sources_are_resampled_apart():
 
 
 def _pairs(blocks):
-    return list(zip(blocks["a"].prediction_n, blocks["a"].loss_nMN[:, 0, 0], strict=True))
+    return list(zip(blocks["a"][0], blocks["a"][1][:, 0, 0], strict=True))
 
 
 def test_a_source_of_one_block_cannot_be_resampled():
@@ -216,7 +215,7 @@ def test_coverage_over_items(sizes, share):
         figure = summaries(found, np.ones(len(sizes)))["mean"]
         interval = percentile_interval(figure, 1, 0)
         hits += interval.low <= -0.02 <= interval.high
-        own = [b.loss_nMN[:, 1, 0] - b.loss_nMN[:, 0, 0] for b in blocks.values()]
+        own = [loss_nMN[:, 1, 0] - loss_nMN[:, 0, 0] for _, loss_nMN in blocks.values()]
         reach = 1.96 * math.sqrt(sum(d.var(ddof=1) / len(d) for d in own)) / len(sizes)
         normal += abs(np.mean([d.mean() for d in own]) + 0.02) <= reach
         ratios.append((interval.high - interval.low) / (2 * reach))

@@ -61,11 +61,6 @@ class BenchOptions:
         for mode in self.modes:
             if mode not in MODES:
                 raise ConfigError(f'--modes names "{mode}": {did_you_mean(mode, MODES)}')
-        if self.peak_tflops is not None and not self.peak_tflops > 0:
-            raise ConfigError(
-                f"--peak-tflops {self.peak_tflops:g}: give a number above 0, or leave it out to "
-                "use the data sheet or a measurement"
-            )
         layers = PRESETS[self.model].layers
         if "topdown" in self.modes and self.top_blocks > layers:
             raise ConfigError(

@@ -21,11 +21,9 @@ def bench(
     ),
     modes: str = option("full,topdown,head,exact,twopass", "sketch modes; none: only plain"),
     steps: int = option(30, "timed steps of each mode; fewer give wider intervals", min=10),
-    vocab_size: int | None = option(
-        None, "tokens (default: the corpus', else 50257, CPU 4096)", min=2
-    ),
+    vocab_size: int | None = option(None, "default: of the corpus, else 50257; CPU 4096", min=2),
     profile: bool = option(False, "also list the ten longest kernels", "--profile"),
-    peak_tflops: float | None = option(None, "of the device, for MFU (default: data sheet)"),
+    peak_tflops: float | None = option(None, "peak, for MFU (default: data sheet)", min=1e-6),
     out: Path = option(Path("bench.json"), "file for the results"),
 ) -> None:
     """Measure the time and memory of a step in each sketch mode, relative to a plain step.

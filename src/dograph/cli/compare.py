@@ -21,13 +21,9 @@ def compare(
         "paper=dograph\\[recipe=paper], my:Mixer\\[a=1]; or a YAML file",
     ),
     seeds: str = option("5", console.SEEDS),
-    out: Path = option(
-        Path("compare/demo"), "folder of the comparison; the same command continues in it"
-    ),
+    out: Path = option(Path("compare/demo"), "folder of the comparison"),
     baseline: str = option("natural", "the method that the others are compared with"),
-    budget: Literal["tokens", "compute"] = option(
-        "tokens", "what is equal: training tokens, or all FLOPs including plans and sketches"
-    ),
+    budget: Literal["tokens", "compute"] = option("tokens", "equal tokens, or equal FLOPs in all"),
     replan: bool = option(False, "a plan for each seed, instead of one for all", "--replan"),
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,

@@ -50,9 +50,7 @@ LAB = option(Path("runs/lab"), "folder that keeps the proxies of plans, to be us
 DRY_RUN = option(False, "print the cost and stop", "--dry-run")
 AS_JSON = option(False, "print JSON instead of tables", "--json")
 # Of the commands that score downstream tasks.
-BENCHMARKS = option(
-    None, "folder with the tasks' data, TASK/SPLIT.jsonl or .jsonl.xz (default: the hub)"
-)
+BENCHMARKS = option(None, "folder with TASK/SPLIT.jsonl or .jsonl.xz (default: from the hub)")
 TASKS = option(None, "some of the nine tasks, separated by commas")
 LIMIT = option(None, "items per task, evenly spaced: 200, or 200,hellaswag=1000")
 USING = option("builtin", "scorer: builtin, or lm-eval (pip install 'dograph\\[eval]')", "--with")

@@ -46,16 +46,12 @@ def prepare(
     text_field: str = option("text", "dotted path of the text in a record"),
     source_field: str | None = option(None, "dotted path of the source's name: meta.set_name"),
     validation: list[str] | None = option(None, "an INPUT for validation; may be repeated"),
-    validation_fraction: float | None = option(
-        None, "share of documents held out (default: 0.01; embedded corpora: 0.05)"
-    ),
+    validation_fraction: float | None = option(None, "held out (default: 0.01; embedded: 0.05)"),
     strata: int = option(1, "groups of similar documents to divide each source into"),
     keep: float = option(1.0, "share of training documents to keep, chosen by a hash of the text"),
     seed: int = option(0, "of --keep, the held-out documents, the strata and embedded corpora"),
     noise: bool = option(False, "add a source of noise to unigram or bigram", "--noise"),
-    bad_records: Literal["refuse", "repair"] = option(
-        "refuse", "stop at a bad record, or repair or skip it and count it"
-    ),
+    bad_records: Literal["refuse", "repair"] = option("refuse", "stop, or repair or skip them"),
     workers: int | None = option(None, "encoding processes (default: one per core)"),
     overwrite: bool = option(False, "replace another corpus in --out", "--overwrite"),
     restart: bool = option(False, "discard an unfinished preparation in --out", "--restart"),

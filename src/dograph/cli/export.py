@@ -11,21 +11,13 @@ if TYPE_CHECKING:
 
 
 def export(
-    mixture: str | None = argument(
-        None, "a mixture file, a published mixture, or a run (its last mixture)"
-    ),
+    mixture: str | None = argument(None, "a mixture file, a published mixture, or a run"),
     to: str = option(
         "yaml", "hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
     ),
-    place: list[str] | None = option(
-        None, "where a source is stored; hf:NAME: on the hub; may be repeated", metavar="NAME=PATH"
-    ),
-    size: list[str] | None = option(
-        None, "tokens of a source, needed for axolotl; may be repeated", metavar="NAME=TOKENS"
-    ),
-    corpus: Path | None = option(
-        None, "a prepared corpus, for its sizes and its names of a published mixture's sources"
-    ),
+    place: list[str] | None = option(None, "NAME=PATH or NAME=hf:DATASET of a source; repeatable"),
+    size: list[str] | None = option(None, "NAME=TOKENS of a source, for axolotl; repeatable"),
+    corpus: Path | None = option(None, "a prepared corpus, for the names and sizes of sources"),
     out: Path | None = option(None, "a file to write to (default: standard output)"),
 ) -> None:
     """Write a mixture as the configuration of another trainer.

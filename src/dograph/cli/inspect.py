@@ -77,11 +77,10 @@ def _print(result: "Inspection") -> None:
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:.4g}"
 
-    losses = result.loss_nats
+    counts = []
+    for source, count in result.rows.items():
+        counts.append([source, str(count), f"{result.loss_nats[source]:.4f}"])
     title = f"{result.split} rows of {result.seq_len} tokens"
-    counts = [
-        [source, str(count), f"{losses[source]:.4f}"] for source, count in result.rows.items()
-    ]
     show(title, "source, rows, loss nats", counts)
     if result.pairs:
         apart = sum(pair.p_value <= LEVEL for pair in result.pairs)
@@ -98,10 +97,9 @@ def _print(result: "Inspection") -> None:
     shown = console.open_console()
     shown.print(node_table(result.graph, "domains of the model"))
     shown.print(edge_table(result.graph))
-    absent = "(no tokenizer: text cannot be shown)"
     examples = []
     for one in result.examples:
-        text = absent if one.text is None else one.text
+        text = "(no tokenizer: text cannot be shown)" if one.text is None else one.text
         examples.append([str(one.domain), one.source, str(one.document), text])
     show("samples nearest each domain's centre", "domain, source, document, text", examples)
     print(f"agreement of domains and sources: NMI {result.nmi:.3f}, purity {result.purity:.3f}")

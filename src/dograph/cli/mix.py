@@ -63,7 +63,7 @@ def mix(
             "not taken yet. Wait for it, or remove the file if nobody waits for it any more"
         )
     requests.place(request)
-    answer = _wait(directory, requests, request["identity"], mixture, timeout, config.log.every)
+    answer = _wait(directory, requests, request["identity"], mixture, timeout)
     warn(answer.get("warnings", []))
     print(answer["line"])
 
@@ -82,12 +82,7 @@ def _not_running(run: "RunDirectory", mixture: str) -> str:
 
 
 def _wait(
-    run: "RunDirectory",
-    requests: "Requests",
-    identity: str,
-    mixture: str,
-    timeout: float,
-    every: int,
+    run: "RunDirectory", requests: "Requests", identity: str, mixture: str, timeout: float
 ) -> dict[str, Any]:
     """Wait until the run answers the request; withdraw it after `timeout` or Ctrl-C."""
     from dograph.train.edits import read_edits
@@ -120,8 +115,8 @@ def _wait(
                 return answer
             if waited >= next_line:
                 say(
-                    f"waiting for {run.path} to write its metrics, every log.every={every} steps "
-                    f"({waited:.0f} s so far; Ctrl-C withdraws the request)"
+                    f"waiting for {run.path} to write its metrics ({waited:.0f} s so far; "
+                    f"log.every={run.config().log.every} steps; Ctrl-C withdraws the request)"
                 )
                 next_line += SAY_SECONDS
             time.sleep(POLL_SECONDS)

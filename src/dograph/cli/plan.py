@@ -41,9 +41,7 @@ mixer.prior, mixer.caps, mixer.max_epochs, mixer.surrogate and mixer.top (regmix
 
 def plan(
     method: str = argument(..., "doremi, doge, regmix or mixing-law", "METHOD"),
-    settings: list[str] | None = argument(
-        None, "the run to plan for, and METHOD's options as mixer.NAME=VALUE", console.CONFIG
-    ),
+    settings: list[str] | None = argument(None, "the run; METHOD's mixer.*", console.CONFIG),
     out: Path = option(Path("mixture.yaml"), "the mixture file to write"),
     force: bool = option(False, "overwrite --out", "--force"),
     proxy: list[str] | None = console.PROXY,

@@ -9,14 +9,10 @@ from dograph.errors import ConfigError
 def report(
     runs: list[Path] = argument(..., "run directories, or folders of dograph compare"),
     out: Path = option(Path("page.html"), "the HTML file to write"),
-    bench: list[Path] | None = option(
-        None, "a bench.json of dograph bench, to show the lower bound of a step; may be repeated"
-    ),
+    bench: list[Path] | None = option(None, "a bench.json, for a step's lower bound; repeatable"),
     watch: bool = option(False, "serve the page and keep it up to date until Ctrl-C", "--watch"),
     port: int = option(8787, "with --watch: the port; 0 for any free one", min=0, max=65535),
-    figures: Path | None = option(
-        None, "write the figures as PDF, SVG and PNG into this folder, at the sizes of a paper"
-    ),
+    figures: Path | None = option(None, "write PDF, SVG and PNG for a paper into this folder"),
 ) -> None:
     """Write one HTML page about runs. It opens from disk, without network or server.
 

@@ -44,16 +44,10 @@ def reproduce(
         "data/pile). For model-scale, model.preset may name several models, separated by commas",
         "[NAME=VALUE]...",
     ),
-    scale: Literal["mini", "paper"] = option(
-        "mini", "mini: minutes per run on one GPU; paper: models and steps of the paper"
-    ),
+    scale: Literal["mini", "paper"] = option("mini", "minutes per run, or as in the paper"),
     seeds: str | None = option(None, f"{console.SEEDS} (default: 5 for mini, 1 for paper)"),
-    methods: str | None = option(
-        None, "rows, by label or as in `dograph compare --mixers`; uniform is always included"
-    ),
-    out: Path | None = option(
-        None, "folder of the runs (default: reproduce/SCALE/..., shared by tables of the same runs)"
-    ),
+    methods: str | None = option(None, "rows, by label or as in `compare --mixers`, and uniform"),
+    out: Path | None = option(None, "folder of the runs (default: reproduce/SCALE/...)"),
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,
     on: str = console.ON,
@@ -130,7 +124,7 @@ def _run(
         say("stopped; nothing is lost: the same command continues")
         sys.exit(130)
     if artefact.kind == "gradient-pca":
-        from dograph.report.drawing import picture_notes
+        from dograph.report.figures import picture_notes
 
         notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
         outcome = replace(outcome, notes=[*outcome.notes, *notes])

@@ -23,12 +23,8 @@ OPTIONS: dict[What, tuple[str, ...]] = {
 def show(
     what: What = argument(..., "losses, graph, weights or samples", "WHAT"),
     runs: list[Path] = argument(..., "run directories; several for losses"),
-    step: int | None = option(
-        None, "a step, counted from 1 as in metrics.jsonl; for graph: the newest if not given"
-    ),
-    out: Path | None = option(
-        None, "graph: write it to this .json, .graphml or .dot file instead of showing it"
-    ),
+    step: int | None = option(None, "a step, counted from 1; for graph by default the newest"),
+    out: Path | None = option(None, "for graph: the .json, .graphml or .dot file to write"),
     as_json: bool = console.AS_JSON,
 ) -> None:
     """Show what a run has recorded. Nothing is trained or replayed.

@@ -20,12 +20,10 @@ RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
 
 def train(
     settings: list[str] | None = argument(
-        None, "a YAML file or a preset, then settings such as train.steps=200", console.CONFIG
+        None, "a YAML file or a preset; settings", console.CONFIG
     ),
     resume: Path | None = option(None, "continue this run exactly where it stopped"),
-    mixture: str | None = option(
-        None, "with --resume: the mixture file or preset to continue with"
-    ),
+    mixture: str | None = option(None, "with --resume: a mixture file or preset, from now on"),
     print_config: bool = option(False, "print all settings and stop", "--print-config"),
     dry_run: bool = option(False, "estimate memory, tokens, epochs and time; stop", "--dry-run"),
 ) -> None:

@@ -20,7 +20,6 @@ from dograph.plan.jobs import Result
 from dograph.stats import (
     LEAST_SEEDS,
     METRICS,
-    Blocks,
     Estimate,
     Interval,
     claim,
@@ -268,7 +267,7 @@ def _resampled(baseline: BySeed, method: BySeed, sources: Sequence[str]) -> np.n
             np.array_equal(run.blocks[source][0], predictions) for own in pair for run in own
         ), "runs of one comparison read the same blocks"
         loss_MNn = np.array([[run.blocks[source][1] for run in own] for own in pair])
-        blocks_of[source] = Blocks(predictions, np.moveaxis(loss_MNn, -1, 0))
+        blocks_of[source] = predictions, np.moveaxis(loss_MNn, -1, 0)
     return resample(blocks_of)
 
 

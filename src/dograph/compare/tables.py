@@ -28,16 +28,14 @@ class TextTable:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    only_first_folds: bool = False  # in a narrow terminal
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"{self.title}:")  # a title of the rich table would be folded to its width
-        columns = list(zip(self.columns, *self.rows, strict=True))
-        width = sum(max(map(len, cells)) + 2 for cells in columns[1:])
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for number, (head, *_) in enumerate(columns):
-            # Where the figures fit, only the first column is folded.
-            whole = number > 0 and width + 10 <= options.max_width
+        for number, head in enumerate(self.columns):
             side: Literal["left", "right"] = "right" if number else "left"
+            whole = self.only_first_folds and number > 0
             table.add_column(escape(head), justify=side, overflow="fold", no_wrap=whole)
         for row in self.rows:
             table.add_row(*map(escape, row))
@@ -59,7 +57,12 @@ def tables(findings: Findings) -> list[TextTable]:
         shown.append((title, part, partial(_source_cells, sources=part)))
     named = {_name(method): method for method in findings.methods}
     return [
-        TextTable(title, ("method", *heads), [[name, *cells(m)] for name, m in named.items()])
+        TextTable(
+            title,
+            ("method", *heads),
+            [[name, *cells(method)] for name, method in named.items()],
+            only_first_folds=heads is LOSS_COLUMNS,
+        )
         for title, heads, cells in shown
     ]
 

@@ -72,7 +72,7 @@ class Checker:
         self.chunk = chunk
         self.entry = entry
         self.fields = options.fields
-        self.repair = options.repair
+        self.repair = options.bad_records == "repair"
         self.bad: list[Bad] = []
 
     def texts(self) -> Iterator[CheckedText]:

@@ -48,7 +48,8 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         held_out, recipe, workers = self.held_out([]), self.recipe, self.workers
-        near = did_you_mean(recipe or "", RECIPES)
+        near, known = did_you_mean(recipe or "", RECIPES), self.known_corpus
+        field = known.source_field if known else None
         _refuse(
             {
                 "name at least one input, for example: dograph data prepare demo": not self.inputs,
@@ -56,16 +57,12 @@ class PrepareOptions:
                 f"--keep must be above 0 and at most 1, got {self.keep}; it is the fraction of the "
                 "documents to keep, 0.01 for one in a hundred": not 0 < self.keep <= 1,
                 f"there is no recipe {recipe!r}; {near}": recipe not in (None, *RECIPES),
+                f"the recipe takes sources from {field}; leave out --source-field, or the "
+                "recipe": field is not None and self.source_field is not None,
                 f"--strata must be at least 1, got {self.strata}": self.strata < 1,
                 f"--workers must be at least 1, got {workers}": workers is not None and workers < 1,
             }
         )
-        known = self.known_corpus
-        if known is not None and self.source_field is not None:
-            raise ConfigError(
-                f"the recipe {known.name} takes sources from {known.source_field}; leave out "
-                "--source-field, or the recipe"
-            )
 
     @property
     def known_corpus(self) -> Recipe | None:
@@ -85,10 +82,6 @@ class PrepareOptions:
         """The sources to take; documents of others are left out. None: all sources."""
         recipe = self.known_corpus
         return frozenset(recipe.table) if recipe and recipe.closed else None
-
-    @property
-    def repair(self) -> bool:
-        return self.bad_records == "repair"
 
     @property
     def staging(self) -> Path:
@@ -169,8 +162,7 @@ def composition(manifest: Manifest) -> list[SourceRow]:
         size = sum(entry.bytes or 0 for entry in train) if by_bytes else None
         share = (tokens if size is None else size) / total
         held_out = sum(entry.tokens for entry in manifest.validation if entry.source == source)
-        row = SourceRow(source, documents, tokens, size, share, paper.get(source), held_out)
-        rows.append(row)
+        rows.append(SourceRow(source, documents, tokens, size, share, paper.get(source), held_out))
     return sorted(rows, key=lambda row: (-row.tokens, row.source))
 
 

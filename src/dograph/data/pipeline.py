@@ -73,7 +73,7 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
         )
         options.refuse_idle(inputs)
         empty = [entry.name for entry in inputs if entry.size == 0]
-        if empty and not options.repair:
+        if empty and options.bad_records == "refuse":
             raise CorpusError(
                 f"{empty[0]} is empty; leave it out, or pass --bad-records repair to drop it"
             )
@@ -283,7 +283,7 @@ def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -
         else:
             chunks = _chunks_of_rows(entry, position, options)
         for chunk in chunks:
-            if chunk.bad and not options.repair:
+            if chunk.bad and options.bad_records == "refuse":
                 raise encode.refusal(entry, chunk.bad[0])
             yield chunk
 

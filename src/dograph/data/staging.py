@@ -258,7 +258,7 @@ def _by_source(
         for (split, source), output in sorted(known.items())
         if not (output.documents or output.unkept_documents or source in filled_later)
     ]
-    if empty and not options.repair:
+    if empty and options.bad_records == "refuse":
         raise CorpusError(
             f"these sources have no text: {', '.join(empty)}. Leave their inputs out, or pass "
             "--bad-records repair, which drops them and counts them in the manifest"

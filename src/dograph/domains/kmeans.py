@@ -53,19 +53,18 @@ def kmeans(
     restarts: int = 16,
     iterations: int = ITERATIONS,
     normalise: bool = False,
-    min_size: int = 1,
 ) -> Clustering:
     """The best of several K-means runs from k-means++ starts (greedy, as in scikit-learn).
 
     Plain K-means clusters the samples centred on their mean; `normalise` divides each by its norm
-    instead and assigns by the cosine to a domain's mean direction (spherical K-means). Domains
-    below `min_size` samples dissolve into the nearest others. At most one domain per sample.
-    The same samples in another order give the same domains: random draws depend on the samples'
-    values, not on their places. Rows that are not finite do not count in centroids and get label 0;
-    zero rows do not count in spherical K-means. An empty domain restarts at the farthest sample.
+    instead and assigns by the cosine to a domain's mean direction (spherical K-means). At most one
+    domain per sample. The same samples in another order give the same domains: random draws depend
+    on the samples' values, not on their places. Rows that are not finite do not count in centroids
+    and get label 0; zero rows do not count in spherical K-means. An empty domain restarts at the
+    farthest sample.
     """
     options = {"num_domains": num_domains, "restarts": restarts, "iterations": iterations}
-    for name, value in {**options, "min_size": min_size}.items():
+    for name, value in options.items():
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     dtype = torch.promote_types(point_BK.dtype, torch.float32)
@@ -76,8 +75,6 @@ def kmeans(
     race_MRLB = races(len(point_BK), num_domains, restarts, generator)
     label_RB, inertia_R = _restarted(space, race_MRLB, iterations)
     label_1B = label_RB.index_select(0, inertia_R[None].argmin(dim=-1))
-    if min_size > 1:
-        label_1B = _dissolve_small(space, finite_B, label_1B, num_domains, min_size)
     inertia = _inertia(space, label_1B, num_domains).squeeze(0)
     back_B = order_B.argsort()
     label_B = _by_size(label_1B[0, back_B], finite_B[back_B], num_domains)
@@ -208,19 +205,6 @@ def _fill_empty(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
     return torch.where(takes_RBM.any(dim=2), (takes_RBM * domain_M).sum(dim=2), label_RB)
 
 
-def _dissolve_small(
-    space: _Space, finite_B: Tensor, label_1B: Tensor, num_domains: int, min_size: int
-) -> Tensor:
-    """Samples of domains below `min_size` go to the nearest domain kept."""
-    domain_M = torch.arange(num_domains, device=label_1B.device)
-    size_M = ((label_1B[0, :, None] == domain_M) & finite_B[:, None]).sum(dim=0)
-    largest_M = domain_M == size_M.argmax()
-    kept_M = (size_M >= min_size) | (largest_M & (size_M < min_size).all())
-    score_1BM = _scores(space, label_1B, num_domains)
-    nearest_1B = score_1BM.masked_fill(~kept_M, torch.inf).argmin(dim=-1)
-    return torch.where(kept_M[label_1B], label_1B, nearest_1B)
-
-
 def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
     """The same domains numbered by decreasing size, equal ones by their first sample."""
     size = len(label_B)
@@ -240,7 +224,6 @@ class KMeans:
     num_domains: int
     normalise: bool
     restarts: int
-    min_size: int
     seed: int
 
     def __call__(self, point_BK: Tensor, step: int) -> Tensor:
@@ -251,12 +234,11 @@ class KMeans:
             generator=self._generator(step, point_BK.device),
             restarts=self.restarts,
             normalise=self.normalise,
-            min_size=self.min_size,
         ).label_B
 
     def domains(self, sketch_BK: Tensor, step: int) -> Domains:
         """`partition` by the labels of `__call__`; on a GPU four kernels, one sum and one draw."""
-        if self.min_size > 1 or not fits_kernel(sketch_BK, self.num_domains):
+        if not fits_kernel(sketch_BK, self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
         from dograph.kernels.gram import sorted_space
         from dograph.kernels.partition import domains_by_kernel

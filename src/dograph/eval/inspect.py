@@ -168,7 +168,9 @@ def open_subject(request: InspectRequest, corpus: Corpus) -> tuple[PerSampleLoss
     usual = SEQ_LEN if subject.run is None else subject.run.config().data.seq_len
     seq_len = request.seq_len or min(usual, positions)
     if seq_len > positions:
-        raise ConfigError(f"data.seq_len={seq_len}, but {name} has {positions}; give at most that")
+        raise ConfigError(
+            f"data.seq_len={seq_len}, but {name} has {positions} positions; give at most that"
+        )
     if model.vocab_size > 1.1 * corpus.vocab_size:
         notes.append(
             f"the model has {model.vocab_size} tokens, the corpus' tokenizer {corpus.vocab_size}: "
@@ -278,7 +280,7 @@ def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, T
     """The domain of each row, and the directions that were clustered."""
     unit_NK = F.normalize(sketch_NK.double())
     direction_NK = F.normalize(unit_NK - unit_NK.mean(dim=0))
-    cluster = KMeans(num_domains, normalise=True, restarts=16, min_size=1, seed=seed)
+    cluster = KMeans(num_domains, normalise=True, restarts=16, seed=seed)
     return cluster(direction_NK, 0), direction_NK
 
 

@@ -175,7 +175,7 @@ def agreement_by_chance(label_N: Tensor, source_N: Tensor, seed: int) -> Tensor:
 
 def agreement_error(unit_NK: Tensor, source_N: Tensor, num_domains: int, seed: int) -> Tensor:
     """Standard errors of NMI and purity of the domains of directions, by halves, (2,)."""
-    cluster = KMeans(num_domains, normalise=True, restarts=RESTARTS, min_size=1, seed=seed)
+    cluster = KMeans(num_domains, normalise=True, restarts=RESTARTS, seed=seed)
     num_sources = int(source_N.max()) + 1
 
     def figures(row_H: Tensor) -> Tensor:

@@ -69,7 +69,6 @@ class DoGraphOptions(Options):
     objective: Any = Field("precision", description="how domains are weighed: a name, or options")
     spherical_kmeans: bool = Field(True, description="K-means on directions; stream: always")
     kmeans_restarts: int = Field(16, ge=1, description="the best of so many K-means runs")
-    min_domain_size: int = Field(1, ge=1, description="samples; smaller domains are dissolved")
     normalize_gradients: bool = Field(False, description="divide sample gradients by their norms")
     gradient_norm_from: Literal["blocks", "all"] = Field(
         "blocks", description="which norm: of the blocks' weight matrices, or of the whole sketch"
@@ -102,11 +101,6 @@ class DoGraphOptions(Options):
             raise ConfigError(
                 f'mixer.recipe="{recipe}" is not known; {did_you_mean(recipe, RECIPES)}'
             )
-        if removed := given.pop("weight_floor", 0):  # older runs may name it at its default
-            raise ConfigError(
-                f"mixer.weight_floor={removed}: this option was removed; leave it out, and limit "
-                "weights with mixer.min_effective_fraction or mixer.max_relative_weight"
-            )
         return RECIPES[recipe] | given
 
     @model_validator(mode="after")
@@ -126,8 +120,7 @@ class DoGraphOptions(Options):
 
     def open_scope(self) -> Scope:
         spherical = self.spherical_kmeans or self.scope == "stream"
-        sizes = {"restarts": self.kmeans_restarts, "min_size": self.min_domain_size}
-        cluster = KMeans(self.num_domains, normalise=spherical, **sizes, seed=self.seed)
+        cluster = KMeans(self.num_domains, spherical, self.kmeans_restarts, self.seed)
         if self.scope == "stream":
             return StreamScope(cluster, half_life=self.half_life)
         return Scope(cluster) if self.scope == "batch" else PeriodScope(cluster, self.period_steps)

@@ -28,14 +28,13 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {  # f(h), by strategy
 
 
 class DynamicLossOptions(Options):
-    """The authors' options (`temperature` is their r); `clip_quantile` is ours."""
+    """The authors' options (`temperature` is their r)."""
 
     owner: ClassVar[str] = "dynamic-loss"
 
     strategy: Literal["linupper", "quadratic", "extremes", "upper"] = "linupper"
     temperature: float = Field(0.4, gt=0)
     warmup_steps: int | None = Field(None, ge=0)  # None: a share of the run
-    clip_quantile: float | None = Field(None, gt=0, le=0.5)
     sampling: Sampling = "uniform"  # or natural, a mixture file, or weights
 
 
@@ -71,8 +70,7 @@ class DynamicLoss(Mixer):
             raise ConfigError("dynamic-loss weighs by losses; fill Signals.loss_B")
         loss_B = signals.loss_B.detach()
         equal_B = torch.full_like(loss_B, 1 / signals.num_samples)
-        how = self.options
-        weight_B = loss_weights(loss_B, how.strategy, how.temperature, how.clip_quantile)
+        weight_B = loss_weights(loss_B, self.options.strategy, self.options.temperature)
         finite = all_finite(loss_B, weight_B)
         if signals.step < self.warmup_steps:
             weight_B = equal_B
@@ -87,26 +85,8 @@ class DynamicLoss(Mixer):
         self.warmup_steps = state["warmup_steps"]
 
 
-def loss_weights(
-    loss_B: Tensor, strategy: str, r: float, clip_quantile: float | None = None
-) -> Tensor:
-    """Weights of the samples of one batch.
-
-    With `clip_quantile` q, losses are clipped to the quantiles q and 1 - q: otherwise one corrupt
-    sample sets the range, and all others get the same weight.
-    """
-    if clip_quantile is not None:
-        ascending_B = loss_B.sort().values
-        low, high = (_quantile(ascending_B, q) for q in (clip_quantile, 1 - clip_quantile))
-        loss_B = torch.clamp(loss_B, low, high)
+def loss_weights(loss_B: Tensor, strategy: str, temperature: float) -> Tensor:
+    """Weights of the samples of one batch."""
     lo, hi = loss_B.min(), loss_B.max()
     h_B = (2 * loss_B - (hi + lo)) / (hi - lo).clamp_min(SMALLEST_RANGE)
-    return torch.softmax(SCORES[strategy](h_B) / r, dim=0)
-
-
-def _quantile(ascending_B: Tensor, q: float) -> Tensor:
-    """By linear interpolation; torch.quantile waits for the device."""
-    place = q * (len(ascending_B) - 1)
-    below = min(int(place), len(ascending_B) - 1)
-    above = min(below + 1, len(ascending_B) - 1)
-    return torch.lerp(ascending_B[below], ascending_B[above], place - below)
+    return torch.softmax(SCORES[strategy](h_B) / temperature, dim=0)

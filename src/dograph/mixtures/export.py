@@ -1,7 +1,6 @@
 """A mixture in the configuration formats of eight trainers, and as plain YAML or JSON.
 
-Each trainer has one small writer that returns comment lines, which say what its weights mean, and
-the content of the file. `export_mixture` does what all share: rounding, placeholders, comments.
+Each trainer has a writer that returns comments on what its weights mean, and the file's content.
 """
 
 import json
@@ -55,10 +54,8 @@ def export_mixture(
     """The configuration text of a mixture for the trainer `name`; `sizes` are in tokens."""
     for source in places:
         if source not in mixture:
-            raise ConfigError(
-                f'--place names "{source}", which the mixture does not have; '
-                f"{did_you_mean(source, mixture)}"
-            )
+            what = f'--place names "{source}", which the mixture does not have'
+            raise ConfigError(f"{what}; {did_you_mean(source, mixture)}")
     if name not in FORMATS:
         raise ConfigError(f'no export "{name}"; {did_you_mean(name, FORMATS)}')
     weights = printed(mixture)

@@ -146,7 +146,7 @@ def as_mixture(weights: Any, where: str) -> Mixture:
         raise ConfigError(f"{where} must be a mapping of source: weight, got {weights!r}")
     if unquoted := [name for name in weights if isinstance(name, bool) or name is None]:
         raise ConfigError(
-            f"{where}: YAML reads a bare yes, no, on, off or ~ as {unquoted[0]}; quote the name"
+            f"{where}: YAML reads a bare yes, no or ~ as {unquoted[0]}; quote the name"
         )
     try:
         given = {str(name): float(value) for name, value in weights.items()}
@@ -168,10 +168,8 @@ def as_provenance(content: Any, where: str) -> Provenance | None:
     except ValidationError as error:
         wrong = error.errors()[0]
         name = ".".join(str(part) for part in wrong["loc"])
-        raise ConfigError(
-            f"{where}.{name}: {wrong['msg']}; correct it, or delete the provenance: only `weights` "
-            "are required"
-        ) from error
+        what = f"{where}.{name}: {wrong['msg']}"
+        raise ConfigError(f"{what}; correct it, or delete the optional provenance") from error
 
 
 def mismatches(

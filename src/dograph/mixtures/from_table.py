@@ -30,6 +30,7 @@ from dograph.mixtures.tables import MixtureTable, listed
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]
+Weights = Mapping[str, float]  # by source
 # What a plan minimizes: one target by name, the mean of all, or several with shares.
 Target = str | Sequence[str] | Mapping[str, float]
 MEAN = "mean"
@@ -49,8 +50,8 @@ def propose_from_table(
     table: MixtureTable,
     *,
     target: Target,
-    prior: Mapping[str, float] | None = None,
-    caps: Mapping[str, float] | None = None,
+    prior: Weights | None = None,
+    caps: Weights | None = None,
     surrogate: str | None = None,
     seed: int = 42,
     test_table: MixtureTable | None = None,
@@ -102,18 +103,14 @@ def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:
     """The surrogates to choose from."""
     methods = ("regmix", "mixing-law")
     if method not in methods:
-        raise ConfigError(
-            f'a table cannot be planned from by "{method}"; {did_you_mean(method, methods)}'
-        )
+        raise ConfigError(f'"{method}" does not plan from tables; {did_you_mean(method, methods)}')
     if surrogate is None:
         return tuple(SURROGATES) if method == "regmix" else LAWS[:1]
     if surrogate not in SURROGATES:
         raise ConfigError(f'no surrogate "{surrogate}"; {did_you_mean(surrogate, SURROGATES)}')
     if method == "mixing-law" and surrogate not in LAWS:
-        raise ConfigError(
-            f"the mixing law is a surrogate with an exact optimum: {' or '.join(LAWS)}; "
-            f'to plan with "{surrogate}", use regmix'
-        )
+        laws = " or ".join(LAWS)
+        raise ConfigError(f'the mixing law is {laws}; to plan with "{surrogate}", use regmix')
     return (surrogate,)
 
 
@@ -157,10 +154,7 @@ def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
 
 
 def cap_vector(
-    caps: Mapping[str, float] | None,
-    prior_S: np.ndarray,
-    sources: Sequence[str],
-    aliases: Mapping[str, str],
+    caps: Weights | None, prior_S: np.ndarray, sources: Sequence[str], aliases: Mapping[str, str]
 ) -> np.ndarray:
     """Highest weight of each source: its cap, otherwise 1; 0 where the prior has none of it."""
     cap_S = np.where(prior_S > 0, 1.0, 0.0)
@@ -171,10 +165,8 @@ def cap_vector(
         cap_S[column] = min(cap_S[column], cap)
     if cap_S.sum() < 1 - 1e-9:
         tight = [f"{s} {c:.4g}" for s, c in zip(sources, cap_S, strict=True) if c < 1]
-        raise ConfigError(
-            f"the caps allow {cap_S.sum():.4g} of a mixture, which needs 1: {listed(tight)}; "
-            "raise some of them"
-        )
+        what = f"the caps allow {cap_S.sum():.4g} of a mixture, which needs 1"
+        raise ConfigError(f"{what}; raise some of them: {listed(tight)}")
     return cap_S
 
 
@@ -182,11 +174,7 @@ class _Rows:
     """The runs that a plan is fitted on, its prior and caps, and notes on them."""
 
     def __init__(
-        self,
-        table: MixtureTable,
-        target: Target,
-        prior: Mapping[str, float] | None,
-        caps: Mapping[str, float] | None,
+        self, table: MixtureTable, target: Target, prior: Weights | None, caps: Weights | None
     ) -> None:
         self.table, self.shares = table, target_shares(table, target)
         self.share_V = np.array(list(self.shares.values()))
@@ -205,10 +193,7 @@ class _Rows:
         self.weight_NS, self.loss_NV = table.weight_NS[whole_N], loss_NV[whole_N]
         self.loss_N = self.loss_NV @ self.share_V
         if is_constant(self.loss_N):
-            raise ConfigError(
-                f"the loss of {named} is the same in every run: nothing can be learned from it; "
-                "name another target"
-            )
+            raise ConfigError(f"the loss of {named} is the same in every run; name another target")
         needed = len(table.sources) + 1
         if len(self.runs) < needed:
             self.notes.append(
@@ -225,9 +210,7 @@ class _Rows:
                 for name, weight in prior.items()
             }
             if silent := [source for source in table.sources if source not in given]:
-                raise ConfigError(
-                    f"the prior says nothing of {listed(silent)}; give 0 to leave a source out"
-                )
+                raise ConfigError(f"the prior lacks {listed(silent)}; give 0 to leave a source out")
             weights = Mixture.normalised(given).weights
             self.prior_S = np.array([weights[source] for source in table.sources])
         self.cap_S = cap_vector(caps, self.prior_S, table.sources, table.aliases)

@@ -27,8 +27,8 @@ NO_LEVEL = "c is at its lower bound of 0: the runs show no level that losses ten
 # All starts take steps together: those that are lowest before them do not lead to the lowest
 # minimum of the 32 proxies in benchmarks/results/plans. Steps are short, so that each start stays
 # in its own valley: a law that is flat but for a spike at one run that went wrong can be lower.
-FIRST_STEPS = 8  # after which the best
-GO_ON = 10  # go on
+FIRST_STEPS = 12  # after which the best
+GO_ON = 6  # go on
 LONGEST_STEP = 0.5  # of all parameters but c: a factor of 1.6 in L - c
 MOST_STEPS = 300
 MOST_RESTARTS = 20

@@ -63,9 +63,7 @@ def fit_power_laws(
         if not (finite and np.min(x_X, initial=1) > 0):
             raise ConfigError(f"curve {index} has an x or a loss that is not a positive number")
         if points_J[index] < 2:
-            raise ConfigError(
-                f"curve {index} has {points_J[index]} different x; c and x0 need at least 2"
-            )
+            raise ConfigError(f"curve {index} has {points_J[index]} different x; at least 2 needed")
     for group in number.values() if alpha is None else ():
         members, points = (group_of_J == group).sum(), points_J[group_of_J == group].sum()
         if points < 2 * members + 1:

@@ -16,6 +16,8 @@ from dograph.types import Mixture
 
 LEAST_FIT = 0.5  # a corpus must have sources with at least this share of a preset's weight
 
+BY_NAME = "give weights by the corpus' own names: mixer.weights, or a mixture file"
+
 # For each collection: prefixes that a corpus may add to names, and the names we use, with other
 # spellings after a colon, in lower case, letters and digits only.
 _NAMES = {
@@ -65,10 +67,8 @@ class Preset:
         for source in sources:
             ours = CANONICAL[self.collection].get(squash(source))
             if ours in theirs:
-                raise ConfigError(
-                    f'the corpus has both "{theirs[ours]}" and "{source}", which are spellings of '
-                    f'"{ours}"; give the weights by name instead: mixer.weights, or a mixture file'
-                )
+                both = f'both "{theirs[ours]}" and "{source}", spellings of "{ours}"'
+                raise ConfigError(f"the corpus has {both}; {BY_NAME}")
             if ours is not None:
                 theirs[ours] = source
         shares = Mixture.normalised(self.weights).weights
@@ -76,11 +76,9 @@ class Preset:
         absent = [ours for ours in shares if ours not in theirs]
         fitting = sum(kept.values())
         if fitting < LEAST_FIT:
-            raise ConfigError(
-                f"the preset {self.name} does not fit this corpus: its sources are "
-                f"{', '.join(shares)}; the corpus has {', '.join(sources)}. Give weights by your "
-                "own names: mixer.weights, or a mixture file"
-            )
+            what = f"the preset {self.name} does not fit this corpus: its sources are"
+            both = f"{', '.join(shares)}; the corpus has {', '.join(sources)}"
+            raise ConfigError(f"{what} {both}; {BY_NAME}")
         notes = []
         if absent:
             notes.append(

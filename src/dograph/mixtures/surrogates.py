@@ -17,8 +17,7 @@ from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
 from dograph.mixtures.tables import MixtureTable, listed
 from dograph.rng import stream
 
-ROUNDS = 1000
-LEARNING_RATE = 0.01
+ROUNDS, LEARNING_RATE = 1000, 0.01  # of the trees
 PENALTIES = np.logspace(-8, 4, 49)  # of Ridge
 
 
@@ -163,9 +162,8 @@ def is_constant(value_N: np.ndarray) -> bool:
 
 def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
     """Pearson's correlation; None where one side is constant or has infinite values."""
-    if left_N.size < 2 or is_constant(left_N) or is_constant(right_N):
-        return None
-    if not (np.isfinite(left_N).all() and np.isfinite(right_N).all()):
+    finite = np.isfinite(left_N).all() and np.isfinite(right_N).all()
+    if left_N.size < 2 or not finite or is_constant(left_N) or is_constant(right_N):
         return None
     left_N, right_N = left_N - left_N.mean(), right_N - right_N.mean()
     scale = float(np.linalg.norm(left_N) * np.linalg.norm(right_N))
@@ -225,12 +223,7 @@ class PlanObjective:
 
 
 def fit_objective(
-    surrogate: Surrogate,
-    weight_NS: np.ndarray,
-    loss_NV: np.ndarray,
-    share_V: np.ndarray,
-    *,
-    seed: int,
+    surrogate: Surrogate, weight_NS: np.ndarray, loss_NV: np.ndarray, share_V: np.ndarray, seed: int
 ) -> PlanObjective:
     """One surrogate for each target."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -356,42 +349,34 @@ def _validate(
 
 
 def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) -> Scores:
-    """Mean scores over repeats; a note counts the folds with constant predictions.
-
-    Errors must be known in every repeat, because an unknown one is infinite.
-    """
+    """Mean scores over repeats; a note counts the folds with constant predictions."""
     each = [score(guess_N, loss_N) for guess_N in guess_RN]
 
-    def mean(name: str, fewest: int) -> float | None:
+    def mean(name: str, fewest: int = 1) -> float | None:
         known = [value for value in (getattr(one, name) for one in each) if value is not None]
         return float(np.mean(known)) if len(known) >= fewest else None
 
-    spearman, pearson = mean("spearman", 1), mean("pearson", 1)
+    spearman, pearson = mean("spearman"), mean("pearson")
+    # an unknown error is infinite, so it must be known in every repeat
+    error, bias = mean("mean_error", len(each)), mean("bias", len(each))
     note = next((scores.note for scores in each if scores.note), None)
     if flat_RK.all():
         spearman, pearson, note = 0.0, None, "constant"
     elif flat_RK.any():
         note = f"constant in {int(flat_RK.sum())} of {flat_RK.size} folds"
-    error, bias = mean("mean_error", len(each)), mean("bias", len(each))
     return Scores(len(loss_N), spearman, pearson, error, bias, note)
 
 
 def score_table(
     objective: PlanObjective, shares: dict[str, float], table: MixtureTable, test: MixtureTable
 ) -> dict[str, Any]:
-    """Scores on other runs, often of larger models, that no fit has seen.
-
-    Columns are matched by name. A source that the test lacks has the weight 0 there; one that only
-    the test draws from cannot be predicted for. Targets that the test lacks are named.
-    """
+    """Scores on other runs, often of larger models. Columns are matched by name."""
     notes = list(test.notes)
     drawn = dict(zip(test.sources, test.weight_NS.T, strict=True))
     losses = dict(zip(test.targets, test.loss_NV.T, strict=True))
     if foreign := [s for s in test.sources if s not in table.sources and drawn[s].any()]:
-        raise ConfigError(
-            f"the test table draws from {listed(foreign)}, which the table fitted on does not "
-            f"have; it has {listed(table.sources)}"
-        )
+        what = f"the test table draws from {listed(foreign)}, unknown to the fitted table"
+        raise ConfigError(f"{what}, which has {listed(table.sources)}")
     if absent := [source for source in table.sources if source not in drawn]:
         notes.append(f"the test table does not name {listed(absent)}: weight 0 is assumed")
     zero_N = np.zeros(len(test.runs))
@@ -405,9 +390,8 @@ def score_table(
         )
     absent = [name for name in shares if name not in losses]
     if len(absent) == len(shares):
-        raise ConfigError(
-            f"the test table has no loss of {listed(list(shares))}; it has {listed(test.targets)}"
-        )
+        what = f"the test table has no loss of {listed(absent)}"
+        raise ConfigError(f"{what}; it has {listed(test.targets)}")
     guesses = dict(zip(shares, guess_NV.T, strict=True))
     each = {n: asdict(score(guess_N, losses[n])) for n, guess_N in guesses.items() if n in losses}
     whole = None

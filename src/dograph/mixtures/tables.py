@@ -93,10 +93,7 @@ class MixtureTable:
         return listed([self.runs[n] for n in np.flatnonzero(which_N)])
 
     def remarks(self) -> list[str]:
-        """What to know before trusting a fit.
-
-        Missing losses, constant columns, names that only one side has, scores among the losses.
-        """
+        """Missing losses, constant columns, names of one side only, scores among the losses."""
         notes = []
         gap_NV = np.isnan(self.loss_NV)
         empty_N = gap_NV.all(1)
@@ -182,9 +179,9 @@ class TableFile:
         return CorpusError(f"{self.path}{at_line}{at_column}: {what}")
 
     def _read(self) -> tuple[list[str], list[tuple[int, list[str]]]]:
-        """The names in the first line, and rows of stripped cells with their line numbers.
+        """The header, and rows of stripped cells with their line numbers.
 
-        Accepts what common tools write: byte-order marks, CRLF, spaces, quotes, blank lines.
+        Accepts byte-order marks, CRLF, spaces, quotes and blank lines.
         """
         try:
             with open(self.path, encoding="utf-8-sig", newline="") as file:
@@ -306,10 +303,8 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
         )
     both = set(weights.runs) & set(measured.runs)
     if not both:
-        raise CorpusError(
-            f"no run is in both files: {weights.path} has {listed(weights.runs, 3)}, "
-            f"{measured.path} has {listed(measured.runs, 3)}"
-        )
+        each = [f"{file.path} has {listed(file.runs, 3)}" for file in (weights, measured)]
+        raise CorpusError(f"no run is in both files: {', '.join(each)}")
     for file in (weights, measured):
         alone = [run for run in file.runs if run not in both]
         if alone:

@@ -205,10 +205,8 @@ def _claimed(path: Path) -> Iterator[None]:
         deadline = time.monotonic() + FREE_SECONDS
         while RunDirectory(path).use() != "free":
             if time.monotonic() > deadline:
-                raise RunError(
-                    f"{path} has been in use by another process for {FREE_SECONDS:.0f} s; wait for "
-                    "it to end, then run the same command again"
-                )
+                what = f"{path} has been in use by another process for {FREE_SECONDS:.0f} s"
+                raise RunError(f"{what}; wait for it to end, then run the same command again")
             time.sleep(WAIT_SECONDS)
         yield
 
@@ -242,10 +240,8 @@ def _kept(config: RunConfig) -> Result | None:
         if run.edits_file.exists():
             differing.append("mixtures (edits.jsonl)")
         if differing:
-            raise RunError(
-                f"{run.path} holds another run: its {', '.join(differing)} differ from what is "
-                "asked. Remove it, or name another folder"
-            )
+            what = f"{run.path} holds another run: its {', '.join(differing)} differ"
+            raise RunError(f"{what} from this one's. Remove it, or name another folder")
     try:
         result = read_result(run.path, Corpus(config.data.corpus))
     except DamagedResultError:

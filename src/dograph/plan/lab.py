@@ -85,10 +85,8 @@ class ProxyLab(CorpusLab):
         pool: Pool | None = None,
     ) -> None:
         if Path(proxy.data.corpus).resolve() != corpus.directory:
-            raise ConfigError(
-                f"data.corpus={proxy.data.corpus} for proxies, but the run's corpus is "
-                f"{corpus.directory}: proxies are trained on the run's own corpus"
-            )
+            what = f"data.corpus={proxy.data.corpus} for proxies"
+            raise ConfigError(f"{what}; they need the run's own corpus, {corpus.directory}")
         super().__init__(target, corpus)
         self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
         self.asked: ProxyBatch | None = None
@@ -109,10 +107,8 @@ class ProxyLab(CorpusLab):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write_index(batch)
         except OSError as error:
-            raise ConfigError(
-                f"proxies cannot be kept in {self.folder}: {error.strerror}; name another folder "
-                "with --lab"
-            ) from error
+            what = f"proxies cannot be kept in {self.folder}: {error.strerror}"
+            raise ConfigError(f"{what}; name another folder with --lab") from error
         with JobProgress("proxies", total=len(batch.jobs), cached=len(batch.kept)) as progress:
             for key in batch.damaged:
                 label = batch.jobs[key].label
@@ -127,10 +123,8 @@ class ProxyLab(CorpusLab):
                 self.cached |= {key} & batch.kept.keys()
         # A plan must not depend on how long its proxies took, so it gets no field but these.
         names = [field.name for field in fields(ProxyResult)]
-        return [
-            ProxyResult(**{name: getattr(results[key], name) for name in names})
-            for key in batch.keys
-        ]
+        seen = {key: {name: getattr(results[key], name) for name in names} for key in results}
+        return [ProxyResult(**seen[key]) for key in batch.keys]
 
     def survey(self, proxies: Sequence[Proxy]) -> ProxyBatch:
         """Resolve and check every proxy, and see which exist; nothing is started."""
@@ -226,10 +220,8 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
     changes = dict(changes or {})
     for taken in ("mixer", "seed", "run"):
         if taken in changes:
-            raise ConfigError(
-                f"{taken} is not a setting of proxies: the method gives each its mixer and seed, "
-                "and the lab its folder"
-            )
+            who = "the lab" if taken == "run" else "the method"
+            raise ConfigError(f"{taken} is not a setting of proxies: {who} sets it; leave it out")
     given = {part: value for part, value in changes.items() if isinstance(value, Mapping)}
     steps, named = given.get("train", {}).get("steps"), given.get("model", {})
     if not isinstance(steps, int) or steps < 1:  # parse_config reports a wrong value
@@ -266,9 +258,8 @@ def make_plan(
     `lab` keeps the proxies by content, so an interrupted plan reuses those that exist. `command`
     is recorded in the provenance.
     """
-    planner, corpus = _opened(target)
-    proxies = ProxyLab(target, proxy, corpus=corpus, folder=lab, pool=pool)
-    mixture = planner.plan(proxies)
+    planner, proxies = _opened(target, proxy, lab, pool)
+    mixture, corpus = planner.plan(proxies), proxies.corpus
     open_sampler(target, corpus).weights_of(mixture)  # refuses what the run could not draw
     configs, results = zip(*proxies.used.values(), strict=True) if proxies.used else ((), ())
     tokenizer = corpus.manifest.tokenizer
@@ -311,8 +302,7 @@ def make_plan(
 
 def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:
     """The cost of the first proxies of a plan; later ones may depend on their losses."""
-    planner, corpus = _opened(target)
-    proxies = ProxyLab(target, proxy, corpus=corpus, folder=lab)
+    planner, proxies = _opened(target, proxy, lab, None)
     try:
         planner.plan(proxies)
     except ConfigError:
@@ -322,8 +312,10 @@ def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:
     return f"{target.mixer.name} needs no proxies here"
 
 
-def _opened(target: RunConfig) -> tuple[Planner, Corpus]:
-    """The planner and its corpus, checked before any proxy is trained."""
+def _opened(
+    target: RunConfig, proxy: RunConfig, folder: Path, pool: Pool | None
+) -> tuple[Planner, ProxyLab]:
+    """The planner and its lab, checked before any proxy is trained."""
     planner = build_planner(target.mixer.name, target.mixer.options)
     corpus = Corpus(target.data.corpus)
     if planner.needs_losses and not corpus.validation:
@@ -331,4 +323,4 @@ def _opened(target: RunConfig) -> tuple[Planner, Corpus]:
             f"{corpus.directory} has no validation text, and {target.mixer.name} learns from "
             "validation losses; prepare it with some held out, or plan with doremi or doge"
         )
-    return planner, corpus
+    return planner, ProxyLab(target, proxy, corpus=corpus, folder=folder, pool=pool)

@@ -149,9 +149,7 @@ class LocalPool(Workers, Pool):
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
-            raise ConfigError(
-                f"--workers={workers}: at least one process is needed; give 1 or more"
-            )
+            raise ConfigError(f"--workers={workers}: at least one process is needed")
         super().__init__(workers, __name__, ENVIRONMENT)
 
     def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:

@@ -1,22 +1,62 @@
-"""The page's charts as files for a paper: PDF and SVG in which text stays text, and PNG."""
+"""The page's charts as files for a paper: PDF and SVG in which text stays text, and PNG.
 
+One function draws each kind of chart with matplotlib (extra `figures`). Sizes are those of a
+paper's columns; colours are those of the page's light theme.
+"""
+
+import io
+import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dograph.errors import ConfigError, require
-from dograph.report import drawing, sections
-from dograph.report.charts import BarChart
+from dograph.errors import ConfigError, MissingExtraError, require
+from dograph.files import write_text
+from dograph.report import sections
+from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.collect import PageData, collect, open_subjects
 from dograph.report.comparison import Comparison
-from dograph.report.domains import DomainsView, composition
-from dograph.report.drawing import COLUMN, WIDE, sheet
+from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
 from dograph.report.one_run import RunData
+from dograph.report.series import FEW
 
-MOST_PROBES = 6
-ACROSS = 5  # tasks in a row
+COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and two
+COLOURS = (
+    "#0072b2", "#d55e00", "#007a5a", "#b0447f", "#8f6b00", "#3f8fd2", "#6d3fa0", "#5d6470",
+)  # fmt: skip
+MARKS = ("o", "s", "^", "D", "v", "P", "X")  # seven, so that marks and eight colours vary together
+DASHES = ("-", "--", ":", "-.")
+# For areas, which have no marks: a new one every four series, because colour-blind readers may see
+# the second four colours as the first four.
+HATCHES = ("", "/////", ".....", "xxxxx", "-----")
+PALER = 0.55  # strength of a mark's face colour, each time the colours repeat
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dograph",  # the same run gives the same file
+    "text.parse_math": False,  # a $ in a source's name is a $
+}
+ASIDE = 0.1  # horizontal distance of points at the same single step
+GREY = "#555555"  # reference lines
+MARKED = 6  # marks on a line of many points
+LETTERS = 15  # that fit into an inch of a legend
+PROBES_ACROSS, TASKS_ACROSS = 6, 5  # panels in a row
+MARGIN = 0.05  # around the points, as a fraction of their range
 DPI = 300  # of the PNG files
 FORMATS = ("pdf", "svg", "png")
 Figures = Iterator[tuple[str, Any]]  # a file name and its matplotlib Figure
@@ -29,7 +69,7 @@ def write_figures(paths: Sequence[Path], out: Path, benches: Sequence[Path] = ()
         raise ConfigError(f"--figures {out} is a file; give a folder")
     data = collect(open_subjects(paths, benches))
     out.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(drawing.STYLE):
+    with matplotlib.rc_context(STYLE):
         return [save(name, figure, out) for name, figure in drawn(data)]
 
 
@@ -53,11 +93,11 @@ def drawn(data: PageData) -> Figures:
         yield from draw_run(data, run, "" if len(data.runs) == 1 else f"{stem}-")
     cost, scale = sections.cost_chart(data), sections.scale_chart(data)
     if cost.bars:
-        yield "cost", drawing.bar_figure(cost, "milliseconds per step", 0.9)
+        yield "cost", bar_figure(cost, "milliseconds per step", 0.9)
     for k, comparison in enumerate(data.comparisons):
         yield from draw_comparison(comparison, f"comparison{k + 1 if k else ''}-")
     if scale.series:
-        yield "scale", drawing.line_figure(scale, 2.2)
+        yield "scale", line_figure(scale, 2.2)
     if data.tasks:
         yield "benchmarks", draw_tasks(data)
 
@@ -75,19 +115,19 @@ def draw_curves(data: PageData) -> Figures:
             ]
             chart = replace(chart, series=series)
         if chart.series:
-            yield name, drawing.line_figure(chart, 2.3, lone=len(data.groups) == 1)
+            yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1)
 
 
 def draw_run(data: PageData, run: RunData, stem: str) -> Figures:
     """Losses by source, health, and domains."""
     chart = sections.source_chart(run)
     if chart.series:
-        yield f"{stem}sources", drawing.line_figure(chart, 2.3)
+        yield f"{stem}sources", line_figure(chart, 2.3)
     charts = sections.health_charts(replace(data, runs=[run], groups={run.group: [run.name]}))
     if charts:
-        figure, axes = drawing.panels(len(charts), 2, 1.6)
+        figure, axes = panels(len(charts), 2, 1.6)
         for chart, axis in zip(charts, axes, strict=True):
-            drawing.draw_lines(axis, chart, lone=True)
+            draw_lines(axis, chart, lone=True)
             axis.set_title(chart.title)
         yield f"{stem}health", figure
     if run.domains is not None:
@@ -103,32 +143,32 @@ def draw_domains(domains: DomainsView) -> Figures:
     weights = domains.lines[0]
     if weights.series:
         smoothed = replace(weights, series=[replace(one, raw=None) for one in weights.series])
-        yield "weights", drawing.line_figure(smoothed, 2.3, below=below)
+        yield "weights", line_figure(smoothed, 2.3, below=below)
     if domains.graphs:
         last = domains.graphs[-1]
         figure, axes = sheet(COLUMN, COLUMN)
-        drawing.draw_graph(axes[0, 0], last)
-        drawing.add_text_below(figure, below)
+        draw_graph(axes[0, 0], last)
+        add_text_below(figure, below)
         yield "graph", figure
         labels, bars_of = composition(domains.sources, [last])
         bars = [(f"domain {domain}", parts) for domain, ((_, parts),) in bars_of.items()]
         chart, x_name = BarChart("", labels, bars, whole=True), "share of the domain's samples"
-        yield "composition", drawing.bar_figure(chart, x_name, 0.8, below=below)
+        yield "composition", bar_figure(chart, x_name, 0.8, below=below)
 
 
 def _draw_probes(domains: DomainsView) -> Any:
     """The same rows at several steps, coloured by source above and by domain below."""
-    chosen = domains.probes[-MOST_PROBES:]
+    chosen = domains.probes[-PROBES_ACROSS:]
     figure, axes = sheet(WIDE, 2.6, 2, len(chosen))
     for row, chart in zip(axes, domains.scatters, strict=True):
         for axis, probe in zip(row, chosen, strict=True):
             kind_N = domains.source_N if chart.by_source else probe.label
-            drawing.draw_scatter(axis, probe.own, kind_N, chart.labels)
+            draw_scatter(axis, probe.own, kind_N, chart.labels)
             axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
             if chart.by_source:
                 axis.set_title(f"step {probe.step:,}")
         row[0].set_ylabel("by source" if chart.by_source else f"by {chart.group}")
-        drawing.add_legend(row[-1], "upper" if chart.by_source else "lower")
+        add_legend(row[-1], "upper" if chart.by_source else "lower")
     return figure
 
 
@@ -137,27 +177,308 @@ def draw_comparison(one: Comparison, stem: str) -> Figures:
     chart = sections.difference_chart(one, "mean")
     if chart.rows:
         figure, axes = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
-        drawing.draw_dots(axes[0, 0], chart)
+        draw_dots(axes[0, 0], chart)
         axes[0, 0].locator_params(axis="x", nbins=5)
         yield f"{stem}differences", figure
         table, names = sections.source_table(one), {row.name for row in chart.rows}
         changed = [row for row in table.rows if row[0] in names]
         figure, axes = sheet(WIDE, 0.9 + 0.3 * len(changed))
-        drawing.draw_heat(axes[0, 0], replace(table, rows=changed))
+        draw_heat(axes[0, 0], replace(table, rows=changed))
         axes[0, 0].set_title(f"loss by source vs. {one.baseline} (nats)")
         yield f"{stem}by-source", figure
     by_number = sections.num_domains_chart(one)
     if by_number.series:
-        yield f"{stem}num-domains", drawing.line_figure(by_number, 2.2)
+        yield f"{stem}num-domains", line_figure(by_number, 2.2)
 
 
 def draw_tasks(data: PageData) -> Any:
     """Accuracy on every task in per cent, with chance as a dashed line."""
     names = list(dict.fromkeys(row.name for chart in data.tasks for row in chart.rows))
-    figure, axes = drawing.panels(len(data.tasks), ACROSS, 0.7 + 0.14 * len(names), 0.4)
+    figure, axes = panels(len(data.tasks), TASKS_ACROSS, 0.7 + 0.14 * len(names), 0.4)
     for at, (chart, axis) in enumerate(zip(data.tasks, axes, strict=True)):
-        drawing.draw_dots(axis, chart, names)
+        draw_dots(axis, chart, names)
         axis.set_title(chart.title)
-        axis.tick_params(labelleft=at % ACROSS == 0)
+        axis.tick_params(labelleft=at % TASKS_ACROSS == 0)
     figure.supxlabel("accuracy (%); dashed: chance", fontsize=7)
+    return figure
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def mark(index: int) -> str:
+    return MARKS[index % len(MARKS)]
+
+
+def dashes(index: int) -> str:
+    return DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def hatch(index: int) -> str:
+    return HATCHES[index // 4 % len(HATCHES)]
+
+
+def face(index: int) -> tuple[float, float, float]:
+    """The face colour of a mark, paler each time the colours repeat."""
+    own = require("matplotlib.colors", "figures").to_rgb(colour(index))
+    kept = PALER ** (index // len(COLOURS))
+    red, green, blue = (1 - kept * (1 - part) for part in own)
+    return red, green, blue
+
+
+def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes as an array of rows and columns."""
+    figure = require("matplotlib.figure", "figures").Figure((width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def panels(num: int, across: int, row_height: float, more: float = 0.0) -> tuple[Any, list[Any]]:
+    """A wide figure with `num` axes in rows."""
+    rows = math.ceil(num / across)
+    figure, axes = sheet(WIDE, row_height * rows + more, rows, across)
+    for axis in axes.flat[num:]:
+        axis.set_axis_off()
+    return figure, list(axes.flat[:num])
+
+
+def line_figure(chart: LineChart, height: float, *, lone: bool = False, below: str = "") -> Any:
+    """A line chart in one column, with a legend above it and a text below it."""
+    figure, axes = sheet(COLUMN, height)
+    draw_lines(axes[0, 0], chart, lone=lone)
+    add_text_below(figure, below)
+    add_legend(axes[0, 0])
+    return figure
+
+
+def add_text_below(figure: Any, text: str) -> None:
+    if text:
+        figure.supxlabel(text, fontsize="small")
+
+
+def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
+    """Smoothed lines, and raw ones behind them; a lone line needs no marks.
+
+    At a single step, points are drawn side by side so that they do not cover each other.
+    """
+    is_steps, steps = chart.x_name == "step", {x for one in chart.series for x in one.x}
+    for one in chart.series:
+        x = [where + ASIDE * one.index for where in one.x] if len(steps) == 1 else one.x
+        own, num = colour(one.index), len(x)
+        if one.raw is not None:
+            axis.plot(one.raw.x, one.raw.y, color=own, alpha=0.25, linewidth=0.5)
+        has_marks = not lone or one.dots or one.low is not None
+        axis.plot(
+            x,
+            one.y,
+            dashes(one.index),
+            color=own,
+            label=one.name,
+            marker=mark(one.index) if has_marks else None,
+            markersize=3,
+            markerfacecolor=face(one.index),
+            # A few marks on a long line, at different places for each series.
+            markevery=(one.index % MARKED * num // MARKED**2, num // MARKED) if num > FEW else 1,
+        )
+        if one.low is None or one.high is None:
+            continue
+        if is_steps and num > 1:
+            axis.fill_between(x, one.low, one.high, color=own, alpha=0.16, linewidth=0)
+            continue
+        bold = {"alpha": 0.4, "linewidth": 3} if is_steps else {}
+        for where, low, high in zip(x, one.low, one.high, strict=True):
+            if low is not None:
+                axis.plot([where, where], [low, high], color=own, **bold)
+    axis.set(xlabel=chart.x_name, ylabel=chart.y_name)
+    ticker = require("matplotlib.ticker", "figures")
+    if is_steps:  # whole numbers
+        locator = ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+        axis.xaxis.set_major_locator(locator)
+    elif not chart.log_x:
+        axis.locator_params(axis="x", integer=True)
+    if is_steps and len(steps) == 1:
+        middle = sum(steps) + ASIDE * (len(chart.series) - 1) / 2
+        axis.set_xticks([middle], [f"{sum(steps):g}"])
+    for which, is_log in (("x", chart.log_x), ("y", chart.log_y)):
+        if is_log:  # with plain numbers, because STYLE turns formulas off
+            axis.set(**{f"{which}scale": "log"})
+            own_axis = getattr(axis, f"{which}axis")
+            own_axis.set_major_formatter(ticker.LogFormatter())
+            own_axis.set_minor_formatter(ticker.LogFormatter())
+
+
+def draw_scatter(
+    axis: Any, place_2N: Sequence[Sequence[float]], kind_N: Sequence[int], labels: list[str]
+) -> None:
+    """Points by their kind; points without one (-1) are grey."""
+    for index, label in [(-1, None), *enumerate(labels)]:
+        own = [n for n, kind in enumerate(kind_N) if kind == index]
+        if index < 0 and not own:
+            continue
+        axis.scatter(
+            *([part[n] for n in own] for part in place_2N),
+            s=6,
+            marker=mark(max(index, 0)),
+            facecolors="#999999" if index < 0 else [face(index)],
+            edgecolors="none" if index < len(COLOURS) else colour(index),
+            linewidths=0 if index < len(COLOURS) else 0.5,
+            label=label,
+        )
+
+
+def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") -> Any:
+    """Stacked bars in one column, one row each."""
+    figure, axes = sheet(COLUMN, height + 0.22 * len(chart.bars))
+    axis = axes[0, 0]
+    for row, (_, parts) in enumerate(chart.bars):
+        left, size = 0.0, dict(parts)
+        whole = (sum(size.values()) or 1) if chart.whole else 1
+        for index, label in enumerate(chart.labels):
+            axis.barh(
+                row,
+                size.get(index, 0) / whole,
+                left=left,
+                color=colour(index),
+                hatch=hatch(index),
+                edgecolor="white",
+                linewidth=0,
+                label=None if row else label,
+            )
+            left += size.get(index, 0) / whole
+    axis.set(xlabel=x_name, **({"xlim": (0, 1)} if chart.whole else {}))
+    add_text_below(figure, below)
+    label_rows(axis, [name for name, _ in chart.bars])
+    add_legend(axis)
+    return figure
+
+
+def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
+    """Values with their intervals, in a row for each of `names`."""
+    names = names or [row.name for row in chart.rows]
+    for row in chart.rows:
+        at, own = names.index(row.name), colour(row.index)
+        if row.low is not None:
+            axis.plot([row.low, row.high], [at, at], color=own, linewidth=1.4)
+        axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
+    for line in (chart.reference, chart.chance):
+        if line is not None:
+            axis.axvline(line, color=GREY, linewidth=0.6, linestyle="--")
+    axis.set_xlabel(chart.paper_name)
+    label_rows(axis, names)
+
+
+def draw_heat(axis: Any, table: PageTable) -> None:
+    """The differences in a table's cells as colours and numbers."""
+    for i, row in enumerate(table.rows):
+        for j, cell in enumerate(row[1:]):
+            assert isinstance(cell, TableCell)
+            change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
+            ink = "white" if shade > 0.7 else "black"
+            axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
+    shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
+    axis.imshow(shades, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
+    axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
+    axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
+
+
+def draw_graph(axis: Any, graph: PlacedGraph) -> None:
+    """Discs are shares, rings are weights, lines are cosines."""
+    circle = require("matplotlib.patches", "figures").Circle
+    place = {node["domain"]: (node["x"], node["y"]) for node in graph.nodes}
+    for edge in graph.edges:
+        ends = zip(place[edge["first"]], place[edge["second"]], strict=True)
+        style, width = "-" if edge["cosine"] > 0 else ":", 0.3 + 3 * abs(edge["cosine"])
+        axis.plot(*ends, style, color="#888888", linewidth=width, zorder=1)
+    for node in graph.nodes:
+        own, where = colour(node["domain"]), place[node["domain"]]
+        share, weight = (node_radius(x) for x in (node["share"], node["weight"] or node["share"]))
+        axis.add_patch(circle(where, share, facecolor=own, alpha=0.4, zorder=2))
+        ring = circle(where, weight, fill=False, edgecolor=own, linewidth=1.4, zorder=3)
+        ring.set_linestyle(dashes(node["domain"]))
+        axis.add_patch(ring)
+        axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
+    axis.set(aspect="equal", title=f"step {graph.step:,}")
+    axis.autoscale_view()
+    axis.set_axis_off()
+
+
+def label_rows(axis: Any, names: Sequence[str]) -> None:
+    """One row per name, the first at the top."""
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+
+
+def add_legend(axis: Any, where: str = "upper") -> None:
+    """A legend outside the axes (upper, lower) if there are several names.
+
+    It has as many columns as fit, and the figure grows by its height: however many names there
+    are, the axes keep their size.
+    """
+    figure = axis.figure
+    handles, labels = axis.get_legend_handles_labels()
+    if len(labels) < 2:
+        return
+    width, height = figure.get_size_inches()
+    lines = [textwrap.fill(label, int(LETTERS * width)) for label in labels]
+    for columns in range(min(len(labels), 6), 0, -1):
+        look = {"markerscale": 1.3, "columnspacing": 1.2, "handlelength": 2.4}
+        place = f"outside {where} center"
+        legend = figure.legend(handles, lines, loc=place, ncols=columns, **look)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_size_inches(width, height + legend.get_window_extent().height / figure.dpi)
+
+
+def picture_notes(coordinates: Path, file: Path) -> list[str]:
+    """Draw the file `dograph reproduce gradient-pca` asks for; return notes for its output."""
+    methods: dict[str, Any] = json.loads(coordinates.read_text(encoding="utf-8"))
+    if not methods:
+        return []
+    try:
+        matplotlib: Any = require("matplotlib", "figures")
+    except MissingExtraError as error:
+        return [f"no picture of the coordinates: {error}"]
+    with matplotlib.rc_context(STYLE):
+        text = io.StringIO()
+        # Without a date, the same runs give the same file.
+        draw_components(methods).savefig(text, format="svg", metadata={"Date": None})
+    write_text(file, text.getvalue())
+    return [f"the first two principal components of every probe row, by source: {file}"]
+
+
+def draw_components(methods: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The probes of every method on their own principal components, from pca.json.
+
+    Each method starts a new row of panels. All panels have the same range: directions have length
+    1, so their widths can be compared. The title has the share of variance of the two components.
+    """
+    sources = list(dict.fromkeys(name for points in methods.values() for name in points["sources"]))
+    across = min(PROBES_ACROSS, max(len(points["coordinates"]) for points in methods.values()))
+    shown: list[tuple[str, str] | None] = []  # method and probe of each panel
+    for name, points in methods.items():
+        shown += [(name, step) for step in points["coordinates"]]
+        shown += [None] * (-len(shown) % across)
+    figure, axes = sheet(WIDE, 1.35 * len(shown) / across + 0.4, len(shown) // across, across)
+    every = [row for p in methods.values() for probe in p["coordinates"].values() for row in probe]
+    low, high = ([end(row[part] for row in every) for part in (0, 1)] for end in (min, max))
+    reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
+    middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
+    x, y = ((middle - reach, middle + reach) for middle in middles)
+    for panel, axis in zip(shown, axes.flat, strict=True):
+        axis.set(xlim=x, ylim=y, aspect="equal")
+        axis.label_outer(remove_inner_ticks=True)
+        if panel is None:
+            axis.set_axis_off()
+            continue
+        points, step = methods[panel[0]], panel[1]
+        kind_N = [sources.index(points["sources"][of]) for of in points["source"]]
+        place_2N = list(zip(*points["coordinates"][step], strict=True))
+        draw_scatter(axis, place_2N, kind_N, sources)
+        axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
+        if axis in axes[:, 0]:
+            axis.set_ylabel(panel[0])
+    note = "x: first principal component of each probe, y: second; %: their share of its variance"
+    figure.supxlabel(note, fontsize=7)
+    add_legend(axes[0, 0])
     return figure

@@ -76,7 +76,7 @@ def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
     out = invoke(
         "model-scale", *TINY[1:], "model.preset=tiny", f"data.corpus={corpus}", "--dry-run"
     )
-    for words in ("tiny: ", "30 cells: 6 methods x 5 seeds", "192 tokens a run", "FLOPs"):
+    for words in ("tiny: ", "30 cells: 6 methods x 5 seeds", "192 tokens per run", "FLOPs"):
         assert words in out.output
     assert pool.asked == []
     assert not (tmp_path / "reproduce").exists()

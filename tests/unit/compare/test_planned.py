@@ -11,6 +11,8 @@ from dograph.train.forecast import run_flops, step_flops
 from dograph.train.metrics import read_metrics
 from lab_runs import Here
 
+pytestmark = pytest.mark.slow
+
 
 def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
     asked = ask(place, "plan=compare_mixers:Scout", out="planned", seeds=(0, 1))

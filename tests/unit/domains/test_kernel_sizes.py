@@ -64,7 +64,7 @@ def test_alignment_of_any_number_of_domains(size):
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize(("size", "num_domains"), BATCHES)
 def test_domains_and_sample_weights_of_any_batch(size, num_domains, normalise, monkeypatch):
-    cluster = KMeans(num_domains, normalise=normalise, restarts=3, min_size=1, seed=0)
+    cluster = KMeans(num_domains, normalise=normalise, restarts=3, seed=0)
     own, draw = cluster._generator, twin.races
     monkeypatch.setattr(cluster, "_generator", lambda step, _: own(step, torch.device("cpu")))
     for seed in range(5):

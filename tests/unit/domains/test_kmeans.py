@@ -165,7 +165,7 @@ def test_rows_that_are_not_finite_shape_nothing(bad, normalise):
     kept = np.delete(np.arange(60), [10, 30])
     assert adjusted_rand_score(truth_B[kept], found.label_B[kept].numpy()) == 1.0
     assert float(found.inertia) < float(clean.inertia)
-    nothing = cluster(torch.full((5, 2), bad), 3, normalise=normalise, min_size=2)
+    nothing = cluster(torch.full((5, 2), bad), 3, normalise=normalise)
     assert nothing.label_B.tolist() == [0] * 5
     assert float(nothing.inertia) == 0
 
@@ -176,29 +176,13 @@ def test_zero_rows_shape_no_direction():
     found = cluster(point_BK, 4, normalise=True)
     kept = np.delete(np.arange(60), 7)
     assert adjusted_rand_score(truth_B[kept], found.label_B[kept].numpy()) == 1.0
-    assert cluster(torch.zeros(4, 2), 2, normalise=True, min_size=3).label_B.tolist() == [0] * 4
-
-
-def test_small_domains_dissolve_into_the_nearest():
-    near_BK = torch.tensor([[0.0], [0.1], [0.2], [10.0], [10.1], [10.2], [10.3], [3.0], [7.0]])
-    alone = cluster(near_BK, 4)
-    assert alone.label_B.tolist() == [1, 1, 1, 0, 0, 0, 0, 2, 3]
-    merged = cluster(near_BK, 4, min_size=2)
-    assert merged.label_B.tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 0]
-    assert float(merged.inertia) == pytest.approx(vector_inertia(near_BK, merged.label_B), rel=1e-5)
-    at_border = cluster(near_BK, 4, min_size=3)  # a domain of so many stays
-    assert at_border.label_B.tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 0]
-    assert cluster(near_BK, 4, min_size=4).label_B.tolist() == [0] * 9
-    assert cluster(near_BK, 4, min_size=5).label_B.tolist() == [0] * 9
-    assert cluster(near_BK, 4, min_size=100).label_B.tolist() == [0] * 9
+    assert cluster(torch.zeros(4, 2), 2, normalise=True).label_B.tolist() == [0] * 4
 
 
 def test_rows_that_are_not_finite_make_no_domain_large():
     """Two samples in the middle, where rows that are not finite lie as well."""
     point_BK = torch.tensor([-10.0, -10, -10, -10, -1, 1, 10, 10, 10, 10, torch.nan, torch.nan])
     assert cluster(point_BK[:, None], 3).label_B.tolist() == [0] * 4 + [2] * 2 + [1] * 4 + [0] * 2
-    merged = cluster(point_BK[:, None], 3, min_size=3)
-    assert merged.label_B.tolist() == [0] * 5 + [1] * 5 + [0] * 2
 
 
 def test_empty_domains_take_different_farthest_samples():
@@ -238,7 +222,7 @@ def test_ties_go_to_the_lowest_index():
     assert int(torch.full((4,), torch.inf).argmin()) == 0
 
 
-@pytest.mark.parametrize("option", ["num_domains", "restarts", "iterations", "min_size"])
+@pytest.mark.parametrize("option", ["num_domains", "restarts", "iterations"])
 def test_options_below_one_are_refused(option):
     options = {"num_domains": 2, option: 0}
     with pytest.raises(ConfigError, match=f"{option} must be at least 1, got 0"):

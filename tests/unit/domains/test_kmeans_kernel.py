@@ -17,6 +17,8 @@ from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import share_out
 from dograph.types import Domains
 
+pytestmark = pytest.mark.slow
+
 STATISTICS = ("share_M", "gram_MM", "square_M", "spread_M", "spread_variance_M", "scale")
 
 
@@ -95,7 +97,7 @@ PRECISIONS = [
 
 def batch_domains(name, dtype, device="cpu"):
     size, dims, num_domains, options, kind = BATCHES[name]
-    cluster = KMeans(num_domains, restarts=2, min_size=1, seed=0, **options)
+    cluster = KMeans(num_domains, restarts=2, seed=0, **options)
     point_BK = points(size, dims, 0, **kind)[0].to(dtype)
     if device != "cpu":
         own = cluster._generator  # draws of a GPU's generator are not those of a CPU's

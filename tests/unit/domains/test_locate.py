@@ -10,7 +10,7 @@ M, K = 4, 12
 
 
 def cluster(normalise=True):
-    return KMeans(M, normalise=normalise, restarts=4, min_size=1, seed=3)
+    return KMeans(M, normalise=normalise, restarts=4, seed=3)
 
 
 def batch(step, size=20):

@@ -32,7 +32,7 @@ def test_nothing_waits_for_the_device(normalise):
     sketch_BK = torch.randn(20, 30, generator=generator)
     source_B = torch.randint(3, (20,), generator=generator)
     with Watch():
-        found = kmeans(sketch_BK, 5, generator=generator, normalise=normalise, min_size=2)
+        found = kmeans(sketch_BK, 5, generator=generator, normalise=normalise)
         domains = partition(sketch_BK, found.label_B, 5)
         agreement(found.label_B, source_B, 5, 3)
         for kind in OBJECTIVES.values():

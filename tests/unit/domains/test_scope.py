@@ -14,7 +14,7 @@ M, K, EVERY, SIZE = 6, 16, 10, 48
 
 
 def cluster(normalise, num_domains=M):
-    return KMeans(num_domains, normalise=normalise, restarts=8, min_size=1, seed=3)
+    return KMeans(num_domains, normalise=normalise, restarts=8, seed=3)
 
 
 def batches(seed, noise):

@@ -14,7 +14,7 @@ SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "sprea
 
 
 def stream(num_domains, **options):
-    cluster = KMeans(num_domains, normalise=True, restarts=2, min_size=1, seed=0)
+    cluster = KMeans(num_domains, normalise=True, restarts=2, seed=0)
     return StreamScope(cluster, **options)
 
 

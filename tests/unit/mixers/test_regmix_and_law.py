@@ -95,6 +95,7 @@ def test_regmix_averages_as_many_of_as_many_draws_as_it_is_told():
     assert mixer.findings["simulation"]["top"] == 4000
 
 
+@pytest.mark.slow
 def test_all_proxies_start_alike_and_draw_what_the_generator_says():
     lab = Lab()
     RegMix(num_proxies=16, seed=5, draws=1000).plan(lab)
@@ -107,6 +108,7 @@ def test_all_proxies_start_alike_and_draw_what_the_generator_says():
     assert [p.mixer for p in again.asked] == [p.mixer for p in lab.asked]  # one table for both
 
 
+@pytest.mark.slow
 def test_no_source_is_read_through_more_often_than_allowed():
     caps = {"books": 0.5 * 1_000_000 / BUDGET, "code": 0.5 * 3 / 4, "web": 0.5 * 6 / 4}
     for mixer in (MixingLaw(num_proxies=24, max_epochs=0.5), RegMix(max_epochs=0.5, draws=5000)):
@@ -170,6 +172,7 @@ def test_a_step_law_leaves_the_first_third_of_a_curve_alone():
     assert loss_X == pytest.approx([8.7, 8.6, 8.5, 8.4, 8.3, 8.2, 8.1])
 
 
+@pytest.mark.slow
 def test_nested_steps_alone():
     mixer = MixingLaw(num_proxies=12, nest="steps", max_epochs=None)
     lab = Lab()

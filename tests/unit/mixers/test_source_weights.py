@@ -30,7 +30,7 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("dynamic-loss", {"strategy": "linupper", "clip_quantile": 0.1}),
+        ("dynamic-loss", {"strategy": "linupper"}),
         ("dynamic-loss", {"strategy": "quadratic"}),
         ("dynamic-loss", {"strategy": "extremes"}),
         ("group-dro", {"adjustment": 1.0, "normalize_losses": True}),

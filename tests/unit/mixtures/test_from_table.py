@@ -186,7 +186,7 @@ def test_few_runs_are_said():
         ({"surrogate": "ridg"}, 'did you mean "ridge"'),
         ({"method": "mixing-law", "surrogate": "ridge"}, "use regmix"),
         ({"target": "e"}, "no target"),
-        ({"prior": {"a": 1.0}}, "nothing of b, c, d"),
+        ({"prior": {"a": 1.0}}, "the prior lacks b, c, d"),
         ({"prior": {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}}, 'no source "e"'),
         ({"caps": {"x": 0.1}}, 'no source "x"'),
         ({"caps": dict.fromkeys(SOURCES, 0.2)}, "allow 0.8"),

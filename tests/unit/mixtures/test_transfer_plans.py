@@ -102,6 +102,7 @@ def test_a_prior_without_what_a_target_is_learned_from_is_refused(method):
         )
 
 
+@pytest.mark.slow
 def test_on_real_proxies_the_error_on_left_out_runs_is_below_half_of_the_exponentials():
     """32 proxies of 7 sources: five folds, the mean over the sources' losses."""
     read = read_table(PROXIES / "proxies.mixtures.csv", PROXIES / "proxies.losses.csv")

@@ -69,7 +69,10 @@ def step(model, mode, number):
     return weight_B, {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("mode", ["plain", *MODES])
+@pytest.mark.parametrize(
+    "mode",
+    ["plain", "full", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "full")],
+)
 def test_a_compiled_step_is_the_step(model, mode):
     step.sketchers = {}
     expected = [step(model, mode, number) for number in range(3)]

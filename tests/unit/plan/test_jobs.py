@@ -106,6 +106,7 @@ def test_what_a_job_prints_goes_to_its_log(corpus, tmp_path, capfd):
     assert "validation loss" in log_of(job.config).read_text()
 
 
+@pytest.mark.slow
 def test_stopped_it_goes_on_to_the_same_numbers(corpus, made, tmp_path, monkeypatch):
     job = job_of(corpus, tmp_path / "run")
     with monkeypatch.context() as patch:
@@ -122,6 +123,7 @@ def test_stopped_it_goes_on_to_the_same_numbers(corpus, made, tmp_path, monkeypa
     assert again.seconds > 0
 
 
+@pytest.mark.slow
 def test_threads_of_this_process_change_nothing(corpus, made, tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)

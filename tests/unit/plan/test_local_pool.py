@@ -95,6 +95,7 @@ def test_a_failure_lets_the_others_save_first(corpus, pool, tmp_path):
     assert saved > 0
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_job_goes_on(corpus, pool, tmp_path):
     job = job_of(corpus, tmp_path / "job", steps=40, checkpoint={"every": 5}, label="victim")
     run = RunDirectory(tmp_path / "job")
@@ -114,6 +115,7 @@ def test_a_killed_worker_is_replaced_and_its_job_goes_on(corpus, pool, tmp_path)
     assert model_bytes(result) == model_bytes(alone)
 
 
+@pytest.mark.slow
 def test_interrupted_jobs_save_and_the_same_call_goes_on(corpus, pool, tmp_path):
     before = signal.getsignal(signal.SIGINT)  # a shell in the background has it ignored
     job = job_of(corpus, tmp_path / "job", steps=LONG, checkpoint={"every": 0})

@@ -3,8 +3,7 @@
 import pytest
 
 from dograph.report.collect import collect, open_subjects
-from dograph.report.drawing import STYLE
-from dograph.report.figures import draw_run
+from dograph.report.figures import STYLE, draw_run
 from page_runs import hostile_corpus, write_graphs, write_probes, write_run
 
 

@@ -11,8 +11,18 @@ from matplotlib.colors import to_rgb
 
 from corpora import write_corpus
 from dograph.report.collect import collect, open_subjects
-from dograph.report.drawing import COLOURS, MARKS, STYLE, colour, face, hatch, mark
-from dograph.report.figures import draw_curves, draw_run, drawn
+from dograph.report.figures import (
+    COLOURS,
+    MARKS,
+    STYLE,
+    colour,
+    draw_curves,
+    draw_run,
+    drawn,
+    face,
+    hatch,
+    mark,
+)
 from dograph.report.render import asset
 from page_runs import wide_choice, write_graphs, write_probes, write_run
 

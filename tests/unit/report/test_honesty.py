@@ -6,8 +6,7 @@ import pytest
 
 from dograph.report.charts import LineChart
 from dograph.report.collect import collect, limited_tasks, open_subjects
-from dograph.report.drawing import draw_lines, sheet
-from dograph.report.figures import draw_tasks
+from dograph.report.figures import draw_lines, draw_tasks, sheet
 from dograph.report.series import Series
 from page_runs import write_eval, write_run
 

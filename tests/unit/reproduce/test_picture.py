@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from corpora import write_corpus
 from dograph.cli import reproduce as command
 from dograph.eval.gradients import probe_pca
-from dograph.report.drawing import COLOURS, draw_components, picture_notes
+from dograph.report.figures import COLOURS, draw_components, picture_notes
 from dograph.reproduce.seen import gradient_pca
 from lab_runs import Here
 from probed_runs import SOURCES, write_run

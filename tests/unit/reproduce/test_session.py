@@ -147,6 +147,7 @@ def test_downstream_scores_every_cell_once(place, losses):
     assert stored_scores(files[0], replace(request, batch_size=1), 32, model) is not None
 
 
+@pytest.mark.slow
 def test_domains_and_what_they_are_made_of(place):
     settings = ("probe.rows=24", "probe.at=[0.0, 1.0]", "train.steps=2")
     asked = wanted(place, "clusters", "probes", settings=settings, seeds="2")

@@ -14,6 +14,8 @@ from dograph.reproduce import session
 from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from lab_runs import Here, imports_frozen
 
+pytestmark = pytest.mark.slow
+
 WIDE = "natural,plan=compare_mixers:Scout"
 
 

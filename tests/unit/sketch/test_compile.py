@@ -67,6 +67,7 @@ def assert_as_reference(tiny, model, token_BT, backend, mode):
         assert tiny.gradient_error(tiny.gradients(whole), expected_gradients) < 1e-5, step
 
 
+@pytest.mark.slow
 def test_full_in_one_graph(tiny, token_BT):
     """5 matrices: each its input's gradient, two projections, one product over tokens. Two tables:
     one projection, one product over tokens. What flows back is the loss' gradient alone.

@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 CHECK = """
 import torch
 from dograph.sketch.gradients import scaled_plainly

@@ -65,6 +65,7 @@ def test_matrices_are_unbiased_and_of_one_scale(kind, shape):
         assert ratio_N.std() / math.sqrt(DRAWS) < 0.025, "too few draws to see a wrong scale"
 
 
+@pytest.mark.slow
 def test_wide_matrices_are_unbiased():
     true_22, sketched_N22 = of_matrix("rademacher", (64, 32), wide=True)
     for i, j in ((0, 0), (0, 1), (1, 1)):
@@ -78,6 +79,7 @@ def test_a_fold_of_no_more_numbers_than_places_keeps_them(size):
     torch.testing.assert_close(fold(value_2F) @ fold(value_2F).T, value_2F @ value_2F.T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [40, 128])
 def test_a_fold_is_unbiased_and_as_good_as_a_dense_projection(size):
     value_2F = normal(2, size) + 0.5

@@ -43,6 +43,7 @@ def test_a_request_is_taken_at_the_next_write_of_the_metrics(corpus, tmp_path):
     assert answer["line"].startswith("mixture after step 8: alpha 0.6 -> 0.1")
 
 
+@pytest.mark.slow
 def test_a_live_edit_outlives_a_kill_before_the_next_checkpoint(corpus, tmp_path):
     directory = tmp_path / "run"
     trainer = begin(corpus, directory)

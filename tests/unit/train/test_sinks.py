@@ -49,6 +49,7 @@ def test_tensorboard_forgets_what_was_logged_after_the_checkpoint(tmp_path):
     assert logged == {1: 11.0, 2: 12.0, 3: 33.0, 4: 34.0, 5: 35.0}
 
 
+@pytest.mark.slow
 def test_wandb_keeps_its_id_when_a_run_resumes(tmp_path):
     pytest.importorskip("wandb")
     run_sessions("wandb", tmp_path, {"WANDB_MODE": "offline"})
@@ -72,6 +73,7 @@ def test_wandb_stays_offline_and_does_not_ask_where_it_knows_no_account(tmp_path
     assert sinks._wandb_is_set_up()
 
 
+@pytest.mark.slow
 def test_trackio_continues_the_run_in_its_local_database(tmp_path):
     pytest.importorskip("trackio")
     run_sessions("trackio", tmp_path, {"HF_HUB_OFFLINE": "1"})
@@ -84,6 +86,7 @@ def test_trackio_continues_the_run_in_its_local_database(tmp_path):
     assert logged == {1: 11.0, 2: 12.0, 3: 33.0, 4: 34.0, 5: 35.0}  # the later row counts
 
 
+@pytest.mark.slow
 def test_trackio_uses_the_folder_that_the_user_has_set(tmp_path):
     pytest.importorskip("trackio")
     (tmp_path / "run").mkdir()

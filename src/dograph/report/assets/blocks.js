@@ -32,16 +32,8 @@ function item(record) {
   return KINDS[record.kind](record);
 }
 
-const RANGES = [
-  ["all", "all steps"],
-  ["0.5", "last half"],
-  ["0.25", "last quarter"],
-  ["0.1", "last tenth"],
-];
-const VIEWS = [
-  ["methods", "methods: mean over seeds, 95 % interval shaded"],
-  ["runs", "single runs"],
-];
+const RANGES = { all: "all steps", 0.5: "last half", 0.25: "last quarter", 0.1: "last tenth" };
+const VIEWS = { methods: "methods: mean over seeds, 95 % interval shaded", runs: "single runs" };
 
 // Loss charts with menus: all sources or one, single runs or methods, all steps or the last.
 function lossCharts({ names, view, steps, charts }) {
@@ -62,8 +54,8 @@ function lossCharts({ names, view, steps, charts }) {
   ];
   const controls = [
     names.length > 1 ? menu("Loss", "source", losses, state.source) : null,
-    charts.some(([, own]) => own) ? menu("Lines", "view", VIEWS, chosen) : null,
-    menu("Steps", "range", RANGES, state.range),
+    charts.some(([, own]) => own) ? menu("Lines", "view", Object.entries(VIEWS), chosen) : null,
+    menu("Steps", "range", Object.entries(RANGES), state.range),
   ];
   const shown = charts.filter(isWanted).map(([, , chart]) => lineChart({ ...chart, range }));
   return [el("div", { class: "controls" }, controls), el("div", { class: "grid" }, shown)];

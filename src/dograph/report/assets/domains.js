@@ -13,10 +13,7 @@ const GRAPH_NOTE =
 const DRIFT_NOTE =
   "kept: rows in this domain at both this probe and the one before, over rows at either; " +
   "cosine: of its centroid with its centroid at the last probe";
-const BASES = [
-  ["last", "of the last probe, at all steps"],
-  ["own", "of each probe"],
-];
+const BASES = { last: "of the last probe, at all steps", own: "of each probe" };
 
 function domains(runs) {
   if (!runs.length) return [soft(ABSENT.runs)];
@@ -68,7 +65,7 @@ function probePart(own, probeAt) {
   };
   const controls = [
     stepSlider("Probe after", "probe-step", own.probes, probeAt(), set("probe")),
-    choice("Principal axes", "probe-basis", BASES, state.basis, set("basis")),
+    choice("Principal axes", "probe-basis", Object.entries(BASES), state.basis, set("basis")),
   ];
   return part("Gradients of held-out text", controls, charts.map((chart) => chart.node));
 }

@@ -1,15 +1,9 @@
 // Draws the sections, keeps what the reader selected, and updates the page of a running run.
 
+// What the reader selected: in the section of curves, and in that of domains.
 const state = {
-  source: "total",
-  view: null,
-  range: "all",
-  run: null,
-  probe: null,
-  graph: null,
-  domain: null,
-  basis: "last",
-  showDomain: () => {},
+  ...{ source: "total", view: null, range: "all" },
+  ...{ run: null, probe: null, graph: null, domain: null, basis: "last", showDomain: () => {} },
 };
 let data = null;
 
@@ -36,31 +30,17 @@ function redraw(...names) {
   drawRest();
 }
 
-// The stored theme, or a new one; a page opened from disk may have no storage.
-function storedTheme(name) {
-  try {
-    if (name) localStorage.setItem("dograph-theme", name);
-    return localStorage.getItem("dograph-theme");
-  } catch {
-    return null;
-  }
-}
-
 function setUpThemes() {
-  const themes = { system: "light dark", light: "light", dark: "dark" };
-  const names = Object.keys(themes);
-  let at = Math.max(names.indexOf(storedTheme()), 0);
+  const themes = [["system", "light dark"], ["light", "light"], ["dark", "dark"]];
   const button = document.getElementById("theme");
-  const set = (index) => {
-    at = index % names.length;
-    document.documentElement.style.colorScheme = themes[names[at]];
-    button.textContent = `Theme: ${names[at]}`;
+  const next = () => {
+    const [name, scheme] = themes[0];
+    document.documentElement.style.colorScheme = scheme;
+    button.textContent = `Theme: ${name}`;
+    themes.push(themes.shift());
   };
-  button.addEventListener("click", () => {
-    set(at + 1);
-    storedTheme(names[at]);
-  });
-  set(at);
+  button.addEventListener("click", next);
+  next();
 }
 
 // While a run is training: ask the server on this machine for new data and draw it.
