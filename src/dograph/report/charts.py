@@ -17,14 +17,8 @@ GroupStyle = Literal["list", "soft list", "warnings", "facts", "legend", "group"
 NumberFormat = Literal["number", "signed", "fixed"]
 
 
-class PageItem:
-    """One item of a page section; items are shown from top to bottom."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True)
-class LineChart(PageItem):
+class LineChart:
     title: str
     series: list[Series]
     note: str | None = None
@@ -47,7 +41,7 @@ class DotRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DotChart(PageItem):
+class DotChart:
     """Values with their intervals, one row each."""
 
     title: str
@@ -62,7 +56,7 @@ class DotChart(PageItem):
 
 
 @dataclass(frozen=True, slots=True)
-class BarChart(PageItem):
+class BarChart:
     """Stacked bars; each part is the index of its label and its size."""
 
     title: str
@@ -74,7 +68,7 @@ class BarChart(PageItem):
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterChart(PageItem):
+class ScatterChart:
     """The rows of every probe in two dimensions, coloured by source or by domain."""
 
     id: str
@@ -114,7 +108,7 @@ Entry = TableCell | str | float | None
 
 
 @dataclass(frozen=True, slots=True)
-class PageTable(PageItem):
+class PageTable:
     name: str  # for screen readers
     heads: Sequence[str | TableCell]
     rows: Sequence[Sequence[Entry]]
@@ -123,7 +117,7 @@ class PageTable(PageItem):
 
 
 @dataclass(frozen=True, slots=True)
-class PageBlock(PageItem):
+class PageBlock:
     """A text, a list of texts, names and values (facts), names with colours (legend), or items.
 
     Items are one below the other (group), side by side (grid), or hidden until opened (folded).
@@ -136,13 +130,17 @@ class PageBlock(PageItem):
 
 
 @dataclass(frozen=True, slots=True)
-class LossCharts(PageItem):
+class LossCharts:
     """Loss charts with menus: all sources or one, single runs or methods."""
 
     names: list[str]  # sources
     view: Literal["methods", "runs"]  # selected at first
     steps: int
     charts: list[tuple[str, str | None, LineChart]]  # source or "total", view, chart
+
+
+# One item of a page section; items are shown from top to bottom.
+PageItem = PageBlock | PageTable | LineChart | DotChart | BarChart | LossCharts
 
 
 def as_json(value: Any) -> str:

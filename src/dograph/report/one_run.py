@@ -19,7 +19,6 @@ from dograph.report.series import OpenRun, Series, curve, read_json
 from dograph.stats import Estimate, t_interval
 from dograph.train.edits import edits_of
 from dograph.train.metrics import SUMMARIES, read_metrics
-from dograph.train.run_dir import RunDirectory
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
@@ -115,7 +114,7 @@ class RunData:
 
     @property
     def command(self) -> str:
-        return f"dograph train {RunDirectory(self.path).config_file} run=NEW_DIR"
+        return f"dograph train {self.path / 'config.yaml'} run=NEW_DIR"
 
     @property
     def sources(self) -> list[str]:

@@ -362,7 +362,7 @@ def _compared(one: Comparison) -> list[PageItem]:
         **(tests if one.is_planned else {}),
     }
     table = table_of("methods", one.methods, columns)
-    blocks = [heading("Losses"), PageBlock("soft", METRICS_NOTE), table]
+    blocks: list[PageItem] = [heading("Losses"), PageBlock("soft", METRICS_NOTE), table]
     if names := next((list(method.costs) for method in one.methods if method.costs), []):
         costs = [[m.name, *(m.costs.get(name, "") for name in names)] for m in one.methods]
         blocks += [heading("Cost"), PageTable("cost of methods", ["method", *names], costs)]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Gradients = dict[str, Tensor]
 Half = tuple["Rule", Tensor, Tensor]  # a layer, its input and the gradient of its output
+Vector = tuple["Rule", Tensor]  # a layer and per-sample gradients of its vectors: (B, F)
 _HALF = (torch.bfloat16, torch.float16)
 _BUCKET = 1 << 23  # numbers in one all-reduce
 _LOSSES = ("loss_B", "reference_loss_B", "excess_loss_B")
@@ -58,10 +59,7 @@ class MicroBatchResult:
 
 
 def deferred_backward(
-    halves: list[Half],
-    vectors: list[tuple["Rule", Tensor]],
-    cut: tuple[Tensor, Tensor] | None,
-    weight_B: Tensor,
+    halves: list[Half], vectors: list[Vector], cut: tuple[Tensor, Tensor] | None, weight_B: Tensor
 ) -> None:
     """Mode `full`: each weight gradient from its layer's input and output gradient.
 
@@ -109,17 +107,11 @@ def add_product(parameter: nn.Parameter, first_Nx: Tensor, second_Ny: Tensor, ti
         add_gradient(parameter, product.to(wide).mul_(times))
         return
     beta = int(parameter.grad is not None)
-    if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter)
+    grad = torch.empty_like(parameter) if parameter.grad is None else parameter.grad
+    parameter.grad = grad
     # One product that writes float32 and adds in place: no rounding, no extra pass over memory.
     torch.addmm(
-        parameter.grad,
-        first_Nx.T,
-        second_Ny,
-        out_dtype=torch.float32,
-        beta=beta,
-        alpha=times,
-        out=parameter.grad,
+        grad, first_Nx.T, second_Ny, out_dtype=torch.float32, beta=beta, alpha=times, out=grad
     )
 
 
@@ -162,7 +154,7 @@ def one_backward_per_sample(loss_B: Tensor, parameters: Mapping[str, nn.Paramete
     return dict(zip(parameters, map(torch.stack, zip(*rows, strict=True)), strict=True))
 
 
-def materialised(halves: Sequence[Half], vectors: Sequence[tuple["Rule", Tensor]]) -> Gradients:
+def materialised(halves: Sequence[Half], vectors: Sequence[Vector]) -> Gradients:
     """Per-sample gradients from the taps (mode `exact`); uses of a tied parameter are added."""
     total: Gradients = {}
     parts = [rule.per_sample(left, right) for rule, left, right in halves]
@@ -195,14 +187,12 @@ class WorldRows:
     Every rank must build one.
     """
 
-    def __init__(
-        self, num_local: int, device: torch.device, sizes: Sequence[int] | None = None
-    ) -> None:
-        self.num_local = num_local
-        self._sizes = [num_local] if sizes is None and world_size() == 1 else list(sizes or ())
+    def __init__(self, num: int, device: torch.device, sizes: Sequence[int] | None = None) -> None:
+        self.num_local = num
+        self._sizes = [num] if sizes is None and world_size() == 1 else list(sizes or ())
         if self._sizes:
             return
-        mine = torch.full((1,), num_local, device=device)
+        mine = torch.full((1,), num, device=device)
         every = [torch.empty_like(mine) for _ in range(world_size())]
         dist.all_gather(every, mine)
         self._counts = torch.cat(every).to("cpu", non_blocking=True)

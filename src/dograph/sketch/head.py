@@ -56,13 +56,9 @@ def sketched_cross_entropy(
         )
     if projection is None:
         projection = head_projection(weight_VD)
+    vocab_size = weight_VD.shape[0] if vocab_size is None else vocab_size
     loss_B, sketch_Bqp = _SketchedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_BTD,
-        weight_VD,
-        target_BT,
-        projection.row_Rq,
-        projection.col_Cp,
-        weight_VD.shape[0] if vocab_size is None else vocab_size,
+        hidden_BTD, weight_VD, target_BT, projection.row_Rq, projection.col_Cp, vocab_size
     )
     return loss_B, projection.slot(sketch_Bqp)
 
@@ -97,7 +93,7 @@ class _SketchedCrossEntropy(torch.autograd.Function):
         weight_VD = weight_VD.to(hidden_BTD.dtype)
         for part in _parts(hidden_BTD, weight_VD):
             hidden, target, share = hidden_BTD[:, part], target_BT[:, part], share_BT[:, part]
-            error, norm, nll = _error(hidden, weight_VD, target, vocab_size)
+            error, norm, nll = _error(hidden, weight_VD, target, vocab_size, None)
             error = (error * share.unsqueeze(-1)).to(hidden.dtype)
             loss_B = loss_B + (nll * share).sum(dim=1)
             error_Btq = (error @ row_Vq.to(error.dtype)).to(wide)
@@ -134,17 +130,13 @@ def _parts(hidden_BTD: Tensor, weight_VD: Tensor) -> list[slice]:
 
 
 def _error(
-    hidden_BtD: Tensor,
-    weight_VD: Tensor,
-    target_Bt: Tensor,
-    vocab_size: int,
-    norm_Bt: Tensor | None = None,
+    hidden_BtD: Tensor, weight_VD: Tensor, target_Bt: Tensor, vocab: int, norm_Bt: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Softmax - onehot, the log-normaliser and the NLL of each token."""
     logits_BtV = hidden_BtD @ weight_VD.T
     logits_BtV = logits_BtV.to(torch.promote_types(logits_BtV.dtype, torch.float32))
-    if vocab_size < weight_VD.shape[0]:
-        padding_V = torch.arange(weight_VD.shape[0], device=weight_VD.device) >= vocab_size
+    if vocab < weight_VD.shape[0]:
+        padding_V = torch.arange(weight_VD.shape[0], device=weight_VD.device) >= vocab
         logits_BtV = logits_BtV.masked_fill(padding_V, -torch.inf)
     if norm_Bt is None:
         norm_Bt = torch.logsumexp(logits_BtV, dim=-1)

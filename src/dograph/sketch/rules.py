@@ -68,22 +68,11 @@ class Tap(torch.autograd.Function):
     """y -> y; backward: b -> b, and (sketch, left, right, vector) for the slots."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        output: Tensor,
-        seen: Tensor,
-        rule: "Rule",
-        sketch_slot: Tensor | None,
-        left_slot: Tensor | None,
-        right_slot: Tensor | None,
-        vector_slot: Tensor | None,
-        *projection: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, output: Tensor, seen: Tensor, rule: "Rule", *given: Any) -> Tensor:
+        sketch_slot, left_slot, _, vector_slot, *projection = given
         ctx.save_for_backward(seen, *projection)
-        ctx.rule = rule
-        ctx.wants_sketch = sketch_slot is not None
-        ctx.wants_halves = left_slot is not None
-        ctx.wants_vector = vector_slot is not None
+        ctx.rule, ctx.wants_vector = rule, vector_slot is not None
+        ctx.wants_sketch, ctx.wants_halves = sketch_slot is not None, left_slot is not None
         return output.view_as(output)
 
     @staticmethod
@@ -179,9 +168,7 @@ class Rule:
         )
         return tapped
 
-    def open_slots(
-        self, shape: tuple[int, int], dtype: torch.dtype, sketch_slot: Tensor | None
-    ) -> None:
+    def open_slots(self, shape: tuple[int, int], dtype: torch.dtype, sketch: Tensor | None) -> None:
         """Make the slots for (samples, tokens) in this precision."""
         self.num_samples, weight = shape[0], self.module.weight
         left = right = vector = None
@@ -190,7 +177,7 @@ class Rule:
         if self.vectors:
             wide = torch.promote_types(weight.dtype, torch.float32)
             vector = make_slot((shape[0], sum(self.vector_sizes().values())), wide, weight.device)
-        self.slots = Slots(sketch_slot, left, right, vector)
+        self.slots = Slots(sketch, left, right, vector)
 
     def vector_sizes(self) -> dict[str, int]:
         """Size of every parameter that is held as a vector, by its name."""

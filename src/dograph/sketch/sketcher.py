@@ -26,7 +26,7 @@ from dograph.choices import CUTTING, DETACHING, EXPLICIT, MODES, SPARING, TWO_SI
 from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch import gradients
-from dograph.sketch.gradients import Gradients, MicroBatchResult, WorldRows, gather_signals
+from dograph.sketch.gradients import Gradients, MicroBatchResult, Vector, WorldRows, gather_signals
 from dograph.sketch.projection import Bank, Projection
 from dograph.sketch.rules import Rule, blocks_of, cover, make_slot, output_layer, replaced_forward
 from dograph.types import Signals
@@ -342,9 +342,7 @@ class SketchBuilder:
                     drawn = self.bank.matrix(rule.names["weight"])
                     rule.projection = (drawn.row_Rq, drawn.col_Cp)
 
-    def groups(
-        self, sketches: list[Tensor | None], vectors: list[tuple[Rule, Tensor]]
-    ) -> dict[str, Tensor]:
+    def groups(self, sketches: list[Tensor | None], vectors: list[Vector]) -> dict[str, Tensor]:
         """The parts of the sketch by group: (B, K) each."""
         names = dict.fromkeys([*self.matrix_group.values(), *self.vector_group.values()])
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -363,7 +361,7 @@ class SketchBuilder:
             if part or group in self.matrix_group.values()
         }
 
-    def _laid_out(self, vectors: list[tuple[Rule, Tensor]]) -> Tensor:
+    def _laid_out(self, vectors: list[Vector]) -> Tensor:
         """The model's vectors end to end: (B, F), zeros for layers that are not given."""
         tensors = [vector for _, vector in vectors]
         names = [name for rule, _ in vectors for name in rule.vector_sizes()]

@@ -43,12 +43,7 @@ class TrainingState:
 
 
 def write_checkpoint(
-    run: RunDirectory,
-    step: int,
-    state: TrainingState,
-    tokenizer_file: Path | None,
-    *,
-    main: bool = True,
+    run: RunDirectory, step: int, state: TrainingState, tokenizer: Path | None, *, main: bool = True
 ) -> None:
     """Store the run after `step` steps; called on every rank, the `main` one writes."""
     weights = model_tensors(state.model, keep=main)
@@ -59,7 +54,7 @@ def write_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        save_model(state.model, temporary / MODEL, tokenizer_file, weights)
+        save_model(state.model, temporary / MODEL, tokenizer, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
         tensors, values = split_state(state.mixer.state_dict())
         save_file(tensors, temporary / MIXER)
@@ -190,15 +185,13 @@ def restore_optimizer(
             pad_rows_into(state[moment], tensor)
 
 
-def whole(
-    wrapped: PerSampleLoss, tensors: Mapping[str, Tensor], *, keep: bool
-) -> dict[str, Tensor]:
+def whole(loss: PerSampleLoss, tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Tensors by parameter name, gathered from their shards and without vocabulary padding.
 
     All ranks must call it. Shards are gathered one tensor at a time and copied to the host of the
     rank that is to `keep` them, so no device holds more than one. Tied tensors stay tied.
     """
-    model = wrapped.model
+    model = loss.model
     vocab = {id(model.get_input_embeddings().weight)}  # parameters with one row per token
     vocab |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
     every = model.named_parameters(remove_duplicate=False)
@@ -216,7 +209,7 @@ def whole(
             if not keep:
                 continue
             full = full.cpu()
-        result[name] = full[: wrapped.vocab_size] if name in padded else full
+        result[name] = full[: loss.vocab_size] if name in padded else full
     return result
 
 

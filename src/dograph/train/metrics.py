@@ -42,6 +42,7 @@ from dograph.train.run_dir import RunDirectory, Sink, open_sink
 from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketcher
 
 SUMMARIES = ("mean", "natural", "worst")
+Blocks = dict[str, list[np.ndarray]]  # validation tokens by source
 NEAREST = 8  # rows named for each domain
 AT_ONCE = 16  # probe rows computed together if train.micro_batch_size is not set
 
@@ -135,7 +136,7 @@ def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
 # same text, and the losses of two runs can be compared block by block.
 
 
-def validation_blocks(corpus: Corpus, seq_len: int, most: int) -> dict[str, list[np.ndarray]]:
+def validation_blocks(corpus: Corpus, seq_len: int, most: int) -> Blocks:
     """At most `most` blocks of each source; a text shorter than one block is one short block."""
     blocks_of = {}
     for source in corpus.sources:
@@ -150,10 +151,7 @@ def validation_blocks(corpus: Corpus, seq_len: int, most: int) -> dict[str, list
 
 @torch.no_grad()
 def validate(
-    losses: Callable[[Tensor], Tensor],
-    blocks_of: dict[str, list[np.ndarray]],
-    at_once: int,
-    world: World,
+    losses: Callable[[Tensor], Tensor], blocks_of: Blocks, at_once: int, world: World
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Loss in nats of each source that has validation text, and of each of its blocks.
 

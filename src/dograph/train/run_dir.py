@@ -22,7 +22,8 @@ CHECKPOINT = "step-{:08d}"
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
 PROJECT = "dograph"  # the name of the project in W&B and Trackio
 Row = dict[str, float]
-Backend = tuple[Callable[[int, Row], None], Callable[[], None]]  # logs a step; closes
+Write = Callable[[int, Row], None]  # logs the metrics of a step
+Backend = tuple[Write, Callable[[], None]]  # the second closes it
 
 log = logging.getLogger(__name__)
 
@@ -170,9 +171,7 @@ def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:
 class Sink:
     """Takes metrics step by step; if it fails it warns once, and the run goes on without it."""
 
-    def __init__(
-        self, name: str, write: Callable[[int, Row], None], finish: Callable[[], None]
-    ) -> None:
+    def __init__(self, name: str, write: Write, finish: Callable[[], None]) -> None:
         self.name, self.write, self.finish, self.is_open = name, write, finish, True
 
     def log(self, step: int, metrics: Row) -> None:

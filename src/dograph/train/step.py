@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from dograph.choices import Mode
 from dograph.config import OptimConfig, RunConfig, SketchConfig, require_compatible
@@ -78,12 +79,7 @@ class TrainStep:
     """Makes one optimizer step at a time; computes only the signals in `mixer.needs`."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        world: World,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mixer: Mixer,
+        self, config: RunConfig, world: World, model: nn.Module, optimizer: Optimizer, mixer: Mixer
     ) -> None:
         require_compatible(config, mixer, world.size)
         self.config, self.world, self.model = config, world, model
@@ -111,8 +107,8 @@ class TrainStep:
         """Backward, clip, AdamW, which skips the update once `halted` is set."""
         self.watch.start()
         weight_B, loss_B, signals = self.backward(batch, step)
-        grad_norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
-        finite = torch.isfinite(loss_B).all() & torch.isfinite(grad_norm)
+        norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
+        finite = torch.isfinite(loss_B).all() & torch.isfinite(norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
         lr = learning_rate(step, self.config.optim, self.config.train.steps)
         for group in self.optimizer.param_groups:
@@ -121,17 +117,9 @@ class TrainStep:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.watch.lap("update")
+        report, laps = self.mixer.report(), self.watch.laps
         return StepRecord(
-            step=step,
-            loss_B=loss_B,
-            weight_B=weight_B,
-            source_B=batch.source_B,
-            grad_norm=grad_norm,
-            halted=self.halted,
-            signals=signals,
-            lr=lr,
-            report=self.mixer.report(),
-            laps=self.watch.laps,
+            step, loss_B, weight_B, batch.source_B, norm, signals, self.halted, lr, report, laps
         )
 
     def backward(self, batch: Batch, step: int) -> Weighted:
