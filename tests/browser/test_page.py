@@ -200,6 +200,8 @@ def test_light_and_dark(page, single):
     page.click("#theme")
     page.size(1280)
     assert page.run(paper) == "rgb(20, 23, 27)"
+    page.open(single)
+    assert page.run(paper) == "rgb(20, 23, 27)"
     page.click("#theme")
 
 

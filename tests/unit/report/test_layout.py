@@ -43,14 +43,15 @@ def test_a_picture_that_does_not_change_does_not_turn():
     assert first.nodes == second.nodes
 
 
-def test_a_graph_is_turned_and_mirrored_towards_the_one_before():
-    """Small changes of the distances move nodes a little, in whatever order nodes are listed."""
+@pytest.mark.parametrize(("change", "moved"), [(0.0, 1e-9), (0.01, 0.1)])
+def test_a_graph_is_turned_and_mirrored_towards_the_one_before(change, moved):
+    """Listed in another order the picture is the same; small changes move nodes a little."""
     rng = np.random.default_rng(1)
     place_M2 = rng.standard_normal((5, 2))
     graphs = []
     for step in range(1, 6):
         order = rng.permutation(5).tolist()
-        place_M2 = place_M2 + 0.01 * rng.standard_normal((5, 2))
+        place_M2 = place_M2 + change * rng.standard_normal((5, 2))
         distance_MM = distances(place_M2)
         nodes = [{"domain": j, "share": 1e-6, "weight": 1e-6} for j in order]
         edges = [
@@ -65,4 +66,4 @@ def test_a_graph_is_turned_and_mirrored_towards_the_one_before():
     ]
     for before, after in itertools.pairwise(places):
         for domain, place in after.items():
-            assert np.hypot(*np.subtract(place, before[domain])) < 0.1
+            assert np.hypot(*np.subtract(place, before[domain])) <= moved

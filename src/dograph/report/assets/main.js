@@ -33,14 +33,20 @@ function redraw(...names) {
 function setUpThemes() {
   const themes = [["system", "light dark"], ["light", "light"], ["dark", "dark"]];
   const button = document.getElementById("theme");
-  const next = () => {
-    const [name, scheme] = themes[0];
+  let chosen = 0;
+  const choose = (number) => {
+    chosen = number;
+    const [name, scheme] = themes[chosen];
     document.documentElement.style.colorScheme = scheme;
     button.textContent = `Theme: ${name}`;
-    themes.push(themes.shift());
   };
-  button.addEventListener("click", next);
-  next();
+  // Some browsers refuse storage to files on disk: the theme then lasts as long as the page.
+  try { chosen = Number(localStorage.getItem("dograph-theme")) || 0; } catch { /* see above */ }
+  choose(themes[chosen] ? chosen : 0);
+  button.addEventListener("click", () => {
+    choose((chosen + 1) % themes.length);
+    try { localStorage.setItem("dograph-theme", chosen); } catch { /* see above */ }
+  });
 }
 
 // While a run is training: ask the server on this machine for new data and draw it.
