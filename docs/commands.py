@@ -21,7 +21,9 @@ def described(command: Any, path: tuple[str, ...]) -> list[str]:
     lines = [f"## {' '.join(path)}", "", " ".join(first.split()), ""]
     for part in rest:
         if part.lstrip().startswith("dograph "):  # examples; two spaces before what each does
-            examples = re.sub(r"(?m)(?<=\S)( {2,})(?=\S)", r"\1# ", part.strip("\n"))
+            examples = re.sub(
+                r"(?m)(?<=\S)( {2,})(?=\S)", r"\1# ", part.strip("\n").replace("\\[", "[")
+            )
             lines += ["```sh", examples, "```", ""]
         else:
             lines += [" ".join(part.split()), ""]

@@ -191,7 +191,7 @@ class CheckpointConfig(Section):
 class LogConfig(Section):
     every: int = Field(10, ge=1, description="steps between writes of the metrics")
     sinks: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
-        default_factory=list, description="where else metrics go"
+        default_factory=list, description="where else metrics go: tensorboard, wandb, trackio"
     )
 
 
@@ -421,7 +421,7 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
     name = name or "demo"
     if name in RUN_PRESETS:
         values = RUN_PRESETS[name]
-    elif Path(name).suffix in {".yaml", ".yml"} or Path(name).is_file():
+    elif Path(name).is_file():
         values = read_yaml(Path(name))
         values = merge(_preset(values.pop("preset", "demo")), values)
     else:
@@ -448,7 +448,8 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
 def _preset(name: Any) -> dict[str, Any]:
     if not isinstance(name, str) or name not in RUN_PRESETS:
         raise ConfigError(
-            f'"{name}" is neither a YAML file nor a preset; {did_you_mean(str(name), RUN_PRESETS)}'
+            f'"{name}" is neither an existing YAML file, a preset nor a setting (name=value); '
+            f"{did_you_mean(str(name), RUN_PRESETS)}"
         )
     return RUN_PRESETS[name]
 

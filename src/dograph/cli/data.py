@@ -51,7 +51,9 @@ def prepare(
     keep: float = option(1.0, "share of training documents to keep, chosen by a hash of the text"),
     seed: int = option(0, "of --keep, the held-out documents, the strata and embedded corpora"),
     noise: bool = option(False, "add a source of noise to unigram or bigram", "--noise"),
-    bad_records: Literal["refuse", "repair"] = option("refuse", "stop, or repair or skip them"),
+    bad_records: Literal["refuse", "repair"] = option(
+        "refuse", "refuse: stop at the first one; repair: repair or skip them"
+    ),
     workers: int | None = option(None, "encoding processes (default: one per core)"),
     overwrite: bool = option(False, "replace another corpus in --out", "--overwrite"),
     restart: bool = option(False, "discard an unfinished preparation in --out", "--restart"),

@@ -22,7 +22,7 @@ OPTIONS: dict[What, tuple[str, ...]] = {
 
 def show(
     what: What = argument(..., "losses, graph, weights or samples", "WHAT"),
-    runs: list[Path] = argument(..., "run directories; several for losses"),
+    runs: list[Path] = argument(..., "run directories; several for losses", "RUNS"),
     step: int | None = option(None, "a step, counted from 1; for graph by default the newest"),
     out: Path | None = option(None, "for graph: the .json, .graphml or .dot file to write"),
     as_json: bool = console.AS_JSON,

@@ -367,7 +367,7 @@ def _require_mixer(mixer: Mixer, sources: str | None, args: Any) -> None:
     if accumulation > 1 and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
             f"gradient_accumulation_steps={accumulation}: {name} {why}; or use a mixer with lagged "
-            "weights (DoGraph with scope=stream or epoch), or one micro-batch a step"
+            "weights (DoGraph with scope=stream or period), or one micro-batch a step"
         )
     if sources is None and mixer.requires_sources:
         raise ConfigError(

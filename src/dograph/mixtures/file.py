@@ -151,7 +151,7 @@ def as_mixture(weights: Any, where: str) -> Mixture:
     try:
         given = {str(name): float(value) for name, value in weights.items()}
         if wrong := {name: value for name, value in given.items() if not value >= 0}:
-            raise ValueError(f"weights must be finite and >= 0, got {wrong}")
+            raise ValueError(f"got {wrong}")
         return Mixture.normalised(given)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} must hold numbers >= 0: {error}") from error

@@ -65,6 +65,8 @@ class RunDirectory:
         run = cls(path)
         if not run.config_file.is_file():
             what = "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""
+            if not path.exists():
+                what = "There is no such folder. "
             if (path / "compare.json").is_file():
                 what = f"It is a comparison; its runs are the folders in {path / 'cells'}. "
             raise RunError(

@@ -65,7 +65,7 @@ def test_what_cannot_be_attached_is_refused_by_name(tmp_path, make_trainer, mixe
     [
         ({"label_smoothing_factor": 0.1}, dograph(), {}, "label_smoothing_factor=0.1"),
         ({"auto_find_batch_size": True}, dograph(), {}, "auto_find_batch_size"),
-        ({"gradient_accumulation_steps": 2}, DoGraph("paper"), {}, "scope=stream or epoch"),
+        ({"gradient_accumulation_steps": 2}, DoGraph("paper"), {}, "scope=stream or period"),
         ({}, DoGraph(keep_source_shares=True), {}, "DoGraph needs the source of every sample"),
         (
             {"gradient_accumulation_steps": 2},

@@ -62,7 +62,7 @@ def test_static_from_weights_and_file(tmp_path):
         ("a: 1", "has no `weights`"),
         ("weights: 3", "mapping of source: weight"),
         ("weights: {a: x}", "numbers >= 0"),
-        ("weights: {a: -1, b: 3}", r"finite and >= 0, got \{'a': -1\.0\}"),
+        ("weights: {a: -1, b: 3}", r"numbers >= 0: got \{'a': -1\.0\}"),
         ("weights:\n  a: 0.2\n  b: 0.3\n  a: 0.5", '"a" is there twice, again in line 4'),
         ("weights: {a: 0}", "positive finite sum"),
     ],

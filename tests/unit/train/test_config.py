@@ -78,7 +78,7 @@ def test_naming_another_mixer_drops_the_old_ones_options(tmp_path):
     kept = resolve_config(str(file), ["mixer.max_epochs=3"]).mixer
     assert (kept.name, kept.options) == ("unimax", {"max_epochs": 3})
     file.write_text("preset: [demo]\n")
-    with pytest.raises(ConfigError, match="nor a preset"):
+    with pytest.raises(ConfigError, match="a preset nor a setting"):
         resolve_config(str(file), [])
 
 
@@ -131,7 +131,7 @@ def test_problems_of_the_file_and_of_the_command_line_are_told_apart(tmp_path):
 def test_unknown_name_lists_presets():
     with pytest.raises(ConfigError, match='did you mean "paper-gpt2-small"'):
         resolve_config("paper-gpt2-smal", [])
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="neither an existing YAML file"):
         resolve_config("no-such-file.yaml", [])
 
 
