@@ -11,6 +11,7 @@ from corpora import write_corpus
 from dograph.train.run_dir import RunDirectory
 
 
+@pytest.mark.slow
 def test_the_run_stops_and_names_step_sources_and_samples(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "c")
     (tmp_path / "poison.py").write_text(

@@ -121,6 +121,7 @@ def heed_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
     out = tmp_path / "out"
     process = start(
@@ -137,6 +138,7 @@ def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
     assert files_of(out) == truth
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_told_in_words(tmp_path, inputs, truth):
     out = tmp_path / "out"
     process = start(*inputs, "--out", out, env=SLOWLY)
@@ -183,6 +185,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(inputs, truth, small_disk):
     folder, make_room = small_disk
     _, err = run(*inputs, "--out", folder / "out", code=2)

@@ -54,6 +54,7 @@ def test_documents_do_not_repeat(documents):
     assert len({text for _, text in documents}) > 0.98 * len(documents)
 
 
+@pytest.mark.slow
 def test_text_is_the_same_under_another_hash_seed_and_optimisation_level():
     digests = set()
     for flags, seed in [([], "1"), (["-OO"], "2")]:

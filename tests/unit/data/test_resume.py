@@ -69,6 +69,7 @@ def test_stopped_anywhere(tmp_path, job, monkeypatch, reports, commit):
     assert files_of(tmp_path / "out") == truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reports", "commit"), [(9, True), (15, False)])
 def test_a_slice_stopped_anywhere(tmp_path, job, monkeypatch, reports, commit):
     options = {**job[0], "keep": 0.3}

@@ -147,6 +147,7 @@ def test_halves_have_every_source_in_equal_parts(monkeypatch):
     assert seen == [[6, 3, 4]] * 8  # four splits
 
 
+@pytest.mark.slow
 def test_errors_by_halves_are_of_the_size_of_what_happens():
     generator, values, errors = torch.Generator().manual_seed(0), [], []
     for draw in range(40):

@@ -65,6 +65,7 @@ def long_search(weight_NS, loss_N, delta, starts=200):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_reaches_the_optimum_of_a_long_search(kind):
     weight_NS, loss_N = table(kind, 40, 5, 3)

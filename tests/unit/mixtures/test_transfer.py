@@ -77,6 +77,7 @@ def long_search(weight_NS, loss_N, delta, starts):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_long_search_ends_lower(kind):
     weight_NS, loss_N = table(kind, 40, 5, 3)

@@ -24,7 +24,7 @@ def _fresh():
     torch._dynamo.reset()
 
 
-@pytest.fixture(params=["gpt2", "llama"])
+@pytest.fixture(params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def model(request):
     from dograph.models import presets
 

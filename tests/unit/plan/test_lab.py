@@ -96,6 +96,7 @@ def test_equal_proxies_are_made_once_and_kept(corpus, tmp_path, capsys):
         assert line["mixer"] == job.config.mixer.model_dump()
 
 
+@pytest.mark.slow
 def test_a_damaged_result_is_told_and_made_anew(corpus, tmp_path, capsys):
     pool = Here()
     [before] = open_lab(corpus, tmp_path, pool).train([Proxy("a", ALPHA, 0)])

@@ -119,6 +119,7 @@ def test_a_mixer_that_is_no_planner_is_refused(corpus, tmp_path):
         make_plan(target, default_proxy(target), lab=tmp_path, pool=Here())
 
 
+@pytest.mark.slow
 def test_a_plan_tells_how_it_was_made(corpus, tmp_path):
     target, pool = target_of(corpus, number=2, steps=3), Here()
     proxy = default_proxy(target)

@@ -7,6 +7,8 @@ from dograph.report.collect import collect, open_subjects
 from dograph.report.figures import FORMATS, STYLE, draw_curves, save, write_figures
 from page_runs import dograph_run, hostile_corpus, write_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
@@ -38,7 +40,6 @@ def test_letters_stay_letters(written):
     assert ">training loss (nats)</text>" in (folder / "out" / "loss-train.svg").read_text()
 
 
-@pytest.mark.slow
 def test_the_same_run_gives_the_same_files(tmp_path):
     data = collect(open_subjects([write_run(tmp_path / "$run$ <b>")]))
     for folder in (tmp_path / "first", tmp_path / "second"):

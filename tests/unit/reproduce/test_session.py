@@ -21,6 +21,8 @@ from dograph.reproduce.session import stored_scores
 from dograph.stats import mean_estimate
 from lab_runs import imports_frozen
 
+pytestmark = pytest.mark.slow
+
 THREE = {"methods": "natural,dograph-paper", "seeds": "2"}
 
 
@@ -147,7 +149,6 @@ def test_downstream_scores_every_cell_once(place, losses):
     assert stored_scores(files[0], replace(request, batch_size=1), 32, model) is not None
 
 
-@pytest.mark.slow
 def test_domains_and_what_they_are_made_of(place):
     settings = ("probe.rows=24", "probe.at=[0.0, 1.0]", "train.steps=2")
     asked = wanted(place, "clusters", "probes", settings=settings, seeds="2")
@@ -175,14 +176,12 @@ def test_domains_and_what_they_are_made_of(place):
     assert "separation" in page
 
 
-@pytest.mark.slow
 def test_domains_of_a_probe_are_counted_by_hand(place):
     table = composition(place / "probes" / "cells" / "equal-s10", 0, num_domains=1)
     assert np.sum(table["rows"]) == 24
     assert len(table["rows"]) == 1
 
 
-@pytest.mark.slow
 def test_model_sizes_are_comparisons_of_their_own(place):
     settings = tuple(s for s in LONGER if not s.startswith("model"))
     asked = replace(
@@ -198,7 +197,6 @@ def test_model_sizes_are_comparisons_of_their_own(place):
     assert "models: tiny (2 layers, 64 wide), demo (4 layers, 128 wide)" in page
 
 
-@pytest.mark.slow
 def test_plans_are_made_and_counted(place):
     asked = wanted(
         place,

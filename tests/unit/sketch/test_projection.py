@@ -54,6 +54,7 @@ def of_matrix(kind, shape, *, wide=False):
     return whole_2F @ whole_2F.T, sketch_N2K @ sketch_N2K.mT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rademacher", "two-sided"])
 @pytest.mark.parametrize("shape", [(32, 32), (64, 256), (256, 64)])
 def test_matrices_are_unbiased_and_of_one_scale(kind, shape):

@@ -169,6 +169,7 @@ def test_samples_are_those_of_the_new_log(corpus, tmp_path, mixer):
         assert np.array_equal(ids.block_B, expected.block_B)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [{0: FIRST}, {0: FIRST, 7: THIRD}], ids=["later", "here too"])
 def test_a_schedule_takes_over_again_at_its_next_stage(corpus, tmp_path, first):
     """Of a stage that begins where the edit is made, nothing is seen."""

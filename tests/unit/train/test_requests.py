@@ -64,6 +64,7 @@ def test_a_live_edit_outlives_a_kill_before_the_next_checkpoint(corpus, tmp_path
     assert_same(directory, scheduled(corpus, tmp_path / "whole", {0: FIRST, 8: SECOND}))
 
 
+@pytest.mark.slow
 def test_requests_that_cannot_be_met_leave_the_run_as_it_was(corpus, tmp_path):
     trainer = begin(corpus, tmp_path / "run")
     heard = []
