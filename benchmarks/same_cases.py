@@ -71,7 +71,7 @@ class Side:
 
     def run(self, arguments: Sequence[str], folder: Path, out: Path, err: Path, ranks: int) -> int:
         """Run `dograph` and return its exit status. Commands with workers get a fresh process."""
-        if not (self.source / "dograph" / "cli" / "plan_table.py").exists():
+        if not (self.source / "dograph" / "renamed.py").exists():
             arguments = old_spelling(arguments)
         if ranks > 1 or "--lab" in arguments or arguments[0] == "compare":
             several = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))

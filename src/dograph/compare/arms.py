@@ -23,6 +23,7 @@ from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer, require_mixer
+from dograph.renamed import with_new_settings
 
 Budget = Literal["tokens", "compute"]
 ASK = "ask.json"
@@ -182,8 +183,7 @@ class Ask:
             "replan": self.replan,
             "proxy": None if self.proxy is None else numbers_of(self.proxy),
         }
-        as_read_back: dict[str, Any] = json.loads(json.dumps(record))
-        return as_read_back
+        return with_present_names(json.loads(json.dumps(record)))
 
     def take_folder(self, corpus: Corpus, *, shared: bool = False) -> "Ask":
         """Start in an empty folder, or continue in one that holds this comparison.
@@ -224,8 +224,7 @@ class Ask:
         """The record of the comparison in the folder; None if the folder is empty or missing."""
         file = self.out / ASK
         if file.is_file():
-            stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return stored
+            return with_present_names(json.loads(file.read_text(encoding="utf-8")))
         if self.out.is_dir() and any(self.out.iterdir()):
             raise RunError(f"{self.out} is not empty and holds no comparison; use another --out")
         return None
@@ -245,6 +244,13 @@ class Ask:
             raise RunError(
                 f"--out={self.out} cannot be written: {error.strerror}; use another folder"
             ) from error
+
+
+def with_present_names(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of a comparison with settings under the names they have now."""
+    methods = {label: with_new_settings(own) for label, own in record["methods"].items()}
+    settings = {key: with_new_settings(record[key] or {}) or None for key in ("settings", "proxy")}
+    return record | settings | {"methods": methods}
 
 
 def _union(stored: list[Any], asked: list[Any]) -> list[Any]:

@@ -54,6 +54,24 @@ def test_less_than_the_folder_holds_takes_nothing_away(ask, corpus):
     assert (whole.methods, whole.seeds) == (wide.methods, wide.seeds)
 
 
+def test_a_folder_made_under_old_names_of_settings_is_continued(ask, corpus):
+    mixers = "unit=dograph[normalize_gradients=true,num_domains=5]"
+    ask(mixers, (0, 1)).take_folder(corpus)
+    file = ask(mixers, (0, 1)).out / "ask.json"
+    record = json.loads(file.read_text())
+    evaluation = record["settings"]["eval"]
+    evaluation["max_blocks"] = evaluation.pop("max_samples_per_source")
+    mixer = record["methods"]["unit"]["mixer"]
+    del mixer["normalize_gradients"]
+    mixer |= {"within": "unit", "min_size": 1}
+    file.write_text(json.dumps(record))
+    old_words = "unit=dograph[within=unit,num_domains=5]"
+    for words in (mixers, old_words):
+        ask(words, (0, 1, 2)).take_folder(corpus)
+    with pytest.raises(RunError, match="normalize_gradients"):
+        ask(old_words.replace("unit,", "mean,"), (0, 1, 2)).take_folder(corpus)
+
+
 def test_what_is_new_comes_after_what_is_there(ask, corpus):
     ask("uniform", (0, 1)).take_folder(corpus, shared=True)
     whole = ask("regmix", (2, 1)).take_folder(corpus, shared=True)

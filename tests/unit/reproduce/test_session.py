@@ -175,6 +175,7 @@ def test_domains_and_what_they_are_made_of(place):
     assert "separation" in page
 
 
+@pytest.mark.slow
 def test_domains_of_a_probe_are_counted_by_hand(place):
     table = composition(place / "probes" / "cells" / "equal-s10", 0, num_domains=1)
     assert np.sum(table["rows"]) == 24
