@@ -180,8 +180,7 @@ class Sketcher:
         if loss_B.dim() != 1 or len(loss_B) != self._num_samples:
             raise ConfigError(
                 f"loss_B must have one loss for each of the {self._num_samples} recorded samples, "
-                f"got shape {tuple(loss_B.shape)}; compute it inside sketcher.record "
-                'with reduction="none", and average over tokens'
+                f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
             )
         if self.mode == "reference":
             per_sample = gradients.one_backward_per_sample(loss_B, self.parameters)
