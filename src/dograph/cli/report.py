@@ -7,7 +7,7 @@ from dograph.errors import ConfigError
 
 
 def report(
-    runs: list[Path] = argument(..., "run directories, or folders of dograph compare"),
+    runs: list[Path] = argument(..., "run directories, or folders of dograph compare", "RUNS"),
     out: Path = option(Path("page.html"), "the HTML file to write"),
     bench: list[Path] | None = option(None, "a bench.json, for a step's lower bound; repeatable"),
     watch: bool = option(False, "serve the page and keep it up to date until Ctrl-C", "--watch"),

@@ -254,12 +254,12 @@ class Sketcher:
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
         """What a mixer weighs: the samples of every rank. The graph stays for your backward."""
-        self._rows = WorldRows(len(loss_B), loss_B.device)  # before work is queued on the device
+        self._rows = WorldRows(loss_B.numel(), loss_B.device)  # before work is queued on the device
         return self._gathered(self.sketch(loss_B), source_B)
 
     def backward(self, loss_B: Tensor, mixer: Weighs, source_B: Tensor | None = None) -> Tensor:
         """Fill `.grad` with the gradient of sum_i weight_i loss_i; return this rank's weights."""
-        self._rows = WorldRows(len(loss_B), loss_B.device)
+        self._rows = WorldRows(loss_B.numel(), loss_B.device)
         result = self.sketch(loss_B)
         weight_B = self.local(mixer.weigh(self._gathered(result, source_B)))
         result.backward(weight_B)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from dograph import DoGraph
 from dograph.errors import ConfigError
 from dograph.sketch.rules import make_slot
 from dograph.sketch.sketcher import Sketcher
@@ -56,6 +57,10 @@ def test_losses_of_a_wrong_shape(tiny, token_BT, mode, reduction):
         wrong = {"mean": loss_B.mean(), "none": loss_B[:, None] / 2, "fewer": loss_B[:3]}
         with pytest.raises(ConfigError, match=r'one loss for each of the 5 .*reduction="none"'):
             sketcher.sketch(wrong[reduction])
+        with pytest.raises(ConfigError, match="one loss for each of the 5"):
+            sketcher.signals(wrong[reduction])
+        with pytest.raises(ConfigError, match="one loss for each of the 5"):
+            sketcher.backward(wrong[reduction], DoGraph())
 
 
 @pytest.mark.parametrize("mode", MODES[:-1])
