@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -123,6 +124,9 @@ def open_world(device: str) -> Iterator[World]:
         yield world
     finally:
         if size > 1:
+            # Gloo's threads take the GIL to free the tensors of the last all-reduce, and DDP holds
+            # it while it waits for these threads to end: a deadlock (pytorch/pytorch#56297).
+            time.sleep(0.0 if on_gpu else 0.2)
             dist.destroy_process_group()
 
 
