@@ -66,7 +66,7 @@ def train(args: argparse.Namespace, folder: Path, overrides: list[str]) -> dict[
     rows = read_metrics(trainer.run.metrics_file)
     steps = [row for row in rows if "train/loss_nats" in row]
     valid = rows[-1]
-    kept = ("weights/max_times_equal", "weights/gradient_norm_ratio", "domains/nmi")
+    kept = ("weights/max_relative_weight", "weights/gradient_norm_ratio", "domains/nmi")
     return {
         "seconds": time.perf_counter() - start,
         "curve": [(row["step"], round(row["train/loss_nats"], 4)) for row in steps[9::10]],

@@ -72,7 +72,7 @@ def step_row(step: int, rng: np.random.Generator, has_domains: bool) -> dict[str
         row |= {"domains/nmi": 0.4 + 0.05 * drawn[33], "weights/solver_residual": 1e-8}
         row |= {"weights/entropy_nats": 2.3 + 0.01 * drawn[34]}
         row |= {"weights/gradient_norm_ratio": 1 + 0.02 * drawn[35]}
-        row |= {"weights/max_times_equal": 1.5 + 0.1 * drawn[36]}
+        row |= {"weights/max_relative_weight": 1.5 + 0.1 * drawn[36]}
     if step % 10 == 0:
         row |= {"time/step_seconds": 0.1, "time/tokens_per_second": 2.4e5 + 1e3 * drawn[37]}
     return row

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from dograph.renamed import RENAMED, with_new_settings
+from dograph.renamed import RENAMED, with_new_metrics, with_new_settings
 
 # How far numbers may be apart, by CASE/FILE pattern; whatever is not named here must be equal.
 # Intervals on a page came from a table of Student's t with four decimals; they are scipy's now.
@@ -97,7 +97,7 @@ def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -
     if old.suffix == ".safetensors":
         return _tensors_apart(first, second)
     try:
-        texts = first.decode(), second.decode()
+        texts = with_new_metrics(first).decode(), with_new_metrics(second).decode()
     except UnicodeDecodeError:
         return f": bytes differ ({len(first)} old, {len(second)} new)"
     for root in roots:

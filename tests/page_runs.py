@@ -86,7 +86,7 @@ def step_row(step, rng, mixer, sources, own):
     row |= {"time/forward_ms": 10.0, "time/update_ms": 2.0}
     if mixer == "dograph":
         row |= {"time/sketch_ms": 20.0, "time/weigh_ms": 1.0, "weights/solver_residual": 0.0}
-        row |= {"weights/max_times_equal": 1.5, "weights/fallback": 0.0, "domains/nmi": 0.5}
+        row |= {"weights/max_relative_weight": 1.5, "weights/fallback": 0.0, "domains/nmi": 0.5}
         row |= {f"domains/{j}/weight": 1 / 3 for j in range(3)}
         row |= {f"domains/{j}/share": 1 / 3 for j in range(3)}
     if step % 10 == 0:

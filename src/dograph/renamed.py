@@ -1,4 +1,4 @@
-"""Settings that had other names: one table, read wherever old files, overrides and calls come in.
+"""Settings and metrics that had other names: one place, read wherever old files and calls come in.
 
 Old run directories, recipes and keyword arguments keep working; one line says the new name, once
 per process. A setting that is given under both names is refused.
@@ -53,7 +53,16 @@ REMOVED: dict[str, dict[str, Any]] = {
     "dograph": {"weight_floor": 0, "min_size": 1},
     "dynamic-loss": {"clip_quantile": None},
 }
+# Metrics that had other names, as in the lines of metrics.jsonl.
+RENAMED_METRICS = {b'"weights/max_times_equal"': b'"weights/max_relative_weight"'}
 _announced: set[str] = set()
+
+
+def with_new_metrics(line: bytes) -> bytes:
+    """A line of metrics.jsonl under the present names of metrics."""
+    for old, new in RENAMED_METRICS.items():
+        line = line.replace(old, new)
+    return line
 
 
 def with_new_names(owner: str, given: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dograph.mixers.doremi import DoReMiProxy
 from dograph.mixers.dynamic_loss import DynamicLoss
 from dograph.mixers.group_dro import GroupDRO
 from dograph.renamed import RENAMED, with_new_settings, with_old_settings
+from dograph.report.series import Columns
+from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 
 # What a run directory of before the renaming holds.
@@ -181,3 +183,13 @@ def test_every_new_name_is_an_option():
     fields = DoGraphOptions.model_fields
     assert {new for new, _ in RENAMED["dograph"].values()} <= set(fields)
     assert not {old for old, (new, _) in RENAMED["dograph"].items() if old != new} & set(fields)
+
+
+def test_metrics_of_old_runs_are_read_under_their_present_names(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "weights/max_times_equal": 1.5}\n{"step": 2, "loss": 1.0}\n')
+    assert read_metrics(file)[0] == {"step": 1, "weights/max_relative_weight": 1.5}
+    columns = Columns(file)
+    columns.read()
+    assert columns.last("weights/max_relative_weight") == 1.5
+    assert columns.names == ["weights/max_relative_weight", "loss"]

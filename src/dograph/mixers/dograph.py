@@ -274,7 +274,7 @@ class DoGraph(Mixer):
     def _metrics(self, held: dict[str, Tensor]) -> Metrics:
         """The report of a step; without metrics of domains while none are known."""
         report: Metrics = {
-            "weights/max_times_equal": len(held["weight_B"]) * held["weight_B"].max(),
+            "weights/max_relative_weight": len(held["weight_B"]) * held["weight_B"].max(),
             "weights/gradient_norm_ratio": held["update_norm"] / held["mean_norm"].clamp_min(1e-30),
             "weights/fallback": 1.0 - held["finite"].float(),
         }

@@ -75,7 +75,7 @@ class DynamicLoss(Mixer):
         if signals.step < self.warmup_steps:
             weight_B = equal_B
         weight_B = torch.where(finite, weight_B, equal_B)
-        self._report = {"weights/max_times_equal": signals.num_samples * weight_B.max()}
+        self._report = {"weights/max_relative_weight": signals.num_samples * weight_B.max()}
         return weight_B
 
     def state_dict(self) -> dict[str, Any]:

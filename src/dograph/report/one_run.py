@@ -33,7 +33,10 @@ HEALTH = {  # title and explanation of each chart
         "Effective samples",
         "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
     ),
-    "weights/max_times_equal": ("Largest sample weight", "relative to equal weights, which are 1"),
+    "weights/max_relative_weight": (
+        "Largest sample weight",
+        "relative to equal weights, which are 1",
+    ),
     "weights/entropy_nats": (
         "Entropy of the domain weights",
         "in nats; equal weights over M domains give ln M",

@@ -18,6 +18,7 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
+from dograph.renamed import with_new_metrics
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import RunDirectory
 
@@ -71,7 +72,7 @@ class Columns:
 
     def _add(self, line: bytes) -> None:
         try:
-            row = json.loads(line)
+            row = json.loads(with_new_metrics(line))
             step = int(row["step"])
         except (ValueError, KeyError, TypeError):
             self.damaged += 1

@@ -34,6 +34,7 @@ from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
 from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together
 from dograph.models.loss import PerSampleLoss, uncompiled
+from dograph.renamed import with_new_metrics
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import sketch_rows
 from dograph.train.distributed import World
@@ -220,7 +221,7 @@ def validation_row(step: int, nats: Mapping[str, float], corpus: Corpus) -> Row:
 def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics file; an incomplete last line, left by a kill, is skipped."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return [json.loads(with_new_metrics(line)) for line in lines if line.endswith(b"\n")]
 
 
 class RunFiles:

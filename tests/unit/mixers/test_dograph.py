@@ -264,7 +264,9 @@ def test_report_names_sizes_weights_and_ratios():
     signals = batch()
     weight_B = mixer.weigh(signals)
     report = mixer.report()
-    assert float(report["weights/max_times_equal"]) == pytest.approx(SIZE * float(weight_B.max()))
+    assert float(report["weights/max_relative_weight"]) == pytest.approx(
+        SIZE * float(weight_B.max())
+    )
     ratio = (weight_B @ signals.sketch_BK).norm() / signals.sketch_BK.mean(0).norm()
     assert float(report["weights/gradient_norm_ratio"]) == pytest.approx(float(ratio), rel=1e-5)
     w = report["domains/weight"]

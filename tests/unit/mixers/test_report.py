@@ -36,9 +36,9 @@ def test_reports_read_late_and_together_say_what_each_says_at_once(recipe):
 
 
 def test_other_reports_are_left_alone():
-    plain = {"weights/max_times_equal": torch.ones(())}
+    plain = {"weights/max_relative_weight": torch.ones(())}
     read_together([plain, {}])
-    assert list(plain) == ["weights/max_times_equal"]
+    assert list(plain) == ["weights/max_relative_weight"]
 
 
 def test_what_was_read_is_not_held_on_the_device():
