@@ -1,5 +1,6 @@
 """Huber's loss at its lowest within bounds: against scipy's linear solver, and laws' own tables."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,9 +8,17 @@ import pytest
 from scipy.optimize import lsq_linear
 
 from dograph.mixtures import mixing_laws
-from dograph.mixtures.mixing_laws import TransferFit, huber, lowest_huber
+from dograph.mixtures.mixing_laws import (
+    TransferFit,
+    fit_exponential,
+    fit_transfer,
+    huber,
+    lowest_huber,
+)
+from dograph.mixtures.tables import read_table
 
 FREE = np.full(2, np.inf)
+PROXIES = Path(__file__).parents[3] / "benchmarks" / "results" / "plans"
 
 
 @pytest.fixture
@@ -77,3 +86,13 @@ def test_no_descent_ends_early_at_a_bound(seed):
     stays_P = ((point_P <= fit.low_P) & (slope_P > 0)) | ((point_P >= fit.high_P) & (slope_P < 0))
     assert converged
     assert np.abs(np.where(stays_P, 0, slope_P)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fit", "lowest"), [(fit_exponential, 0.383748643), (fit_transfer, 0.108015415)]
+)
+def test_the_lowest_minima_of_real_proxies(fit, lowest):
+    """Of several minima: fewer starts, or starts without steps, end higher (docs/log.md)."""
+    read = read_table(PROXIES / "proxies.mixtures.csv", PROXIES / "proxies.losses.csv")
+    found = [fit(read.weight_NS, loss_N).huber for loss_N in read.loss_NV.T]
+    assert sum(found) <= lowest * (1 + 1e-8)
