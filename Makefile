@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUNS ?= runs
 JOBS ?= 2
 
-.PHONY: demo test test-slow browser check docs format bench results clean
+.PHONY: demo test test-slow soak browser check docs format bench results clean
 
 $(READY): pyproject.toml constraints.txt tests/loaders.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
@@ -41,6 +41,10 @@ browser:  ## Debian's Chromium and its driver, for the tests of the page
 test-slow: $(READY)  ## what takes longer: many kills, world sizes, a real corpus, the page in a browser
 	@$(MAKE) --no-print-directory browser || echo "no browser: the tests of the page are skipped"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS)
+
+soak: $(READY)  ## 1,000 random models in every mode against one backward a sample: some minutes
+	OMP_NUM_THREADS=1 DOGRAPH_RANDOM_MODELS=1000 $(BIN)/python -m pytest -m slow -n 0 \
+		tests/unit/sketch/test_random_models.py
 
 docs: $(READY)  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -153,7 +153,10 @@ class NanochatBlock(nn.Module):
         self.c_q = nn.Linear(WIDTH, WIDTH, bias=False)
         self.c_k, self.c_v = nn.Linear(WIDTH, size, bias=False), nn.Linear(WIDTH, size, bias=False)
         self.c_proj = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.c_fc, self.mlp_proj = nn.Linear(WIDTH, 32, bias=False), nn.Linear(32, WIDTH, bias=False)
+        self.c_fc, self.mlp_proj = (
+            nn.Linear(WIDTH, 32, bias=False),
+            nn.Linear(32, WIDTH, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         value = norm(x)

@@ -103,15 +103,13 @@ class InDouble(TorchFunctionMode):
     Two ways to the same gradient could otherwise agree to seven digits only.
     """
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         first = args[0] if args else None
         if isinstance(first, Tensor) and first.dtype == torch.float64:
             if func is Tensor.float:
                 return first
-            if func is Tensor.to:
+            if func in (Tensor.to, Tensor.type):
                 args = tuple(torch.float64 if a is torch.float32 else a for a in args)
             if kwargs.get("dtype") is torch.float32:
                 kwargs["dtype"] = torch.float64

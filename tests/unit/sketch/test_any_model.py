@@ -93,9 +93,7 @@ SILENT = {
     "transposed Linear": Case(with_layers(lambda: zoo.TransposedLinear(16, 24))),
     "time first, B == T": Case(zoo.TimeFirst, frozenset(), {"token_BT": SQUARE_BT}),
     "time first": Case(zoo.TimeFirst, frozenset()),
-    "relative bias, B == T": Case(
-        zoo.RelativeBias, frozenset(["head"]), {"token_BT": SQUARE_BT}
-    ),
+    "relative bias, B == T": Case(zoo.RelativeBias, frozenset(["head"]), {"token_BT": SQUARE_BT}),
     "relative bias": Case(zoo.RelativeBias, frozenset(["head"])),
 }
 KINDS = {
