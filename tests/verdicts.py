@@ -210,7 +210,7 @@ class Trial:
         if self.sketched is not None and sketcher.mode != "twopass":
             weight_B = unequal(len(self.token_BT))
             per_sample = oracle(self.sketched, self.token_BT, self.loss_of, weight_B).per_sample
-        elif sketcher.mode != "twopass" and covered & set(getattr(sketcher, "outside", {})):
+        elif sketcher.mode != "twopass" and covered & set(getattr(sketcher, "outside", {}) or {}):
             return  # a part of these parameters' gradient is in the sketch, and a part is not
         error = sketch_error(sketcher, sketch_BK, per_sample, step)
         if not error <= self.sketch_error:
@@ -260,7 +260,7 @@ def verdict(
             return Verdict(CRASHED, f"{type(crash).__name__}: {crash}", warned=texts(caught))
     said = mode == "twopass" and bool(texts(caught))  # of a sketch that misses a use
     right = trial.error <= tolerance and (said or trial.sketch_error <= 10 * tolerance)
-    outside = dict(getattr(sketcher, "outside", {}))
+    outside = dict(getattr(sketcher, "outside", {}) or {})
     return Verdict(
         EXACT if right else WRONG,
         error=trial.error,

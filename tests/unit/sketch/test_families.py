@@ -116,10 +116,8 @@ def family(name: str) -> torch.nn.Module:
         given = {key: value for key, value in given.items() if key != "head_dim"}
     config = getattr(transformers, f"{name}{'Text' if name == 'Gemma3' else ''}Config")(**given)
     config._attn_implementation = config._experts_implementation = "eager"
-    model = getattr(transformers, f"{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}")(
-        config
-    )
-    return randomised(model).double()
+    kind = f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
+    return randomised(getattr(transformers, kind)(config)).double()
 
 
 def judged(name: str, mode: str, **options: Any) -> Any:

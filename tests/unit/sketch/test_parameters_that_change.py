@@ -248,7 +248,11 @@ def test_an_exception_inside_a_record_is_the_one_that_comes_out(mode):
     """The check at the end must not hide it, nor leave layers tapped."""
     model, token_BT = made(Decoder)(), some_tokens()
     sketcher = sketcher_of(model, mode)
-    with pytest.raises(KeyError, match="mine"), sketcher.record(token_BT):
+
+    def loss_of(token_BT):
         nll(model, token_BT)
         raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"), sketcher.record(token_BT):
+        loss_of(token_BT)
     assert not any("forward" in vars(module) for module in model.modules())
