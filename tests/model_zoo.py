@@ -233,9 +233,8 @@ class CaptureHidden(Decoder):
 
 def penalised(model: CaptureHidden, token_BT: Tensor) -> Tensor:
     """A loss with a penalty on hidden states that the model does not return."""
-    model.captured.clear()
     loss_B = nll(model, token_BT)
-    return loss_B + 0.3 * model.captured[0].square().mean(dim=(1, 2))
+    return loss_B + 0.3 * model.captured[-1].square().mean(dim=(1, 2))
 
 
 class OutputsHidden(Decoder):
@@ -364,5 +363,11 @@ class RelativeBias(Decoder):
 
 
 def made(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The model drawn and in float64, the same at every call."""
-    return lambda: randomised(build()).double()
+    """The model drawn and in float64, the same at every call, buffers too."""
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return randomised(build()).double()
+
+    return make

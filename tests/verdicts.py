@@ -6,6 +6,7 @@ of dograph.sketch.
 Shapes: B samples, T tokens, V vocabulary, K sketch.
 """
 
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -245,8 +246,7 @@ def verdict(
         options = {"top_blocks": 1, **options}
     if options_of is not None:
         options |= options_of(trial.model)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with Said() as said:
         try:
             sketcher: Any = Sketcher(trial.model, mode=mode, dim=DIM, **options)
             for step in range(steps):
@@ -255,22 +255,47 @@ def verdict(
                         before_step(model, step)
                 trial.step(sketcher, step)
         except ConfigError as refused:
-            return Verdict(REFUSED, str(refused), warned=texts(caught))
+            return Verdict(REFUSED, str(refused), warned=said)
         except Exception as crash:
-            return Verdict(CRASHED, f"{type(crash).__name__}: {crash}", warned=texts(caught))
-    said = mode == "twopass" and bool(texts(caught))  # of a sketch that misses a use
-    right = trial.error <= tolerance and (said or trial.sketch_error <= 10 * tolerance)
+            return Verdict(CRASHED, f"{type(crash).__name__}: {crash}", warned=said)
+    warned = mode == "twopass" and bool(said)  # of a sketch that misses a use
+    right = trial.error <= tolerance and (warned or trial.sketch_error <= 10 * tolerance)
     outside = dict(getattr(sketcher, "outside", {}) or {})
     return Verdict(
         EXACT if right else WRONG,
         error=trial.error,
         worst=trial.worst,
         sketch_error=trial.sketch_error,
-        warned=texts(caught),
+        warned=said,
         outside=outside,
     )
 
 
-def texts(caught: list[warnings.WarningMessage]) -> list[str]:
-    """User warnings of dograph, not the deprecations of libraries."""
-    return [str(entry.message) for entry in caught if entry.category is UserWarning]
+class Said(logging.Handler):
+    """What dograph warns of, by a warning or in its log; not the deprecations of libraries."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        self.catcher = warnings.catch_warnings()
+        self.catcher.__enter__()
+        warnings.simplefilter("always")
+        warnings.showwarning = self.note
+        self.logger = logging.getLogger("dograph")
+        self.propagated, self.logger.propagate = self.logger.propagate, False
+        self.logger.addHandler(self)
+        return self.texts
+
+    def note(self, message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        if category is UserWarning:
+            self.texts.append(str(message))
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.removeHandler(self)
+        self.logger.propagate = self.propagated
+        self.catcher.__exit__(None, None, None)

@@ -27,6 +27,7 @@ from verdicts import (
     VOCABULARY,
     FixedWeights,
     InDouble,
+    Said,
     nll,
     randomised,
     some_tokens,
@@ -333,7 +334,8 @@ def test_the_check_reruns_few_rows_once(mode):
     model.rows.clear()  # to find the output layer may need a forward
     recorded(sketcher, model, token_BT)
     assert sorted(model.rows, reverse=True)[0] == 5
-    assert 1 <= len(model.rows) - 1 <= 2
+    # Recorded and unrecorded; mode head also watches a forward for its output layer.
+    assert 1 <= len(model.rows) - 1 <= (3 if mode == "head" else 2)
     assert all(rows <= 4 for rows in sorted(model.rows)[:-1])
     model.rows.clear()
     recorded(sketcher, model, token_BT, 1)
@@ -363,7 +365,7 @@ def test_the_check_leaves_no_trace(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_never_checks_nothing(mode):
     model, token_BT = made(Counting)(), some_tokens()
-    sketcher = Sketcher(model, mode=mode, dim=DIM, top_blocks=1, check="never")
+    sketcher = Sketcher(model, mode=mode, dim=DIM, top_blocks=1, head=model.head, check="never")
     model.rows.clear()
     recorded(sketcher, model, token_BT)
     assert model.rows == [5]
@@ -392,10 +394,7 @@ def test_no_false_alarm_in_lower_precision(name, mode, dtype):
         pytest.skip("its head is to be named")
     model = made(CASES[name].build)().to(dtype)
     sketcher = Sketcher(model, mode=mode, dim=DIM, top_blocks=1)
-    if name == "modded-nanogpt":
-        with pytest.warns(UserWarning, match="skip_weights"):
-            recorded(sketcher, model, some_tokens())
-    else:
+    with Said():  # of what is outside of the sketch
         recorded(sketcher, model, some_tokens())
 
 
