@@ -1,4 +1,4 @@
-"""Tiny decoders with layers that look like others, or like nothing: parametrisations, tricks, torch's.
+"""Tiny decoders with layers that look like others, or like nothing: parametrisations, tricks.
 
 Shapes: B samples, T tokens, N = B T, D width, V vocabulary.
 """

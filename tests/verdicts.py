@@ -6,16 +6,17 @@ of dograph.sketch.
 Shapes: B samples, T tokens, V vocabulary, K sketch.
 """
 
+import functools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dograph.errors import ConfigError
 from dograph.sketch.sketcher import Sketcher
@@ -98,23 +99,36 @@ def nll(model: Any, token_BT: Tensor) -> Tensor:
     return loss_N.view(len(token_BT), -1).mean(dim=1)
 
 
-class InDouble(TorchFunctionMode):
-    """Hugging Face's norms and routers round float64 to float32; inside this they do not.
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Hugging Face's norms and routers round float64 to float32; inside this nothing does.
 
-    Two ways to the same gradient could otherwise agree to seven digits only.
+    Two ways to the same gradient could otherwise agree to seven digits only. Methods are replaced,
+    because a TorchFunctionMode does not reach the backward of an autograd.Function.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        first = args[0] if args else None
-        if isinstance(first, Tensor) and first.dtype == torch.float64:
-            if func is Tensor.float:
-                return first
-            if func in (Tensor.to, Tensor.type):
+    def widely(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if value.dtype == torch.float64:
+                if function.__name__ == "float":
+                    return value
                 args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
+                if kwargs.get("dtype") is torch.float32:
+                    kwargs["dtype"] = torch.float64
+            return function(value, *args, **kwargs)
+
+        return call
+
+    places = [(Tensor, "to"), (Tensor, "float"), (Tensor, "type"), (F, "softmax")]
+    before = [getattr(owner, name) for owner, name in places]
+    try:
+        for (owner, name), function in zip(places, before, strict=True):
+            setattr(owner, name, widely(function))
+        yield
+    finally:
+        for (owner, name), function in zip(places, before, strict=True):
+            setattr(owner, name, function)
 
 
 def oracle(model: nn.Module, token_BT: Tensor, loss_of: LossOf, weight_B: Tensor) -> Oracle:
@@ -125,6 +139,7 @@ def oracle(model: nn.Module, token_BT: Tensor, loss_of: LossOf, weight_B: Tensor
         torch.autograd.grad(loss, list(given.values()), retain_graph=True, allow_unused=True)
         for loss in loss_B
     ]
+    rows = [tuple(None if g is None else dense(g) for g in row) for row in rows]
     per_sample = {}
     for name, column in zip(given, zip(*rows, strict=True), strict=True):
         if any(part is not None for part in column):
@@ -155,8 +170,12 @@ def largest_error(got: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[
     return worst, culprit
 
 
+def dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient.clone()
+
+
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {n: dense(p.grad) for n, p in model.named_parameters() if p.grad is not None}
 
 
 def sketch_error(

@@ -26,8 +26,8 @@ from verdicts import (
     REFUSED,
     VOCABULARY,
     FixedWeights,
-    InDouble,
     Said,
+    in_double,
     nll,
     randomised,
     some_tokens,
@@ -301,7 +301,7 @@ def t5_loss(model: Any, token_BT: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("mode", MODES)
 def test_t5(mode, size):
     """Encoder states reach the decoder past any cut; B equals T for 4 samples."""
-    with InDouble():
+    with in_double():
         got = verdict(t5, mode, loss_of=t5_loss, token_BT=some_tokens(size, 8))
     assert got.kind in (EXACT, REFUSED), str(got)
 
