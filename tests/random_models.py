@@ -44,6 +44,7 @@ MATRICES: dict[str, Callable[[int, int], nn.Module]] = {
     "another forward": OneMore,
     "LoRA": lambda inputs, outputs: LoraLinear(nn.Linear(inputs, outputs)),
 }
+SIZES = ((5, 8), (5, 8), (6, 6), (1, 7), (4, 8), (3, 12), (8, 4), (2, 2))
 ROUNDS = ("LLaMA", "Gemma")  # to float32, whatever the model's precision
 
 
@@ -57,7 +58,7 @@ class Plan:
     norm: str
     matrix: str
     dtype: str
-    size: tuple[int, int]
+    sizes: tuple[tuple[int, int], ...]  # of the batches
     positions: str
     attention: bool
     gain: str
@@ -81,7 +82,7 @@ def drawn(seed: int) -> Plan:
     def odd(usual: Any, *others: Any, chance: float = 0.3) -> Any:
         return draw.choice(others) if draw.random() < chance else usual
 
-    depth = draw.randint(1, 4)
+    depth, reused = draw.randint(1, 4), draw.random() < 0.15
     places = ("token", "position", "last", "blocks.0", "blocks.0.up", "blocks.0.norm", "head")
     return Plan(
         seed=seed,
@@ -90,7 +91,7 @@ def drawn(seed: int) -> Plan:
         norm=draw.choice(list(NORMS)),
         matrix=odd("Linear", *MATRICES, chance=0.5),
         dtype=odd("float64", "float32"),
-        size=odd((5, 8), (6, 6), (1, 7), (4, 8), (3, 12), (8, 4)),
+        sizes=tuple(draw.choice(SIZES) for _ in range(2)),
         positions=odd("(T,)", "(1, T)", "(B, T)", "bare", "none", "unsqueezed", chance=0.5),
         attention=draw.random() < 0.6,
         gain=odd("none", "scalar", "vector", "of the model"),
@@ -99,12 +100,12 @@ def drawn(seed: int) -> Plan:
         tie=odd("none", "weight", "functional"),
         head=odd("Linear without a bias", "Linear", "CastedLinear", "LoRA", "(B T, D)"),
         last_norm=draw.random() < 0.8,
-        reused=draw.random() < 0.15,
+        reused=reused,
         elsewhere=draw.random() < 0.1,
         frozen=tuple(draw.sample(places, draw.randint(1, 3))) if draw.random() < 0.25 else (),
         head_first=draw.random() < 0.3,
         soft_cap=draw.random() < 0.15,
-        top_blocks=draw.randint(1, depth),
+        top_blocks=1 if reused else draw.randint(1, depth),
     )
 
 
@@ -232,8 +233,8 @@ def build(plan: Plan) -> nn.Module:
     return model.to(getattr(torch, plan.dtype))
 
 
-def tokens(plan: Plan) -> Tensor:
-    return some_tokens(*plan.size)
+def batches(plan: Plan) -> list[Tensor]:
+    return [some_tokens(*size) for size in plan.sizes]
 
 
 def tolerance(plan: Plan) -> float:
@@ -245,5 +246,5 @@ def trains(plan: Plan) -> bool:
     """Whether a loss has any gradient at all."""
     model = build(plan)
     return any(p.requires_grad for p in model.parameters()) and bool(
-        nll(model, tokens(plan)).requires_grad
+        nll(model, batches(plan)[0]).requires_grad
     )

@@ -9,7 +9,7 @@ Shapes: B samples, T tokens, V vocabulary, K sketch.
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,7 +196,7 @@ class Trial:
 
     model: nn.Module
     twin: nn.Module
-    token_BT: Tensor
+    batches: Sequence[Tensor]  # one after the other, step by step
     loss_of: LossOf
     sketched: nn.Module | None = None  # a twin whose uses outside of layers are detached
     holds_sketch: bool = True
@@ -207,13 +207,14 @@ class Trial:
     def step(self, sketcher: Any, step: int) -> None:
         """One recorded backward; figures keep the worst of all steps."""
         self.model.zero_grad()
+        token_BT = self.batches[step % len(self.batches)]
         dtype = next(self.model.parameters()).dtype
-        mixer = FixedWeights(unequal(len(self.token_BT), dtype))
-        with sketcher.record(self.token_BT, step):
-            loss_B = self.loss_of(self.model, self.token_BT)
+        mixer = FixedWeights(unequal(len(token_BT), dtype))
+        with sketcher.record(token_BT, step):
+            loss_B = self.loss_of(self.model, token_BT)
             sketcher.backward(loss_B, mixer)
         weight_B = mixer.weight_B.double()
-        expected = oracle(self.twin, self.token_BT, self.loss_of, weight_B)
+        expected = oracle(self.twin, token_BT, self.loss_of, weight_B)
         self._note(*largest_error(gradients_of(self.model), expected.weighted))
         self._note(*largest_error({"the loss": loss_B.detach()}, {"the loss": expected.loss_B}))
         if self.holds_sketch and sketcher.mode in ("full", "exact", "twopass"):
@@ -228,8 +229,9 @@ class Trial:
     ) -> None:
         covered = {name for rule in sketcher.rules for name in rule.names.values()}
         if self.sketched is not None and sketcher.mode != "twopass":
-            weight_B = unequal(len(self.token_BT))
-            per_sample = oracle(self.sketched, self.token_BT, self.loss_of, weight_B).per_sample
+            token_BT = self.batches[step % len(self.batches)]
+            weight_B = unequal(len(token_BT))
+            per_sample = oracle(self.sketched, token_BT, self.loss_of, weight_B).per_sample
         elif sketcher.mode != "twopass" and covered & set(getattr(sketcher, "outside", {}) or {}):
             return  # a part of these parameters' gradient is in the sketch, and a part is not
         error = sketch_error(sketcher, sketch_BK, per_sample, step)
@@ -242,11 +244,11 @@ def verdict(
     mode: Any,
     *,
     loss_of: LossOf = nll,
-    token_BT: Tensor | None = None,
+    token_BT: Tensor | Sequence[Tensor] | None = None,
     make_sketched: Callable[[], nn.Module] | None = None,
     before_step: Callable[[nn.Module, int], None] | None = None,
     options_of: Callable[[Any], dict[str, Any]] | None = None,
-    steps: int = 1,
+    steps: int | None = None,
     tolerance: float = 1e-10,
     holds_sketch: bool = True,
     **options: Any,
@@ -255,12 +257,14 @@ def verdict(
 
     `make_sketched` gives a twin whose uses of parameters outside their layers are detached: its
     per-sample gradients are those that the sketch of mode full holds; that of twopass must warn.
-    `before_step` may change the models, and `options_of` names their modules to the Sketcher.
+    Several batches are steps. `before_step` may change the models, and `options_of` names their
+    modules to the Sketcher.
     """
     token_BT = some_tokens() if token_BT is None else token_BT
+    batches = [token_BT] if isinstance(token_BT, Tensor) else token_BT
     sketched = make_sketched().double() if make_sketched else None
     twins = make_model(), make_model().double()
-    trial = Trial(*twins, token_BT, loss_of, sketched, holds_sketch)
+    trial = Trial(*twins, batches, loss_of, sketched, holds_sketch)
     if mode == "topdown":
         options = {"top_blocks": 1, **options}
     if options_of is not None:
@@ -268,7 +272,7 @@ def verdict(
     with Said() as said:
         try:
             sketcher: Any = Sketcher(trial.model, mode=mode, dim=DIM, **options)
-            for step in range(steps):
+            for step in range(steps or len(batches)):
                 for model in filter(None, (trial.model, trial.twin, trial.sketched)):
                     if before_step is not None:
                         before_step(model, step)
