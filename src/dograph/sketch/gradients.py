@@ -59,13 +59,17 @@ class MicroBatchResult:
 
 
 def deferred_backward(
-    halves: list[Half], vectors: list[Vector], cut: tuple[Tensor, Tensor] | None, weight_B: Tensor
+    halves: list[Half],
+    vectors: list[Vector],
+    cut: tuple[Tensor, Tensor] | None,
+    outside: Callable[[Tensor], None] | None,
+    weight_B: Tensor,
 ) -> None:
     """Mode `full`: each weight gradient from its layer's input and output gradient.
 
     Modes `topdown` and `head` have these for the layers above the cut only. At the `cut` they have
     the residual stream and its gradient: scaled by the weights, autograd takes it to the layers
-    below.
+    below. `outside` is the backward of parameters used outside a tapped layer.
     """
     times_B = len(weight_B) * weight_B
     with torch.autocast(weight_B.device.type, enabled=False):
@@ -78,19 +82,31 @@ def deferred_backward(
             parts = vector_F.split([vector.shape[1] for _, vector in vectors])
             for (rule, _), part in zip(vectors, parts, strict=True):
                 for name, gradient in zip(rule.vectors, rule.split(part).values(), strict=True):
-                    add_gradient(getattr(rule.module, name), gradient)
+                    parameter = getattr(rule.module, name)
+                    add_gradient(parameter, gradient.view_as(parameter))
+    if outside is not None:
+        outside(weight_B)
     if cut is not None:
         hidden_BTD, grad_BTD = cut
         torch.autograd.backward([hidden_BTD], [scaled(grad_BTD, weight_B)])
 
 
 def explicit_backward(
-    gradients: Gradients, parameters: Mapping[str, nn.Parameter], weight_B: Tensor
+    gradients: Gradients,
+    parameters: Mapping[str, nn.Parameter],
+    outside: Callable[[Tensor], None] | None,
+    weight_B: Tensor,
 ) -> None:
     """Modes `exact` and `reference`: the weighted sum of full per-sample gradients."""
     for name, gradient in gradients.items():
         weighted = torch.tensordot(weight_B.to(gradient.dtype), gradient, dims=1)
-        add_gradient(parameters[name], weighted)
+        add_gradient(parameters[name], weighted.view_as(parameters[name]))
+    if outside is not None:
+        outside(weight_B)
+
+
+def is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -175,7 +191,7 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def is_sharded(parameter: nn.Parameter) -> bool:
+def is_sharded(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor)
 
 
