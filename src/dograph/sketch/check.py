@@ -246,6 +246,14 @@ class CheckedRecord:
                     self.compare_gradients(num)
                 else:
                     self.compare_sketches(num)
+        except (ValueError, RuntimeError, IndexError) as error:
+            if isinstance(error, ConfigError | torch.OutOfMemoryError):
+                raise
+            raise ConfigError(
+                f"the model ran on {len(self.token_BT)} samples but not on the first {num} of "
+                f"them, to check the gradient: {error!r}; if it keeps something from call to call, "
+                'set check="never"'
+            ) from error
         finally:
             sketcher.check, sketcher.step = settings
             sketcher._slots_for = ()  # those of the rows do not fit the next batch

@@ -89,7 +89,7 @@ class Sketcher:
         self._cuts = mode in CUTTING and self.reduces
         self._group_of = group_of
         self._builder: SketchBuilder | None = None
-        self._slots_for: tuple[object, ...] = ()  # sizes, dtype and device of the open slots
+        self._slots_for: tuple[Any, ...] = ()  # sizes, dtype and device of the open slots
         self.rules: list[Rule] = []
         self.head, output = head, output_layer(self.model, head) if mode == "head" else None
         if mode != "head" or output is not None:  # otherwise found in the first forward
@@ -99,7 +99,7 @@ class Sketcher:
         self._last_step: int | None = None  # of the last call of `backward`
         self._rows: WorldRows  # of the last recorded batch
         self.outside: dict[str, float] | None = None  # parameters, by their share of all
-        self._tree = ModelTree(self.model)
+        self._tree = gradients.ModelTree(self.model)
         self._running = self._was_checked = self._sketched = False
         self._seen: CheckedRecord | None = None  # of the record that is open, if it is checked
         self._cut_hidden: Tensor | None = None  # the residual stream at the cut,
@@ -264,6 +264,12 @@ class Sketcher:
                 "floating numbers; use mode full"
             )
         hidden_BTD: Tensor = values[first]
+        num_samples, num_tokens = self._slots_for[:2]
+        if hidden_BTD.shape[:1] not in ((num_samples,), (num_samples * num_tokens,)):
+            raise ConfigError(
+                f"mode {self.mode} cuts the model at an input of shape {tuple(hidden_BTD.shape)}, "
+                f"which has no axis for the {num_samples} samples; use mode full"
+            )
         leaf_BTD = hidden_BTD.detach().requires_grad_(torch.is_grad_enabled())
         if self._running:
             self._cut_hidden, self._cut_leaf = hidden_BTD, leaf_BTD
@@ -298,7 +304,7 @@ class Sketcher:
         for rule in self.rules:  # checkpointed layers run again in the same way: tapped or not
             rule.taps, rule.calls = rule.calls > 0, 0
         cut = [] if self._cut_leaf is None else [self._cut_leaf]
-        if self.outside is None and self.reduces:
+        if self.outside is None:
             self._find_outside(loss_B)
         others = [n for n in self.parameters if n not in (self.outside or {})]
         strays = {n: self.parameters[n] for n in others} if self.reduces else {}
@@ -327,19 +333,22 @@ class Sketcher:
         # Without the layers whose output does not reach the loss.
         vectors = [entry for entry in vectors if entry[-1] is not None]
         halves = [entry for entry in halves if entry[-1] is not None]
-        again = partial(self._backward_outside, loss_B) if self.outside else None
+        hidden_BTD = self._cut_hidden
+        cut_BTD = (hidden_BTD, grad_BTD) if hidden_BTD is not None else None
+        rest = partial(self._backward_rest, loss_B, cut_BTD) if cut_BTD or self.outside else None
         if self.mode == "exact":
-            return self._explicit(loss_B, gradients.materialised(halves, vectors), again)
+            return self._explicit(loss_B, gradients.materialised(halves, vectors), rest)
         pending = None
         if self.reduces:
-            hidden = self._cut_hidden
-            at_cut = None if hidden is None or not hidden.requires_grad else (hidden, grad_BTD)
-            pending = partial(gradients.deferred_backward, halves, vectors, at_cut, again)
+            pending = partial(gradients.deferred_backward, halves, vectors, rest)
         self._cut_hidden = self._cut_leaf = None
         return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
 
     def _find_outside(self, loss_B: Tensor) -> None:
         """Parameters that the loss reaches without a tap: left out, or used elsewhere too."""
+        if not self.reduces:  # one backward for all
+            self.outside = {}
+            return
         covered = {name for rule in self.rules for name in rule.names.values()}
         reached = reached_parameters(loss_B, self.parameters, covered)
         size = sum(parameter.numel() for parameter in self.parameters.values())
@@ -353,14 +362,26 @@ class Sketcher:
                 100 * sum(self.outside.values()),
             )
 
-    def _backward_outside(self, loss_B: Tensor, weight_B: Tensor) -> None:
-        """The ordinary weighted backward, for the parameters outside alone."""
-        given = [self.parameters[name] for name in self.outside or {}]
-        weighted = (weight_B.to(loss_B.dtype) * loss_B).sum()
-        grads = torch.autograd.grad(weighted, given, allow_unused=True)
-        for parameter, gradient in zip(given, grads, strict=True):
-            if gradient is not None:
-                gradients.add_gradient(parameter, gradient)
+    def _backward_rest(
+        self, loss_B: Tensor, cut: tuple[Tensor, Tensor] | None, weight_B: Tensor
+    ) -> None:
+        """The ordinary weighted backward: of the layers below the cut, and parameters outside.
+
+        At the cut we have the residual stream and its gradient, which is scaled by the weights.
+        Both start at once, because they may meet in the layers below.
+        """
+        roots, grads = [], []
+        if cut is not None and cut[0].requires_grad:  # something below it is trained
+            hidden_BTD, grad_BTD = cut
+            by_sample = grad_BTD.reshape(len(weight_B), -1, grad_BTD.shape[-1])
+            roots.append(hidden_BTD)
+            grads.append(gradients.scaled(by_sample, weight_B).view_as(hidden_BTD))
+        if self.outside:
+            roots.append((weight_B.to(loss_B.dtype) * loss_B).sum())
+            grads.append(torch.ones_like(roots[-1]))
+        inputs = list(self.parameters.values()) if self.outside else None
+        if roots:
+            torch.autograd.backward(roots, grads, inputs=inputs)
 
     def _require_no_strays(self, grads: Mapping[str, Tensor | None]) -> None:
         """Taps detach parameters: one that still gets a gradient is used outside its layer."""
@@ -373,11 +394,11 @@ class Sketcher:
             )
 
     def _explicit(
-        self, loss_B: Tensor, per_sample: Gradients, again: Callable[[Tensor], None] | None
+        self, loss_B: Tensor, per_sample: Gradients, rest: Callable[[Tensor], None] | None
     ) -> MicroBatchResult:
         assert self._builder is not None
         groups = self._builder.groups_of_gradients(per_sample, self.step)
-        pending = partial(gradients.explicit_backward, per_sample, self.parameters, again)
+        pending = partial(gradients.explicit_backward, per_sample, self.parameters, rest)
         return self._builder.result(loss_B, groups, pending)
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
@@ -437,52 +458,6 @@ class Sketcher:
         epoch = self.projection.epoch(self.step)
         rows, step = [self._rows], self.step
         return gather_signals(results, rows, step=step, projection=epoch, source_B=source_B)
-
-
-class ModelTree:
-    """The modules and parameters of a model, to see whether they are still the same."""
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
-        self.children = [(m._modules, k, child) for m in modules for k, child in m._modules.items()]
-        self.parameters = [
-            (m._parameters, k, p, p is not None and p.requires_grad, f"{type(m).__name__}.{k}")
-            for m in modules
-            for k, p in m._parameters.items()
-        ]
-        self.sizes = [(m, len(m._modules), len(m._parameters)) for m in modules]
-
-    def require_unchanged(self, *, fills_grad: bool) -> None:
-        """Refuse to go on with parameters that are no longer the model's; some 30 us a step."""
-        changed = [
-            name
-            for held, key, parameter, trained, name in self.parameters
-            if held.get(key) is not parameter
-            or (parameter is not None and parameter.requires_grad != trained)
-        ]
-        changed += [key for held, key, child in self.children if held.get(key) is not child]
-        changed += [
-            type(module).__name__
-            for module, num_children, num_parameters in self.sizes
-            if (len(module._modules), len(module._parameters)) != (num_children, num_parameters)
-        ]
-        if changed:
-            raise ConfigError(
-                f"{changed[:5]} of the model were replaced, added, frozen or unfrozen after the "
-                "Sketcher was made; make a new Sketcher (and a new optimizer, if tensors changed)"
-            )
-        hooked = [
-            name
-            for *_, parameter, trained, name in self.parameters
-            if parameter is not None
-            and trained
-            and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
-        ]
-        if hooked and fills_grad:
-            raise ConfigError(
-                f"{hooked[:5]} have hooks on their gradients, which run in an ordinary backward "
-                "only; use mode twopass, or remove the hooks"
-            )
 
 
 def sketch_rows(
