@@ -29,7 +29,7 @@ from dograph.sketch.gradients import Gradients
 if TYPE_CHECKING:
     from dograph.sketch.sketcher import Sketcher
 
-ROWS = 3  # that run again
+ROWS = 4  # that run again; fewer in mode twopass, where each has a backward of its own
 _CLOSE, _CLOSE_HALF = 1e-4, 1e-2  # relative error of a parameter's gradient
 _SCALE = 1.37  # no power of two, so that scaling rounds differently
 logger = logging.getLogger("dograph.sketch")
@@ -71,6 +71,8 @@ class CheckedRecord:
         self.outputs: list[Tensor] | None = None  # with a graph, of the model's last call
         self.gradients: list[Tensor | None] = []  # of the outputs, for the rows that run again
         self.half: torch.dtype | None = None  # of autocast, if it is on
+        self.weight_B = torch.ones(())  # of the losses for `weighted_gradients`
+        self.weighted_gradients: list[Tensor | None] = []
         self.done = False
         self.traced = False  # the call is inside a compiled graph, where it cannot be seen
 
@@ -159,37 +161,57 @@ class CheckedRecord:
             )
         return self.outputs
 
+    def weighted(self, loss_B: Tensor, outputs: list[Tensor]) -> None:
+        """Keep the gradients of unequally weighted losses, to see whether samples are coupled."""
+        if outputs and not any(output is loss_B for output in outputs):
+            self.weight_B = torch.linspace(0.4, 1.0, len(loss_B), device=loss_B.device)
+            total = (self.weight_B.to(loss_B.dtype) * loss_B).sum()
+            grads = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
+            self.weighted_gradients = list(map(self.first_rows, outputs, grads))
+
     def keep(self, gradients: list[Tensor | None]) -> None:
         """Keep the rows that run again of the gradients of the outputs."""
-        num, self.done = self.num_rows(), True
-        whole = num == len(self.token_BT)
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                output = (self.outputs or [])[index]
-                per_sample = self.split_rows(output.shape)
-                if per_sample is None:
-                    raise ConfigError(
-                        f"the loss uses an output of the model of shape {tuple(output.shape)}, "
-                        f"which has no axis for the {len(self.token_BT)} samples: what it adds to "
-                        "a sample's loss is not known. Return it for each sample, or leave it out"
-                    )
-                gradient = gradient.detach() if whole else gradient[: num * per_sample].clone()
-            self.gradients.append(gradient)
-        self.outputs = []
+        self.gradients = list(map(self.first_rows, self.outputs or [], gradients))
+        if (dtype := self.sketcher._slots_for[2]) in (torch.bfloat16, torch.float16):
+            self.half = dtype  # autocast that began before the model's call, or inside it
+        self.outputs, self.done = [], True
+        room = _CLOSE_HALF if self.rounds() else _CLOSE
+        for weighted, plain in zip(self.weighted_gradients, self.gradients, strict=False):
+            if weighted is None or plain is None:
+                continue
+            times_B = self.weight_B[: self.num_rows()].to(plain.dtype)
+            scaled = plain.reshape(len(times_B), -1) * times_B[:, None]
+            error = (weighted.reshape_as(scaled) - scaled).norm()
+            if not error <= room * scaled.norm():
+                raise ConfigError(
+                    "the loss of a sample depends on other samples of the batch (by "
+                    f"{float(error / scaled.norm()):.2g} of its gradient), so there is no gradient "
+                    "of a sample; compute loss_B[i] from the outputs of sample i alone"
+                )
+        self.weighted_gradients = []
 
-    def split_rows(self, shape: torch.Size) -> int | None:
-        """Rows of an output that belong to one sample: 1 for (B, ...), T for (B T, ...)."""
-        num_samples = len(self.token_BT)
-        if not shape or shape[0] % num_samples:
+    def first_rows(self, output: Tensor, gradient: Tensor | None) -> Tensor | None:
+        """The part of the gradient of an output that belongs to the rows that run again."""
+        if gradient is None:
             return None
-        return int(shape[0]) // num_samples
+        num, num_samples = self.num_rows(), len(self.token_BT)
+        if output.dim() == 0 or output.shape[0] % num_samples:
+            raise ConfigError(
+                f"the loss uses an output of the model of shape {tuple(output.shape)}, which has "
+                f"no axis for the {num_samples} samples: what it adds to a sample's loss is not "
+                "known. Return it for each sample, or leave it out"
+            )
+        rows = num * (output.shape[0] // num_samples)  # T times as many for (B T, ...)
+        return gradient[:rows].detach().clone()
 
     def num_rows(self) -> int:
         """How many rows run again: all, where an axis of B elements may not be that of samples."""
         num_samples = len(self.token_BT)
         given = tensors_of((self.args, self.kwargs), graph=False)
         unclear = any(num_samples in tensor.shape[1:] for tensor in given)
-        most = ROWS if self.sketcher.reduces else ROWS - 1  # each has a backward in twopass
+        most = ROWS if self.sketcher.reduces else ROWS - 1
+        if most == self.token_BT.shape[1]:  # nor tokens be taken for samples
+            most += 1
         return num_samples if unclear else min(most, num_samples)
 
     def call(self, num: int) -> list[Tensor]:
@@ -325,7 +347,7 @@ class CheckedRecord:
         loss_b = self.pull(self.call(num), num)
         error = size = 0.0
         assert sketcher._builder is not None
-        for i in range(num):
+        for i in range(min(num, 2)):  # of more rows, so that a permutation of them is seen
             given = list(sketcher.parameters.values())
             grads = torch.autograd.grad(loss_b[i], given, retain_graph=True, allow_unused=True)
             named = zip(sketcher.parameters, grads, strict=True)

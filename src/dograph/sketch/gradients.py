@@ -187,14 +187,16 @@ class ModelTree:
     """The modules and parameters of a model, to see whether they are still the same."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
-        self.children = [(m._modules, k, child) for m in modules for k, child in m._modules.items()]
+        modules = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
+        self.children = [
+            (m._modules, k, c, at + k) for at, m in modules for k, c in m._modules.items()
+        ]
         self.parameters = [
-            (m._parameters, k, p, p is not None and p.requires_grad, f"{type(m).__name__}.{k}")
-            for m in modules
+            (m._parameters, k, p, p is not None and p.requires_grad, at + k)
+            for at, m in modules
             for k, p in m._parameters.items()
         ]
-        self.sizes = [(m, len(m._modules), len(m._parameters)) for m in modules]
+        self.sizes = [(m, len(m._modules), len(m._parameters), at) for at, m in modules]
 
     def require_unchanged(self, *, fills_grad: bool) -> None:
         """Refuse to go on with parameters that are no longer the model's; some 30 us a step."""
@@ -204,10 +206,10 @@ class ModelTree:
             if held.get(key) is not parameter
             or (parameter is not None and parameter.requires_grad != trained)
         ]
-        changed += [key for held, key, child in self.children if held.get(key) is not child]
+        changed += [name for held, key, child, name in self.children if held.get(key) is not child]
         changed += [
-            type(module).__name__
-            for module, num_children, num_parameters in self.sizes
+            name.removesuffix(".") or type(module).__name__
+            for module, num_children, num_parameters, name in self.sizes
             if (len(module._modules), len(module._parameters)) != (num_children, num_parameters)
         ]
         if changed:

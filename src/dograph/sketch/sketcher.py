@@ -100,7 +100,9 @@ class Sketcher:
         self._rows: WorldRows  # of the last recorded batch
         self.outside: dict[str, float] | None = None  # parameters, by their share of all
         self._tree = gradients.ModelTree(self.model)
-        self._running = self._was_checked = self._sketched = False
+        self._running = self._sketched = False
+        self._num_checked = 0  # samples of the largest batch that was checked
+        self._checked_layers: set[str] = set()
         self._seen: CheckedRecord | None = None  # of the record that is open, if it is checked
         self._cut_hidden: Tensor | None = None  # the residual stream at the cut,
         self._cut_leaf: Tensor | None = None  # and its copy, the input of the layers above
@@ -149,7 +151,9 @@ class Sketcher:
             )
         self._tree.require_unchanged(fills_grad=self.reduces)
         self.step, self._sketched = step, False
-        checks = self.check == "always" or (self.check == "first" and not self._was_checked)
+        # A batch of one sample says little: any order of axes is right for it.
+        due = self._num_checked < min(len(token_BT), 2)
+        checks = self.check == "always" or (self.check == "first" and due)
         seen = CheckedRecord(self, token_BT) if checks else None
         with ExitStack() as stack:
             if self.reduces and isinstance(self.wrapper, DistributedDataParallel):
@@ -281,21 +285,13 @@ class Sketcher:
 
     def sketch(self, loss_B: Tensor, *, keep: bool = True) -> MicroBatchResult:
         """Sketch the samples of the recorded forward; `keep` its graph for the backward."""
-        if loss_B.dim() != 1 or len(loss_B) != self._num_samples:
-            raise ConfigError(
-                f"loss_B must have one loss for each of the {self._num_samples} recorded samples, "
-                f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
-            )
+        self._require_losses(loss_B)
         self._sketched = True
         if self.mode == "reference":
             per_sample = gradients.one_backward_per_sample(loss_B, self.parameters)
             return self._explicit(loss_B, per_sample, None)
-        if not any(rule.calls for rule in self.rules):
-            raise ConfigError(
-                "no layer was recorded; run the model's forward inside sketcher.record(token_BT) "
-                "with gradients enabled" + (", through the layer of the cut" if self._cuts else "")
-            )
         outputs = [] if self._seen is None else self._seen.outputs_of(loss_B)
+        self._note_checked()
         self._running = False
         assert self._builder is not None
         slots = list(self._builder.slots.values())
@@ -316,6 +312,8 @@ class Sketcher:
             *outputs,
             *strays.values(),
         ]
+        if self._seen is not None:
+            self._seen.weighted(loss_B, outputs)
         retain = keep and (not self.reduces or bool(self.outside))
         grads: Iterator[Any] = iter(
             torch.autograd.grad(loss_B.sum(), wanted, retain_graph=retain, allow_unused=True)
@@ -328,7 +326,6 @@ class Sketcher:
         grad_BTD: Any = next(grads) if cut else None
         if self._seen is not None:
             self._seen.keep([next(grads) for _ in outputs])
-            self._was_checked = True
         self._require_no_strays(dict(zip(strays, grads, strict=True)))
         # Without the layers whose output does not reach the loss.
         vectors = [entry for entry in vectors if entry[-1] is not None]
@@ -343,6 +340,28 @@ class Sketcher:
             pending = partial(gradients.deferred_backward, halves, vectors, rest)
         self._cut_hidden = self._cut_leaf = None
         return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
+
+    def _require_losses(self, loss_B: Tensor) -> None:
+        """Refuse losses that are not those of the recorded samples."""
+        if loss_B.dim() != 1 or len(loss_B) != self._num_samples:
+            raise ConfigError(
+                f"loss_B must have one loss for each of the {self._num_samples} recorded samples, "
+                f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
+            )
+        if self.mode != "reference" and not any(rule.calls for rule in self.rules):
+            raise ConfigError(
+                "no layer was recorded; run the model's forward inside sketcher.record(token_BT) "
+                "with gradients enabled" + (", through the layer of the cut" if self._cuts else "")
+            )
+
+    def _note_checked(self) -> None:
+        """A layer that runs for the first time makes the next record a checked one."""
+        used = {rule.path for rule in self.rules if rule.calls}
+        if self._seen is not None:
+            self._num_checked = max(self._num_checked, self._num_samples)
+            self._checked_layers |= used
+        elif not used <= self._checked_layers:
+            self._num_checked = 0
 
     def _find_outside(self, loss_B: Tensor) -> None:
         """Parameters that the loss reaches without a tap: left out, or used elsewhere too."""
