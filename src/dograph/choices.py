@@ -84,8 +84,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 CUTTING: tuple[Mode, ...] = ("topdown", "head")  # below their cut, backward is the ordinary one
 EXPLICIT: tuple[Mode, ...] = ("exact", "reference")  # hold per-sample gradients in full
 DETACHING: tuple[Mode, ...] = ("full", "exact")  # their taps take every parameter out of the graph
-# Modes that support `exclude`: their gradients come from an ordinary backward.
-SPARING: tuple[Mode, ...] = ("twopass", "head", "reference")
 # They hold the graph of (nearly) the whole model until there are weights: too much for many
 # micro-batches. Their gradient is a backward through the wrapper, as FSDP2 needs it.
 GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")

@@ -31,7 +31,8 @@ from dograph.files import write_json
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
-from dograph.sketch.rules import EmbeddingRule, NormRule, Rule, blocks_of
+from dograph.sketch.cover import blocks_of
+from dograph.sketch.rules import EmbeddingRule, NormRule, Rule
 from dograph.sketch.sketcher import Sketcher, sketch_rows
 from dograph.theory.mmd import pairwise_mmd
 from dograph.train.distributed import pick_device

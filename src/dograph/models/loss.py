@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
+from dograph.sketch.cover import blocks_of
 from dograph.sketch.head import IGNORED
-from dograph.sketch.rules import blocks_of
 
 # Settings by which a model changes the logits of its output layer; sketches of it ignore them.
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
