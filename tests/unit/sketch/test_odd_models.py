@@ -164,13 +164,13 @@ class LateMiddle(shapes.FlatTimeFirst):
 
 
 @pytest.mark.parametrize("mode", FILLING)
-def test_layers_that_run_later_are_checked_then(mode):
+def test_layers_that_run_later_are_checked_at_the_next_step(mode):
     def before_step(model, step):
         model.used = step > 0
 
     try:
         with Said():
-            errors = errors_of_steps(made(LateMiddle), mode, [(5, 8), (5, 8)], before_step)
+            errors = errors_of_steps(made(LateMiddle), mode, [(5, 8)] * 3, before_step)
     except ConfigError:
         return
     assert max(errors) < 1e-10
