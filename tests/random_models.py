@@ -141,8 +141,8 @@ class RandomBlock(nn.Module):
             return self.fed(hidden_BTD.reshape(-1, width)).view_as(hidden_BTD)
         if rows == "(B, T, 2, D / 2)":
             return self.fed(hidden_BTD.unflatten(-1, (2, -1))).flatten(2)
-        if rows == "(T, B, D)":
-            return self.fed(hidden_BTD.transpose(0, 1)).transpose(0, 1)
+        if rows == "(T, B, D)":  # contiguous, because Conv1D takes a view
+            return self.fed(hidden_BTD.transpose(0, 1).contiguous()).transpose(0, 1)
         if rows == "(T B, D)":
             value_TBD = hidden_BTD.transpose(0, 1)
             return self.fed(value_TBD.reshape(-1, width)).view_as(value_TBD).transpose(0, 1)
