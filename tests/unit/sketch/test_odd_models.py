@@ -213,3 +213,31 @@ def test_arguments_beside_the_tokens(mode, shape):
 
     got = verdict(made(Positioned), mode, loss_of=loss_of)
     assert got.kind == EXACT or (got.kind == REFUSED and shape == (40,)), str(got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "autocast"], ids=str)
+@pytest.mark.parametrize("mode", ["full", "exact", "topdown"])
+@pytest.mark.parametrize(
+    ("build", "size"),
+    [
+        (zoo.TimeFirst, (6, 6)),
+        (shapes.FlatTimeFirst, (5, 8)),
+        (oddities.ODD["halved gradient"], (5, 8)),
+        (oddities.COUPLED["mean over samples"], (5, 8)),
+    ],
+    ids=["time first", "flat time first", "halved gradient", "mean over samples"],
+)
+def test_the_check_sees_through_rounding(build, size, mode, dtype):
+    """Errors of a third of a gradient are far above what bfloat16 rounds."""
+    halves = dtype == "autocast"
+    model = made(build)().to(torch.float32 if halves else dtype)
+    token_BT = some_tokens(*size)
+    sketcher = Sketcher(model, mode=mode, dim=DIM, top_blocks=1)
+    mixer = FixedWeights(unequal(size[0], torch.float32))
+    with (
+        Said(),
+        torch.autocast("cpu", torch.bfloat16, enabled=halves),
+        pytest.raises(ConfigError),
+        sketcher.record(token_BT),
+    ):
+        sketcher.backward(nll(model, token_BT).float(), mixer)
