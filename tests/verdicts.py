@@ -152,10 +152,12 @@ def oracle(model: nn.Module, token_BT: Tensor, loss_of: LossOf, weight_B: Tensor
     return Oracle(loss_B.detach(), weighted, per_sample)
 
 
-def largest_error(got: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, str]:
+def largest_error(
+    got: dict[str, Tensor], expected: dict[str, Tensor], floor: float = 1e-4
+) -> tuple[float, str]:
     """Deviation over the largest entry of the parameter, of the worst parameter, and its name.
 
-    Gradients that are 0 but for rounding (a key's bias) are held to the size of the others.
+    Gradients that are 0 but for rounding (a key's bias) are held to `floor` times the others.
     """
     top = max((float(value.abs().max()) for value in expected.values()), default=1.0)
     worst, culprit = 0.0, ""
@@ -163,7 +165,7 @@ def largest_error(got: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[
         want, has = expected.get(name), got.get(name)
         want = torch.zeros_like(has) if want is None else want  # type: ignore[arg-type]
         has = torch.zeros_like(want) if has is None else has.to(want.dtype)
-        scale = max(float(want.abs().max()), 1e-4 * top)
+        scale = max(float(want.abs().max()), floor * top)
         error = float((has - want).abs().max()) / scale
         if not error <= worst:  # not a number counts as well
             worst, culprit = error, name
@@ -200,6 +202,7 @@ class Trial:
     loss_of: LossOf
     sketched: nn.Module | None = None  # a twin whose uses outside of layers are detached
     holds_sketch: bool = True
+    floor: float = 1e-4  # for gradients of 0, a part of the largest
     error: float = 0.0
     worst: str = ""
     sketch_error: float = 0.0
@@ -215,7 +218,7 @@ class Trial:
             sketcher.backward(loss_B, mixer)
         weight_B = mixer.weight_B.double()
         expected = oracle(self.twin, token_BT, self.loss_of, weight_B)
-        self._note(*largest_error(gradients_of(self.model), expected.weighted))
+        self._note(*largest_error(gradients_of(self.model), expected.weighted, self.floor))
         self._note(*largest_error({"the loss": loss_B.detach()}, {"the loss": expected.loss_B}))
         if self.holds_sketch and sketcher.mode in ("full", "exact", "twopass"):
             self._note_sketch(sketcher, mixer.signals.sketch_BK, expected.per_sample, step)
@@ -265,6 +268,7 @@ def verdict(
     sketched = make_sketched().double() if make_sketched else None
     twins = make_model(), make_model().double()
     trial = Trial(*twins, batches, loss_of, sketched, holds_sketch)
+    trial.floor = 1e-4 if tolerance < 1e-8 else 1e-2
     if mode == "topdown":
         options = {"top_blocks": 1, **options}
     if options_of is not None:
