@@ -34,7 +34,6 @@ LAYERS = [
     "mixers",
     "train",
     "integrations",
-    "theory",
     "testing",
     "eval",
     "plan",
