@@ -83,9 +83,10 @@ def _require_known(target_BT: Tensor, vocab_size: int, ignore_index: int) -> Non
         torch._assert_async(~outside_BT.any(), message)
     elif outside_BT.any():
         raise ConfigError(
-            f"target has {target_BT[outside_BT].unique().tolist()[:5]}, which are neither in "
-            f"0..{vocab_size - 1} nor ignore_index={ignore_index}; map them into the vocabulary, "
-            "or set ignore_index to the value of targets that do not count (-1 in nanoGPT)"
+            f"targets (labels) have {target_BT[outside_BT].unique().tolist()[:5]}, which are "
+            f"neither in 0..{vocab_size - 1} nor ignore_index={ignore_index}; map them into the "
+            "vocabulary, or give the value of targets that do not count as ignore_index (nanoGPT "
+            "has -1; labels of a Trainer must have -100)"
         )
 
 

@@ -107,9 +107,7 @@ def test_targets_outside_the_vocabulary(inputs, wrong, ignore_index, vocab_size)
     hidden_BTD, weight_VD, target_BT = inputs
     target_BT = target_BT.masked_fill(target_BT == -100, ignore_index)
     target_BT[2, 4] = wrong
-    said = (
-        rf"target has \[{wrong}\].* 0\.\.{(vocab_size or 30) - 1} nor ignore_index={ignore_index};"
-    )
+    said = rf"have \[{wrong}\].* 0\.\.{(vocab_size or 30) - 1} nor ignore_index={ignore_index};"
     with pytest.raises(ConfigError, match=said):
         sketched_cross_entropy(
             *(hidden_BTD, weight_VD, target_BT), vocab_size=vocab_size, ignore_index=ignore_index
