@@ -52,7 +52,6 @@ EXTRAS = {
     "wandb",
     "trackio",
     "lightgbm",
-    "lm_eval",
     "ray",
     "matplotlib",
 }
