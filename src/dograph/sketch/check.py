@@ -133,9 +133,10 @@ class CheckedRecord:
             return []
         for rule in rules:
             rule.shape = (num, rule.shape[1])
-        with self.undisturbed():
+        with self.undisturbed() as rewind:
             with torch.no_grad():
                 expected = [output.shape for output in self.call(num)]
+            rewind()
             try:
                 with torch.enable_grad():
                     shapes = [output.shape for output in self.call(num)]
@@ -264,21 +265,32 @@ class CheckedRecord:
         return total
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Restore random state, buffers and `.grad`; run compiled regions uncompiled."""
-        sketcher = self.sketcher
+    def undisturbed(self) -> Iterator[Callable[[], None]]:
+        """Restore random state, buffers and `.grad`; run compiled regions uncompiled.
+
+        Gives the function that restores random state and buffers between two runs.
+        """
+        sketcher, is_cuda = self.sketcher, self.token_BT.is_cuda
         grads = {name: p.grad for name, p in sketcher.parameters.items()}
         buffers = [(buffer, buffer.clone()) for buffer in sketcher.model.buffers()]
-        cuda = [self.token_BT.device.index or 0] if self.token_BT.is_cuda else []
-        with torch.random.fork_rng(devices=cuda), torch.compiler.set_stance("force_eager"):
+        of_cpu = torch.get_rng_state()
+        of_gpu = torch.cuda.get_rng_state(self.token_BT.device) if is_cuda else None
+
+        def rewind() -> None:
+            torch.set_rng_state(of_cpu)
+            if of_gpu is not None:
+                torch.cuda.set_rng_state(of_gpu, self.token_BT.device)
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+        with torch.compiler.set_stance("force_eager"):
             try:
-                yield
+                yield rewind
             finally:
+                rewind()
                 for name, gradient in grads.items():
                     sketcher.parameters[name].grad = gradient
-                with torch.no_grad():
-                    for buffer, before in buffers:
-                        buffer.copy_(before)
 
     def compare(self) -> None:
         """Run a few rows again, recorded and unrecorded; raise if they disagree."""
@@ -288,11 +300,11 @@ class CheckedRecord:
         settings = sketcher.check, sketcher.step
         sketcher.check = "never"
         try:
-            with self.undisturbed(), torch.enable_grad():
+            with self.undisturbed() as rewind, torch.enable_grad():
                 if sketcher.reduces:
-                    self.compare_gradients(num)
+                    self.compare_gradients(num, rewind)
                 else:
-                    self.compare_sketches(num)
+                    self.compare_sketches(num, rewind)
         except (ValueError, RuntimeError, IndexError) as error:
             if isinstance(error, ConfigError | torch.OutOfMemoryError):
                 raise
@@ -315,14 +327,14 @@ class CheckedRecord:
             outputs = self.call(num)
             return outputs, use(self.pull(outputs, num))
 
-    def compare_gradients(self, num: int) -> None:
-        sketcher, seed = self.sketcher, torch.get_rng_state()
+    def compare_gradients(self, num: int, rewind: Callable[[], None]) -> None:
+        sketcher = self.sketcher
         weight_b = torch.linspace(0.4, 1.0, num, device=self.token_BT.device)
         for parameter in sketcher.parameters.values():
             parameter.grad = None
         outputs, _ = self.recorded(num, lambda loss_b: sketcher.sketch(loss_b).backward(weight_b))
         ours = {n: p.grad for n, p in sketcher.parameters.items() if p.grad is not None}
-        torch.set_rng_state(seed)
+        rewind()
         stock = self.call(num)
         self.require_outputs(outputs, stock)
         loss = (weight_b * self.pull(stock, num)).sum()
@@ -365,10 +377,10 @@ class CheckedRecord:
                     f"a layer does more than its rule knows, or is not deterministic. {_WHAT_TO_DO}"
                 )
 
-    def compare_sketches(self, num: int) -> None:
-        sketcher, seed = self.sketcher, torch.get_rng_state()
+    def compare_sketches(self, num: int, rewind: Callable[[], None]) -> None:
+        sketcher = self.sketcher
         _, result = self.recorded(num, partial(sketcher.sketch, keep=False))
-        torch.set_rng_state(seed)
+        rewind()
         loss_b = self.pull(self.call(num), num)
         error = size = 0.0
         assert sketcher._builder is not None
