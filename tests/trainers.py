@@ -4,7 +4,14 @@ Shapes: B samples, T tokens, V vocabulary.
 """
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
 
 from dograph.mixers.base import Mixer
 from dograph.mixers.dograph import DoGraph
@@ -29,6 +36,36 @@ def build(dropout=0.0, seed=0):
     )
     torch.manual_seed(seed)
     return GPT2LMHeadModel(config)
+
+
+AFTER_THE_HEAD = {  # families that cap or scale the logits of their output layer
+    "gemma2": {"final_logit_softcapping": 30.0},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 8.0},
+    "recurrent_gemma": {"logits_soft_cap": 30.0, "lru_width": 32, "attention_window_size": 8},
+    "falcon_h1": {
+        **{"lm_head_multiplier": 0.5, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
+        **{"mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8},
+    },
+}
+
+
+def tiny_model(family):
+    """A random model of any family of transformers."""
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=8,
+        max_position_embeddings=32,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+        **AFTER_THE_HEAD.get(family, {}),
+    )
+    return AutoModelForCausalLM.from_config(config)
 
 
 def rows(num=ROWS):

@@ -52,6 +52,7 @@ RENAMED: dict[str, Rows] = {
 REMOVED: dict[str, dict[str, Any]] = {
     "dograph": {"weight_floor": 0, "min_size": 1},
     "dynamic-loss": {"clip_quantile": None},
+    "mixing-law": {"nest": "no", "sizes": []},
 }
 # Metrics that had other names, as in the lines of metrics.jsonl.
 RENAMED_METRICS = {b'"weights/max_times_equal"': b'"weights/max_relative_weight"'}

@@ -106,7 +106,7 @@ class Domains:
     gram_MM: "Tensor"  # inner products of the domains' mean gradients
     square_M: "Tensor"  # mean squared gradient norm in each domain
     spread_M: "Tensor"  # mean squared distance to the domain's mean
-    spread_variance_M: "Tensor"  # variance over samples of these squared distances (1/|D|)
+    spread_variance_M: "Tensor"  # variance over samples of these distances (1/|D|), in float64
     scale: "Tensor"  # (): mean squared gradient norm over all samples
 
     @property

@@ -1,5 +1,6 @@
 """The page in a browser: it draws, moves, answers clicks and keys, and runs nobody's text."""
 
+import shutil
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -67,9 +68,11 @@ def many(folder):
 
 @pytest.fixture(scope="module")
 def wide(folder):
-    """Everything that a comparison can show, and a bench."""
-    bench = Path(__file__).parents[2] / "benchmarks" / "results" / "bench-gpt2-small-h200.json"
-    write_page(wide_choice(folder / "wide"), folder / "wide.html", [bench])
+    """Everything that a comparison can show."""
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    (folder / "compared").mkdir()
+    shutil.copy(results / "compare-demo-tiny.json", folder / "compared" / "compare.json")
+    write_page([folder / "compared", *wide_choice(folder / "wide")], folder / "wide.html")
     return (folder / "wide.html").as_uri()
 
 
@@ -104,25 +107,20 @@ def test_a_comparison_shows_all_of_its_parts(page, wide):
     for part in (
         "Paired differences",
         "Loss by method and source",
-        "Mean loss by number of domains",
-        "Objectives",
         "Downstream tasks",
-        "Mean loss by model size",
         "few <b>items</b>",
     ):
         assert part in section, part
     claims = page.run(
         "return [...document.querySelectorAll('#comparison .claim')].map((n) => n.textContent)"
     )
-    assert len(claims) == 2  # one a comparison, the first of them above all else too
-    assert all("selected by hand, so no claim is made." in claim for claim in claims)
+    assert len(claims) == 1
     assert page.run("return document.querySelector('#verdict').textContent") == claims[0]
     tasks = page.run(
         "return [...document.querySelectorAll('#comparison figcaption')]"
         ".filter((node) => node.textContent.startsWith('task-')).length"
     )
     assert tasks == 9
-    assert "floor ms" in page.run("return document.querySelector('#cost').textContent")
     assert page.complaints() == []
 
 
@@ -147,7 +145,6 @@ def test_a_click_on_a_node_shows_its_texts(page, single):
     panel = page.run("return document.querySelector('#domain-panel').textContent")
     assert panel.startswith("Domain 2")
     assert "gamma" in panel
-    assert "Drift" in panel
     assert any(part in panel for part in HOSTILE[:-1])
     page.press('#graph .node[data-domain="0"]', Keys.ENTER)  # and by keyboard
     assert page.run("return document.querySelector('#domain-panel h3').textContent") == "Domain 0"
@@ -195,14 +192,6 @@ def test_light_and_dark(page, single):
     assert page.run(paper) == "rgb(255, 255, 255)"
     page.size(1280, dark=True)
     assert page.run(paper) == "rgb(20, 23, 27)"
-    page.click("#theme")
-    assert page.run(paper) == "rgb(255, 255, 255)"
-    page.click("#theme")
-    page.size(1280)
-    assert page.run(paper) == "rgb(20, 23, 27)"
-    page.open(single)
-    assert page.run(paper) == "rgb(20, 23, 27)"
-    page.click("#theme")
 
 
 def test_text_has_contrast_in_both_themes(page, single):

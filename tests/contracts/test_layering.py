@@ -34,7 +34,6 @@ LAYERS = [
     "mixers",
     "train",
     "integrations",
-    "theory",
     "testing",
     "eval",
     "plan",
@@ -53,7 +52,6 @@ EXTRAS = {
     "wandb",
     "trackio",
     "lightgbm",
-    "lm_eval",
     "ray",
     "matplotlib",
 }

@@ -9,7 +9,6 @@ from dograph.errors import ConfigError
 def report(
     runs: list[Path] = argument(..., "run directories, or folders of dograph compare", "RUNS"),
     out: Path = option(Path("page.html"), "the HTML file to write"),
-    bench: list[Path] | None = option(None, "a bench.json, for a step's lower bound; repeatable"),
     watch: bool = option(False, "serve the page and keep it up to date until Ctrl-C", "--watch"),
     port: int = option(8787, "with --watch: the port; 0 for any free one", min=0, max=65535),
     figures: Path | None = option(None, "write PDF, SVG and PNG for a paper into this folder"),
@@ -20,7 +19,6 @@ def report(
     dograph report runs/mine --out page.html
     dograph report runs/natural runs/dograph        side by side
     dograph report compare/mine                     a comparison and all its runs
-    dograph report runs/mine --bench bench.json     with the lower bound of a step's time
     dograph report runs/mine --watch                live, on http://127.0.0.1:8787/
     dograph report runs/mine --figures figures      needs pip install 'dograph\\[figures]'
 
@@ -31,27 +29,27 @@ def report(
     if watch and figures is not None:
         raise ConfigError("--watch and --figures are two different outputs; give one of them")
     if watch:
-        _serve(runs, bench or [], port)
+        _serve(runs, port)
     elif figures is not None:
         from dograph.report.figures import write_figures
 
-        written = write_figures(runs, figures, bench or [])
+        written = write_figures(runs, figures)
         print(f"{figures}: {', '.join(written)} (.pdf, .svg, .png)" if written else "no figures")
     else:
         from dograph.report.render import write_page
 
-        number = write_page(runs, out, bench or [])
+        number = write_page(runs, out)
         size = out.stat().st_size / 1e6
         print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
 
 
-def _serve(runs: list[Path], bench: list[Path], port: int) -> None:
+def _serve(runs: list[Path], port: int) -> None:
     """Show the page live until Ctrl-C; the runs are not affected."""
     names = ", ".join(map(str, runs))
     say(f"{names}: loading")  # torch takes seconds to import
     from dograph.report.server import Live, Server
 
-    with Server(Live(runs, bench), port) as server:
+    with Server(Live(runs), port) as server:
         print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()

@@ -28,6 +28,7 @@ from dograph.stats import (
     percentile_interval,
     resample,
     summaries,
+    t_interval,
 )
 from dograph.train.distributed import describe_environment
 from dograph.train.metrics import read_metrics
@@ -56,6 +57,14 @@ class Spread:
     mean: Number
     deviation: Number | None  # sample standard deviation; None for one seed
     seeds: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean with its t interval; no interval for a single seed."""
+        if self.deviation is None or self.seeds < 2 or not math.isfinite(self.deviation):
+            return Estimate(self.mean)
+        error = self.deviation / math.sqrt(self.seeds)
+        return Estimate(self.mean, t_interval(self.mean, error, self.seeds - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +107,9 @@ class Contrasts:
     worst: Contrast
     gap: Contrast
 
-    def __getitem__(self, metric: str) -> Contrast:
-        contrast: Contrast = getattr(self, metric)
+    def __getitem__(self, name: str) -> Contrast:
+        """Of a summary or of a source; no source has the name of a summary."""
+        contrast: Contrast = getattr(self, name) if name in METRICS else self.sources[name]
         return contrast
 
 
@@ -144,6 +154,16 @@ class MethodFindings:
     epochs: dict[str, float] = field(default_factory=dict)
     most_epochs: MostEpochs | None = None
     differences: Contrasts | None = None  # None for the baseline
+
+    @property
+    def seeds(self) -> int:
+        """Finished runs."""
+        return self.losses["mean"].seeds if self.losses else 0
+
+    def difference(self, name: str) -> Contrast | None:
+        """To the baseline, in a summary or a source; None if no pair of runs has a finite one."""
+        own = self.differences and self.differences[name]
+        return own if own and own.seeds and math.isfinite(own.mean) else None
 
 
 @dataclass(frozen=True, slots=True)

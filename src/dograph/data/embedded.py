@@ -335,13 +335,3 @@ def transitions(kind: str, source: str, seed: int = 0) -> np.ndarray:
     permuted = [eye_VV[rng.permutation(NUM_WORDS)] for _ in range(NUM_SUCCESSORS)]
     next_VV: np.ndarray = (1 - follow) / NUM_WORDS + follow * np.mean(permuted, axis=0)
     return next_VV
-
-
-def entropy_rate(kind: str, source: str, seed: int = 0) -> float:
-    """Entropy of the next word in nats given the chain: the lowest loss that any model can have.
-
-    H = -sum_i p_i sum_j P_ij log P_ij, with p stationary. The first word of a document has the
-    entropy of p itself.
-    """
-    p_V, next_VV = word_probabilities(kind, source, seed), transitions(kind, source, seed)
-    return float(-p_V @ (next_VV * np.log(next_VV)).sum(axis=1))

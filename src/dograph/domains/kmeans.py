@@ -23,6 +23,7 @@ from dograph.types import Domains
 ITERATIONS = 20  # of Lloyd's algorithm, which rarely needs ten
 REFILL_EVERY = 5  # iterations between checks for empty domains; the last one checks
 SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding errors
+SMALLEST_NORM = 1e-20  # of a sketch that has a direction: squares of float32 end at 1e-45
 RATIO = 0.6180339887498949  # golden ratio: its multiples modulo 1 are spread evenly
 MOST_SAMPLES, MOST_DOMAINS = 128, 32  # of the kernels, which hold the Gram in registers
 
@@ -253,7 +254,8 @@ class KMeans:
 
     def centroids(self, point_BK: Tensor, label_B: Tensor) -> Tensor:
         """Means of the domains in the space that was clustered: of directions if `normalise`."""
-        point_BK = F.normalize(point_BK) if self.normalise else point_BK
+        if self.normalise:
+            point_BK = F.normalize(point_BK, eps=SMALLEST_NORM)
         return domain_means(point_BK, label_B, self.num_domains)
 
     def _generator(self, step: int, device: torch.device) -> torch.Generator:

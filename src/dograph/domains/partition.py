@@ -27,7 +27,8 @@ def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
     With Z the one-hot labels over the domains' sizes: G = Z'KZ, and the squared distance of
     sample i to its mean is K_ii - 2 (KZ)_ij + G_jj, there with K centred on the batch mean.
     `spread_variance_M` is the paper's sigma^2 (App. Objectives). Products are in float64, which a
-    TF32 setting does not affect; results are float32 unless sketches are float64.
+    TF32 setting does not affect; results are float32 unless sketches are float64, but for
+    `spread_variance_M`: a fourth power of gradients soon leaves the range of float32.
     """
     point_BK = sketch_BK.detach().double()
     member_BM = label_B[:, None] == torch.arange(num_domains, device=label_B.device)
@@ -50,7 +51,7 @@ def partition(sketch_BK: Tensor, label_B: Tensor, num_domains: int) -> Domains:
         gram_MM=(mean_BM.T @ gram_BB @ mean_BM).to(dtype),
         square_M=(square_B @ mean_BM).to(dtype),
         spread_M=spread_M.to(dtype),
-        spread_variance_M=variance_M.to(dtype),
+        spread_variance_M=variance_M,
         scale=square_B.mean().to(dtype),
     )
 

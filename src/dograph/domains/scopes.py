@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.kmeans import KMeans
+from dograph.domains.kmeans import SMALLEST_NORM, KMeans
 from dograph.domains.partition import partition
 from dograph.errors import ConfigError
 from dograph.types import Domains
@@ -164,14 +164,14 @@ class StreamScope(Scope):
         sums, count_M = self.sums, self.sums["count_M"]
         total, safe_M = count_M.sum(), count_M.clamp_min(1e-6)
         mean_MK = sums["gradient_MK"] / safe_M[:, None]
-        spread_M = sums["spread_M"] / safe_M
+        spread_M, fourth_M = sums["spread_M"] / safe_M, sums["spread_square_M"] / safe_M
         return Domains(
             label_B=located[0],
             share_M=count_M / total,
             gram_MM=mean_MK @ mean_MK.T,
             square_M=sums["square_M"] / safe_M,
             spread_M=spread_M,
-            spread_variance_M=(sums["spread_square_M"] / safe_M - spread_M.square()).clamp_min(0),
+            spread_variance_M=fourth_M.addcmul(spread_M, spread_M, value=-1).clamp_min(0),
             scale=sums["square_M"].sum() / total,
         )
 
@@ -186,7 +186,7 @@ class StreamScope(Scope):
         sketch_BK = sketch_BK.float()
         self._move(sketch_BK.device)
         self.seen += 1
-        unit_BK = F.normalize(sketch_BK)
+        unit_BK = F.normalize(sketch_BK, eps=SMALLEST_NORM)
         unit_K, size = unit_BK.sum(dim=0), float(len(unit_BK))
         if "centre_K" in self.sums:
             self.sums["centre_K"] = torch.add(unit_K, self.sums["centre_K"], alpha=self.decay)
@@ -213,7 +213,7 @@ class StreamScope(Scope):
         self.pool = [sketch_BK.to(device) for sketch_BK in self.pool]
 
     def _directions(self, sketch_BK: Tensor) -> Tensor:
-        return self._centred(F.normalize(sketch_BK.float()))
+        return self._centred(F.normalize(sketch_BK.float(), eps=SMALLEST_NORM))
 
     def _centred(self, unit_BK: Tensor) -> Tensor:
         return F.normalize(unit_BK - self.sums["centre_K"] / self.sums["centre_count"])
@@ -230,14 +230,16 @@ class StreamScope(Scope):
             mean_MK = self.sums["gradient_MK"] / self.sums["count_M"].clamp_min(1e-6)[:, None]
         else:
             mean_MK = gradient_MK / count_M.clamp_min(1)[:, None]
-        distance_B = (sketch_BK - mean_MK[label_B]).square().sum(dim=1)
+        # The fourth power of a gradient soon leaves the range of float32: its sum is in float64.
+        distance_B = (sketch_BK - mean_MK[label_B]).square().sum(dim=1, dtype=torch.float64)
+        distance_MB = member_MB * distance_B
         return {
             "count_M": count_M,
             "direction_MK": member_MB @ direction_BK,
             "gradient_MK": gradient_MK,
             "square_M": member_MB @ sketch_BK.square().sum(dim=1),
-            "spread_M": member_MB @ distance_B,
-            "spread_square_M": member_MB @ distance_B.square(),
+            "spread_M": distance_MB.sum(dim=1, dtype=torch.float32),
+            "spread_square_M": distance_MB @ distance_B,
         }
 
     def _fitted(self, step: int) -> dict[str, Tensor]:
@@ -269,7 +271,7 @@ class StreamScope(Scope):
             t.index_select(0, far_1).squeeze(0) for t in (direction_BK, sketch_BK)
         )
         one_M = (self.index_M == count_M.argmin()) & needed
-        square = sketch_K.square().sum()
+        square = sketch_K.square().sum(dtype=torch.float64)
         mass_square = mass * square
         fresh = {
             "count_M": mass,

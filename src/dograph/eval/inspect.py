@@ -26,6 +26,7 @@ from dograph.domains.partition import agreement, partition
 from dograph.domains.scopes import closeness
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import find_subject
+from dograph.eval.mmd import pairwise_mmd
 from dograph.eval.scores import Report
 from dograph.files import write_json
 from dograph.models.build import build_model, load_model
@@ -33,9 +34,9 @@ from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.sketch.cover import blocks_of
 from dograph.sketch.rules import EmbeddingRule, NormRule, Rule
-from dograph.sketch.sketcher import Sketcher, sketch_rows
-from dograph.theory.mmd import pairwise_mmd
+from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import pick_device
+from dograph.train.metrics import sketch_rows
 
 SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
 MOST_BLOCKS = 8  # deeper models are shown in thirds
@@ -109,7 +110,7 @@ class Inspection:
         """Write inspection.json, and the graph in every format."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "inspection.json", asdict(self))
-        for ending in ("json", "graphml", "dot"):
+        for ending in ("json", "graphml"):
             write_graph(self.graph, folder / f"graph.{ending}")
 
 
@@ -266,8 +267,9 @@ def _compared(
     sketch_NK: Tensor, source_N: Tensor, sources: list[str], num_permutations: int, seed: int
 ) -> list[Pair]:
     """Pairs of sources, those farthest apart first."""
-    options = {"num_permutations": num_permutations, "seed": seed}
-    mmd = pairwise_mmd(sketch_NK, source_N, len(sources), **options, estimator="unbiased")
+    mmd = pairwise_mmd(
+        sketch_NK, source_N, len(sources), num_permutations=num_permutations, seed=seed
+    )
     pairs = []
     for g, h in combinations(range(len(sources)), 2):
         both = (float(mmd.mmd_squared_GG[g, h]), float(mmd.separation_GG[g, h]))

@@ -27,7 +27,7 @@ from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.files import sha256_of, write_bytes, write_json
 from dograph.mixers.base import Mixer
-from dograph.models.loss import after_the_head
+from dograph.models.loss import is_as_returned
 from dograph.sketch.gradients import (
     MicroBatchResult,
     WorldRows,
@@ -138,6 +138,7 @@ class AttachedMixer:
     exclude: tuple[str, ...]
     resumed: bool = False  # a restored mixer keeps the warm-up of its first start
     unweighted: Tensor | None = None
+    head_output: Tensor | None = None  # what the replaced output layer returned
 
     def __post_init__(self) -> None:
         self.stock_train = self.trainer.train
@@ -161,6 +162,7 @@ class AttachedMixer:
         """The model is on its device now, and the number of steps is known."""
         if self.mode == "head":
             self.head, self.epoch = self.trainer.model.get_output_embeddings(), -1
+            self.stock_forward = self.trainer.model.forward
         if self.mode == "twopass":
             self.sketcher = Sketcher(
                 self.trainer.model,
@@ -222,6 +224,7 @@ class AttachedMixer:
                     self.sides = head_projection(self.head.weight, self.projection, step=epoch)
                     self.epoch = epoch
                 stack.enter_context(replaced_forward(self.head, self.sketching_head))
+                stack.enter_context(replaced_forward(self.trainer.model, self.checked_forward))
             self.trainer.compute_loss_func = self.loss
             stack.callback(setattr, self.trainer, "compute_loss_func", None)
             # num_items_in_batch=None: with a number, the Trainer multiplies by the processes.
@@ -238,7 +241,23 @@ class AttachedMixer:
             hidden_bTD = hidden_bTD.to(torch.get_autocast_dtype(kind))
         given = (hidden_bTD, self.head.weight, self.target_bT, self.sides)
         loss_b, sketch_bK = sketched_cross_entropy(*given)
-        return torch.cat([loss_b[:, None], sketch_bK], dim=1)
+        self.head_output = output_bX = torch.cat([loss_b[:, None], sketch_bK], dim=1)
+        return output_bX
+
+    def checked_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward, if it returns what the output layer returned and nothing else.
+
+        Checked in every step, inside DDP, which copies outputs. Comparing objects costs nothing.
+        """
+        self.head_output = None
+        outputs = self.stock_forward(*args, **kwargs)
+        if not is_as_returned(outputs, self.head_output):
+            raise ConfigError(
+                f"{type(self.trainer.model).__name__} changes the logits after its output layer (a "
+                "soft cap, a factor, a slice), or returns no logits; mode head needs the layer's "
+                "own output. Use mode twopass"
+            )
+        return outputs
 
     def loss(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None) -> Tensor:
         """sum_i c_i loss_i over this micro-batch, times the processes, over which DDP averages."""
@@ -391,9 +410,17 @@ def _require_mode(mode: str, model: Any, exclude: tuple[str, ...]) -> None:
         return
     if exclude:
         raise ConfigError(f"exclude={exclude}: mode head sketches the output layer and no other")
-    head, after_head = model.get_output_embeddings(), after_the_head(model.config)
-    if after_head or not isinstance(head, nn.Linear) or head.bias is not None:
+    head = model.get_output_embeddings()
+    is_plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+    if not is_plain or head.bias is not None:
+        what = type(head).__name__ if not is_plain else "an nn.Linear with a bias"
         raise ConfigError(
-            f"{type(model).__name__} does more after its output layer than a softmax "
-            f"({after_head or 'a bias'}), so mode head cannot sketch it; use mode twopass"
+            f"the output layer of {type(model).__name__} is {what}; mode head needs an nn.Linear "
+            "without bias, adapters (LoRA) or quantisation. Use mode twopass, or leave the output "
+            "layer out of target_modules"
+        )
+    if not head.weight.requires_grad:
+        raise ConfigError(
+            f"the output layer of {type(model).__name__} is frozen, so it has no gradient; mode "
+            "head sketches only that one. Train it (requires_grad_(True)), or use mode twopass"
         )

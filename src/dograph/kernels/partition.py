@@ -22,21 +22,22 @@ def domains_by_kernel(
     """The domains of the restart with the smallest inertia."""
     restarts, size = label_RB.shape
     label_B = torch.empty_like(batch.order_B)
-    result_X = torch.empty(num_domains * (num_domains + 4) + 1, dtype=dtype, device=label_RB.device)
+    result_X = torch.empty(num_domains * (num_domains + 3) + 1, dtype=dtype, device=label_RB.device)
+    variance_M = result_X.new_empty(num_domains, dtype=torch.float64)  # a fourth power
     side = power_of_two(size, 16)
     launch(
         _describe,
         1,
         *(batch.raw_BB, batch.order_B, batch.finite_B, label_RB, inertia_R),
-        *(label_B, result_X, size, restarts),
+        *(label_B, result_X, variance_M, size, restarts),
         M=num_domains,
         PB=side,
         PM=power_of_two(num_domains, 2),
         PR=power_of_two(restarts, 2),
         warps=16 if side > 64 else 8 if side > 32 else 4,
     )
-    gram_X, row_X, scale_1 = result_X.split((num_domains**2, 4 * num_domains, 1))
-    share_M, square_M, spread_M, variance_M = row_X.view(4, num_domains)
+    gram_X, row_X, scale_1 = result_X.split((num_domains**2, 3 * num_domains, 1))
+    share_M, square_M, spread_M = row_X.view(3, num_domains)
     return Domains(
         label_B=label_B,
         share_M=share_M,
@@ -71,6 +72,7 @@ def _describe(
     inertia,
     result_label,
     result,
+    variance,
     B,
     R,
     M: tl.constexpr,
@@ -119,5 +121,5 @@ def _describe(
         tl.store(rows + j, count.to(tl.float64) / B)
         tl.store(rows + M + j, tl.sum(tl.where(member, square_B, 0.0), axis=0) * share)
         tl.store(rows + 2 * M + j, spread)
-        tl.store(rows + 3 * M + j, tl.sum(apart_B * apart_B, axis=0) * share)
-    tl.store(rows + 4 * M, tl.sum(square_B, axis=0) / B)
+        tl.store(variance + j, tl.sum(apart_B * apart_B, axis=0) * share)
+    tl.store(rows + 3 * M, tl.sum(square_B, axis=0) / B)

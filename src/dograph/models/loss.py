@@ -4,7 +4,7 @@ Shapes: B samples, T tokens, D width, V (padded) vocabulary.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -14,15 +14,7 @@ from torch import Tensor, nn
 from dograph.errors import ConfigError
 from dograph.sketch.cover import blocks_of
 from dograph.sketch.head import IGNORED
-
-# Settings by which a model changes the logits of its output layer; sketches of it ignore them.
-_AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-# Hugging Face families whose logits are the output layer of the last hidden state, as tested.
-PLAIN_HEADS = frozenset(
-    {"bloom", "falcon", "gemma", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral"}
-    | {"mixtral", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"}
-    | {"qwen3_moe", "smollm3", "stablelm", "starcoder2"}
-)
+from dograph.sketch.rules import replaced_forward
 
 
 class PerSampleLoss(nn.Module):
@@ -36,9 +28,7 @@ class PerSampleLoss(nn.Module):
         super().__init__()
         self.model = model
         self.vocab_size = vocab_size
-        # Whether logits are exactly the output layer of the last hidden state.
-        plain = model.config.model_type in PLAIN_HEADS
-        self.has_plain_head = plain and not after_the_head(model.config)
+        self.has_plain_head = logits_are_of_the_head(model)
         head = model.get_output_embeddings() if self.has_plain_head else nn.Identity()
         self.head = HeadLoss(head, vocab_size)
 
@@ -57,9 +47,9 @@ class PerSampleLoss(nn.Module):
         """Refuse a model whose loss is not a cross entropy of its output layer alone."""
         if not self.has_plain_head:
             raise ConfigError(
-                f"{type(self.model).__name__} may do more after its output layer than a softmax, "
-                f"so mode head cannot sketch it (supported: {', '.join(sorted(PLAIN_HEADS))}, "
-                f"without {', '.join(_AFTER_THE_HEAD)}); use mode full or twopass"
+                f"{type(self.model).__name__}: its logits are not the output of a linear layer on "
+                "its last hidden state (a soft cap or a factor comes after it, say), which mode "
+                "head needs; use mode full or twopass"
             )
 
 
@@ -95,9 +85,69 @@ def mean_over_predictions(nll_BT: Tensor) -> Tensor:
     return nll_BT.sum(dim=1) / (nll_BT.shape[1] - 1)
 
 
-def after_the_head(config: Any) -> list[str]:
-    """Settings of a Hugging Face model that change the logits of its output layer."""
-    return [n for n in _AFTER_THE_HEAD if getattr(config, n, None) not in (None, 1, 1.0)]
+def logits_are_of_the_head(model: Any) -> bool:
+    """Whether a Hugging Face model's logits are its linear output layer of the last hidden state.
+
+    Found by running two tokens with the layer replaced: the model must give it the last hidden
+    state and return its output as it is. Casts to float32 do not count, soft caps and factors do.
+    On the meta device, where models are built for names and shapes, there is nothing to run.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.weight.is_meta:
+        return isinstance(head, nn.Linear)
+    inputs: list[Tensor] = []
+    token_BT = torch.arange(2, device=head.weight.device)[None]
+    logits_BTV = torch.zeros(1, 2, head.out_features, device=head.weight.device)
+
+    def replaced(hidden_BTD: Tensor) -> Tensor:
+        inputs.append(hidden_BTD)
+        return logits_BTV
+
+    try:
+        with _unchanged(model), torch.no_grad():
+            last = model.base_model(input_ids=token_BT, use_cache=False)
+            with replaced_forward(head, replaced):
+                returned = model(input_ids=token_BT, use_cache=False)
+    except (RuntimeError, TypeError, ValueError):
+        return False  # it needs a GPU or other arguments, say; its own logits are always right
+    if len(inputs) != 1 or not is_as_returned(returned, logits_BTV):
+        return False
+    last_BTD = getattr(last, "last_hidden_state", None)
+    if last_BTD is None or last_BTD.shape != inputs[0].shape:
+        return False
+    # Not torch.equal: sums over experts need not have the same order twice on a GPU.
+    least = 1e-3 * last_BTD.abs().amax().item()
+    return torch.allclose(inputs[0], last_BTD, rtol=0, atol=least, equal_nan=True)
+
+
+def is_as_returned(outputs: Any, logits: Tensor | None) -> bool:
+    """Whether a model's logits are the very tensor that its output layer returned, unchanged."""
+    if logits is None:
+        return False
+    # The version counts changes in place; torch.compile has none.
+    in_place = not torch.compiler.is_compiling() and logits._version > 0
+    return getattr(outputs, "logits", None) is logits and not in_place
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation; its modes, buffers and the state of random numbers come back."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    used = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=list(used)):
+            yield model.eval()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for module, name, buffer, before in buffers:
+            module._buffers[name] = buffer.copy_(before)
 
 
 # torch.compile by region: every block, the norms outside them, and the loss.

@@ -19,12 +19,12 @@ NumberFormat = Literal["number", "signed", "fixed"]
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
+    """Quantities over steps."""
+
     title: str
     series: list[Series]
     note: str | None = None
-    x_name: str = "step"
     y_name: str = ""  # only in figures; on the page the note says it
-    log_x: bool = False
     log_y: bool = False
     zero: bool = False  # the y axis starts at zero
     faint: bool = False  # the page also draws the raw values

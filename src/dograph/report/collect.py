@@ -1,6 +1,5 @@
 """From run directories and comparisons to everything that a page and its figures show."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,25 +10,17 @@ from typing import Any
 from dograph import __version__
 from dograph.compare.arms import ASK
 from dograph.compare.findings import REPORT, Findings
-from dograph.errors import ConfigError, RunError
-from dograph.report.charts import DotChart, DotRow, Entry, PageBlock, PageItem, PageTable, TableCell
-from dograph.report.comparison import (
-    Comparison,
-    from_findings,
-    from_runs,
-    group_names,
-    run_names,
-    verdict_of,
-)
+from dograph.errors import RunError
+from dograph.report.charts import DotChart, DotRow
+from dograph.report.comparison import Comparison, group_names, run_names, verdict_of
 from dograph.report.domains import Texts
-from dograph.report.one_run import RunData, gibibytes, run_data
+from dograph.report.one_run import RunData, run_data
 from dograph.report.series import OpenRun, read_json
 from dograph.stats import Estimate, Interval, mean_estimate
 from dograph.train.run_dir import RunDirectory
 
 CELLS = "cells"  # runs of a comparison
 EVALUATION = "eval.json"  # of a run, by `dograph eval`
-BENCH = "bench.json"  # by `dograph bench`
 NORMAL = 1.96  # standard errors of a 95 % interval
 AVERAGE = "average"
 POINTS = 2400  # buckets shared by all runs, so that many runs do not make a huge page
@@ -49,27 +40,23 @@ class PageData:
     comparisons: list[Comparison]
     tasks: list[DotChart]  # downstream scores
     task_notes: list[str]
-    benches: list[PageItem]
     texts: list[str]
 
 
 @dataclass(slots=True)
 class Subjects:
-    """The runs, comparisons and benchmark files of a page."""
+    """The runs and comparisons of a page."""
 
     runs: list[OpenRun] = field(default_factory=list)
     comparisons: list[Path] = field(default_factory=list)
-    benches: list[Path] = field(default_factory=list)
 
 
-def open_subjects(
-    paths: Sequence[Path], benches: Sequence[Path] = (), known: Sequence[OpenRun] = ()
-) -> Subjects:
+def open_subjects(paths: Sequence[Path], known: Sequence[OpenRun] = ()) -> Subjects:
     """Each path is a run or a comparison, which may still be running and stands for its runs.
 
     Runs in `known` are reused, so that their files are not read from the start again.
     """
-    subjects, before = Subjects(benches=list(benches)), {run.path: run for run in known}
+    subjects, before = Subjects(), {run.path: run for run in known}
     runs: dict[Path, OpenRun] = {}  # a run is shown once, even if its comparison is given too
     for path in paths:
         is_compared = (path / REPORT).is_file()
@@ -86,8 +73,6 @@ def open_subjects(
                 f"{path} is neither a run (config.yaml) nor a comparison (compare.json); make one "
                 "with dograph train run=DIR or dograph compare --out DIR"
             )
-        if (path / BENCH).is_file():
-            subjects.benches.append(path / BENCH)
     subjects.runs = list(runs.values())
     return subjects
 
@@ -124,17 +109,14 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         runs.append(run_data(run, name, group, buckets, texts))
         if not keep:
             run.forget()
-    comparisons = []
-    for path in subjects.comparisons:
-        own = [run for run in runs if path.resolve() in run.path.resolve().parents]
-        size = next((run.parameters for run in own if run.parameters), None)
-        comparisons.append(from_findings(Findings.read(path), path.resolve().name, size))
-    comparisons += from_runs(runs)
+    folders = [path.resolve().name for path in subjects.comparisons]
+    found = [Findings.read(path) for path in subjects.comparisons]
+    comparisons = [Comparison(*one) for one in zip(folders, found, strict=True)]
     tasks, task_notes = tasks_of(runs)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
-    if len(subjects.comparisons) == 1:
-        title = f"comparison {subjects.comparisons[0].resolve().name}"
+    if len(folders) == 1:
+        title = f"comparison {folders[0]}"
     return PageData(
         title=title,
         verdict=verdict_of(runs, comparisons),
@@ -145,7 +127,6 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         comparisons=comparisons,
         tasks=tasks,
         task_notes=task_notes,
-        benches=[block for path in subjects.benches for block in bench_of(path)],
         texts=texts.all,
     )
 
@@ -200,36 +181,3 @@ def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
     if error is None or not math.isfinite(error):
         return Estimate(value)
     return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error))
-
-
-def bench_of(path: Path) -> list[PageItem]:
-    """The arms of one bench.json that were measured."""
-    rows: list[list[Entry]] = []
-    try:
-        bench = json.loads(path.read_text(encoding="utf-8"))
-        options, device = bench["options"], bench["device"]["name"]
-        shape = f"{options['batch']} x {options['seq_len']}, {options['dtype']}"
-        title = f"{options['model']}, {shape}, {device}"
-        for name, arm in bench["arms"].items():
-            if "ms" not in arm:
-                continue
-            ms, ratio = arm["ms"]["median"], arm.get("ratio")
-            plain, floor = arm.get("plain_ms"), arm.get("floor_ms")
-            over = ratio and Estimate(ratio["median"], Interval(ratio["low"], ratio["high"]))
-            cells: list[Entry] = [
-                TableCell(ms, digits=1),
-                TableCell.of(over, "fixed", 3),
-                TableCell(ms - plain["median"] if plain else None, digits=1),
-                TableCell(floor["total"] if floor else None, digits=1),
-                TableCell(arm.get("floor_ratio") or None, "fixed", 3),
-                gibibytes(arm.get("peak_bytes")),
-            ]
-            rows.append([name, *cells])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"--bench {path} is not a file of `dograph bench`; make one with: dograph bench"
-        ) from error
-    heads = ["arm", "ms", "over plain", "extra ms", "floor ms", "floor, over plain", "memory"]
-    note = "floor: the least time that this arm can add to a plain step on this device"
-    table = PageTable(f"benchmark {title}", heads, rows)
-    return [PageBlock("heading", f"Benchmark: {title}"), table, PageBlock("soft", note)]

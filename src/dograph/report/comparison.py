@@ -1,4 +1,4 @@
-"""Methods compared: from compare.json, or from runs that were trained with the same settings."""
+"""Comparisons on a page, the verdict above it, and names of runs and methods."""
 
 import json
 import math
@@ -7,66 +7,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dograph.compare.findings import Contrast, Findings, Spread
+from dograph.compare.findings import Findings, MethodFindings
 from dograph.config import RunConfig
-from dograph.errors import DographError
-from dograph.mixers.registry import build_mixer
 from dograph.report.one_run import RunData
-from dograph.stats import METRICS, Estimate, mean_estimate, t_interval
+from dograph.stats import mean_estimate
 
 # Settings that may differ between runs of a group: the seed, and those that change no number.
 _FREE = ("seed", "run", "log", "checkpoint", "probe")
-Points = list[tuple[int, Estimate]]  # mean loss by model size or number of domains
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodRow:
-    """One method of a comparison."""
-
-    name: str
-    mixer: dict[str, Any]
-    seeds: int
-    losses: dict[str, Estimate]  # mean, natural, worst, gap, and every source
-    differences: dict[str, Contrast]  # to the baseline, by the same names; negative is better
-    costs: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """Methods that were trained with the same settings."""
+    """The result of `dograph compare`."""
 
     title: str
-    baseline: str
-    sources: list[str]
-    parameters: int | None
-    command: str | None  # that reproduces the comparison
-    is_planned: bool  # by dograph compare, whose tests are corrected for multiple comparisons
-    methods: list[MethodRow]
-    notes: list[str]
+    findings: Findings
+
+    @property
+    def methods(self) -> list[MethodFindings]:
+        """Methods that have losses; the notes name those that failed."""
+
+        def is_known(method: MethodFindings) -> bool:
+            means = [spread.mean for spread in method.sources.values()]
+            return bool(means) and all(map(math.isfinite, means))
+
+        return [method for method in self.findings.methods if is_known(method)]
+
+    @property
+    def sources(self) -> list[str]:
+        return list(next((method.sources for method in self.methods), ()))
 
     @property
     def claim(self) -> str:
         """Which methods are lower than the baseline, which higher, and which are neither."""
-        others = [method for method in self.methods if "mean" in method.differences]
+        baseline = self.findings.baseline
+        others = [method for method in self.methods if method.difference("mean")]
         if not others:
-            return f"No method can be compared with {self.baseline}."
+            return f"No method can be compared with {baseline}."
         best = min(others, key=_mean_difference)
-        lead = f"No mean loss is below that of {self.baseline}; the closest is {best.name}"
+        lead = f"No mean loss is below that of {baseline}; the closest is {best.label}"
         if _mean_difference(best) < 0:
-            lead = f"The lowest mean loss is that of {best.name}"
+            lead = f"The lowest mean loss is that of {best.label}"
         lowest = f"{lead}: {self._difference(best)}."
-        if not self.is_planned:
-            return f"{lowest} These runs were selected by hand, so no claim is made."
-        groups: dict[str, list[MethodRow]] = {}
+        groups: dict[str, list[MethodFindings]] = {}
         for method in others:
-            groups.setdefault(method.differences["mean"].claim or "no claim", []).append(method)
+            assert method.differences is not None
+            groups.setdefault(method.differences.mean.claim, []).append(method)
         sentences = []
         for claim, largest in (("lower", min), ("higher", max)):
             if claimed := groups.pop(claim, []):
                 top = largest(claimed, key=_mean_difference)
                 sentences.append(
-                    f"{claim.capitalize()} mean loss than {self.baseline}: {_names(claimed)}. "
-                    f"Largest difference: {top.name}, {self._difference(top)}."
+                    f"{claim.capitalize()} mean loss than {baseline}: {_names(claimed)}. "
+                    f"Largest difference: {top.label}, {self._difference(top)}."
                 )
         is_all = not sentences and len(groups) == 1  # then methods need not be named
         for claim, unclaimed in groups.items():
@@ -77,18 +70,20 @@ class Comparison:
         has_lower = sentences and sentences[0].startswith("Lower")
         return " ".join(sentences if has_lower else [*sentences, lowest])
 
-    def _difference(self, method: MethodRow) -> str:
-        nats = method.differences["mean"].estimate.text("+.4f", " ")
+    def _difference(self, method: MethodFindings) -> str:
+        assert method.differences is not None
+        nats = method.differences.mean.estimate.text("+.4f", " ")
         seeds = f"{method.seeds} seed{'s' if method.seeds > 1 else ''}"
-        return f"{nats} nats vs. {self.baseline}, {seeds}"
+        return f"{nats} nats vs. {self.findings.baseline}, {seeds}"
 
 
-def _mean_difference(method: MethodRow) -> float:
-    return method.differences["mean"].mean
+def _mean_difference(method: MethodFindings) -> float:
+    assert method.differences is not None
+    return method.differences.mean.mean
 
 
-def _names(methods: Sequence[MethodRow]) -> str:
-    return ", ".join(method.name for method in methods)
+def _names(methods: Sequence[MethodFindings]) -> str:
+    return ", ".join(method.label for method in methods)
 
 
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
@@ -108,7 +103,7 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
         seeds = f"{len(runs)} seeds of {runs[0].group}"
         return f"{seeds}: mean validation loss {mean} nats (95 % interval over seeds)."
     best = min(losses, key=lambda name: losses[name].value)
-    why = f"{unfinished} not complete" if unfinished else "Their settings differ"
+    why = f"{unfinished} not complete" if unfinished else "They were selected by hand"
     return (
         f"{len(runs)} runs; the lowest mean validation loss is that of {best}: "
         f"{losses[best].text('.4f', ' ')} nats. {why}, so no claim is made."
@@ -182,178 +177,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif f"{prefix}{name}" != "train.device":
             flat[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
     return flat
-
-
-def from_findings(findings: Findings, title: str, parameters: int | None) -> Comparison:
-    """The result of `dograph compare`, without methods that failed; its notes name them."""
-    rows, sources = [], list[str]()
-    for method in findings.methods:
-        means = [spread.mean for spread in method.sources.values()]
-        if not means or not all(map(math.isfinite, means)):
-            continue
-        sources = sources or list(method.sources)
-        assert method.seconds is not None
-        assert method.most_epochs is not None
-        spreads = method.losses | method.sources
-        differences: dict[str, Contrast] = {}
-        if own := method.differences:
-            differences = {name: own[name] for name in METRICS} | own.sources
-        flops, most = method.flops, method.most_epochs
-        rows.append(
-            MethodRow(
-                name=method.label,
-                mixer=dict(method.mixer),
-                seeds=method.losses["mean"].seeds,
-                losses={name: spread_estimate(spread) for name, spread in spreads.items()},
-                differences={
-                    name: difference
-                    for name, difference in differences.items()
-                    if difference.seeds and math.isfinite(difference.mean)
-                },
-                costs={
-                    "FLOPs, with planning": f"{flops.total:.3g}",
-                    "planning, % of FLOPs": f"{flops.plan / flops.total:.0%}",
-                    "time, s": f"{method.seconds.total:.0f}",
-                    "peak memory, GiB": f"{(method.peak_bytes or 0) / 2**30:.2f}",
-                    "most repeated source": f"{most.source}, {most.epochs:.2f} epochs",
-                },
-            )
-        )
-    return Comparison(
-        title=title,
-        baseline=findings.baseline,
-        sources=sources,
-        parameters=parameters,
-        command=findings.command,
-        is_planned=True,
-        methods=rows,
-        notes=list(findings.notes),
-    )
-
-
-def spread_estimate(spread: Spread) -> Estimate:
-    """A mean over seeds with its t interval; no interval for a single seed."""
-    if spread.deviation is None or spread.seeds < 2 or not math.isfinite(spread.deviation):
-        return Estimate(spread.mean)
-    error = spread.deviation / math.sqrt(spread.seeds)
-    return Estimate(spread.mean, t_interval(spread.mean, error, spread.seeds - 1))
-
-
-def from_runs(runs: Sequence[RunData]) -> list[Comparison]:
-    """Comparisons of complete runs that dograph compare did not make.
-
-    Two or more methods are compared if all settings that change a loss are equal.
-    """
-    by_settings: dict[str, dict[str, list[RunData]]] = {}
-    for run in runs:
-        if run.label is None and run.is_complete and run.losses:
-            values = run.config.model_dump(mode="json")
-            parts = {name: values[name] for name in ("data", "model", "optim", "eval")}
-            train = {k: values["train"][k] for k in ("steps", "batch_size", "dtype")}
-            same = by_settings.setdefault(json.dumps([parts, train], sort_keys=True), {})
-            same.setdefault(run.group, []).append(run)
-    return [
-        _compare_runs(list(groups.values())) for groups in by_settings.values() if len(groups) > 1
-    ]
-
-
-def _compare_runs(groups: Sequence[list[RunData]]) -> Comparison:
-    """The natural mixture is the baseline, or else the first method."""
-    configs = [own[0].config for own in groups]
-    names = group_names(configs, [None] * len(groups))  # shorter: only what differs in here
-    mixers = [(config.mixer.name, config.mixer.options) for config in configs]
-    at = mixers.index(("natural", {})) if ("natural", {}) in mixers else 0
-    losses = [{run.config.seed: _losses(run) for run in own} for own in groups]
-    methods = [
-        _method_row(name, own, losses[k], losses[at] if k != at else {})
-        for k, (name, own) in enumerate(zip(names, groups, strict=True))
-    ]
-    model, first = configs[0].model, groups[0][0]
-    return Comparison(
-        title=f"{model.preset or model.path}, {first.steps:,} steps",
-        baseline=names[at],
-        sources=groups[at][0].sources,
-        parameters=first.parameters,
-        command=None,
-        is_planned=False,
-        methods=[methods.pop(at), *methods],
-        notes=[
-            f"Differences are to {names[at]}, paired by seed; intervals are 95 % t intervals over "
-            "seeds. Runs selected by hand support no claim; use dograph compare for one."
-        ],
-    )
-
-
-def _losses(run: RunData) -> dict[str, float]:
-    """Losses of all sources and summaries."""
-    values = {name: estimate.value for name, estimate in run.losses.items()}
-    sources = [values[name] for name in run.sources]
-    return values | {"gap": max(sources) - min(sources)}
-
-
-def _method_row(
-    name: str,
-    runs: list[RunData],
-    losses: Mapping[int, Mapping[str, float]],
-    base: Mapping[int, Mapping[str, float]],
-) -> MethodRow:
-    """Means over seeds, and differences over the seeds that the baseline has too."""
-    values = list(losses.values())
-    shown = [*(metric for metric in METRICS if metric in values[0]), *runs[0].sources]
-    pairs = [(own, base[seed]) for seed, own in losses.items() if seed in base]
-    differences = {}
-    for loss in shown if pairs else ():
-        mean = mean_estimate([own[loss] - other[loss] for own, other in pairs])
-        untested = (None, None, None, None, "")
-        differences[loss] = Contrast(mean.value, mean.num, mean.interval, *untested)
-    spent = [run.cost.seconds for run in runs if run.cost.seconds is not None]
-    return MethodRow(
-        name=name,
-        mixer=runs[0].config.mixer.model_dump(mode="json"),
-        seeds=len(losses),
-        losses={loss: mean_estimate([own[loss] for own in values]) for loss in shown},
-        differences=differences,
-        costs={"time, s": f"{sum(spent) / len(spent):.0f}"} if spent else {},
-    )
-
-
-def sweeps(methods: Sequence[MethodRow], option: str) -> dict[str, list[tuple[Any, MethodRow]]]:
-    """Methods that differ only in one option of the mixer, with its value, by their other options.
-
-    An option that is not given has its default value.
-    """
-    groups: dict[tuple[str, str], list[tuple[Any, MethodRow]]] = {}
-    for method in methods:
-        given = {k: v for k, v in method.mixer.items() if k != "name"}
-        name = method.mixer.get("name")
-        if name is None or "mean" not in method.losses:
-            continue
-        try:
-            value = build_mixer(name, given).option(option)
-        except DographError:  # from another version, or from a package that is not installed
-            continue
-        if value is not None:
-            rest = ", ".join(f"{k}={json.dumps(v)}" for k, v in given.items() if k != option)
-            groups.setdefault((name, rest), []).append((value, method))
-    return {
-        rest: own
-        for (_, rest), own in groups.items()
-        if len({json.dumps(value, default=str) for value, _ in own}) > 1
-    }
-
-
-def scales_of(comparisons: Sequence[Comparison]) -> list[tuple[str, Points]]:
-    """Mean loss by model size, for methods with the same settings at two sizes or more."""
-    points: dict[str, dict[int, Estimate]] = {}
-    names: dict[str, str] = {}
-    for comparison in comparisons:
-        for method in comparison.methods:
-            if comparison.parameters and "mean" in method.losses:
-                settings = json.dumps(method.mixer, sort_keys=True)
-                names.setdefault(settings, method.name)
-                points.setdefault(settings, {})[comparison.parameters] = method.losses["mean"]
-    return [
-        (names[settings], sorted(own.items(), key=lambda point: point[0]))
-        for settings, own in points.items()
-        if len(own) > 1
-    ]

@@ -1,6 +1,6 @@
-"""The domains of one run on a page: probes, domain graphs, weights, drift, example texts.
+"""The domains of one run on a page: probes, domain graphs, weights, example texts.
 
-Shapes: N probe rows, M domains, K sketch dimensions.
+Shapes: N probe rows, M domains.
 """
 
 import math
@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 from scipy.linalg import orthogonal_procrustes
 
 from dograph.data.corpus import Corpus, StratumTokens
@@ -19,13 +18,10 @@ from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, labels_of_steps
 from dograph.report.charts import (
     BarChart,
-    Entry,
     LineChart,
     PageBlock,
     PageItem,
-    PageTable,
     ScatterChart,
-    TableCell,
 )
 from dograph.report.series import Columns, OpenRun, curve, read_json, rounded
 from dograph.train.assembly import open_sampler
@@ -88,7 +84,6 @@ class DomainsView:
     no_examples: str
     lines: list[LineChart]  # weights and shares over steps
     composition: list[PageItem]  # the sources of every domain
-    drift: dict[str, PageTable]  # by domain
     notes: list[str]
 
 
@@ -164,7 +159,6 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         no_examples=no_examples,
         lines=domain_lines(columns, buckets, lasting=lasting),
         composition=composition_blocks(sources, graphs, lasting=lasting),
-        drift=drift_tables(probes) if lasting else {},
         notes=notes,
     )
 
@@ -314,39 +308,6 @@ def probe_views(
             )
         )
     return views
-
-
-def drift_tables(probes: list[Probe]) -> dict[str, PageTable]:
-    """For each domain and probe: its rows, the overlap with the probe before, its movement.
-
-    kept is the Jaccard index of the domain's rows at this probe and the one before; cosine is that
-    of its centroid to its centroid at the last probe.
-    """
-    probes = [probe for probe in probes if bool((probe.label_N >= 0).any())]
-    tables: dict[str, PageTable] = {}
-    for domain in sorted({j for probe in probes for j in probe.label_N.tolist() if j >= 0}):
-        last_K, before_N = _centroid(probes[-1], domain), None
-        rows: list[list[Entry]] = []
-        for probe in probes:
-            own_N, own_K = (probe.label_N == domain).numpy(), _centroid(probe, domain)
-            either = 0 if before_N is None else int((own_N | before_N).sum())
-            kept = float((own_N & before_N).sum() / either) if either else None
-            norm = float(np.linalg.norm(own_K) * np.linalg.norm(last_K))
-            cosine = round(float(own_K @ last_K) / norm, 4) if norm else None
-            cells = [TableCell(value, digits=2) for value in (kept, cosine)]
-            rows.append([probe.step, int(own_N.sum()), *cells])
-            before_N = own_N
-        tables[str(domain)] = PageTable("domain drift", ["step", "rows", "kept", "cosine"], rows)
-    return tables
-
-
-def _centroid(probe: Probe, domain: int) -> np.ndarray:
-    """Mean direction of the domain's rows less that of all rows; 0 if it has no rows."""
-    own_N = probe.label_N == domain
-    direction_NK = F.normalize(probe.sketch_NK.double())
-    if not bool(own_N.any()):
-        return np.zeros(direction_NK.shape[1])
-    return np.asarray((direction_NK[own_N].mean(dim=0) - direction_NK.mean(dim=0)).numpy())
 
 
 def place_graphs(graphs: list[dict[str, Any]]) -> list[PlacedGraph]:

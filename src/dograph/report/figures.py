@@ -17,7 +17,7 @@ from typing import Any
 from dograph.errors import ConfigError, MissingExtraError, require
 from dograph.files import write_text
 from dograph.report import sections
-from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
+from dograph.report.charts import BarChart, DotChart, LineChart
 from dograph.report.collect import PageData, collect, open_subjects
 from dograph.report.comparison import Comparison
 from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
@@ -62,12 +62,12 @@ FORMATS = ("pdf", "svg", "png")
 Figures = Iterator[tuple[str, Any]]  # a file name and its matplotlib Figure
 
 
-def write_figures(paths: Sequence[Path], out: Path, benches: Sequence[Path] = ()) -> list[str]:
+def write_figures(paths: Sequence[Path], out: Path) -> list[str]:
     """Write every figure that these runs have data for; return the names without endings."""
     matplotlib: Any = require("matplotlib", "figures")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--figures {out} is a file; give a folder")
-    data = collect(open_subjects(paths, benches))
+    data = collect(open_subjects(paths))
     out.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         return [save(name, figure, out) for name, figure in drawn(data)]
@@ -91,13 +91,11 @@ def drawn(data: PageData) -> Figures:
     for run in (run for run in data.runs if run.name in first):
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.") or "run"
         yield from draw_run(data, run, "" if len(data.runs) == 1 else f"{stem}-")
-    cost, scale = sections.cost_chart(data), sections.scale_chart(data)
+    cost = sections.cost_chart(data)
     if cost.bars:
         yield "cost", bar_figure(cost, "milliseconds per step", 0.9)
     for k, comparison in enumerate(data.comparisons):
         yield from draw_comparison(comparison, f"comparison{k + 1 if k else ''}-")
-    if scale.series:
-        yield "scale", line_figure(scale, 2.2)
     if data.tasks:
         yield "benchmarks", draw_tasks(data)
 
@@ -173,22 +171,13 @@ def _draw_probes(domains: DomainsView) -> Any:
 
 
 def draw_comparison(one: Comparison, stem: str) -> Figures:
-    """Paired differences, methods by source, and mean loss by number of domains."""
+    """Paired differences of the mean loss."""
     chart = sections.difference_chart(one, "mean")
     if chart.rows:
         figure, axes = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
         draw_dots(axes[0, 0], chart)
         axes[0, 0].locator_params(axis="x", nbins=5)
         yield f"{stem}differences", figure
-        table, names = sections.source_table(one), {row.name for row in chart.rows}
-        changed = [row for row in table.rows if row[0] in names]
-        figure, axes = sheet(WIDE, 0.9 + 0.3 * len(changed))
-        draw_heat(axes[0, 0], replace(table, rows=changed))
-        axes[0, 0].set_title(f"loss by source vs. {one.baseline} (nats)")
-        yield f"{stem}by-source", figure
-    by_number = sections.num_domains_chart(one)
-    if by_number.series:
-        yield f"{stem}num-domains", line_figure(by_number, 2.2)
 
 
 def draw_tasks(data: PageData) -> Any:
@@ -261,7 +250,7 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
 
     At a single step, points are drawn side by side so that they do not cover each other.
     """
-    is_steps, steps = chart.x_name == "step", {x for one in chart.series for x in one.x}
+    steps = {x for one in chart.series for x in one.x}
     for one in chart.series:
         x = [where + ASIDE * one.index for where in one.x] if len(steps) == 1 else one.x
         own, num = colour(one.index), len(x)
@@ -282,29 +271,21 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
         )
         if one.low is None or one.high is None:
             continue
-        if is_steps and num > 1:
+        if num > 1:
             axis.fill_between(x, one.low, one.high, color=own, alpha=0.16, linewidth=0)
-            continue
-        bold = {"alpha": 0.4, "linewidth": 3} if is_steps else {}
-        for where, low, high in zip(x, one.low, one.high, strict=True):
-            if low is not None:
-                axis.plot([where, where], [low, high], color=own, **bold)
-    axis.set(xlabel=chart.x_name, ylabel=chart.y_name)
+        else:
+            axis.plot([*x, *x], [*one.low, *one.high], color=own, alpha=0.4, linewidth=3)
+    axis.set(xlabel="step", ylabel=chart.y_name)
     ticker = require("matplotlib.ticker", "figures")
-    if is_steps:  # whole numbers
-        locator = ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
-        axis.xaxis.set_major_locator(locator)
-    elif not chart.log_x:
-        axis.locator_params(axis="x", integer=True)
-    if is_steps and len(steps) == 1:
+    whole = ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+    axis.xaxis.set_major_locator(whole)
+    if len(steps) == 1:
         middle = sum(steps) + ASIDE * (len(chart.series) - 1) / 2
         axis.set_xticks([middle], [f"{sum(steps):g}"])
-    for which, is_log in (("x", chart.log_x), ("y", chart.log_y)):
-        if is_log:  # with plain numbers, because STYLE turns formulas off
-            axis.set(**{f"{which}scale": "log"})
-            own_axis = getattr(axis, f"{which}axis")
-            own_axis.set_major_formatter(ticker.LogFormatter())
-            own_axis.set_minor_formatter(ticker.LogFormatter())
+    if chart.log_y:  # with plain numbers, because STYLE turns formulas off
+        axis.set(yscale="log")
+        axis.yaxis.set_major_formatter(ticker.LogFormatter())
+        axis.yaxis.set_minor_formatter(ticker.LogFormatter())
 
 
 def draw_scatter(
@@ -365,20 +346,6 @@ def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
             axis.axvline(line, color=GREY, linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     label_rows(axis, names)
-
-
-def draw_heat(axis: Any, table: PageTable) -> None:
-    """The differences in a table's cells as colours and numbers."""
-    for i, row in enumerate(table.rows):
-        for j, cell in enumerate(row[1:]):
-            assert isinstance(cell, TableCell)
-            change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
-            ink = "white" if shade > 0.7 else "black"
-            axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
-    shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
-    axis.imshow(shades, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
-    axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
-    axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
 
 def draw_graph(axis: Any, graph: PlacedGraph) -> None:

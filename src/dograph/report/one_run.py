@@ -101,7 +101,6 @@ class RunData:
     group: str  # shared by runs that differ only in their seed
     label: str | None  # the method's name in a comparison
     config: RunConfig  # after edits
-    parameters: int | None
     steps: int
     facts: dict[str, str]
     losses: dict[str, Estimate]  # last validation: sources, then summaries
@@ -135,16 +134,15 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     for metric in (name for name in columns.names if name in shown):
         smooth = metric not in UNSMOOTHED and not metric.startswith("valid/")
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
-    parameters, losses, cost = count_parameters(run.path), last_losses(run), cost_of(run)
+    losses, cost = last_losses(run), cost_of(run)
     return RunData(
         path=run.path,
         name=name,
         group=group,
         label=run.label,
         config=run.as_trained(),
-        parameters=parameters,
         steps=columns.last_step,
-        facts=_facts(run, parameters, cost),
+        facts=_facts(run, cost),
         losses=losses,
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings_of(run),
@@ -265,8 +263,9 @@ def cost_of(run: OpenRun) -> StepCosts:
     )
 
 
-def _facts(run: OpenRun, parameters: int | None, cost: StepCosts) -> dict[str, str]:
+def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
     config, train, environment = run.config, run.config.train, read_json(run.path / ENVIRONMENT)
+    parameters = count_parameters(run.path)
     size = f", {parameters:,} parameters" if parameters else ""
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
@@ -287,11 +286,11 @@ def _facts(run: OpenRun, parameters: int | None, cost: StepCosts) -> dict[str, s
     }
 
 
-def count_parameters(path: Path) -> int | None:
+def count_parameters(path: Path) -> int:
     """The number of parameters of the saved model, from the headers of its files."""
     total = 0
     for file in (path / "model").glob("*.safetensors"):
         with safe_open(file, framework="np") as tensors:
             shapes = (tensors.get_slice(name).get_shape() for name in tensors.keys())  # noqa: SIM118
             total += sum(map(math.prod, shapes))
-    return total or None
+    return total

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dograph.compare.findings import MethodFindings
 from dograph.report.charts import (
     BarChart,
     DotChart,
@@ -26,7 +27,7 @@ from dograph.report.charts import (
     as_json,
 )
 from dograph.report.collect import PageData
-from dograph.report.comparison import Comparison, MethodRow, Points, scales_of, sweeps
+from dograph.report.comparison import Comparison
 from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData, gibibytes
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, read_json, rounded
 from dograph.stats import METRICS, t_quantile
@@ -61,13 +62,7 @@ OVER_PLAIN = (
     "times of separate runs, so other load on the machine affects it; dograph bench measures both "
     "in turns and shows a lower bound."
 )
-NO_BENCH = (
-    "No lower bound, because no bench.json was given. To add one: dograph bench, then dograph "
-    "report RUN --bench bench.json."
-)
-NOTHING_TO_COMPARE = (
-    "Nothing to compare: give several runs with the same settings, or a folder of dograph compare."
-)
+NOTHING_TO_COMPARE = "Nothing to compare: give a folder of dograph compare."
 METRICS_NOTE = (
     "validation loss in nats with 95 % intervals over seeds; mean: of all sources, natural: "
     "weighted by training tokens, worst: the largest, gap: largest minus smallest"
@@ -141,7 +136,7 @@ def _several_runs(data: PageData) -> list[PageItem]:
         for run in runs
     ]
     details = PageBlock("folded", each, "Settings and losses of each run", "facts")
-    whole = "\n".join(one.command for one in data.comparisons if one.command)
+    whole = "\n".join(one.findings.command for one in data.comparisons if one.findings.command)
     commands: list[PageItem] = [PageBlock("command", "\n".join(run.command for run in runs))]
     if whole:
         single = PageBlock("folded", commands, "Commands of the single runs", "again")
@@ -303,8 +298,7 @@ def cost(data: PageData) -> list[PageItem]:
     }
     chart, table = cost_chart(data), table_of("cost by run", data.runs, columns)
     first = [chart] if chart.bars else []
-    rest = data.benches or [PageBlock("soft", NO_BENCH)]
-    return [*first, heading("By run"), table, PageBlock("soft", OVER_PLAIN), *rest]
+    return [*first, heading("By run"), table, PageBlock("soft", OVER_PLAIN)]
 
 
 def cost_chart(data: PageData) -> BarChart:
@@ -319,7 +313,7 @@ def cost_chart(data: PageData) -> BarChart:
 
 
 def comparison(data: PageData) -> list[PageItem]:
-    """Methods compared, downstream tasks, and losses by model size."""
+    """Methods compared, and downstream tasks."""
     blocks: list[PageItem] = []
     if not data.comparisons and not data.tasks:
         blocks.append(PageBlock("soft", NOTHING_TO_COMPARE))
@@ -328,142 +322,92 @@ def comparison(data: PageData) -> list[PageItem]:
             blocks.append(heading(one.title))
         blocks.append(PageBlock("claim", one.claim))
         blocks += _compared(one) if one.methods else [PageBlock("soft", "No method has a loss.")]
-        blocks.append(PageBlock("soft list", one.notes))
+        blocks.append(PageBlock("soft list", one.findings.notes))
     if data.tasks:
         over = "95 % interval over items, or over seeds if a method has several runs"
         blocks.append(heading("Downstream tasks"))
         blocks.append(PageBlock("soft", f"acc_norm if the task has it, else acc; lines: {over}"))
         blocks.append(PageBlock("grid", data.tasks))
         blocks += [PageBlock("soft list", data.task_notes)] if data.task_notes else []
-    chart = scale_chart(data)
-    return blocks + ([chart] if chart.series else [])
+    return blocks
 
 
 def _compared(one: Comparison) -> list[PageItem]:
-    """Losses, costs, differences, loss by source, number of domains, objectives."""
+    """Losses, costs, differences, loss by source."""
+    baseline = one.findings.baseline
 
-    def loss_of(name: str) -> Callable[[MethodRow], Entry]:
-        return lambda method: TableCell.of(method.losses.get(name))
+    def loss_of(name: str) -> Callable[[MethodFindings], Entry]:
+        return lambda method: TableCell.of(method.losses[name].estimate)
 
-    def tested(method: MethodRow, part: str) -> Any:
-        return getattr(method.differences.get("mean"), part, None)
+    def tested(method: MethodFindings, part: str) -> Any:
+        return getattr(method.difference("mean"), part, None)
 
-    metrics = [name for name in METRICS if name in one.methods[0].losses]
-    losses: dict[str, Callable[[MethodRow], Entry]] = {name: loss_of(name) for name in metrics}
-    losses[f"mean vs. {one.baseline}"] = lambda m: TableCell.of(tested(m, "estimate"), "signed")
-    tests: Columns[MethodRow] = {
+    losses: Columns[MethodFindings] = {
+        "method": lambda method: method.label,
+        "seeds": lambda method: str(method.seeds),
+        **{name: loss_of(name) for name in METRICS},
+        f"mean vs. {baseline}": lambda m: TableCell.of(tested(m, "estimate"), "signed"),
         "p (Holm)": lambda method: TableCell(tested(method, "p_holm"), "fixed", 3),
         "<claim": lambda method: TableCell(tested(method, "claim"), left=True),
     }
-    columns: Columns[MethodRow] = {
-        "method": lambda method: method.name,
-        "seeds": lambda method: str(method.seeds),
-        **losses,
-        **(tests if one.is_planned else {}),
+    costs: Columns[MethodFindings] = {
+        "method": lambda method: method.label,
+        "FLOPs, with planning": lambda method: f"{method.flops.total:.3g}",
+        "planning, % of FLOPs": lambda method: f"{method.flops.plan / method.flops.total:.0%}",
+        "time, s": lambda method: f"{method.seconds.total:.0f}" if method.seconds else "",
+        "peak memory, GiB": lambda method: f"{(method.peak_bytes or 0) / 2**30:.2f}",
+        "most repeated source": lambda method: (
+            f"{most.source}, {most.epochs:.2f} epochs" if (most := method.most_epochs) else ""
+        ),
     }
-    table = table_of("methods", one.methods, columns)
-    blocks: list[PageItem] = [heading("Losses"), PageBlock("soft", METRICS_NOTE), table]
-    if names := next((list(method.costs) for method in one.methods if method.costs), []):
-        costs = [[m.name, *(m.costs.get(name, "") for name in names)] for m in one.methods]
-        blocks += [heading("Cost"), PageTable("cost of methods", ["method", *names], costs)]
     every = [difference_chart(one, name) for name in METRICS]
     charts = [chart for chart in every if chart.rows]
     no_pairs = PageBlock("soft", "No pairs: no method shares a seed with the baseline.")
     legend = "blue: lower, orange: higher; stronger colour: larger; !: significant"
-    blocks += [
+    return [
+        heading("Losses"),
+        PageBlock("soft", METRICS_NOTE),
+        table_of("methods", one.methods, losses),
+        heading("Cost"),
+        table_of("cost of methods", one.methods, costs),
         heading("Paired differences"),
         PageBlock("grid", charts) if charts else no_pairs,
         heading("Loss by method and source"),
-        PageBlock("soft", f"loss in nats, and below it the difference to {one.baseline}; {legend}"),
+        PageBlock("soft", f"loss in nats, and below it the difference to {baseline}; {legend}"),
         source_table(one),
     ]
-    chart = num_domains_chart(one)
-    blocks += [chart] if chart.series else []
-    objectives = {
-        method.name: value if isinstance(value, str) else json.dumps(value, default=str)
-        for rows in sweeps(one.methods, "objective").values()
-        for value, method in rows
-    }
-    if objectives:
-        by_objective: Columns[MethodRow] = {
-            "objective": lambda method: objectives[method.name],
-            "<method": lambda method: TableCell(method.name, left=True),
-            **losses,
-        }
-        swept = [method for method in one.methods if method.name in objectives]
-        blocks += [heading("Objectives"), table_of("objectives", swept, by_objective)]
-    return blocks
-
-
-def scale_chart(data: PageData) -> LineChart:
-    scales = scales_of(data.comparisons)
-    return _point_chart("model size", "parameters", scales, log_x=True)
-
-
-def num_domains_chart(one: Comparison) -> LineChart:
-    lines: list[tuple[str, Points]] = []
-    for options, rows in sweeps(one.methods, "num_domains").items():
-        points = [(num, method.losses["mean"]) for num, method in rows]
-        lines.append((options, sorted(points, key=lambda point: point[0])))
-    return _point_chart("number of domains", "domains", lines)
-
-
-def _point_chart(
-    by: str, x_name: str, lines: Sequence[tuple[str, Points]], *, log_x: bool = False
-) -> LineChart:
-    series = []
-    for index, (name, points) in enumerate(lines):
-        means = [mean for _, mean in points]
-        line = Series(
-            x=[x for x, _ in points],
-            y=[mean.value for mean in means],
-            name=name or "dograph",
-            index=index,
-            low=[mean.low for mean in means],
-            high=[mean.high for mean in means],
-            dots=True,
-        )
-        series.append(line)
-    note, y_name = "nats; shaded: 95 % interval over seeds", "mean validation loss (nats)"
-    return LineChart(f"Mean loss by {by}", series, note, x_name, y_name, log_x=log_x)
 
 
 def difference_chart(one: Comparison, metric: str) -> DotChart:
     """The difference of every method to the baseline."""
-    rows = []
+    rows, baseline = [], one.findings.baseline
     for index, method in enumerate(one.methods):
-        if own := method.differences.get(metric):
+        if own := method.difference(metric):
             mean, text = own.estimate, own.over_items
             ends = (text.low, text.high) if text else None
-            rows.append(DotRow(method.name, index, mean.value, mean.low, mean.high, ends))
+            rows.append(DotRow(method.label, index, mean.value, mean.low, mean.high, ends))
     pale = "; pale: over validation text" if any(row.over_text for row in rows) else ""
     return DotChart(
-        f"Difference to {one.baseline}: {metric} loss",
+        f"Difference to {baseline}: {metric} loss",
         f"nats, negative is better; line: 95 % interval over seeds{pale}",
         rows,
         "signed",
         x_name="nats",
-        paper_name=f"{metric} loss vs. {one.baseline} (nats),\n95 % interval over seeds",
+        paper_name=f"{metric} loss vs. {baseline} (nats),\n95 % interval over seeds",
         reference=0,
     )
 
 
 def source_table(one: Comparison) -> PageTable:
     """A heat map as a table, so that every value can be read, also by a screen reader."""
-    changes = [
-        abs(own.mean)
-        for method in one.methods
-        for name, own in method.differences.items()
-        if name in one.sources
-    ]
-    largest = max([1e-9, *changes])
+    differences = [[m.difference(source) for source in one.sources] for m in one.methods]
+    largest = max([1e-9, *(abs(own.mean) for row in differences for own in row if own)])
     rows: list[list[Entry]] = []
-    for method in one.methods:
-        row: list[Entry] = [method.name]
-        for source in one.sources:
-            loss, own = method.losses.get(source), method.differences.get(source)
-            cell = TableCell(loss.value if loss else None)
-            if loss and own:
+    for method, changes in zip(one.methods, differences, strict=True):
+        row: list[Entry] = [method.label]
+        for source, own in zip(one.sources, changes, strict=True):
+            cell = TableCell(method.sources[source].mean)
+            if own:
                 shade, claimed = own.mean / largest, own.is_claimed
                 cell = replace(cell, change=own.mean, shade=shade, claimed=claimed)
             row.append(cell)

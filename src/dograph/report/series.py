@@ -5,7 +5,6 @@ Shapes: N rows that have the column.
 
 import json
 from array import array
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -158,14 +157,14 @@ class OpenRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A line of a chart: a quantity over steps, or a loss by model size or number of domains."""
+    """A line of a chart: a quantity over steps."""
 
     x: list[int]
     y: list[float]
     name: str | None = None
     index: int = 0  # of its colour and marker
-    low: Sequence[float | None] | None = None
-    high: Sequence[float | None] | None = None
+    low: list[float] | None = None
+    high: list[float] | None = None
     raw: "Series | None" = None  # the values before smoothing, if x and y are smoothed
     dots: bool = False
     dash: int = 0  # dash pattern, to distinguish seeds of one method

@@ -37,16 +37,16 @@ class Look:
 class Live:
     """The current data of a page, read again only if files have changed."""
 
-    def __init__(self, paths: Sequence[Path], benches: Sequence[Path] = ()) -> None:
-        self._paths, self._benches, self._lock = paths, benches, Lock()
-        self._subjects = open_subjects(paths, benches)
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths, self._lock = paths, Lock()
+        self._subjects = open_subjects(paths)
         self._files: list[tuple[Path, int, int]] | None = None
         self._last: Look | None = None
 
     def look(self) -> Look:
         with self._lock:
             # A comparison that is running starts further runs.
-            self._subjects = open_subjects(self._paths, self._benches, self._subjects.runs)
+            self._subjects = open_subjects(self._paths, self._subjects.runs)
             files = self._files_now()
             if self._last is None or files != self._files:
                 start = time.monotonic()

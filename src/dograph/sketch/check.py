@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from dograph.errors import ConfigError
 from dograph.sketch.gradients import Gradients
+from dograph.sketch.rules import EmbeddingRule, Rule
 
 if TYPE_CHECKING:
     from dograph.sketch.sketcher import Sketcher
@@ -101,25 +102,47 @@ class CheckedRecord:
                 handle.remove()
 
     @contextmanager
-    def before_forward(self, act: Callable[[Callable[[], Any]], None]) -> Iterator[None]:
-        """Inside it the model's first call runs `act` before it, with a way to run a few rows."""
+    def before_forward(self, act: "Callable[[CheckedRecord], None]") -> Iterator[None]:
+        """Inside it the model's first call is preceded by `act`."""
 
         def note(_: nn.Module, args: Any, kwargs: Any) -> None:
-            handle.remove()
-            self.args, self.kwargs = args, kwargs
+            if not torch.compiler.is_compiling():
+                handle.remove()
+                self.args, self.kwargs, self.done = args, kwargs, True
+                act(self)
+                self.done = False
 
-            def run() -> None:
-                with self.undisturbed(), torch.no_grad():
-                    self.call(self.num_rows())
-
-            act(run)
-
-        model = self.sketcher.model
-        handle = model.register_forward_pre_hook(note, with_kwargs=True)
+        handle = self.sketcher.model.register_forward_pre_hook(note, with_kwargs=True)
         try:
             yield
         finally:
             handle.remove()
+
+    def run_unrecorded(self) -> list[Tensor]:
+        with self.undisturbed(), torch.no_grad():
+            return self.call(len(self.token_BT))
+
+    def spoilt_by_positions(self) -> list[Rule]:
+        """Tables without an axis of samples, if the forward fails when they have one.
+
+        Their rows get that axis while they are recorded, (T, D) becomes (B, T, D), which most
+        models add to (B, T, D), but not all.
+        """
+        num, rules = self.num_rows(), self.sketcher.rules
+        if not any(isinstance(rule, EmbeddingRule) for rule in rules):
+            return []
+        for rule in rules:
+            rule.shape = (num, rule.shape[1])
+        with self.undisturbed() as rewind:
+            with torch.no_grad():
+                expected = [output.shape for output in self.call(num)]
+            rewind()
+            try:
+                with torch.enable_grad():
+                    shapes = [output.shape for output in self.call(num)]
+            except (ValueError, RuntimeError, IndexError):
+                shapes = []
+        return [rule for rule in rules if rule.spreads] if shapes != expected else []
 
     def outputs_of(self, loss_B: Tensor) -> list[Tensor]:
         """The model's outputs; refuses a loss that reaches into the model in another way."""
@@ -175,6 +198,9 @@ class CheckedRecord:
         if (dtype := self.sketcher._slots_for[2]) in (torch.bfloat16, torch.float16):
             self.half = dtype  # autocast that began before the model's call, or inside it
         self.outputs, self.done = [], True
+        if not all(bool(g.isfinite().all()) for g in self.gradients if g is not None):
+            self.gradients, self.sketcher._num_checked = [], 0  # nothing to compare; next time
+            return
         room = _CLOSE_HALF if self.rounds() else _CLOSE
         for weighted, plain in zip(self.weighted_gradients, self.gradients, strict=False):
             if weighted is None or plain is None:
@@ -225,7 +251,7 @@ class CheckedRecord:
         kind = self.token_BT.device.type
         half = self.half is not None
         with torch.autocast(kind, self.half or torch.bfloat16, enabled=half):
-            return tensors_of(self.sketcher.model(*args, **kwargs))
+            return tensors_of(self.sketcher.model(*args, **kwargs), graph=torch.is_grad_enabled())
 
     def pull(self, outputs: list[Tensor], num: int) -> Tensor:
         """A loss for each row whose gradient with respect to the outputs is the kept one."""
@@ -239,21 +265,32 @@ class CheckedRecord:
         return total
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Restore random state, buffers and `.grad`; run compiled regions uncompiled."""
-        sketcher = self.sketcher
+    def undisturbed(self) -> Iterator[Callable[[], None]]:
+        """Restore random state, buffers and `.grad`; run compiled regions uncompiled.
+
+        Gives the function that restores random state and buffers between two runs.
+        """
+        sketcher, is_cuda = self.sketcher, self.token_BT.is_cuda
         grads = {name: p.grad for name, p in sketcher.parameters.items()}
         buffers = [(buffer, buffer.clone()) for buffer in sketcher.model.buffers()]
-        cuda = [self.token_BT.device.index or 0] if self.token_BT.is_cuda else []
-        with torch.random.fork_rng(devices=cuda), torch.compiler.set_stance("force_eager"):
+        of_cpu = torch.get_rng_state()
+        of_gpu = torch.cuda.get_rng_state(self.token_BT.device) if is_cuda else None
+
+        def rewind() -> None:
+            torch.set_rng_state(of_cpu)
+            if of_gpu is not None:
+                torch.cuda.set_rng_state(of_gpu, self.token_BT.device)
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+        with torch.compiler.set_stance("force_eager"):
             try:
-                yield
+                yield rewind
             finally:
+                rewind()
                 for name, gradient in grads.items():
                     sketcher.parameters[name].grad = gradient
-                with torch.no_grad():
-                    for buffer, before in buffers:
-                        buffer.copy_(before)
 
     def compare(self) -> None:
         """Run a few rows again, recorded and unrecorded; raise if they disagree."""
@@ -263,11 +300,11 @@ class CheckedRecord:
         settings = sketcher.check, sketcher.step
         sketcher.check = "never"
         try:
-            with self.undisturbed(), torch.enable_grad():
+            with self.undisturbed() as rewind, torch.enable_grad():
                 if sketcher.reduces:
-                    self.compare_gradients(num)
+                    self.compare_gradients(num, rewind)
                 else:
-                    self.compare_sketches(num)
+                    self.compare_sketches(num, rewind)
         except (ValueError, RuntimeError, IndexError) as error:
             if isinstance(error, ConfigError | torch.OutOfMemoryError):
                 raise
@@ -290,14 +327,14 @@ class CheckedRecord:
             outputs = self.call(num)
             return outputs, use(self.pull(outputs, num))
 
-    def compare_gradients(self, num: int) -> None:
-        sketcher, seed = self.sketcher, torch.get_rng_state()
+    def compare_gradients(self, num: int, rewind: Callable[[], None]) -> None:
+        sketcher = self.sketcher
         weight_b = torch.linspace(0.4, 1.0, num, device=self.token_BT.device)
         for parameter in sketcher.parameters.values():
             parameter.grad = None
         outputs, _ = self.recorded(num, lambda loss_b: sketcher.sketch(loss_b).backward(weight_b))
         ours = {n: p.grad for n, p in sketcher.parameters.items() if p.grad is not None}
-        torch.set_rng_state(seed)
+        rewind()
         stock = self.call(num)
         self.require_outputs(outputs, stock)
         loss = (weight_b * self.pull(stock, num)).sum()
@@ -340,10 +377,10 @@ class CheckedRecord:
                     f"a layer does more than its rule knows, or is not deterministic. {_WHAT_TO_DO}"
                 )
 
-    def compare_sketches(self, num: int) -> None:
-        sketcher, seed = self.sketcher, torch.get_rng_state()
+    def compare_sketches(self, num: int, rewind: Callable[[], None]) -> None:
+        sketcher = self.sketcher
         _, result = self.recorded(num, partial(sketcher.sketch, keep=False))
-        torch.set_rng_state(seed)
+        rewind()
         loss_b = self.pull(self.call(num), num)
         error = size = 0.0
         assert sketcher._builder is not None
@@ -360,10 +397,22 @@ class CheckedRecord:
         if not error**0.5 <= room * size**0.5:
             warnings.warn(
                 f"the sketches of mode twopass miss a part of the samples' gradients "
-                f"({100 * (error / size) ** 0.5:.2g} % of their norm): a weight is used outside "
-                "its layer. The gradient is exact; weights are computed from these sketches",
+                f"({100 * (error / size) ** 0.5:.2g} % of their norm): {self.used_elsewhere(num)} "
+                "are used outside their layers. The gradient is exact; weights are computed from "
+                "these sketches",
                 stacklevel=2,
             )
+
+    def used_elsewhere(self, num: int) -> list[str]:
+        """Parameters with a rule that the loss reaches in another way than through their layer."""
+        sketcher = self.sketcher
+        covered = {name for rule in sketcher.rules for name in rule.names.values()}
+        with sketcher.record(self.token_BT[:num], sketcher.step):
+            for rule in sketcher.rules:
+                rule.defers = True  # its parameters are detached
+            loss_b = self.pull(self.call(num), num)
+            reached = reached_parameters(loss_b, sketcher.parameters, covered)
+        return [name for name in reached if name in covered][:5]
 
 
 def differences(

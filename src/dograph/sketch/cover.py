@@ -108,23 +108,26 @@ def rule_of(path: str, module: Any, own: dict[str, str], given: Given) -> Rule |
             return rule
     if next(module.children(), None) is not None:  # its forward runs other layers
         return None
-    rng = torch.get_rng_state()
+    rng, buffers = torch.get_rng_state(), [(b, b.clone()) for b in module.buffers()]
     try:
         return next((rule for rule, fits in _candidates(path, module, own) if fits()), None)
     finally:
         torch.set_rng_state(rng)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
 
 def _of_torch(path: str, module: Any, own: dict[str, str]) -> Rule | None:
     """The rule of a layer that computes what torch.nn says, unless its options are unusual."""
-    if not set(own) <= {"weight", "bias"}:
-        return None
+    if not set(own) <= {"weight", "bias"} or module._parameters.get("weight") is None:
+        return None  # a parametrization (weight_norm) computes the weight
     if isinstance(module, nn.Linear):
         return MatrixRule(path, module, own)
     if isinstance(module, nn.Embedding):
         strange = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
         return None if strange else EmbeddingRule(path, module, own)
-    if len(module.normalized_shape) > 1 or module.weight is None:
+    if len(module.normalized_shape) > 1:
         return None
     kind = "layer" if isinstance(module, nn.LayerNorm) else "rms"
     return NormRule(path, module, own, kind=kind, eps=module.eps)  # type: ignore[arg-type]

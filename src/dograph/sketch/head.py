@@ -32,13 +32,16 @@ def sketched_cross_entropy(
     projection: MatrixProjection | None = None,
     *,
     vocab_size: int | None = None,
+    ignore_index: int = IGNORED,
 ) -> tuple[Tensor, Tensor]:
     """The loss of each sample, and the sketch of its gradient with respect to `weight_VD`.
 
-    A sample's loss is the mean NLL over its targets that are not -100; without any, loss and sketch
-    are 0. `target_BT` is already shifted. Rows of the weight from `vocab_size` on are padding, left
-    out of the softmax. Without a `projection` (see `head_projection`) each call draws that of seed
-    0. The sketch has no gradient. A sharded weight is refused: a softmax needs all of it.
+    A sample's loss is the mean NLL over its targets that are not `ignore_index` (-100 as in
+    PyTorch; nanoGPT has -1); without any, loss and sketch are 0. `target_BT` is already shifted.
+    Rows of the weight from `vocab_size` on are padding, left out of the softmax; a target among
+    them, or outside the vocabulary, is refused. Without a `projection` (see `head_projection`) each
+    call draws that of seed 0. The sketch has no gradient. A sharded weight is refused: a softmax
+    needs all of it.
     """
     for name, value in (("hidden", hidden_BTD), ("weight", weight_VD), ("target", target_BT)):
         if isinstance(value, DTensor):
@@ -57,10 +60,34 @@ def sketched_cross_entropy(
     if projection is None:
         projection = head_projection(weight_VD)
     vocab_size = weight_VD.shape[0] if vocab_size is None else vocab_size
+    if not 1 <= vocab_size <= weight_VD.shape[0]:
+        raise ConfigError(
+            f"vocab_size={vocab_size} for a weight of {weight_VD.shape[0]} rows; it must be from 1 "
+            "to the number of rows. Give the vocabulary without its padding, or leave it out"
+        )
+    ignored_BT = target_BT == ignore_index
+    known_BT = target_BT.masked_fill(ignored_BT, 0)
+    _require_known(known_BT, vocab_size, ignore_index)
     loss_B, sketch_Bqp = _SketchedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_BTD, weight_VD, target_BT, projection.row_Rq, projection.col_Cp, vocab_size
+        *(hidden_BTD, weight_VD, known_BT, ~ignored_BT),
+        *(projection.row_Rq, projection.col_Cp, vocab_size),
     )
     return loss_B, projection.slot(sketch_Bqp)
+
+
+def _require_known(target_BT: Tensor, vocab_size: int, ignore_index: int) -> None:
+    """Refuse targets outside the vocabulary; on a GPU without a wait for it, as PyTorch does."""
+    outside_BT = (target_BT < 0) | (target_BT >= vocab_size)
+    if target_BT.device.type != "cpu" or torch.compiler.is_compiling():
+        message = f"a target is neither in 0..{vocab_size - 1} nor ignore_index={ignore_index}"
+        torch._assert_async(~outside_BT.any(), message)
+    elif outside_BT.any():
+        raise ConfigError(
+            f"targets (labels) have {target_BT[outside_BT].unique().tolist()[:5]}, which are "
+            f"neither in 0..{vocab_size - 1} nor ignore_index={ignore_index}; map them into the "
+            "vocabulary, or give the value of targets that do not count as ignore_index (nanoGPT "
+            "has -1; labels of a Trainer must have -100)"
+        )
 
 
 def head_projection(
@@ -80,12 +107,13 @@ class _SketchedCrossEntropy(torch.autograd.Function):
         hidden_BTD: Tensor,
         weight_VD: Tensor,
         target_BT: Tensor,
+        valid_BT: Tensor,
         row_Vq: Tensor,
         col_Dp: Tensor,
         vocab_size: int,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden_BTD.dtype, torch.float32)
-        valid_BT = (target_BT != IGNORED).to(wide)
+        valid_BT = valid_BT.to(wide)
         share_BT = valid_BT / valid_BT.sum(dim=1, keepdim=True).clamp_min(1)
         loss_B = hidden_BTD.new_zeros(len(hidden_BTD), dtype=wide)
         sketch_Bqp = loss_B.new_zeros(len(hidden_BTD), row_Vq.shape[1], col_Dp.shape[1])
@@ -119,7 +147,7 @@ class _SketchedCrossEntropy(torch.autograd.Function):
             error, _, _ = _error(hidden, weight_VD, target, ctx.vocab_size, norm_BT[:, part])
             error = (error * scale_BT[:, part].unsqueeze(-1)).to(hidden.dtype)
             grad_weight += error.flatten(0, 1).T @ hidden.flatten(0, 1)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def _parts(hidden_BTD: Tensor, weight_VD: Tensor) -> list[slice]:
@@ -140,8 +168,8 @@ def _error(
         logits_BtV = logits_BtV.masked_fill(padding_V, -torch.inf)
     if norm_Bt is None:
         norm_Bt = torch.logsumexp(logits_BtV, dim=-1)
-    known_Bt1 = target_Bt.clamp_min(0).unsqueeze(-1)
-    nll_Bt = norm_Bt - logits_BtV.gather(-1, known_Bt1).squeeze(-1)
+    target_Bt1 = target_Bt.unsqueeze(-1)
+    nll_Bt = norm_Bt - logits_BtV.gather(-1, target_Bt1).squeeze(-1)
     error_BtV = (logits_BtV - norm_Bt.unsqueeze(-1)).exp()
-    one = error_BtV.new_full((), -1.0).expand(known_Bt1.shape)
-    return error_BtV.scatter_add(-1, known_Bt1, one), norm_Bt, nll_Bt
+    one = error_BtV.new_full((), -1.0).expand(target_Bt1.shape)
+    return error_BtV.scatter_add(-1, target_Bt1, one), norm_Bt, nll_Bt

@@ -61,7 +61,7 @@ class Tap(torch.autograd.Function):
         ctx.save_for_backward(seen, *projection)
         ctx.rule, ctx.wants_vector = rule, vector_slot is not None
         ctx.wants_sketch, ctx.wants_halves = sketch_slot is not None, left_slot is not None
-        return output.view_as(output)
+        return output.detach()  # no view: the model may change it in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

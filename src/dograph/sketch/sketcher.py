@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,8 @@ class Sketcher:
         """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not known; {did_you_mean(mode, MODES)}")
+        if check not in get_args(Check):
+            raise ConfigError(f"check={check!r}: give {', '.join(get_args(Check))}")
         self.options: dict[str, Any] = {
             **{"mode": mode, "dim": dim, "projection": projection, "seed": seed},
             **{"refresh": refresh, "exclude": exclude, "top_blocks": top_blocks, "rules": rules},
@@ -162,30 +164,17 @@ class Sketcher:
                 stack.enter_context(seen.watching())
             if self.rules:
                 self._start(token_BT, stack)
+                if seen is not None and not self._cuts:
+                    stack.enter_context(seen.before_forward(self._leave_out_positions))
             else:
-                finding = CheckedRecord(self, token_BT).before_forward
-                stack.enter_context(finding(partial(self._find_head, token_BT, stack)))
+                find = partial(self._find_head, stack)
+                stack.enter_context(CheckedRecord(self, token_BT).before_forward(find))
             self._seen = seen
-            try:
-                yield
-            except (ValueError, RuntimeError, IndexError) as error:
-                if seen is not None and seen.outputs is None:
-                    self._explain(error)
-                raise
+            yield
         if not self._sketched and self.reduces:
             self._require_no_other_backward()
         if seen is not None and seen.gradients:
             seen.compare()
-
-    def _explain(self, error: Exception) -> None:
-        """Say what may be wrong with a first forward that fails only while it is recorded."""
-        shared = [rule.path for rule in self.rules if rule.spreads]
-        if shared and not isinstance(error, ConfigError | torch.OutOfMemoryError):
-            raise ConfigError(
-                f"the forward failed while it was recorded: {error!r}. Positions looked up once "
-                f"for all samples have an axis of samples then, which {shared} may not allow; "
-                f"leave them out of the sketch with exclude={tuple(shared)!r}"
-            ) from error
 
     def _start(self, token_BT: Tensor, stack: ExitStack) -> None:
         """Open the slots and tap the layers until `stack` is closed."""
@@ -220,10 +209,21 @@ class Sketcher:
                 "use mode twopass"
             )
 
-    def _find_head(self, token_BT: Tensor, stack: ExitStack, run: Callable[[], Any]) -> None:
-        """Mode head for a model that names no output layer: watch a forward on a few rows."""
-        self._cover(last_linear(self.model, run))
-        self._start(token_BT, stack)
+    def _find_head(self, stack: ExitStack, first: CheckedRecord) -> None:
+        """Mode head for a model that names no output layer: watch a forward."""
+        self._cover(last_linear(self.model, first.run_unrecorded))
+        self._start(first.token_BT, stack)
+
+    def _leave_out_positions(self, first: CheckedRecord) -> None:
+        """Leave positions out that cannot have an axis of samples (`position(index)[None]`)."""
+        left_out = first.spoilt_by_positions()
+        self.rules = [rule for rule in self.rules if rule not in left_out]
+        for rule in [*self.rules, *left_out]:
+            rule.calls, rule.taps = 0, rule not in left_out
+        if left_out:
+            self._builder = None
+        self._slots_for = ()
+        self._open(first.token_BT).draw(self.step)
 
     def _open(self, token_BT: Tensor) -> SketchBuilder:
         """The builder with slots for this shape and dtype; both are reused while they fit."""
@@ -291,7 +291,12 @@ class Sketcher:
             per_sample = gradients.one_backward_per_sample(loss_B, self.parameters)
             return self._explicit(loss_B, per_sample, None)
         outputs = [] if self._seen is None else self._seen.outputs_of(loss_B)
-        self._note_checked()
+        used = {rule.path for rule in self.rules if rule.calls}
+        if self._seen is not None:
+            self._num_checked = max(self._num_checked, self._num_samples)
+            self._checked_layers |= used
+        elif not used <= self._checked_layers:
+            self._num_checked = 0  # layers that ran for the first time: check the next record
         self._running = False
         assert self._builder is not None
         slots = list(self._builder.slots.values())
@@ -354,15 +359,6 @@ class Sketcher:
                 "with gradients enabled" + (", through the layer of the cut" if self._cuts else "")
             )
 
-    def _note_checked(self) -> None:
-        """A layer that runs for the first time makes the next record a checked one."""
-        used = {rule.path for rule in self.rules if rule.calls}
-        if self._seen is not None:
-            self._num_checked = max(self._num_checked, self._num_samples)
-            self._checked_layers |= used
-        elif not used <= self._checked_layers:
-            self._num_checked = 0
-
     def _find_outside(self, loss_B: Tensor) -> None:
         """Parameters that the loss reaches without a tap: left out, or used elsewhere too."""
         if not self.reduces:  # one backward for all
@@ -382,7 +378,7 @@ class Sketcher:
             )
 
     def _backward_rest(
-        self, loss_B: Tensor, cut: tuple[Tensor, Tensor] | None, weight_B: Tensor
+        self, loss_B: Tensor, cut: tuple[Tensor, Tensor | None] | None, weight_B: Tensor
     ) -> None:
         """The ordinary weighted backward: of the layers below the cut, and parameters outside.
 
@@ -390,8 +386,8 @@ class Sketcher:
         Both start at once, because they may meet in the layers below.
         """
         roots, grads = [], []
-        if cut is not None and cut[0].requires_grad:  # something below it is trained
-            hidden_BTD, grad_BTD = cut
+        if cut is not None and cut[0].requires_grad and cut[1] is not None:  # trained below it
+            hidden_BTD, grad_BTD = cut[0], cut[1]
             by_sample = grad_BTD.reshape(len(weight_B), -1, grad_BTD.shape[-1])
             roots.append(hidden_BTD)
             grads.append(gradients.scaled(by_sample, weight_B).view_as(hidden_BTD))
@@ -421,14 +417,18 @@ class Sketcher:
         return self._builder.result(loss_B, groups, pending)
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
-        """What a mixer weighs: the samples of every rank. The graph stays for your backward."""
-        if self.reduces and self.mode != "reference":
-            raise ConfigError(
-                f"mode {self.mode} fills .grad itself and leaves no graph for a backward of your "
-                "own; call sketcher.backward(loss_B, mixer), or use mode twopass"
-            )
+        """What a mixer weighs: the samples of every rank. Mode twopass keeps the graph for you."""
         self._rows = WorldRows(loss_B.numel(), loss_B.device)  # before work is queued on the device
-        return self._gathered([self.sketch(loss_B)], source_B)
+        signals = self._gathered([self.sketch(loss_B)], source_B)
+        if self.reduces and self.mode != "reference":
+            loss_B.register_hook(self._refuse_backward)
+        return signals
+
+    def _refuse_backward(self, grad_B: Tensor) -> None:
+        raise ConfigError(
+            f"mode {self.mode} fills .grad itself and leaves no graph for a backward of your own; "
+            "call sketcher.backward(loss_B, mixer), or use mode twopass"
+        )
 
     def backward(self, loss_B: Tensor, mixer: Weighs, source_B: Tensor | None = None) -> Tensor:
         """Fill `.grad` with the gradient of sum_i weight_i loss_i; return this rank's weights."""
@@ -477,30 +477,3 @@ class Sketcher:
         epoch = self.projection.epoch(self.step)
         rows, step = [self._rows], self.step
         return gather_signals(results, rows, step=step, projection=epoch, source_B=source_B)
-
-
-def sketch_rows(
-    sketcher: Sketcher, token_NT: Tensor, *, at_once: int, step: int = 0, half: bool = False
-) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
-    """Loss, sketch and its parts, `at_once` rows at a time; `half` runs the model in bfloat16.
-
-    The model maps tokens to one loss per row. It is left unchanged: no gradients, no random numbers
-    (dropout is off), and every layer back in its training or eval mode.
-    """
-    model, device = sketcher.model, next(iter(sketcher.parameters.values())).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.enable_grad():
-            for token_bT in token_NT.split(at_once):
-                token_bT = token_bT.to(device)
-                with ExitStack() as taps:
-                    with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                        taps.enter_context(sketcher.record(token_bT, step))
-                        loss_b = model(token_bT)
-                    result = sketcher.sketch(loss_b, keep=False)
-                assert result.sketch_BK is not None
-                yield loss_b.detach(), result.sketch_BK, result.groups
-    finally:
-        for module, mode in modes:
-            module.training = mode

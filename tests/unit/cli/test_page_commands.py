@@ -35,16 +35,6 @@ def test_report_refuses_what_it_cannot_do(run, tmp_path):
     assert isinstance(nowhere.exception, ConfigError)
 
 
-@pytest.mark.parametrize("content", ["train: {steps: 3}", '{"options": {}}', "[]", None])
-def test_report_refuses_a_bench_that_is_none(run, tmp_path, content):
-    bench = tmp_path / "bench.json"
-    if content is not None:
-        bench.write_text(content)
-    found = invoke("report", run, "--bench", bench, "--out", tmp_path / "page.html").exception
-    assert isinstance(found, ConfigError)
-    assert "is not a file of `dograph bench`" in str(found)
-
-
 def test_figures_need_a_folder(run, tmp_path):
     (tmp_path / "file").write_text("")
     assert isinstance(invoke("report", run, "--figures", tmp_path / "file").exception, ConfigError)

@@ -178,7 +178,7 @@ def assert_same_domains(name, dtype, found):
         expected = fields(batch_domains(name, dtype))
     assert torch.equal(found["label_B"], expected["label_B"])
     for field in STATISTICS:
-        assert found[field].dtype == dtype, field
+        assert found[field].dtype == expected[field].dtype, field
         tolerance = 1e-6 if dtype == torch.float32 else 1e-11
         torch.testing.assert_close(
             found[field], expected[field], rtol=tolerance, atol=tolerance, msg=field

@@ -11,7 +11,6 @@ from dograph.eval.scores import (
     Likelihood,
     TaskScore,
     average,
-    log_likelihoods,
     score_task,
 )
 from dograph.eval.tasks import TASKS, Item
@@ -27,7 +26,7 @@ def likelihoods(*nats, greedy=False):
 
 
 def scored(task, items, values, truncated=0):
-    return score_task(task, items, log_likelihoods(task, items, values), truncated)
+    return score_task(task, items, values, truncated)
 
 
 def test_the_likeliest_choice_and_the_likeliest_per_character():

@@ -21,9 +21,9 @@ from dograph.eval.inspect import (
 from dograph.models.build import build_model
 from dograph.sketch.cover import cover
 from dograph.sketch.sketcher import Sketcher
-from dograph.theory.mmd import mmd_squared
 from dograph.train.checkpoint import save_model
 from dograph.train.run_dir import RunDirectory
+from mmd_oracles import mmd_squared
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from dograph.config import resolve_config
 from dograph.errors import ConfigError, RunError
 from dograph.eval.gradients import probed_steps, read_probe
 from dograph.eval.merging import merging, verdict
+from dograph.eval.mmd import pairwise_mmd
 from dograph.plan.jobs import Job, run_job
 from dograph.stats import Interval
-from dograph.theory.mmd import pairwise_mmd
 from probed_runs import SOURCES, write_run
 
 FADING = {0: 4.0, 10: 3.0, 100: 0.5}
@@ -31,7 +31,6 @@ def test_one_run_whose_sources_merge(tmp_path):
             *(probe.sketch_NK, probe.source_N, 3),
             num_permutations=1,
             seed=0,
-            estimator="unbiased",
         ).separation_GG
         assert figures.separation.value == pytest.approx(float(pairs.sum() / 6), rel=1e-9)
         assert figures.separation.interval.low < figures.separation.value

@@ -8,7 +8,7 @@ from scipy import stats
 from torch.testing import assert_close
 
 from dograph.eval.gradients import Separation, jackknife_variance, separation
-from dograph.theory.mmd import pairwise_mmd
+from dograph.eval.mmd import pairwise_mmd
 
 
 def rows(sizes):
@@ -35,7 +35,7 @@ def of(point_NK, source_N):
 
 def test_it_is_the_mean_over_pairs_of_the_separation_of_the_theory():
     point_NK, source_N = three_sources()
-    pairs = pairwise_mmd(point_NK, source_N, 3, num_permutations=1, seed=0, estimator="unbiased")
+    pairs = pairwise_mmd(point_NK, source_N, 3, num_permutations=1, seed=0)
     expected = sum(pairs.separation_GG[g, h] for g, h in combinations(range(3), 2)) / 3
     assert of(point_NK, source_N).value == pytest.approx(float(expected), rel=1e-12)
 

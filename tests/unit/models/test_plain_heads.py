@@ -1,10 +1,15 @@
-"""For every family on the list, logits are the output layer of the last hidden state."""
+"""Which models' logits are the output layer of the last hidden state, found by running them."""
+
+import copy
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
 
-from dograph.models.loss import PLAIN_HEADS
+from dograph.errors import ConfigError
+from dograph.models.loss import PerSampleLoss, logits_are_of_the_head
+from trainers import AFTER_THE_HEAD, build, tiny_model
 
 SMALL = {
     "vocab_size": 64,
@@ -25,6 +30,11 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+PLAIN = (
+    *("bloom", "falcon", "gemma", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral"),
+    *("mixtral", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+    *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+)
 MORE = {
     "gemma": {"head_dim": 8},
     "qwen3": {"head_dim": 8},
@@ -37,10 +47,14 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("family", sorted(PLAIN_HEADS))
-def test_logits_are_the_output_layer_of_the_last_state(family):
+def small(family):
     config = AutoConfig.for_model(family, **SMALL, **MORE.get(family, {}))
-    model = AutoModelForCausalLM.from_config(config).eval()
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_logits_are_the_output_layer_of_the_last_state(family):
+    model = small(family).eval()
     for parameter in model.parameters():  # biases too
         torch.nn.init.normal_(parameter, std=0.2)
     token_BT = torch.arange(16).view(2, 8)
@@ -49,3 +63,78 @@ def test_logits_are_the_output_layer_of_the_last_state(family):
         hidden_BTD = model.base_model(input_ids=token_BT, use_cache=False).last_hidden_state
         got_BTV = model.get_output_embeddings()(hidden_BTD)
     torch.testing.assert_close(got_BTV, expected_BTV)
+    assert logits_are_of_the_head(model)
+    assert logits_are_of_the_head(model.bfloat16())
+
+
+@pytest.mark.parametrize("family", AFTER_THE_HEAD)
+def test_a_cap_or_a_factor_after_the_output_layer(family):
+    loss = PerSampleLoss(tiny_model(family), 61)
+    assert not loss.has_plain_head
+    with pytest.raises(ConfigError, match=r"ForCausalLM: its logits .* use mode full or twopass"):
+        loss.require_plain_head()
+
+
+class InPlace(GPT2LMHeadModel):
+    """Returns the tensor that the output layer returned, with other numbers in it."""
+
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits.mul_(0.5)
+        return outputs
+
+
+class Later(GPT2LMHeadModel):
+    """The output layer does not see the last hidden state."""
+
+    def forward(self, input_ids, **kwargs):
+        outputs = self.transformer(input_ids, **kwargs)
+        outputs.logits = self.lm_head(0.5 * outputs.last_hidden_state)
+        return outputs
+
+
+class Whole(GPT2LMHeadModel):
+    """Runs as a whole only: its base model has other arguments."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer.forward = lambda input_ids: None
+
+
+@pytest.mark.parametrize("kind", [InPlace, Later, Whole])
+def test_logits_that_only_look_plain(kind):
+    assert not logits_are_of_the_head(kind(build().config))
+
+
+class Counting(nn.Module):
+    """A layer with a buffer that every call changes, in place or by a new tensor, and dropout."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, value):
+        self.calls += 1
+        self.last = self.last + torch.rand(())
+        return self.inner(value)
+
+
+def test_the_model_and_random_numbers_stay_as_they_were():
+    model = build(dropout=0.5).train()
+    model.transformer.ln_f = Counting(model.transformer.ln_f)
+    model.transformer.h[1].eval()
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    buffers = list(model.buffers())
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    assert logits_are_of_the_head(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(a is b for a, b in zip(model.buffers(), buffers, strict=True))
+    assert model.state_dict().keys() == before.keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert "forward" not in model.lm_head.__dict__

@@ -1,4 +1,4 @@
-"""A comparison's findings on the page: figures, claims, sweeps, downstream scores, benches."""
+"""A comparison's findings on the page: figures, claims, downstream scores."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from dograph.compare.findings import Findings
-from dograph.report import comparison
-from dograph.report.collect import bench_of, collect, open_subjects
-from dograph.report.comparison import scales_of, sweeps, verdict_of
+from dograph.report.collect import collect, open_subjects
+from dograph.report.comparison import Comparison, verdict_of
 from dograph.report.render import render
-from page_runs import wide_choice, write_eval, write_run
+from page_runs import write_eval, write_run
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
@@ -21,32 +20,33 @@ def findings():
     return json.loads((RESULTS / "compare-demo-tiny.json").read_text())
 
 
-def from_findings(findings, title, parameters):
-    return comparison.from_findings(Findings.of_json(findings), title, parameters)
+def compared(findings):
+    return Comparison("demo", Findings.of_json(findings))
 
 
 def test_figures_are_those_of_the_file(findings):
-    found = from_findings(findings, "demo", 1000)
+    found = compared(findings)
     by_name = {method["label"]: method for method in findings["methods"]}
-    assert [method.name for method in found.methods] == list(by_name)
+    assert [method.label for method in found.methods] == list(by_name)
     for method in found.methods:
-        own = by_name[method.name]
+        own = by_name[method.label]
         spread = own["losses"]["mean"]
         reach = 2.7764 * spread["deviation"] / 5**0.5
-        assert method.losses["mean"].high == pytest.approx(spread["mean"] + reach)
+        high = method.losses["mean"].estimate.high
+        assert high == pytest.approx(spread["mean"] + reach, rel=1e-6)
         for source in found.sources if method.differences else ():
-            difference = method.differences[source]
+            difference = method.difference(source)
             told = own["differences"]["sources"][source]
             assert difference.estimate.low == told["interval"]["low"]
             assert difference.claim == told["claim"]
-    assert found.notes == findings["notes"]
-    assert found.methods[0].differences == {}
+    assert found.findings.notes == findings["notes"]
+    assert found.methods[0].difference("mean") is None
 
 
 def test_the_verdict_claims_what_the_comparison_claims(findings):
-    found = from_findings(findings, "demo", None)
+    found = compared(findings)
     claimed = {
-        m.name for m in found.methods if m.differences and m.differences["mean"].claim == "lower"
+        m.label for m in found.methods if m.differences and m.differences["mean"].claim == "lower"
     }
     said = verdict_of([], [found])
     if claimed:
@@ -60,7 +60,7 @@ def altered(findings, **claim):
     changed = json.loads(json.dumps(findings))
     for method in changed["methods"][1:]:
         method["differences"]["mean"] |= claim
-    return from_findings(changed, "demo", None)
+    return compared(changed)
 
 
 def test_the_verdict_goes_no_further_than_the_claim(findings):
@@ -86,7 +86,7 @@ def test_what_is_most_so_is_claimed_itself(findings):
     for method in changed["methods"][3:]:
         method["differences"]["mean"] |= {"mean": 0.0, "claim": "unclear"}
     label = changed["methods"][2]["label"]
-    said = verdict_of([], [from_findings(changed, "demo", None)])
+    said = verdict_of([], [compared(changed)])
     lead = f"Lower mean loss than natural: {label}. Largest difference: {label}, -0.1000 ["
     assert said.startswith(lead)
 
@@ -98,7 +98,7 @@ def claimed(findings, **claims):
         claim = claims.get(method["label"].replace("-", "_"), "unclear")
         mean = {"lower": -0.2, "higher": 0.3}.get(claim, 0.0)
         method["differences"]["mean"] |= {"mean": mean, "claim": claim}
-    return from_findings(changed, "demo", None)
+    return compared(changed)
 
 
 def test_what_is_worse_is_named_beside_what_is_better(findings):
@@ -147,10 +147,10 @@ def test_what_failed_is_left_out(findings):
     for told in changed["methods"][2]["sources"].values():
         told["mean"] = None
     changed["methods"][3]["differences"]["mean"] |= {"mean": None, "interval": None}
-    found = from_findings(changed, "demo", None)
+    found = compared(changed)
     labels = [method["label"] for method in findings["methods"]]
-    assert [method.name for method in found.methods] == [labels[0], *labels[3:]]
-    assert "mean" not in found.methods[1].differences
+    assert [method.label for method in found.methods] == [labels[0], *labels[3:]]
+    assert found.methods[1].difference("mean") is None
     assert verdict_of([], [found])
 
 
@@ -169,7 +169,7 @@ def test_a_folder_of_a_comparison_stands_for_its_runs(findings, tmp_path):
     data = collect(open_subjects([folder]))
     assert [run.name for run in data.runs] == list(runs)
     assert [run.group for run in data.runs] == ["natural", "natural", "uniform"]
-    assert len(data.comparisons) == 1  # its runs are not compared a second time
+    assert len(data.comparisons) == 1
     assert data.title == "comparison compare"
     assert render(data)
 
@@ -187,31 +187,6 @@ def test_runs_from_elsewhere_join_no_method_of_a_comparison(findings, tmp_path):
     assert [len(names) for names in data.groups.values()] == [1, 1]
 
 
-def method(found, name, mixer):
-    from dataclasses import replace
-
-    return replace(found.methods[0], name=name, mixer=mixer)
-
-
-def test_objectives_are_methods_that_differ_in_nothing_else(findings):
-    found = from_findings(findings, "demo", None)
-    methods = [
-        method(found, "safe", {"name": "dograph", "recipe": "safe"}),
-        method(found, "robust", {"name": "dograph", "recipe": "safe", "objective": "robust"}),
-        method(found, "paper", {"name": "dograph", "recipe": "paper"}),
-        method(found, "other", {"name": "dograph", "recipe": "safe", "unknown": 1}),
-        method(found, "natural", {"name": "natural"}),
-    ]
-    (found,) = sweeps(methods, "objective").values()
-    assert [(value, m.name) for value, m in found] == [("precision", "safe"), ("robust", "robust")]
-
-
-def test_sizes_make_a_curve(findings):
-    pair = [from_findings(findings, "demo", size) for size in (2000, 1000)]
-    assert [size for size, _ in dict(scales_of(pair))["natural"]] == [1000, 2000]
-    assert scales_of(pair[:1]) == []
-
-
 def test_downstream_scores_have_error_bars(tmp_path):
     runs = [write_run(tmp_path / f"natural-{seed}", seed=seed) for seed in (0, 1)]
     runs.append(write_run(tmp_path / "uniform", mixer="uniform"))
@@ -224,26 +199,3 @@ def test_downstream_scores_have_error_bars(tmp_path):
     over_seeds = rows["average"]["natural"]
     assert over_seeds.value == pytest.approx(65)
     assert over_seeds.high - over_seeds.value == pytest.approx(12.7062 * 5, rel=1e-3)
-
-
-def test_runs_that_differ_in_one_thing_make_sweeps(tmp_path):
-    data = collect(open_subjects(wide_choice(tmp_path)))
-    assert [len(one.methods) for one in data.comparisons] == [5, 5]
-    for one in data.comparisons:
-        (numbers,) = sweeps(one.methods, "num_domains").values()
-        assert [value for value, _ in numbers] == [4, 7]
-        (objectives,) = sweeps(one.methods, "objective").values()
-        assert [value for value, _ in objectives] == ["robust", "variance"]
-    scales = scales_of(data.comparisons)
-    assert {tuple(size for size, _ in points) for _, points in scales} == {(100, 1000)}
-    assert len(scales) == 5
-
-
-def test_a_bench_brings_the_floor():
-    heading, table, _ = bench_of(RESULTS / "bench-gpt2-small-h200.json")
-    arms = {row[0]: dict(zip(table.heads, row, strict=True)) for row in table.rows}
-    assert arms["plain"]["floor ms"].value is None
-    full = arms["full"]
-    assert full["over plain"].low < full["over plain"].value < full["over plain"].high
-    assert full["extra ms"].value > full["floor ms"].value > 0
-    assert "H200" in heading.content

@@ -42,19 +42,14 @@ def test_seeds_of_one_method_were_trained_alike(tmp_path):
     means = [run.losses["mean"].value for run in data.runs]
     assert f"{sum(means) / 2:.4f}" in data.verdict
     assert "2 seeds of natural" in data.verdict
-    assert "settings differ" not in data.verdict
+    assert "no claim" not in data.verdict
 
 
-def test_a_run_that_goes_on_is_not_called_unlike(tmp_path):
+def test_a_run_that_goes_on_is_why_no_claim_is_made(tmp_path):
     runs = [write_run(tmp_path / "whole"), write_run(tmp_path / "part", steps=40, total=60, seed=1)]
     said = page_of(*runs).verdict
     assert "1 not complete, so no claim is made" in said
-    assert "settings differ" not in said
-
-
-def test_runs_of_different_settings_are_called_unlike(tmp_path):
-    runs = [write_run(tmp_path / "tiny"), write_run(tmp_path / "demo", model="demo")]
-    assert "Their settings differ" in page_of(*runs).verdict
+    assert "selected by hand" not in said
 
 
 def test_a_run_that_is_given_twice_is_one_run(tmp_path):

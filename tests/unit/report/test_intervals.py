@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from dograph.compare.findings import Spread
-from dograph.report.comparison import spread_estimate
 from dograph.report.one_run import block_losses, over_blocks
 from dograph.report.sections import band
 from dograph.report.series import Series, rounded
@@ -21,13 +20,13 @@ def test_seeds_have_one_interval_wherever_they_are_shown():
     deviation = float(np.std(values, ddof=1))
     for found in (
         mean_estimate(values),
-        spread_estimate(Spread(float(np.mean(values)), deviation, 4)),
+        Spread(float(np.mean(values)), deviation, 4).estimate,
     ):
         assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
     drawn = band([Series(x=[20], y=[value]) for value in values], "a method", 0)
     assert drawn.low == rounded(np.array([low]))
     assert drawn.high == rounded(np.array([high]))
-    assert spread_estimate(Spread(3.0, None, 1)).low is None
+    assert Spread(3.0, None, 1).estimate.low is None
 
 
 def test_a_band_has_the_interval_of_every_step():

@@ -263,6 +263,9 @@ def test_a_weight_used_past_its_layer_is_trained_by_both_uses(tiny, token_BT, we
 
 def test_a_weight_used_past_its_layer_is_told_by_twopass(tiny, token_BT, weight_B):
     model = tiny.randomised(TiedByHand()).double()
-    with pytest.warns(UserWarning, match="outside its layer. The gradient is exact"):
+    with pytest.warns(
+        UserWarning,
+        match=r"\['token.weight'\] are used outside their layers. The gradient is exact",
+    ):
         _, gradients = tiny.run(model, token_BT, weight_B, mode="twopass")
     assert tiny.gradient_error(gradients, tiny.autograd(model, token_BT, weight_B)) < 1e-10

@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 from dograph.errors import ConfigError
 from dograph.sketch import head
 from dograph.sketch.head import head_projection, sketched_cross_entropy
-from dograph.sketch.projection import Projection
+from dograph.sketch.projection import MatrixProjection, Projection
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def inputs(tiny):
     return hidden_BTD.requires_grad_(), weight_VD.requires_grad_(), target_BT
 
 
-def stock_losses(hidden_BTD, weight_VD, target_BT, vocab_size=30):
+def stock_losses(hidden_BTD, weight_VD, target_BT, vocab_size=30, ignore_index=-100):
     logits_BTV = (hidden_BTD @ weight_VD.T)[..., :vocab_size]
     nll_N = F.cross_entropy(
-        logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=-100, reduction="none"
+        logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=ignore_index, reduction="none"
     )
-    count_B = (target_BT != -100).sum(dim=1).clamp_min(1)
+    count_B = (target_BT != ignore_index).sum(dim=1).clamp_min(1)
     return nll_N.view_as(target_BT).sum(dim=1) / count_B
 
 
@@ -73,6 +73,75 @@ def test_loss_gradient_and_sketch(tiny, inputs, kind, vocab_size):
     wanted = torch.autograd.grad((weight_B * expected_B).sum(), [hidden_BTD, weight_VD])
     for gradient, expected in zip(got, wanted, strict=True):
         assert tiny.error(gradient, expected) < 1e-10
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("ignore_index", [-100, -1, 0, 29])
+def test_targets_that_do_not_count(tiny, inputs, ignore_index):
+    """As in F.cross_entropy, where the ignored value may be any, also a token of the vocabulary."""
+    hidden_BTD, weight_VD, target_BT = inputs
+    target_BT = target_BT.masked_fill(target_BT == -100, ignore_index)
+    projection = head_projection(weight_VD, Projection(dim=20))
+    loss_B, sketch_BK = sketched_cross_entropy(
+        hidden_BTD, weight_VD, target_BT, projection, ignore_index=ignore_index
+    )
+    expected_B = stock_losses(hidden_BTD, weight_VD, target_BT, ignore_index=ignore_index)
+    assert tiny.error(loss_B, expected_B) < 1e-10
+    assert loss_B[3].item() == 0
+    got = torch.autograd.grad(loss_B.sum(), [hidden_BTD, weight_VD])
+    wanted = torch.autograd.grad(expected_B.sum(), [hidden_BTD, weight_VD], retain_graph=True)
+    for gradient, expected in zip(got, wanted, strict=True):
+        assert tiny.error(gradient, expected) < 1e-10
+    for sketch_K, loss in zip(sketch_BK, expected_B, strict=True):
+        (gradient_VD,) = torch.autograd.grad(loss, weight_VD, retain_graph=True)
+        small_qp = projection.row_Rq.T @ gradient_VD @ projection.col_Cp
+        expected_1K = tiny.folded(projection.fold, small_qp.flatten()[None])
+        assert (sketch_K - expected_1K[0]).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "ignore_index", "vocab_size"),
+    [(-1, -100, None), (-100, -1, None), (30, -100, None), (28, -100, 27), (-2, -1, 27)],
+)
+def test_targets_outside_the_vocabulary(inputs, wrong, ignore_index, vocab_size):
+    hidden_BTD, weight_VD, target_BT = inputs
+    target_BT = target_BT.masked_fill(target_BT == -100, ignore_index)
+    target_BT[2, 4] = wrong
+    said = rf"have \[{wrong}\].* 0\.\.{(vocab_size or 30) - 1} nor ignore_index={ignore_index};"
+    with pytest.raises(ConfigError, match=said):
+        sketched_cross_entropy(
+            *(hidden_BTD, weight_VD, target_BT), vocab_size=vocab_size, ignore_index=ignore_index
+        )
+
+
+@pytest.mark.parametrize("vocab_size", [0, 31])
+def test_a_vocabulary_that_the_weight_does_not_have(inputs, vocab_size):
+    with pytest.raises(ConfigError, match=rf"vocab_size={vocab_size} .* 30 rows; it must be"):
+        sketched_cross_entropy(*inputs, vocab_size=vocab_size)
+
+
+def test_targets_are_checked_without_waiting_for_the_device(inputs):
+    """Tensors without values take the path of a GPU: whoever reads a value here raises."""
+    hidden_BTD, weight_VD, target_BT = (value.detach().to("meta") for value in inputs)
+    hidden_BTD.requires_grad_()
+    sides = (torch.ones(side, 8, dtype=torch.float64, device="meta") for side in (30, 12))
+    projection = MatrixProjection(*sides, fold=None)
+    loss_B, sketch_BK = sketched_cross_entropy(hidden_BTD, weight_VD, target_BT, projection)
+    loss_B.sum().backward()
+    assert loss_B.shape == (4,)
+    assert sketch_BK.shape == (4, 64)
+
+
+@pytest.mark.slow
+def test_compiled_into_one_graph_that_checks_its_targets(tiny, inputs):
+    hidden_BTD, weight_VD, target_BT = inputs
+    projection = head_projection(weight_VD, Projection(dim=20))
+    compiled = torch.compile(sketched_cross_entropy, fullgraph=True, backend="aot_eager")
+    loss_B, _ = compiled(hidden_BTD, weight_VD, target_BT, projection)
+    assert tiny.error(loss_B, stock_losses(*inputs)) < 1e-10
+    target_BT[1, 1] = 30
+    with pytest.raises(RuntimeError, match=r"a target is neither in 0\.\.29 nor ignore_index=-100"):
+        compiled(hidden_BTD, weight_VD, target_BT, projection)
 
 
 def test_a_hidden_state_without_gradient(tiny, inputs):

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dograph.rng import key64
-from dograph.theory.mmd import gradient_kernel, mmd_squared
+from mmd_oracles import gradient_kernel, mmd_squared
 
 VOCABULARY, TOKENS = 64, 10
 

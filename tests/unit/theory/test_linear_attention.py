@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from dograph.errors import ConfigError
 from dograph.rng import key64
-from dograph.theory.linear_attention import BLOCKS, LinearAttention
-from dograph.theory.mmd import mmd_squared
+from linear_attention import BLOCKS, LinearAttention
+from mmd_oracles import mmd_squared
 
 # (T, D, E, F, H, V): wide and narrow in every place, one token, one channel
 SHAPES = [(5, 4, 3, 2, 6, 7), (1, 3, 2, 2, 2, 3), (8, 2, 5, 6, 3, 4), (3, 1, 1, 1, 1, 2)]

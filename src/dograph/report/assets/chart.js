@@ -111,7 +111,8 @@ const axisLayer = (...parts) => svg("g", { class: "axis", "aria-hidden": "true" 
 const widthTicks = (low, high, width) => ticks(low, high, Math.max(2, Math.floor(width / 110)));
 
 // Labels and name of a horizontal axis.
-function bottomAxis(marks, x, { width, height, left = 0 }, name, write = tickText(marks)) {
+function bottomAxis(marks, x, { width, height, left = 0 }, name) {
+  const write = tickText(marks);
   const at = (value) => Math.min(Math.max(x(value), left + 12), width - 20);
   return axisLayer(
     marks.map((value) => axisText(at(value), height - 20, "middle", write(value))),
@@ -124,16 +125,14 @@ function axes(box, xs, ys, chart) {
   const yMarks = chart.log_y ? logTicks(...ys) : ticks(...ys, 5);
   const yText = chart.log_y ? (value) => number(value, 2) : tickText(yMarks);
   const left = Math.max(...yMarks.map((value) => yText(value).length)) * 7.6 + 12;
-  const x = scale(...xs, left + 6, box.width - 12, chart.log_x);
+  const x = scale(...xs, left + 6, box.width - 12);
   const y = scale(...ys, box.height - 38, 8, chart.log_y);
   const levels = yMarks.map((value) => [
     svg("line", { class: "grid-line", x1: left, x2: box.width - 4, y1: y(value), y2: y(value) }),
     axisText(left - 6, y(value) + 4, "end", yText(value)),
   ]);
-  const rough = chart.log_x ? logTicks(...xs) : widthTicks(...xs, box.width);
-  const whole = rough.filter(Number.isInteger); // steps and numbers of domains are whole
-  const xMarks = whole.length ? whole : rough;
-  const xText = chart.log_x ? (value) => number(value, 1) : tickText(xMarks);
-  const bottom = bottomAxis(xMarks, x, { ...box, left }, chart.x_name, xText);
+  const rough = widthTicks(...xs, box.width);
+  const whole = rough.filter(Number.isInteger); // steps are whole
+  const bottom = bottomAxis(whole.length ? whole : rough, x, { ...box, left }, "step");
   return { layers: [axisLayer(levels), bottom], x, y, left };
 }

@@ -10,9 +10,6 @@ const GRAPH_NOTE =
   "disc: share of samples; ring: weight (larger than the disc: weighted up); solid line: mean " +
   "gradients point in similar directions, dashed: in opposite ones, thickness: |cosine|; " +
   "distances approximate those between mean gradients. ";
-const DRIFT_NOTE =
-  "kept: rows in this domain at both this probe and the one before, over rows at either; " +
-  "cosine: of its centroid with its centroid at the last probe";
 const BASES = { last: "of the last probe, at all steps", own: "of each probe" };
 
 function domains(runs) {
@@ -238,7 +235,6 @@ function domainPanel(own, graph, probe, domain) {
   const node = graph.nodes.find((one) => one.domain === domain);
   const from = own.has_identity ? probe : graph; // where example texts are from
   const examples = from?.examples?.[domain] || [];
-  const drift = own.drift[domain];
   const rank = `Its number is a rank by weight in the batch of step ${graph.step}, 0 the largest weight; domain ${domain} of another step is another domain.`;
   return el(
     "div",
@@ -248,7 +244,6 @@ function domainPanel(own, graph, probe, domain) {
     node ? nodeFacts(node, graph.step) : null,
     el("h4", {}, own.examples_title, from ? ` ${from.step}` : ""),
     examples.length ? examples.map(exampleText) : soft(own.no_examples),
-    drift ? [el("h4", {}, "Drift"), soft(DRIFT_NOTE), table(drift)] : null,
   );
 }
 

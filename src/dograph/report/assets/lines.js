@@ -26,7 +26,7 @@ function lineChart(chart) {
     one.name,
     number(x),
     number(one.y[k]),
-    hasBand(one) ? interval(one.low[k], one.high[k], number) : "",
+    one.low ? interval(one.low[k], one.high[k], number) : "",
   ];
   const rows = () => chart.series.flatMap((one) => one.x.map(row(one)));
   const { node, plot } = figure(
@@ -34,12 +34,10 @@ function lineChart(chart) {
     HEIGHT,
     (width) => drawLines({ width, height: HEIGHT }, shown(), chart),
     chart.series.length > 1 ? el("div", group, chart.series.map(button)) : null,
-    numbers(chart.title, ["line", chart.x_name, "value", "95 %"], rows),
+    numbers(chart.title, ["line", "step", "value", "95 %"], rows),
   );
   return node;
 }
-
-const hasBand = (one) => Boolean(one.low) && one.low.every(isKnown);
 
 // Indices of the points in the chosen range of steps, and of those that can be drawn.
 function within(chart, line) {
@@ -55,7 +53,7 @@ function extent(series, chart) {
   for (const one of series) {
     for (const k of within(chart, one)) {
       xs.push(one.x[k]);
-      ys.push(one.y[k], ...(hasBand(one) ? [one.low[k], one.high[k]] : []));
+      ys.push(one.y[k], ...(one.low ? [one.low[k], one.high[k]] : []));
     }
     if (one.raw && chart.faint) ys.push(...within(chart, one.raw).map((k) => one.raw.y[k]));
   }
@@ -112,7 +110,7 @@ function drawSeries(one, place, chart) {
   return svg(
     "g",
     { class: colour(one.index) },
-    hasBand(one) && drawn.length ? svg("path", { class: "band", d: band() }) : null,
+    one.low && drawn.length ? svg("path", { class: "band", d: band() }) : null,
     one.raw && chart.faint ? svg("path", { class: "raw", d: path(one.raw) }) : null,
     svg("path", { class: "line", d: path(one), "stroke-dasharray": dashOf(one) }),
     dots.map((k) => marker(one.index, `translate(${at(one.x[k], one.y[k])})`)),
@@ -136,7 +134,7 @@ function cursor(picture, series, place, box, chart) {
       .sort((a, b) => b[1] - a[1])
       .slice(0, 12);
     fill(rule, { x1: x, x2: x, visibility: "visible" }, []);
-    const name = `${chart.x_name} ${number(step)}`;
+    const name = `step ${number(step)}`;
     const line = ([one, value]) =>
       el("div", { class: colour(one.index) }, el("i"), named(one.name), ` ${number(value)}`);
     tip.replaceChildren(el("div", {}, name), ...rows.map(line));

@@ -1,1 +1,0 @@
-"""The paper's theory as code: linearised attention, and gradients as an MMD between groups."""
