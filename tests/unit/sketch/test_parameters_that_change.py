@@ -213,11 +213,19 @@ def test_a_backward_of_ones_own_is_refused(mode, step):
 
 
 @pytest.mark.parametrize("mode", FILLING)
-def test_signals_for_a_backward_of_ones_own_are_refused(mode):
+def test_a_backward_of_ones_own_after_signals_is_refused(mode):
+    """Signals may be read; the graph is gone."""
     model, token_BT = made(Decoder)(), some_tokens()
     sketcher = sketcher_of(model, mode)
+
+    def step():
+        loss_B = nll(model, token_BT)
+        signals = sketcher.signals(loss_B)
+        assert signals.sketch_BK.shape == (5, DIM)
+        (unequal(5) * loss_B).sum().backward()
+
     with pytest.raises(ConfigError, match="twopass"), sketcher.record(token_BT):
-        sketcher.signals(nll(model, token_BT))
+        step()
 
 
 def test_signals_and_a_backward_of_ones_own_in_twopass():
