@@ -106,9 +106,8 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "stepped"), [*((mode, True) for mode in MODES), ("full", False)])
 def test_a_model_that_changed_is_refused(mode, change, stepped):
     model, token_BT = made(Decoder)(), some_tokens()
     sketcher = sketcher_of(model, mode)

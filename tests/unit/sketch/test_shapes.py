@@ -14,6 +14,11 @@ from dograph.sketch.sketcher import Sketcher
 from model_zoo import Decoder, made
 from verdicts import DIM, EXACT, MODES, REFUSED, FixedWeights, nll, some_tokens, unequal, verdict
 
+
+def slow(size):
+    return pytest.param(size, marks=pytest.mark.slow)
+
+
 ON_EVERY_LAYER = ("full", "exact", "twopass")
 KNOWN = {
     "(B, T, H, size)": shapes.HeadsOfEach,
@@ -44,7 +49,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("size", [(5, 8), (6, 6), (1, 8), (16, 4)])
+@pytest.mark.parametrize("size", [(5, 8), (6, 6), *map(slow, [(1, 8), (16, 4)])])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_shapes_are_exact(name, mode, size):
@@ -54,7 +59,7 @@ def test_known_shapes_are_exact(name, mode, size):
     assert got.outside == {}
 
 
-@pytest.mark.parametrize("size", [(5, 8), (6, 6), (4, 2)])
+@pytest.mark.parametrize("size", [(5, 8), (6, 6), slow((4, 2))])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_other_shapes_are_exact_or_refused(name, mode, size):
