@@ -123,7 +123,7 @@ class SketchConfig(Section):
     top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
     exclude: list[str] = Field(
         default_factory=list,
-        description="parameters left out of the sketch, by name (modes twopass, head, reference)",
+        description="parameters or layers left out of the sketch, by name; they are still trained",
     )
     accumulation: Accumulation = Field(
         "two_sweeps", description="where weights come from if a batch has several micro-batches"
