@@ -222,16 +222,16 @@ class Sketcher:
             rule.calls, rule.taps = 0, rule not in left_out
         if left_out:
             self._builder = None
-        self._slots_for = ()
-        self._open(first.token_BT).draw(self.step)
+        dtype, self._slots_for = self._slots_for[2], ()
+        self._open(first.token_BT, dtype).draw(self.step)
 
-    def _open(self, token_BT: Tensor) -> SketchBuilder:
+    def _open(self, token_BT: Tensor, dtype: torch.dtype | None = None) -> SketchBuilder:
         """The builder with slots for this shape and dtype; both are reused while they fit."""
         device, shape = token_BT.device, (token_BT.shape[0], token_BT.shape[1])
         self._num_samples = shape[0]
-        dtype = next(iter(self.parameters.values())).dtype
-        if torch.is_autocast_enabled(device.type):
+        if dtype is None and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
+        dtype = dtype or next(iter(self.parameters.values())).dtype
         if self._builder is None or self._builder.made_for != (dtype, device):
             groups = self._group_of
             self._builder = SketchBuilder(self.rules, self.projection, groups, dtype, device)
