@@ -22,7 +22,7 @@ from dograph.choices import (
     Mode,
 )
 from dograph.errors import ConfigError, did_you_mean, either
-from dograph.renamed import with_new_names, with_new_settings
+from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
 from dograph.run_presets import merge as merge
 
@@ -79,6 +79,8 @@ class Options(BaseModel):
         option, known = str(problem["loc"][0]), list(cls.model_fields)
         name = cls.prefix + option
         if kind == "extra_forbidden":
+            if option in REMOVED.get(cls.owner, {}):
+                return f"{name}={given}: this option was removed; leave it out"
             instead = did_you_mean(option, known) if known else "it takes no options"
             return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
         if kind == "literal_error":
@@ -123,7 +125,7 @@ class SketchConfig(Section):
     top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
     exclude: list[str] = Field(
         default_factory=list,
-        description="parameters left out of the sketch, by name (modes twopass, head, reference)",
+        description="parameters or layers left out of the sketch, by name; they are still trained",
     )
     accumulation: Accumulation = Field(
         "two_sweeps", description="where weights come from if a batch has several micro-batches"

@@ -118,9 +118,12 @@ class CheckedRecord:
         finally:
             handle.remove()
 
-    def run_unrecorded(self) -> list[Tensor]:
+    def run_unrecorded(self) -> None:
         with self.undisturbed(), torch.no_grad():
-            return self.call(len(self.token_BT))
+            try:
+                self.call(self.num_rows())
+            except (ValueError, RuntimeError, IndexError):  # arguments that do not come in samples
+                self.call(len(self.token_BT))
 
     def spoilt_by_positions(self) -> list[Rule]:
         """Tables without an axis of samples, if the forward fails when they have one.

@@ -222,16 +222,16 @@ class Sketcher:
             rule.calls, rule.taps = 0, rule not in left_out
         if left_out:
             self._builder = None
-        self._slots_for = ()
-        self._open(first.token_BT).draw(self.step)
+        dtype, self._slots_for = self._slots_for[2], ()
+        self._open(first.token_BT, dtype).draw(self.step)
 
-    def _open(self, token_BT: Tensor) -> SketchBuilder:
+    def _open(self, token_BT: Tensor, dtype: torch.dtype | None = None) -> SketchBuilder:
         """The builder with slots for this shape and dtype; both are reused while they fit."""
         device, shape = token_BT.device, (token_BT.shape[0], token_BT.shape[1])
         self._num_samples = shape[0]
-        dtype = next(iter(self.parameters.values())).dtype
-        if torch.is_autocast_enabled(device.type):
+        if dtype is None and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
+        dtype = dtype or next(iter(self.parameters.values())).dtype
         if self._builder is None or self._builder.made_for != (dtype, device):
             groups = self._group_of
             self._builder = SketchBuilder(self.rules, self.projection, groups, dtype, device)
@@ -291,12 +291,7 @@ class Sketcher:
             per_sample = gradients.one_backward_per_sample(loss_B, self.parameters)
             return self._explicit(loss_B, per_sample, None)
         outputs = [] if self._seen is None else self._seen.outputs_of(loss_B)
-        used = {rule.path for rule in self.rules if rule.calls}
-        if self._seen is not None:
-            self._num_checked = max(self._num_checked, self._num_samples)
-            self._checked_layers |= used
-        elif not used <= self._checked_layers:
-            self._num_checked = 0  # layers that ran for the first time: check the next record
+        self._note_layers()
         self._running = False
         assert self._builder is not None
         slots = list(self._builder.slots.values())
@@ -358,6 +353,15 @@ class Sketcher:
                 "no layer was recorded; run the model's forward inside sketcher.record(token_BT) "
                 "with gradients enabled" + (", through the layer of the cut" if self._cuts else "")
             )
+
+    def _note_layers(self) -> None:
+        """Layers that run for the first time make the next record a checked one."""
+        used = {rule.path for rule in self.rules if rule.calls}
+        if self._seen is not None:
+            self._num_checked = max(self._num_checked, self._num_samples)
+            self._checked_layers |= used
+        elif not used <= self._checked_layers:
+            self._num_checked = 0
 
     def _find_outside(self, loss_B: Tensor) -> None:
         """Parameters that the loss reaches without a tap: left out, or used elsewhere too."""

@@ -35,8 +35,7 @@ def folder(corpus, tmp_path_factory):
 def asked(corpus, out, name, methods, seeds, settings=TINY):
     return Wanted(
         artefact=find_artefact(name),
-        settings=settings,
-        corpus=str(corpus),
+        settings=(*settings, f"data.corpus={corpus}"),
         seeds=seeds,
         methods=methods,
         proxy=("train.steps=1",) if "plan=" in methods else (),
