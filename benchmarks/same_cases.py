@@ -272,7 +272,6 @@ CASES: dict[str, Case] = {
     ),
     "mixer-dynamic-loss": trained("mixer.name=dynamic-loss", "mixer.warmup_steps=1"),
     "mixer-group-dro": trained("mixer.name=group-dro", "mixer.eta=0.5", "mixer.adjustment=1"),
-    "mixer-group-cvar": trained("mixer.name=group-dro", "mixer.mode=cvar", "mixer.alpha=0.5"),
     "recipe-recommended": trained(*DOGRAPH),
     "recipe-safe": trained(*STREAM),
     "recipe-paper": trained(*DOGRAPH, "mixer.recipe=paper", "sketch.refresh=step"),
@@ -315,7 +314,7 @@ CASES: dict[str, Case] = {
         for mode in ("twopass", "head")
     },
     "resume": Case(resumed, needs=("corpus-jsonl", "recipe-safe")),
-    "plan-doremi": planned("doremi", "mixer.eta=[1.0, 0.1]"),
+    "plan-doremi": planned("doremi", "mixer.rounds=2"),
     "plan-doge": planned("doge", "sketch.mode=exact", "sketch.projection=none"),
     "plan-regmix": planned("regmix", *REGMIX),
     "plan-mixing-law": planned("mixing-law", "mixer.num_proxies=6"),

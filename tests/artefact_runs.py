@@ -90,11 +90,10 @@ def write_place(folder):
 
 
 def wanted(place, name, out, **more):
-    settings = (*LONGER, *more.pop("settings", ()))
+    settings = (*LONGER, f"data.corpus={place / 'corpus'}", *more.pop("settings", ()))
     return Wanted(
         artefact=find_artefact(name),
         settings=settings,
-        corpus=str(place / "corpus"),
         out=place / out,
         lab=place / "lab",
         command=f"dograph reproduce {name}",

@@ -23,7 +23,7 @@ from dograph.choices import (
     Mode,
 )
 from dograph.errors import ConfigError, did_you_mean, either
-from dograph.renamed import with_new_names, with_new_settings
+from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
 from dograph.run_presets import merge as merge
 
@@ -80,6 +80,8 @@ class Options(BaseModel):
         option, known = str(problem["loc"][0]), list(cls.model_fields)
         name = cls.prefix + option
         if kind == "extra_forbidden":
+            if option in REMOVED.get(cls.owner, {}):
+                return f"{name}={given}: this option was removed; leave it out"
             instead = did_you_mean(option, known) if known else "it takes no options"
             return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
         if kind == "literal_error":

@@ -41,7 +41,6 @@ RENAMED: dict[str, Rows] = {
         "sigma": ("sigma", {"printed": "paper"}),
     },
     "dynamic-loss": {"r": ("temperature", {})},
-    "group-dro": {"normalise": ("normalize_losses", {})},
     "doremi": _DOREMI,
     "doremi-proxy": _DOREMI,
     "doge": _DOGE,
@@ -53,6 +52,8 @@ REMOVED: dict[str, dict[str, Any]] = {
     "dograph": {"weight_floor": 0, "min_size": 1},
     "dynamic-loss": {"clip_quantile": None},
     "mixing-law": {"nest": "no", "sizes": []},
+    "group-dro": {"mode": "online", "absent": "skip", "normalize_losses": False, "normalise": False}
+    | {"alpha": 0.2, "gamma": 0.1},
 }
 # Metrics that had other names, as in the lines of metrics.jsonl.
 RENAMED_METRICS = {b'"weights/max_times_equal"': b'"weights/max_relative_weight"'}
@@ -70,9 +71,7 @@ def with_new_names(owner: str, given: Mapping[str, Any], prefix: str) -> dict[st
     """Settings of one section, mixer or objective (`owner`) under their present names."""
     rows, removed, result = RENAMED.get(owner, {}), REMOVED.get(owner, {}), dict[str, Any]()
     for old, value in given.items():
-        if old in removed:
-            if value != removed[old]:
-                raise ConfigError(f"{prefix}{old}={value}: this option was removed; leave it out")
+        if old in removed and value == removed[old]:  # another value stays, for files to be read
             continue
         new, values = rows.get(old, (old, {}))
         if new != old and new in given:

@@ -11,7 +11,6 @@ from dograph.mixers.doge import DoGE
 from dograph.mixers.dograph import DoGraph, DoGraphOptions
 from dograph.mixers.doremi import DoReMiProxy
 from dograph.mixers.dynamic_loss import DynamicLoss
-from dograph.mixers.group_dro import GroupDRO
 from dograph.renamed import RENAMED, with_new_settings, with_old_settings
 from dograph.report.series import Columns
 from dograph.train.metrics import read_metrics
@@ -104,7 +103,6 @@ def test_keyword_arguments():
     assert mixer.options.max_relative_weight == 2
     assert mixer.objective.graph_penalty == 0.1
     assert DynamicLoss(r=0.3).options.temperature == 0.3
-    assert GroupDRO(normalise=True).options.normalize_losses
     assert DoGE(clip=1.0).options.clip_norm == 1.0
     proxy = DoReMiProxy(normaliser="per_domain", excess="domain").options
     assert (proxy.loss_normalization, proxy.clip_excess_per) == ("per_source", "source")
@@ -153,6 +151,11 @@ def test_removed_options_are_read_at_their_default_only():
         ConfigError, match=r"mixer\.min_size=2: this option was removed; leave it out"
     ):
         DoGraph(min_size=2)
+
+
+def test_a_run_with_a_removed_option_is_still_read():
+    old = {"mixer": {"name": "group-dro", "mode": "cvar", "alpha": 0.3, "gamma": 0.1}}
+    assert parse_config(old, "old").mixer.options == {"mode": "cvar", "alpha": 0.3}
 
 
 def test_old_names_are_the_inverse():

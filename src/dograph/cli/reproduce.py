@@ -1,5 +1,6 @@
 """dograph reproduce: tables and figures of the paper, next to the paper's own."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -67,15 +68,7 @@ def reproduce(
         print_list(console.open_console(WIDTH))
         return
     artefact = find_artefact(name)
-    rest: list[str] = []
-    fields = {"data.corpus": "corpus"} | ({"model.preset": "sizes"} if artefact.sizes else {})
-    given = locals() | {"settings": rest}
-    for setting in settings or []:
-        key, _, value = setting.partition("=")
-        if key in fields:
-            given[fields[key]] = value
-        else:
-            rest.append(setting)
+    given = locals()
     wanted = options_as(Wanted, given, command=console.command())
     request = options_as(EvalRequest, given, tasks=console.split_names(tasks))
     _run(wanted, request, (on, workers), dry_run=dry_run)
@@ -102,9 +95,10 @@ def _run(
             f"{artefact.name} has none"
         )
     build_asks(wanted)  # refuses wrong settings before a corpus is prepared
-    if wanted.corpus is None:
+    if wanted.named_corpus is None:
         require_corpus(wanted)
-    wanted = replace(wanted, corpus=str(console.ensured(wanted.corpus_name)))
+    corpus_folder = json.dumps(str(console.ensured(wanted.corpus_name)))  # quoted, as YAML
+    wanted = replace(wanted, settings=(*wanted.settings, f"data.corpus={corpus_folder}"))
     asks, folder = build_asks(wanted), wanted.folder
     with stages("items") as report:
         corpus = session.check(wanted, asks, request, report)

@@ -5,7 +5,7 @@ name. A run also has a corpus, so the result includes the validation losses of i
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -206,6 +206,16 @@ def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
     )
     row = validation_row(0, nats, corpus)
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
+
+
+def limited_tasks(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line if some task was not evaluated in full (`--limit`)."""
+    limited: dict[str, str] = {}
+    for record in records:
+        for name, task in record["tasks"].items():
+            if "available" in task and task["items"] < task["available"]:
+                limited.setdefault(name, f"{name} {task['items']:,} of {task['available']:,}")
+    return [f"not all items were scored: {', '.join(limited.values())}"] if limited else []
 
 
 def task_table(result: Mapping[str, Any]) -> Table:

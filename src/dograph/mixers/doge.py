@@ -18,8 +18,6 @@ from dograph.mixers.source_weights import (
     Names,
     SourceMixer,
     SourceOptions,
-    as_values,
-    sensitivity,
 )
 from dograph.types import Mixture, Signals
 
@@ -30,6 +28,7 @@ TINY = 1e-6  # added to norms, as in the authors' code
 class DoGEUpdate(Options):
     """Options of the weight update, with the defaults of the authors' code."""
 
+    mu: float = Field(0.01, gt=0)
     targets: Names = None  # None: all
     clip_norm: float = Field(5.0, gt=0)
     exclude_self: bool = False  # a source does not count for its own alignment
@@ -38,8 +37,6 @@ class DoGEUpdate(Options):
 
 class DoGEProxyOptions(DoGEUpdate, SourceOptions):
     owner: ClassVar[str] = "doge-proxy"
-
-    mu: float = Field(0.01, gt=0)
 
 
 class DoGEProxy(SourceMixer):
@@ -140,11 +137,8 @@ SETTINGS = {"sketch": {"refresh": "never"}, "probe": {"rows": 0}}
 
 
 class DoGEOptions(DoGEUpdate):
-    """`mu` may be a list; the others are those of the proxy."""
-
     owner: ClassVar[str] = "doge"
 
-    mu: Any = 0.01
     seed: int = 0
 
 
@@ -152,14 +146,12 @@ class DoGE(Planner):
     """Train a proxy that upweights sources whose gradients help the targets; average its weights.
 
     `targets` None: good on all sources. Names: good on those, which are drawn in the proxy but are
-    not part of the plan. `mu` may be a list: one proxy per value, with the same seed. The first
-    value decides; how far the results of the others differ is in the findings.
+    not part of the plan.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = DoGEOptions(**options)
-        self.mus = as_values("mu", self.options.mu, DoGEProxyOptions)
 
     def plan(self, lab: Lab) -> Mixture:
         targets = self.options.targets or []
@@ -167,13 +159,8 @@ class DoGE(Planner):
         trained = [name for name in lab.tokens if name not in targets]
         shared = set(DoGEUpdate.model_fields)
         given = self.options.model_dump(include=shared, exclude_none=True)
-        mixers = [{"name": "doge-proxy", "mu": mu, **given} for mu in self.mus]
-        proxies = [
-            Proxy(f"proxy, mu {mixer['mu']:g}", mixer, self.options.seed, SETTINGS)
-            for mixer in mixers
-        ]
-        outcomes = [LearnedWeights.of(result.state, trained) for result in lab.train(proxies)]
-        self.findings = outcomes[0].findings() | {"advice": outcomes[0].advice(REMEDY)}
-        if len(self.mus) > 1:
-            self.findings["sensitivity"] = {"mu": sensitivity(self.mus, outcomes)}
-        return Mixture.normalised(outcomes[0].average)
+        label, mixer = f"proxy, mu {self.options.mu:g}", {"name": "doge-proxy", **given}
+        [result] = lab.train([Proxy(label, mixer, self.options.seed, SETTINGS)])
+        outcome = LearnedWeights.of(result.state, trained)
+        self.findings = outcome.findings() | {"advice": outcome.advice(REMEDY)}
+        return Mixture.normalised(outcome.average)

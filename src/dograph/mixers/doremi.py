@@ -16,9 +16,7 @@ from dograph.mixers.source_weights import (
     LearnedWeights,
     SourceMixer,
     SourceOptions,
-    as_values,
     means_by_source,
-    sensitivity,
 )
 from dograph.types import Mixture, Signals
 
@@ -26,6 +24,7 @@ from dograph.types import Mixture, Signals
 class DoReMiUpdate(Options):
     """Options of the weight update, with the defaults of the authors' code."""
 
+    eta: float = Field(1.0, gt=0)
     smoothing: Fraction = 1e-3  # c
     loss_normalization: Literal["global", "per_source"] = "global"
     clip_excess_per: Literal["token", "source"] = "token"
@@ -36,7 +35,6 @@ class DoReMiProxyOptions(DoReMiUpdate, SourceOptions):
     owner: ClassVar[str] = "doremi-proxy"
 
     reference: str | None = None
-    eta: float = Field(1.0, gt=0)
 
 
 class DoReMiProxy(SourceMixer):
@@ -123,7 +121,6 @@ class DoReMiOptions(DoReMiUpdate):
 
     rounds: int = Field(1, ge=1, le=100)
     tolerance: Fraction = 1e-3
-    eta: Any = 1.0  # a number, or a list
     reference_weights: Mapping[str, float] | None = None
     seed: int = 0
 
@@ -134,15 +131,11 @@ class DoReMi(Planner):
     The reference of round 1 is drawn naturally (or by `reference_weights`), that of a later round
     by the weights of the round before. Rounds end when no weight differs from the reference's by
     `tolerance`, or after `rounds`. The plan is the last round's average.
-
-    `eta` may be a list: round 1 then has one proxy per value, with the same reference and seed. The
-    first value decides; how far the results of the others differ is in the findings.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = DoReMiOptions(**options)
-        self.etas = as_values("eta", self.options.eta, DoReMiProxyOptions)
         given = self.options.reference_weights
         self.reference_weights = None if given is None else Mixture.normalised(given).weights
 
@@ -159,17 +152,15 @@ class DoReMi(Planner):
         reference = {name: weights.get(name, 0) / total for name in lab.tokens}
         self.findings = {"rounds": rounds, "converged": False, "data": DATA}
         for number in range(1, self.options.rounds + 1):
-            outcomes = self._round(lab, number, drawn)
-            average = outcomes[0].average
+            outcome = self._round(lab, number, drawn)
+            average = outcome.average
             change = max(abs(average[name] - reference[name]) for name in reference)
-            rounds.append({"reference": reference, "max_change": change, **outcomes[0].findings()})
-            if len(outcomes) > 1:
-                self.findings["sensitivity"] = {"eta": sensitivity(self.etas, outcomes)}
+            rounds.append({"reference": reference, "max_change": change, **outcome.findings()})
             reference = drawn = average
             if change < self.options.tolerance:
                 self.findings["converged"] = True
                 break
-        advice = outcomes[0].advice(REMEDY)
+        advice = outcome.advice(REMEDY)
         if self.options.rounds > 1 and not self.findings["converged"]:
             advice.append(
                 f"after {len(rounds)} rounds a weight still changed by {change:.4f}, more than "
@@ -181,8 +172,8 @@ class DoReMi(Planner):
 
     def _round(
         self, lab: Lab, number: int, reference: Mapping[str, float] | None
-    ) -> list[LearnedWeights]:
-        """One reference, then one proxy for each eta (in later rounds for the first)."""
+    ) -> LearnedWeights:
+        """One reference, then one proxy."""
         seed = self.options.seed + 2 * (number - 1)
         mixer: dict[str, Any] = {"name": "natural"}
         if reference is not None:
@@ -190,8 +181,6 @@ class DoReMi(Planner):
         [trained] = lab.train([Proxy(f"round {number}: reference", mixer, seed)])
         options = {"name": "doremi-proxy", "reference": trained.model}
         options |= self.options.model_dump(include=set(DoReMiUpdate.model_fields))
-        proxies = [
-            Proxy(f"round {number}: proxy, eta {eta:g}", {**options, "eta": eta}, seed + 1)
-            for eta in (self.etas if number == 1 else self.etas[:1])
-        ]
-        return [LearnedWeights.of(result.state) for result in lab.train(proxies)]
+        label = f"round {number}: proxy, eta {self.options.eta:g}"
+        [result] = lab.train([Proxy(label, options, seed + 1)])
+        return LearnedWeights.of(result.state)

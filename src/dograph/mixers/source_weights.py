@@ -272,24 +272,3 @@ class LearnedWeights:
 def distance(one: Weights, other: Weights) -> float:
     """L1: the sum of absolute differences."""
     return math.fsum(abs(one[name] - other[name]) for name in one)
-
-
-def sensitivity(
-    values: Sequence[float], outcomes: Sequence[LearnedWeights]
-) -> list[dict[str, Any]]:
-    """How far the result for each value of an option is from that for the first value."""
-    first = outcomes[0].average
-    return [
-        {"value": value, "weights": outcome.average, "l1": distance(outcome.average, first)}
-        for value, outcome in zip(values, outcomes, strict=True)
-    ]
-
-
-def as_values(option: str, given: Any, proxy: type[Options]) -> list[float]:
-    """One value of a proxy's option, or a list of them to compare."""
-    values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    if not values or len(set(values)) < len(values):
-        raise ConfigError(f"mixer.{option} must be a number or a list of different ones: {given!r}")
-    for value in values:
-        proxy(**{option: value})
-    return values

@@ -11,6 +11,7 @@ from dograph import __version__
 from dograph.compare.arms import ASK
 from dograph.compare.findings import REPORT, Findings
 from dograph.errors import RunError
+from dograph.eval.evaluate import limited_tasks
 from dograph.report.charts import DotChart, DotRow
 from dograph.report.comparison import Comparison, group_names, run_names, verdict_of
 from dograph.report.domains import Texts
@@ -158,16 +159,6 @@ def tasks_of(runs: Sequence[RunData]) -> tuple[list[DotChart], list[str]]:
         charts.append(DotChart(task, note, rows, digits=1, chance=chance))
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
     return charts, notes + limited_tasks(every)
-
-
-def limited_tasks(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line if some task was not evaluated in full (`--limit`)."""
-    limited: dict[str, str] = {}
-    for record in records:
-        for name, task in record["tasks"].items():
-            if "available" in task and task["items"] < task["available"]:
-                limited.setdefault(name, f"{name} {task['items']:,} of {task['available']:,}")
-    return [f"evaluated on some items only: {', '.join(limited.values())}"] if limited else []
 
 
 def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:

@@ -183,7 +183,6 @@ _OWN_OPTIONS = {  # settings that have options of their own
     "mixer": "--methods names the mixers",
     "seed": "--seeds names the seeds",
     "run": "--out names the folder",
-    "data.corpus": "Wanted.corpus names the folder",
 }
 
 
@@ -213,11 +212,9 @@ class Wanted:
 
     artefact: Artefact
     scale: Scale = "mini"
-    settings: tuple[str, ...] = ()
-    corpus: str | None = None
+    settings: tuple[str, ...] = ()  # of every run; model.preset may name several models
     seeds: str | None = None
     methods: str | None = None
-    sizes: str | None = None
     proxy: tuple[str, ...] = ()
     out: Path | None = None
     lab: Path = Path("runs/lab")
@@ -228,37 +225,38 @@ class Wanted:
         return self.out or self.artefact.folder(self.scale)
 
     @property
+    def changes(self) -> dict[str, Any]:
+        """The settings as nested values."""
+        return merge({}, *map(parse_override, self.settings))
+
+    @property
+    def named_corpus(self) -> str | None:
+        """The user's corpus."""
+        return (self.changes.get("data") or {}).get("corpus")
+
+    @property
     def corpus_name(self) -> str:
-        """The user's folder, or for example data/slimpajama-mini or data/slimpajama-6b."""
+        """The user's corpus, or for example data/slimpajama-mini or data/slimpajama-6b."""
         data = self.artefact.data
         default = f"{data}-mini" if self.scale == "mini" else DATASETS[data].recipe
-        return self.corpus or f"data/{default}"
+        return self.named_corpus or f"data/{default}"
 
 
 def build_asks(wanted: Wanted) -> dict[str, Ask]:
     """One comparison, or one per model size under the size's name; does not open the corpus."""
-    artefact, sizes = wanted.artefact, wanted.artefact.sizes
-    changes = merge({}, *map(parse_override, wanted.settings))
+    changes, sizes = wanted.changes, wanted.artefact.sizes
     for name, instead in _OWN_OPTIONS.items():
-        part, _, own = name.partition(".")
-        if part in changes and (not own or own in (changes[part] or {})):
+        if name in changes:
             raise ConfigError(f"{name} cannot be set here: {instead}")
     if not sizes:
-        if wanted.sizes is not None:
-            raise ConfigError(f"several models are for model-scale; {artefact.name} has one")
         return {WHOLE: _ask(wanted, changes, wanted.folder)}
-    if {"preset", "path"} & set(changes.get("model") or {}):
+    model = changes.get("model") or {}
+    given = str(model.get("preset") or ",".join(sizes[wanted.scale]))
+    named = [name.strip() for name in given.split(",") if name.strip()]
+    if "path" in model or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
         raise ConfigError(
-            f"{artefact.name} trains several models; name them as in "
-            f"model.preset={','.join(sizes[wanted.scale])}"
-        )
-    named = list(sizes[wanted.scale])
-    if wanted.sizes is not None:
-        named = [name.strip() for name in wanted.sizes.split(",") if name.strip()]
-    if not named or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
-        raise ConfigError(
-            f'model.preset="{wanted.sizes}": give names of models, separated by commas, each of '
-            f"them once; allowed: {', '.join(PRESETS)}"
+            f'{wanted.artefact.name} trains several models, got model.preset="{given}": give names '
+            f"of models, separated by commas, each of them once; allowed: {', '.join(PRESETS)}"
         )
     return {
         size: _ask(wanted, merge(changes, {"model": {"preset": size}}), wanted.folder / size)

@@ -19,6 +19,7 @@ from dograph.compare.findings import CellFindings
 from dograph.compare.tables import TextTable
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import partition
+from dograph.eval.evaluate import limited_tasks
 from dograph.eval.recorded import balance as balance_of
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE
@@ -323,14 +324,7 @@ def downstream(study: Study) -> Reproduction:
         for label, metrics in rows_of(study.rows, columns[task]).items():
             rows[label][task] = metrics
     notes = list(dict.fromkeys(note for score in scores for note in score["notes"]))
-    limited = {
-        name: f"{name} {task['items']:,} of {task['available']:,}"
-        for score in scores
-        for name, task in score["tasks"].items()
-        if "available" in task and task["items"] < task["available"]
-    }
-    if limited:
-        notes.append(f"not all items were scored: {', '.join(limited.values())}")
+    notes += limited_tasks(scores)
     if len(tasks) < len(paper.TASKS):
         notes.append(f"averages are over {len(tasks)} tasks here and nine in the paper")
     tables = _accuracy_tables(columns, study.rows, paper.MODELS[printed])

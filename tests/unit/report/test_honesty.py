@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from dograph.eval.evaluate import limited_tasks
 from dograph.report.charts import LineChart
-from dograph.report.collect import collect, limited_tasks, open_subjects
+from dograph.report.collect import collect, open_subjects
 from dograph.report.figures import draw_lines, draw_tasks, sheet
 from dograph.report.series import Series
 from page_runs import write_eval, write_run

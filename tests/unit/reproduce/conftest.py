@@ -92,7 +92,9 @@ def findings(cells, baseline="uniform", config=None):
 
 def study(name, made, sizes=None, scores=None, **wanted):
     """`made` as if it had been trained for the artefact."""
-    asks = build_asks(Wanted(artefact=find_artefact(name), sizes=sizes, **wanted))
+    if sizes:
+        wanted["settings"] = (f"model.preset={sizes}",)
+    asks = build_asks(Wanted(artefact=find_artefact(name), **wanted))
     found = {size: made if not sizes else made[size] for size in asks}
     for size, ask in asks.items():
         found[size] = replace(found[size], config=ask.config.model_dump(mode="json"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from artefact_runs import LONGER, made, silent, wanted, write_place
+from artefact_runs import made, silent, wanted, write_place
 from corpora import write_corpus
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import EvalRequest
@@ -183,12 +183,9 @@ def test_domains_of_a_probe_are_counted_by_hand(place):
 
 
 def test_model_sizes_are_comparisons_of_their_own(place):
-    settings = tuple(s for s in LONGER if not s.startswith("model"))
-    asked = replace(
-        wanted(
-            place, "model-scale", "sizes", methods="dograph-paper", seeds="1", sizes="tiny,demo"
-        ),
-        settings=settings,
+    settings = ("model.preset=tiny,demo",)
+    asked = wanted(
+        place, "model-scale", "sizes", methods="dograph-paper", seeds="1", settings=settings
     )
     _, stored, page, trained = made(asked)
     assert trained == ["uniform-s10", "dograph-paper-s10"] * 2
@@ -218,7 +215,7 @@ def test_what_could_not_be_finished_is_refused_at_first(place):
     with pytest.raises(CorpusError, match="has no validation"):
         session.check(asked, build_asks(asked), EvalRequest(benchmarks=place / "in"), silent)
     write_corpus(place / "bare")
-    bare = replace(asked, corpus=str(place / "bare"))
+    bare = replace(asked, settings=(*asked.settings, f"data.corpus={place / 'bare'}"))
     with pytest.raises(ConfigError, match="has no tokenizer"):
         session.check(bare, build_asks(bare), EvalRequest(benchmarks=place / "benchmarks"), silent)
     assert not (place / "refused").exists()
