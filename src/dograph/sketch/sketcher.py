@@ -156,6 +156,7 @@ class Sketcher:
         # A batch of one sample says little: any order of axes is right for it.
         due = self._num_checked < min(len(token_BT), 2)
         checks = self.check == "always" or (self.check == "first" and due)
+        checks = checks and self.mode != "reference" and not self.sharded
         seen = CheckedRecord(self, token_BT) if checks else None
         with ExitStack() as stack:
             if self.reduces and isinstance(self.wrapper, DistributedDataParallel):
