@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
-ITEMS, MAX_LENGTH = 50, 224
+ITEMS, MAX_LENGTH = 25, 224
 
 pytestmark = [
     pytest.mark.slow,
