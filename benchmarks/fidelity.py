@@ -36,7 +36,7 @@ from benchmarks.fidelity_run import fresh_batches, open_trainer, say, train_to
 from benchmarks.fidelity_table import print_table
 from benchmarks.fidelity_weights import BEST_OF, RECIPES, REFERENCE_SEEDS, Metrics, judge_batch
 from dograph.config import DEFAULT_DIM
-from dograph.sketch.rules import blocks_of
+from dograph.sketch.cover import blocks_of
 from dograph.sketch.sketcher import Mode, Sketcher
 from dograph.train.distributed import open_world
 from dograph.train.trainer import Trainer

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from dograph.data.sampler import Sampler as Sampler
     from dograph.mixers.base import Mixer as Mixer
     from dograph.mixers.dograph import DoGraph as DoGraph
+    from dograph.sketch.gains import LayerRule as LayerRule
     from dograph.sketch.head import sketched_cross_entropy as sketched_cross_entropy
     from dograph.sketch.sketcher import Sketcher as Sketcher
     from dograph.types import Mixture as Mixture
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Corpus": "dograph.data.corpus",
     "DoGraph": "dograph.mixers.dograph",
+    "LayerRule": "dograph.sketch.gains",
     "Mixer": "dograph.mixers.base",
     "Mixture": "dograph.types",
     "Sampler": "dograph.data.sampler",

@@ -50,7 +50,7 @@ sketch.mode:
     gradients. Cost: 1.09 x time, 0.95 x memory. Use: the default; distances between gradients are
     off by 3 to 4 %.
   twopass: sketches every layer; a second backward on the same graph applies the weights. Cost: 1.94
-    x time, 1.12 x memory. Use: FSDP2 (train.shard), or sketch.exclude.
+    x time, 1.12 x memory. Use: FSDP2 (train.shard), or a backward of your own.
   topdown: sketches the output layer and the top sketch.top_blocks blocks; ordinary backward below.
     Cost: 1.02 x time, 1.00 x memory. Use: cheaper than full, but distances are off by 8 to 14 %.
   head: sketches the output layer only; ordinary backward below it. Cost: 1.00 x time, 1.01 x
@@ -84,8 +84,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 CUTTING: tuple[Mode, ...] = ("topdown", "head")  # below their cut, backward is the ordinary one
 EXPLICIT: tuple[Mode, ...] = ("exact", "reference")  # hold per-sample gradients in full
 DETACHING: tuple[Mode, ...] = ("full", "exact")  # their taps take every parameter out of the graph
-# Modes that support `exclude`: their gradients come from an ordinary backward.
-SPARING: tuple[Mode, ...] = ("twopass", "head", "reference")
 # They hold the graph of (nearly) the whole model until there are weights: too much for many
 # micro-batches. Their gradient is a backward through the wrapper, as FSDP2 needs it.
 GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")

@@ -16,7 +16,6 @@ from dograph.choices import (
     EXPLICIT,
     GRAPH_HOLDING,
     SHARDABLE,
-    SPARING,
     TWO_SIDED,
     Accumulation,
     Kind,
@@ -126,7 +125,7 @@ class SketchConfig(Section):
     top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
     exclude: list[str] = Field(
         default_factory=list,
-        description="parameters left out of the sketch, by name (modes twopass, head, reference)",
+        description="parameters or layers left out of the sketch, by name; they are still trained",
     )
     accumulation: Accumulation = Field(
         "two_sweeps", description="where weights come from if a batch has several micro-batches"
@@ -306,11 +305,6 @@ def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> It
             f"sketch.projection={sketch.projection} needs per-sample gradients in full, which "
             f"sketch.mode={mode} does not hold; set sketch.mode to {' or '.join(EXPLICIT)}, or "
             f"sketch.projection to {' or '.join(TWO_SIDED)}"
-        )
-    if sketch.exclude and mode not in SPARING:
-        yield (
-            f"sketch.exclude={sketch.exclude} with sketch.mode={mode}, which computes every "
-            f"gradient itself; set sketch.mode to {' or '.join(SPARING)}, or sketch.exclude to []"
         )
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
         yield (

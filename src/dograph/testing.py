@@ -1,4 +1,4 @@
-"""Checks for your own mixers and objectives."""
+"""Checks for your own mixers, objectives and rules of layers."""
 
 import copy
 import json
@@ -8,12 +8,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dograph.domains.objectives import Objective
 from dograph.domains.partition import partition
 from dograph.mixers.base import SIGNALS, Lab, Mixer, Proxy, ProxyResult
 from dograph.mixers.registry import build_mixer
+from dograph.sketch.cover import compare_with_autograd
+from dograph.sketch.gains import GivenRule, LayerRule
 from dograph.types import Domains, Mixture, Signals
 
 STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many after
@@ -191,6 +193,23 @@ def check_objective(objective: Objective, *, num_domains: int = 5, tolerance: fl
         )
         _weights(objective, partition(sketch_BK, torch.zeros_like(label_B), 1))
         _weights(objective, partition(0 * sketch_BK, label_B, num_domains))
+
+
+def check_rule(rule: LayerRule, module: nn.Module, value: Tensor) -> None:
+    """Assert that a rule's per-sample gradients are those of autograd, on random parameters.
+
+    `value` is an input of the layer, samples on axis 0.
+    """
+    names = {name: name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+    assert names, f"{type(module).__name__} has no trainable parameter of its own"
+    given = GivenRule("layer", module, names, rule=rule)
+    for name, (got_BF, expected_BF) in compare_with_autograd(given, value).items():
+        assert got_BF.shape == expected_BF.shape, (
+            f"the gradients of {name} have {tuple(got_BF.shape)} numbers, samples first, expected "
+            f"{tuple(expected_BF.shape)}"
+        )
+        error = float((got_BF - expected_BF).norm() / expected_BF.norm())
+        assert error < 1e-4, f"the gradient of {name} is not that of autograd: {error:.2g} of it"
 
 
 def random_domains(seed: int, num_domains: int) -> tuple[Tensor, Tensor]:

@@ -32,9 +32,11 @@ from dograph.files import write_json
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
-from dograph.sketch.rules import EmbeddingRule, NormRule, Rule, blocks_of
-from dograph.sketch.sketcher import Sketcher, sketch_rows
+from dograph.sketch.cover import blocks_of
+from dograph.sketch.rules import EmbeddingRule, NormRule, Rule
+from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import pick_device
+from dograph.train.metrics import sketch_rows
 
 SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
 MOST_BLOCKS = 8  # deeper models are shown in thirds

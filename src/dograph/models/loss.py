@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
+from dograph.sketch.cover import blocks_of
 from dograph.sketch.head import IGNORED
-from dograph.sketch.rules import blocks_of, replaced_forward
+from dograph.sketch.rules import replaced_forward
 
 
 class PerSampleLoss(nn.Module):

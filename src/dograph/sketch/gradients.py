@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.types import Signals
 
@@ -59,13 +60,15 @@ class MicroBatchResult:
 
 
 def deferred_backward(
-    halves: list[Half], vectors: list[Vector], cut: tuple[Tensor, Tensor] | None, weight_B: Tensor
+    halves: list[Half],
+    vectors: list[Vector],
+    rest: Callable[[Tensor], None] | None,
+    weight_B: Tensor,
 ) -> None:
     """Mode `full`: each weight gradient from its layer's input and output gradient.
 
-    Modes `topdown` and `head` have these for the layers above the cut only. At the `cut` they have
-    the residual stream and its gradient: scaled by the weights, autograd takes it to the layers
-    below.
+    Modes `topdown` and `head` have these for the layers above the cut only. `rest` is the backward
+    of all other parameters.
     """
     times_B = len(weight_B) * weight_B
     with torch.autocast(weight_B.device.type, enabled=False):
@@ -78,19 +81,28 @@ def deferred_backward(
             parts = vector_F.split([vector.shape[1] for _, vector in vectors])
             for (rule, _), part in zip(vectors, parts, strict=True):
                 for name, gradient in zip(rule.vectors, rule.split(part).values(), strict=True):
-                    add_gradient(getattr(rule.module, name), gradient)
-    if cut is not None:
-        hidden_BTD, grad_BTD = cut
-        torch.autograd.backward([hidden_BTD], [scaled(grad_BTD, weight_B)])
+                    parameter = getattr(rule.module, name)
+                    add_gradient(parameter, gradient.view_as(parameter))
+    if rest is not None:
+        rest(weight_B)
 
 
 def explicit_backward(
-    gradients: Gradients, parameters: Mapping[str, nn.Parameter], weight_B: Tensor
+    gradients: Gradients,
+    parameters: Mapping[str, nn.Parameter],
+    rest: Callable[[Tensor], None] | None,
+    weight_B: Tensor,
 ) -> None:
     """Modes `exact` and `reference`: the weighted sum of full per-sample gradients."""
     for name, gradient in gradients.items():
         weighted = torch.tensordot(weight_B.to(gradient.dtype), gradient, dims=1)
-        add_gradient(parameters[name], weighted)
+        add_gradient(parameters[name], weighted.view_as(parameters[name]))
+    if rest is not None:
+        rest(weight_B)
+
+
+def is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -171,11 +183,59 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+class ModelTree:
+    """The modules and parameters of a model, to see whether they are still the same."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
+        self.children = [
+            (m._modules, k, c, at + k) for at, m in modules for k, c in m._modules.items()
+        ]
+        self.parameters = [
+            (m._parameters, k, p, p is not None and p.requires_grad, at + k)
+            for at, m in modules
+            for k, p in m._parameters.items()
+        ]
+        self.sizes = [(m, len(m._modules), len(m._parameters), at) for at, m in modules]
+
+    def require_unchanged(self, *, fills_grad: bool) -> None:
+        """Refuse to go on with parameters that are no longer the model's; some 30 us a step."""
+        changed = [
+            name
+            for held, key, parameter, trained, name in self.parameters
+            if held.get(key) is not parameter
+            or (parameter is not None and parameter.requires_grad != trained)
+        ]
+        changed += [name for held, key, child, name in self.children if held.get(key) is not child]
+        changed += [
+            name.removesuffix(".") or type(module).__name__
+            for module, num_children, num_parameters, name in self.sizes
+            if (len(module._modules), len(module._parameters)) != (num_children, num_parameters)
+        ]
+        if changed:
+            raise ConfigError(
+                f"{changed[:5]} of the model were replaced, added, frozen or unfrozen after the "
+                "Sketcher was made; make a new Sketcher (and a new optimizer, if tensors changed)"
+            )
+        hooked = [
+            name
+            for *_, parameter, trained, name in self.parameters
+            if parameter is not None
+            and trained
+            and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+        ]
+        if hooked and fills_grad:
+            raise ConfigError(
+                f"{hooked[:5]} have hooks on their gradients, which run in an ordinary backward "
+                "only; use mode twopass, or remove the hooks"
+            )
+
+
 def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def is_sharded(parameter: nn.Parameter) -> bool:
+def is_sharded(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor)
 
 

@@ -13,6 +13,7 @@ Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +24,10 @@ from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.rng import key64
+from dograph.sketch.gradients import Gradients, MicroBatchResult, Vector
+from dograph.sketch.rules import Rule, make_slot
 
+VECTORS = "vectors"  # the name of their hash's random stream
 _BLOCK = 1 << 16  # rows of a dense Gaussian matrix drawn at once
 
 
@@ -296,3 +300,138 @@ class Bank:
         first_S1 = torch.arange(len(turn_S), device=self.device)[:, None] * dim
         index_N = (first_S1 + (place_K + turn_S1) % dim).flatten().clamp_max(size)
         return Fold(index_N, self._drawn[name, "sign"].flatten(), dim)
+
+
+class SketchBuilder:
+    """Builds one sketch per sample from the taps' results: slots, random matrices, hashes.
+
+    Matrices of one width add up in one slot during the backward. Wide ones (embeddings, heads) and
+    vectors (norms, biases) are hashed into K numbers after it, all vectors at once.
+    """
+
+    def __init__(
+        self,
+        rules: list[Rule],
+        projection: Projection,
+        group_of: Callable[[Rule], str] | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.rules, self.projection, self.made_for = rules, projection, (dtype, device)
+        self.matrix_group = {r.path: group_of(r) if group_of else r.group for r in rules}
+        self.vector_group = {r.path: group_of(r) if group_of else "rest" for r in rules}
+        self.bank = Bank(projection, dtype, device)
+        # By group; a wide matrix, which has a hash of its own, also by parameter.
+        self.slots: dict[tuple[str, str | None], Tensor] = {}
+        self.first_of: dict[str, int] = {}  # where a parameter begins in the model's vectors
+        self.size = 0  # F
+        if projection.kind not in TWO_SIDED:
+            return
+        for rule in rules:
+            if rule.matrix is not None:
+                shape = rule.module.weight.shape
+                self.bank.add_matrix(rule.names["weight"], (shape[0], shape[1]), wide=rule.wide)
+            for name, size in rule.vector_sizes().items():
+                if name not in self.first_of:  # a tied parameter is there already: its uses add up
+                    self.first_of[name] = self.size
+                    self.size += size
+        if self.size:
+            self.bank.add_fold(VECTORS, self.size)
+
+    def open_slots(self, shape: tuple[int, int], *, sketches: bool) -> None:
+        """Give every rule its slots for (samples, tokens); with `sketches`, one for its matrix."""
+        self.slots, (dtype, device) = {}, self.made_for
+        for rule in self.rules:
+            slot = None
+            if rule.matrix is not None and sketches:
+                key = self.matrix_group[rule.path], rule.names["weight"] if rule.wide else None
+                if key not in self.slots:
+                    q, p = self.projection.sides(wide=rule.wide)
+                    wide = torch.promote_types(rule.module.weight.dtype, torch.float32)
+                    self.slots[key] = make_slot((shape[0], q * p), wide, device)
+                slot = self.slots[key]
+            rule.open_slots(shape, dtype, slot)
+
+    def draw(self, step: int) -> None:
+        """Draw the random matrices of this step, unless those of the last step still hold."""
+        before = self.bank.epoch
+        self.bank.draw(step)
+        if before != self.bank.epoch:
+            for rule in self.rules:
+                if rule.matrix is not None:
+                    drawn = self.bank.matrix(rule.names["weight"])
+                    rule.projection = (drawn.row_Rq, drawn.col_Cp)
+
+    def groups(self, sketches: list[Tensor | None], vectors: list[Vector]) -> dict[str, Tensor]:
+        """The parts of the sketch by group: (B, K) each."""
+        names = dict.fromkeys([*self.matrix_group.values(), *self.vector_group.values()])
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for (group, name), sketch_BF in zip(self.slots, sketches, strict=True):
+            if sketch_BF is not None:
+                if name is not None and sketch_BF.shape[1] != self.projection.dim:
+                    sketch_BF = self.bank.folds[name](sketch_BF)
+                parts[group].append(sketch_BF)
+        for group in dict.fromkeys(self.vector_group[rule.path] for rule, _ in vectors):
+            own = [entry for entry in vectors if self.vector_group[entry[0].path] == group]
+            parts[group].append(self.bank.folds[VECTORS](self._laid_out(own)))
+        empty = next(part[0] for part in parts.values() if part)
+        return {
+            group: sum(part[1:], start=part[0]) if part else torch.zeros_like(empty)
+            for group, part in parts.items()
+            if part or group in self.matrix_group.values()
+        }
+
+    def _laid_out(self, vectors: list[Vector]) -> Tensor:
+        """The model's vectors end to end: (B, F), zeros for layers that are not given."""
+        tensors = [vector for _, vector in vectors]
+        names = [name for rule, _ in vectors for name in rule.vector_sizes()]
+        if names == list(self.first_of):
+            return torch.cat(tensors, dim=1)
+        vector_BF = tensors[0].new_zeros(len(tensors[0]), self.size)
+        for rule, vector in vectors:
+            for name, part in rule.split(vector).items():
+                first = self.first_of[name]
+                vector_BF[:, first : first + part.shape[1]] += part
+        return vector_BF
+
+    def groups_of_gradients(self, per_sample: Gradients, step: int) -> dict[str, Tensor]:
+        """The same from full gradients (B, *shape), without taps: tests compare the two."""
+        kind, done = self.projection.kind, set()
+        groups: dict[str, list[Tensor]] = {}
+        vectors: list[Tensor] = []
+        some = next(iter(per_sample.values()))
+        for rule in self.rules:
+            for own, name in sorted(rule.names.items(), key=lambda item: item[0] != "weight"):
+                if name in done:  # a tied parameter's gradient already holds both of its uses
+                    continue
+                done.add(name)
+                gradient = per_sample.get(name)
+                if own in rule.vectors and kind in TWO_SIDED:
+                    if gradient is None:  # its layer does not reach the loss: zeros
+                        size = int(getattr(rule.module, own).numel())
+                        gradient = some.new_zeros(len(some), size)
+                    vectors.append(gradient)
+                elif gradient is not None:
+                    if kind == "none":
+                        part_BK = gradient.flatten(1)
+                    elif kind == "gaussian":
+                        part_BK = self.projection.dense(name, gradient.flatten(1), step=step)
+                    else:
+                        part_BK = self.bank.matrix(name).of_gradient(gradient)
+                    groups.setdefault(rule.group, []).append(part_BK)
+        if vectors:
+            vector_BF = torch.cat(vectors, dim=1)
+            groups.setdefault("rest", []).append(self.bank.folds[VECTORS](vector_BF))
+        if kind == "none":
+            return {group: torch.cat(parts, dim=1) for group, parts in groups.items()}
+        return {group: torch.stack(parts).sum(dim=0) for group, parts in groups.items()}
+
+    def result(
+        self, loss_B: Tensor, groups: dict[str, Tensor], pending: Callable[[Tensor], None] | None
+    ) -> MicroBatchResult:
+        """The parts joined to one sketch."""
+        parts = list(groups.values())
+        concatenates = self.projection.kind == "none"
+        whole = torch.cat(parts, dim=1) if concatenates else sum(parts[1:], start=parts[0])
+        norm_B = groups.get("blocks", whole).norm(dim=1)
+        return MicroBatchResult(loss_B, pending, whole, norm_B, groups=groups)

@@ -1,14 +1,15 @@
-"""One rule per layer type: how its per-sample gradient is sketched and weighted.
+"""One rule per kind of layer: how its per-sample gradient is sketched and weighted.
 
-`cover` finds the rule of every layer of a model.
-
-    Linear, Conv1D   G_i = sum_t b_it a_it'           sketch: (b P_out)'(a P_in), summed over t
-    Embedding        rows of b added up by token      P_row of the token replaces a P_in
+    linear           G_i = sum_t b_it a_it'           sketch: (b P_out)'(a P_in), summed over t
+    embedding        rows of b added up by token      P_row of the token replaces a P_in
     biases           sum_t b_it                       vectors: exact, hashed into the slot
     norms            sum_t b_it * xhat_it, sum_t b_it vectors
+    gains            sum_t b_it * dy_it / dw          vectors, for any layer that is affine in w
 
-Attention, RoPE and gates have no parameters: b already includes their backward. A parameter used
-twice (tied embeddings) has one projection, and its sketches add up, cross term included.
+`dograph.sketch.cover` finds the rule of every layer, by what the layer computes. Attention, RoPE
+and gates have no parameters: b already includes their backward. A parameter used twice (tied
+embeddings, a layer that runs twice) has one projection, and its sketches add up, cross term
+included.
 
 The tap is an identity on a layer's output. Its backward sees both halves of a gradient, the input
 a and the output gradient b, and returns what the mode needs as the gradients of *slots*: the sketch
@@ -17,10 +18,12 @@ gradient is computed later. A slot is a tensor of zeros with all strides 0, so i
 and nothing reads its value. There are no hooks and no state outside the graph: slots go in and
 gradients come out, which autograd, torch.compile, activation checkpointing and wrappers support.
 
-Shapes: B samples, T tokens, N = B T, K sketch, F numbers of a vector.
+One contract for shapes: a layer's input is (B, ..., in) or (B T, ..., in), seen as (B, N, in).
+
+Shapes: B samples, T tokens, N rows of a sample, K sketch, F numbers of a vector.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -28,25 +31,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError
 from dograph.sketch.gradients import Gradients, add_product, add_rows, scaled
 
-_KNOWN = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
-# Hugging Face's RMSNorms scale by their weight (0) or by 1 + weight (1).
-RMS_NORM_OFFSETS = {
-    **dict.fromkeys(("LlamaRMSNorm", "MistralRMSNorm", "MixtralRMSNorm", "Phi3RMSNorm"), 0),
-    **dict.fromkeys(("Qwen2RMSNorm", "Qwen3RMSNorm", "SmolLM3RMSNorm", "T5LayerNorm"), 0),
-    **dict.fromkeys(("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"), 1),
-}
-
-
-def known_by_name(module: Any) -> str:
-    """Conv1D or one of Hugging Face's norms by name, also as a subclass that a wrapper made."""
-    for kind in type(module).__mro__:
-        known = kind.__name__ == "Conv1D" or kind.__name__ in RMS_NORM_OFFSETS
-        if known and type(module).forward is vars(kind).get("forward"):
-            return str(kind.__name__)
-    return ""
+NormKind = Literal["layer", "rms", "rms in float32"]
 
 
 class Slots(NamedTuple):
@@ -73,7 +61,7 @@ class Tap(torch.autograd.Function):
         ctx.save_for_backward(seen, *projection)
         ctx.rule, ctx.wants_vector = rule, vector_slot is not None
         ctx.wants_sketch, ctx.wants_halves = sketch_slot is not None, left_slot is not None
-        return output.view_as(output)
+        return output.detach()  # no view: the model may change it in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,12 +97,29 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.__dict__["forward"] = before
 
 
+@contextmanager
+def swapped(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside it the module's own parameters of these names are other tensors."""
+    before = dict(module._parameters)
+    module._parameters.update(values)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        module._parameters.update(before)
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """A forward that was set on the instance and is not only a compiled one of its class."""
+    found: Callable[..., Any] | None = vars(module).get("forward")
+    return None if hasattr(found, "_torchdynamo_orig_callable") else found
+
+
 class Rule:
     """A layer with input a and output gradient b, its canonical parameter names and its slots.
 
     Subclasses implement, for the layer and its two halves, left (a) and right (b):
 
-    detached(value)                 the forward without a graph to the parameters
+    formula(value)                  the forward, with the parameters that `parameter` returns
     vector(seen, grad)              per-sample gradients of `vectors`, concatenated: (B, F)
     empty_halves(shape, dtype)      slots of the shapes and dtypes of the halves
     sketch(left, right, projection) the projected gradient of the matrix, before folding: (B, q p)
@@ -123,61 +128,125 @@ class Rule:
                                     times = n c is exactly 1 for equal weights: no rounding
     """
 
-    detached: Callable[[Tensor], Tensor]
+    formula: Callable[[Tensor], Tensor]
     vector: Callable[[Tensor, Tensor], Tensor]
     empty_halves: Callable[[tuple[int, int], torch.dtype], tuple[Tensor, Tensor]]
     sketch: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Tensor]
     per_sample: Callable[[Tensor, Tensor], Gradients]
     add_weighted: Callable[[Tensor, Tensor, Tensor], None]
 
-    matrix: str | None = "weight"  # the parameter that has two halves and a sketch
+    has_matrix = True  # a weight that has two halves and a sketch
     vectors: tuple[str, ...] = ()  # the parameters held as vectors, in this order
     group: Literal["blocks", "rest"] = "rest"  # part of the sketch: the blocks' matrices, all else
+    by_formula = True  # False: run the layer's own forward with detached parameters
 
-    def __init__(self, path: str, module: Any, names: dict[str, str], *, wide: bool) -> None:
-        self.path, self.names, self.wide = path, names, wide
+    def __init__(self, path: str, module: Any, names: dict[str, str]) -> None:
+        self.path, self.names, self.wide = path, names, False
         self.module: Any = module
+        self.matrix = "weight" if self.has_matrix and "weight" in names else None
         self.vectors = tuple(own for own in type(self).vectors if own in names)
+        self.given = vars(module).get("forward")  # set on the instance, perhaps compiled
+        self.own = own_forward(module)
         # One object, so that a compiled graph recognises it; a compiled layer stays compiled.
-        compiled = hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        compiled = self.given is not None and self.own is None
         self.replacement: Callable[..., Any] = (
             torch.compile(self.forward, dynamic=False) if compiled else self.forward
         )
         self.taps = True  # False: the layer runs unchanged
         self.defers = False  # whether its weight gradient is computed later, from a and b
         self.listening = False  # whether the running backward is the one that fills the slots
+        self.spreads = False  # whether its output has an axis of samples more than unrecorded
         self.calls = 0  # tapped forwards since recording began
-        self.num_samples = 0
+        self.shape = (0, 0)  # samples and tokens of the recorded batch
         self.slots = Slots()
+        self.halves_of_calls: list[tuple[Tensor, Tensor]] = []  # slots: a layer may run again
         self.projection: tuple[Tensor, ...] = ()  # of its matrix: rows, columns
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward while it is recorded."""
-        value = args[0] if args else next(iter(kwargs.values()))
-        taps = self.taps and torch.is_grad_enabled()
-        if taps and self.defers:
-            output = self.detached(value)
+        if not (self.taps and torch.is_grad_enabled()):
+            return self.stock(*args, **kwargs)
+        if len(args) + len(kwargs) != 1:
+            raise ConfigError(
+                f"{self.path} ({type(self.module).__name__}) was called with "
+                f"{len(args) + len(kwargs)} arguments; its gradient is known for one input: leave "
+                f"it out of the sketch with exclude=({self.path!r},)"
+            )
+        value: Tensor = args[0] if args else next(iter(kwargs.values()))
+        self.require_samples(value)
+        if not self.defers:
+            output = self.stock(*args, **kwargs)
+        elif self.by_formula and self.own is None:
+            output = self.formula(value)
         else:
-            output = type(self.module).forward(self.module, *args, **kwargs)
-        if not taps:
-            return output
+            with swapped(self.module, {name: self.parameter(name) for name in self.names}):
+                output = self.stock(*args, **kwargs)
+        output = self.spread(value, output)
+        slots = self.slots
+        if slots.left is not None:
+            left, right = self.open_halves(value, output)
+            slots = slots._replace(left=left, right=right)
         self.calls += 1
-        output = self.spread(output)
         tapped: Tensor = Tap.apply(  # type: ignore[no-untyped-call]
-            output, self.seen(value, output), self, *self.slots, *self.projection
+            output, self.seen(value, output), self, *slots, *self.projection
         )
         return tapped
 
+    def stock(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's forward when it is not recorded."""
+        if self.own is not None:
+            return self.own(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def parameter(self, own: str) -> Tensor:
+        """A parameter without a graph; one that is left out of the sketch keeps its graph."""
+        value: Tensor = self.module._parameters[own]
+        return value.detach() if own in self.names and value is not None else value
+
+    def require_samples(self, value: Tensor) -> None:
+        """Refuse an input whose rows cannot be told apart by sample."""
+        (num_samples, num_tokens), first = self.shape, value.shape[0] if value.dim() else 0
+        if first not in (num_samples, num_samples * num_tokens):
+            raise ConfigError(
+                f"{self.path} ({type(self.module).__name__}) got an input of shape "
+                f"{tuple(value.shape)} in a batch of {num_samples} samples of {num_tokens} tokens; "
+                f"its first axis must be {num_samples} or {num_samples * num_tokens}, to know the "
+                f"sample of each row. Leave it out of the sketch with exclude=({self.path!r},)"
+            )
+
     def open_slots(self, shape: tuple[int, int], dtype: torch.dtype, sketch: Tensor | None) -> None:
         """Make the slots for (samples, tokens) in this precision."""
-        self.num_samples, weight = shape[0], self.module.weight
+        self.shape, self.halves_of_calls = shape, []
+        parameter = self.module._parameters[next(iter(self.names))]
         left = right = vector = None
         if self.defers and self.matrix is not None:
             left, right = self.empty_halves(shape, dtype)
+            self.halves_of_calls = [(left, right)]
         if self.vectors:
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            vector = make_slot((shape[0], sum(self.vector_sizes().values())), wide, weight.device)
+            wide = torch.promote_types(parameter.dtype, torch.float32)
+            size = sum(self.vector_sizes().values())
+            vector = make_slot((shape[0], size), wide, parameter.device)
         self.slots = Slots(sketch, left, right, vector)
+
+    def open_halves(self, value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots of this call: one pair for each time that the layer runs in a forward."""
+        rows = output.numel() // output.shape[-1] // self.shape[0]
+        held = self.halves_of_calls
+        if self.calls < len(held) and held[self.calls][1].shape[1] == rows:
+            return held[self.calls]
+        if torch.compiler.is_compiling():
+            raise ConfigError(
+                f"{self.path} got an input of shape {tuple(value.shape)} under torch.compile, for "
+                f"which there is no slot; leave it out with exclude=({self.path!r},), or run "
+                "without torch.compile"
+            )
+        halves = self.empty_halves((self.shape[0], rows), held[0][1].dtype)
+        held[self.calls : self.calls + 1] = [halves]
+        return halves
+
+    def by_sample(self, value: Tensor) -> Tensor:
+        """(B, ..., F) or (B T, ..., F) as (B, N, F)."""
+        return value.reshape(self.shape[0], -1, value.shape[-1])
 
     def vector_sizes(self) -> dict[str, int]:
         """Size of every parameter that is held as a vector, by its name."""
@@ -193,13 +262,13 @@ class Rule:
         """The part of the input that the tap saves."""
         return value.detach()
 
-    def spread(self, output: Tensor) -> Tensor:
+    def spread(self, value: Tensor, output: Tensor) -> Tensor:
         """The output with one row a sample."""
         return output
 
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The two factors of the matrix' gradient: a, b."""
-        return seen, grad
+        return self.by_sample(seen), self.by_sample(grad)
 
 
 def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:
@@ -223,20 +292,22 @@ def widened(value: Tensor) -> Tensor:
 
 
 class MatrixRule(Rule):
-    """Linear, and Hugging Face's Conv1D, whose weight is the transpose."""
+    """x W' + b, or x W + b (`inputs_on_rows`: Hugging Face's Conv1D)."""
 
     vectors = ("bias",)
 
-    def __init__(self, path: str, module: Any, names: dict[str, str], *, wide: bool) -> None:
-        super().__init__(path, module, names, wide=wide)
-        self.inputs_on_rows = not isinstance(module, nn.Linear)
+    def __init__(
+        self, path: str, module: Any, names: dict[str, str], *, inputs_on_rows: bool = False
+    ) -> None:
+        super().__init__(path, module, names)
+        self.inputs_on_rows = inputs_on_rows
         shape = module.weight.shape
-        self.num_inputs, self.num_outputs = shape if self.inputs_on_rows else shape[::-1]
-        self.group = "rest" if wide else "blocks"
+        self.num_inputs, self.num_outputs = shape if inputs_on_rows else shape[::-1]
+        self.group = "blocks"
 
-    def detached(self, value: Tensor) -> Tensor:
-        weight, bias = self.module.weight.detach(), self.module.bias
-        bias = None if bias is None else bias.detach()
+    def formula(self, value: Tensor) -> Tensor:
+        weight = self.parameter("weight")
+        bias = self.parameter("bias") if "bias" in self.module._parameters else None
         return F.linear(value, weight.T if self.inputs_on_rows else weight, bias)
 
     def seen(self, value: Tensor, output: Tensor) -> Tensor:
@@ -257,7 +328,7 @@ class MatrixRule(Rule):
         return summed_products(rows @ row_Rq, columns @ col_Cp)
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
-        return over_tokens(grad)
+        return over_tokens(self.by_sample(grad))
 
     def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor) -> None:
         if self.num_inputs <= self.num_outputs:
@@ -273,24 +344,46 @@ class MatrixRule(Rule):
 
 
 class EmbeddingRule(Rule):
-    """A table of tokens or positions; position indices may have no batch axis."""
+    """A table of tokens or positions, `scale` times its rows."""
 
-    def detached(self, value: Tensor) -> Tensor:
-        return F.embedding(value, self.module.weight.detach(), self.module.padding_idx)
+    def __init__(
+        self, path: str, module: Any, names: dict[str, str], *, scale: float = 1.0
+    ) -> None:
+        super().__init__(path, module, names)
+        self.scale, self.padding = scale, getattr(module, "padding_idx", None)
+        self.by_formula = scale == 1.0
+
+    def formula(self, value: Tensor) -> Tensor:
+        return F.embedding(value, self.parameter("weight"), self.padding)
+
+    def is_shared(self, value: Tensor) -> bool:
+        """Whether these are positions, looked up once for all samples: (T) or (1, T)."""
+        num_samples, num_tokens = self.shape
+        if value.dim() == 1:
+            return value.shape[0] == num_tokens and num_samples > 1
+        return value.dim() > 1 and value.shape[0] == 1 < num_samples
+
+    def require_samples(self, value: Tensor) -> None:
+        if not self.is_shared(value):
+            super().require_samples(value)
 
     def seen(self, value: Tensor, output: Tensor) -> Tensor:
         return value
 
-    def spread(self, output: Tensor) -> Tensor:
-        # Positions are looked up once for the batch: without a batch axis the gradient would
-        # arrive summed over the samples.
-        return output.expand(self.num_samples, *output.shape[-2:])
+    def spread(self, value: Tensor, output: Tensor) -> Tensor:
+        if not self.is_shared(value):
+            return output
+        self.spreads = value.dim() == 1  # an axis more than the model expects
+        # Without a sample axis the gradient would arrive summed over the samples.
+        return output.expand(self.shape[0], *output.shape[value.dim() > 1 :])
 
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        padding = self.module.padding_idx
-        if padding is not None:
-            grad = grad * (seen != padding).unsqueeze(-1)
-        return seen.expand(grad.shape[:-1]).double(), grad  # a slot takes a floating gradient
+        if self.padding is not None:
+            grad = grad * (seen != self.padding).unsqueeze(-1)
+        if self.scale != 1.0:
+            grad = grad * self.scale
+        row_BN = seen.expand(grad.shape[:-1]).reshape(self.shape[0], -1)
+        return row_BN.double(), self.by_sample(grad)  # a slot takes a floating gradient
 
     def empty_halves(self, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         weight: Tensor = self.module.weight
@@ -315,137 +408,53 @@ class EmbeddingRule(Rule):
 
 
 class NormRule(Rule):
-    """LayerNorm and RMSNorm: the per-sample gradients are short enough to hold."""
+    """LayerNorm and RMSNorm, (offset + w) xhat + b: per-sample gradients are short enough to hold.
 
-    matrix = None
+    Hugging Face's RMSNorms compute xhat in float32, whatever the model's precision.
+    """
+
+    has_matrix = False
     vectors = ("weight", "bias")
+
+    def __init__(
+        self,
+        path: str,
+        module: Any,
+        names: dict[str, str],
+        *,
+        kind: NormKind,
+        eps: float | None,
+        offset: int = 0,
+    ) -> None:
+        super().__init__(path, module, names)
+        self.kind, self.eps, self.offset = kind, eps, offset
+        self.size = tuple(module.weight.shape)
 
     def normalised(
         self, value: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
         """The norm with this weight and bias; without them, xhat."""
-        module = self.module
-        if isinstance(module, nn.LayerNorm):
-            return F.layer_norm(value, module.normalized_shape, weight, bias, module.eps)
-        if isinstance(module, nn.RMSNorm):
-            return F.rms_norm(value, tuple(module.normalized_shape), weight, module.eps)
-        eps: float = module.variance_epsilon if "variance_epsilon" in vars(module) else module.eps
-        wide = value.to(torch.float32)  # as Hugging Face does, whatever the model's precision
-        xhat = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(value.dtype)
-        return xhat if weight is None else (weight + RMS_NORM_OFFSETS[known_by_name(module)]) * xhat
+        if self.kind == "layer":
+            return F.layer_norm(value, self.size, weight, bias, self.eps or 0.0)
+        if self.kind == "rms":
+            return F.rms_norm(value, self.size, weight, self.eps)
+        wide = value.to(torch.float32)
+        mean = wide.pow(2).mean(-1, keepdim=True)
+        xhat = (wide * torch.rsqrt(mean + (self.eps or 0.0))).to(value.dtype)
+        return xhat if weight is None else (weight + self.offset) * xhat
 
-    def detached(self, value: Tensor) -> Tensor:
-        bias = getattr(self.module, "bias", None)
-        bias = None if bias is None else bias.detach()
-        return self.normalised(value, self.module.weight.detach(), bias)
+    def formula(self, value: Tensor) -> Tensor:
+        has_bias = "bias" in self.module._parameters
+        bias = self.parameter("bias") if has_bias else None
+        return self.normalised(value, self.parameter("weight"), bias)
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
         grad = widened(grad)
-        of_torch = isinstance(self.module, nn.LayerNorm | nn.RMSNorm)
-        xhat = self.normalised(widened(seen) if of_torch else seen)
-        # Over all axes but the sample's and the norm's own: tokens, and heads for per-head norms.
-        weight_BF = over_tokens((grad * xhat).flatten(1, -2))
-        if "bias" not in self.vectors:
-            return weight_BF
-        return torch.cat((weight_BF, over_tokens(grad.flatten(1, -2))), dim=1)
-
-
-def cover(
-    model: nn.Module, exclude: tuple[str, ...] = (), *, only: nn.Module | None = None
-) -> list[Rule]:
-    """A rule for every layer with trainable parameters; raises if a layer has none.
-
-    `exclude` names parameters, or modules with all of theirs, to leave out of the sketch; `only`
-    is the one layer to cover.
-    """
-    # One name for each trainable parameter, also if it is tied.
-    canonical = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    if not canonical:
-        raise ConfigError("the model has no trainable parameter: nothing has a gradient to sketch")
-    names = {  # a tied parameter has several
-        name: canonical[id(parameter)]
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.requires_grad
-    }
-    left_out = set()
-    for entry in exclude:
-        named = [n for n in names if n == entry or n.startswith(f"{entry}.")]
-        if not named:
-            raise ConfigError(
-                f'exclude names "{entry}", which is no trainable parameter or module; '
-                f"{did_you_mean(entry, names)}"
-            )
-        left_out |= {names[name] for name in named}
-    # Embeddings and heads with as many rows as the largest embedding have wider projections.
-    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    rows = max(tables, default=None)
-    rules: list[Rule] = []
-    unknown = []
-    for path, module in model.named_modules():
-        own = {
-            name: canonical[id(parameter)]
-            for name, parameter in module.named_parameters(recurse=False)
-            if parameter.requires_grad and canonical[id(parameter)] not in left_out
-        }
-        if not own or (only is not None and module is not only):
-            continue
-        if problem := _problem(module, own):
-            unknown.append(f"{path or type(model).__name__} ({problem}): {', '.join(own.values())}")
-        elif isinstance(module, nn.Embedding):
-            rules.append(EmbeddingRule(path, module, own, wide=module.num_embeddings == rows))
-        elif isinstance(module, nn.Linear) or known_by_name(module) == "Conv1D":
-            wide = rows is not None and module.get_parameter("weight").shape[0] == rows
-            rules.append(MatrixRule(path, module, own, wide=wide))
-        else:
-            rules.append(NormRule(path, module, own, wide=False))
-    if unknown:
-        raise ConfigError(
-            "no rule to sketch these layers:\n  "
-            + "\n  ".join(unknown)
-            + "\nLeave their parameters out of the sketch with exclude=[...] (mode twopass still "
-            "trains them), freeze them, or sketch from the output layer alone (mode head)."
-        )
-    if not rules:
-        raise ConfigError("every trainable parameter is excluded: nothing is left to sketch")
-    return rules
-
-
-def output_layer(model: nn.Module, head: nn.Module | None) -> nn.Module:
-    """The layer that mode head sketches: `head`, or its `layer`, or the last Linear layer."""
-    if head is not None:
-        layer: nn.Module = getattr(head, "layer", head)  # a module with the loss names its layer
-        return layer
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    if not layers:
-        raise ConfigError(
-            "the model has no Linear layer to use as its output layer; name it: Sketcher(head=...)"
-        )
-    return layers[-1]
-
-
-def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The model's stack of blocks: the ModuleList with the most parameters."""
-    stacks = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]
-    if not stacks:
-        raise ConfigError(
-            "the model has no ModuleList of blocks to cut, to compile or to shard; mode "
-            "topdown, train.compile and train.shard need one, mode full does not"
-        )
-    return max(stacks, key=lambda stack: sum(p.numel() for p in stack[1].parameters()))
-
-
-def _problem(module: nn.Module, own: dict[str, str]) -> str | None:
-    kind = type(module).__name__
-    if not set(own) <= {"weight", "bias"}:
-        return f"{kind} with bare parameters"
-    known = next((base for base in _KNOWN if isinstance(module, base)), None)
-    if known is not None and type(module).forward is not known.forward:
-        return f"{kind}, which does not compute what {known.__name__} does"
-    if isinstance(module, nn.Embedding):
-        strange = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
-        return "Embedding with max_norm, scale_grad_by_freq or sparse" if strange else None
-    if "weight" not in own:
-        return f"{kind} with a trained bias, but a frozen, excluded or missing weight"
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
-        return f"{kind} over several axes"
-    return None if known is not None or known_by_name(module) else kind
+        parts = []
+        if "weight" in self.vectors:
+            xhat = self.normalised(seen if self.kind == "rms in float32" else widened(seen))
+            # Over all axes but the sample's and the norm's own: tokens, heads of per-head norms.
+            parts.append(over_tokens(self.by_sample(grad * xhat)))
+        if "bias" in self.vectors:
+            parts.append(over_tokens(self.by_sample(grad)))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -29,7 +29,7 @@ from dograph import __version__
 from dograph.data.loader import rank_slice
 from dograph.errors import ConfigError
 from dograph.models.loss import PerSampleLoss
-from dograph.sketch.rules import blocks_of
+from dograph.sketch.cover import blocks_of
 
 
 def at_rest(model: nn.Module) -> None:

@@ -23,8 +23,9 @@ from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.models.presets import Shape
+from dograph.sketch.cover import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
-from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule, blocks_of, cover, output_layer
+from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
 from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device
 from dograph.train.step import Stopwatch, strategy_of

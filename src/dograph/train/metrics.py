@@ -17,8 +17,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -36,7 +36,7 @@ from dograph.mixers.base import Mixer, read_together
 from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.renamed import with_new_metrics
 from dograph.sketch.projection import Projection
-from dograph.sketch.sketcher import sketch_rows
+from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
 from dograph.train.run_dir import Row as Row
 from dograph.train.run_dir import RunDirectory, Sink, open_sink
@@ -359,6 +359,33 @@ class Probes:
             looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
             losses, sketches, _ = zip(*looks, strict=True)
         return torch.cat(losses), torch.cat(sketches)
+
+
+def sketch_rows(
+    sketcher: Sketcher, token_NT: Tensor, *, at_once: int, step: int = 0, half: bool = False
+) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+    """Loss, sketch and its parts, `at_once` rows at a time; `half` runs the model in bfloat16.
+
+    The model maps tokens to one loss per row. It is left unchanged: no gradients, no random numbers
+    (dropout is off), and every layer back in its training or eval mode.
+    """
+    model, device = sketcher.model, next(iter(sketcher.parameters.values())).device
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.enable_grad():
+            for token_bT in token_NT.split(at_once):
+                token_bT = token_bT.to(device)
+                with ExitStack() as taps:
+                    with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                        taps.enter_context(sketcher.record(token_bT, step))
+                        loss_b = model(token_bT)
+                    result = sketcher.sketch(loss_b, keep=False)
+                assert result.sketch_BK is not None
+                yield loss_b.detach(), result.sketch_BK, result.groups
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def nearest_rows(

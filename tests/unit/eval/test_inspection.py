@@ -19,7 +19,7 @@ from dograph.eval.inspect import (
     perceived,
 )
 from dograph.models.build import build_model
-from dograph.sketch.rules import cover
+from dograph.sketch.cover import cover
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.checkpoint import save_model
 from dograph.train.run_dir import RunDirectory

@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dograph.rng import key64
-from dograph.sketch.sketcher import VECTORS, Sketcher
+from dograph.sketch.projection import VECTORS
+from dograph.sketch.sketcher import Sketcher
 from drawn_alone import fold_of, matrix_of
 
 VOCABULARY, WIDTH = 64, 32

@@ -158,15 +158,17 @@ def test_domains_that_last_need_projections_that_last(corpus, tmp_path):
     assert "mixer.scope=period" in said
 
 
-def test_a_layer_that_cannot_be_sketched_is_named_before_training(corpus, tmp_path):
+def test_layers_that_cannot_be_sketched_are_named_and_trained(corpus, tmp_path, caplog):
     shape = MambaConfig(vocab_size=128, hidden_size=16, num_hidden_layers=1, state_size=4)
     shape.save_pretrained(tmp_path / "mamba")
     strange = (f"model.path={tmp_path / 'mamba'}", "model.preset=null", "model.pretrained=false")
-    said = refusal(corpus, tmp_path, *PAPER, *strange)
-    assert "no rule to sketch these layers" in said
-    assert "backbone.layers.0.mixer (MambaMixer with bare parameters)" in said
-    assert "backbone.layers.0.mixer.conv1d (Conv1d)" in said
-    assert "mode head" in said
+    trainer = open_run(corpus, tmp_path, *PAPER, *strange, "optim.lr=1e-3", "optim.warmup_steps=0")
+    before = {name: p.clone() for name, p in trainer.state.model.named_parameters()}
+    trainer.advance(trainer.open_loader())
+    assert "backbone.layers.0.mixer.A_log" in caplog.text
+    assert "backbone.layers.0.mixer.conv1d.weight" in caplog.text
+    for name, parameter in trainer.state.model.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,451 @@
+"""The self-check: a record's gradient against the model's own backward, before the first update.
+
+A record keeps the arguments and outputs of the model's forward and the gradient of the loss with
+respect to those outputs. After it, a few rows run twice, recorded and unrecorded, with the same
+random numbers, and the kept gradients are pulled back with unequal weights. Outputs and gradients
+must agree; in mode twopass, whose gradient is autograd's own, the sketches must. Random state,
+buffers and `.grad` are restored, nothing is compiled and nothing is sent to other ranks. Sharded
+parameters (FSDP2) are not checked: their forward needs every rank.
+
+In float32 the two agree to 1e-4. In bfloat16, or with TF32, an error counts if it is five times
+what two ordinary backwards of different scale differ by, and above 1 %: smaller ones are hidden by
+rounding.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dograph.errors import ConfigError
+from dograph.sketch.gradients import Gradients
+from dograph.sketch.rules import EmbeddingRule, Rule
+
+if TYPE_CHECKING:
+    from dograph.sketch.sketcher import Sketcher
+
+ROWS = 4  # that run again; fewer in mode twopass, where each has a backward of its own
+_CLOSE, _CLOSE_HALF = 1e-4, 1e-2  # relative error of a parameter's gradient
+_SCALE = 1.37  # no power of two, so that scaling rounds differently
+logger = logging.getLogger("dograph.sketch")
+_WHAT_TO_DO = (
+    'Use mode twopass, leave the layer out with exclude=(...), or, if you know why, check="never"'
+)
+
+
+def reached_parameters(
+    loss_B: Tensor, parameters: Mapping[str, nn.Parameter], covered: set[str]
+) -> list[str]:
+    """Names of the parameters that the graph of the loss leads to.
+
+    A compiled region leads to all its parameters, tapped or not: of these only those that are not
+    `covered` count.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    reached, visited, waiting = set(), {loss_B.grad_fn}, [loss_B.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        compiled = "CompiledFunction" in type(node).__name__
+        for following, _ in () if node is None else node.next_functions:
+            name = names.get(id(getattr(following, "variable", None)))
+            if name is not None and not (compiled and name in covered):
+                reached.add(name)
+            if following is not None and following not in visited:
+                visited.add(following)
+                waiting.append(following)
+    return [name for name in parameters if name in reached]
+
+
+class CheckedRecord:
+    """One record: what the model was called with, what it returned, the gradient of that."""
+
+    def __init__(self, sketcher: "Sketcher", token_BT: Tensor) -> None:
+        self.sketcher, self.token_BT = sketcher, token_BT
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.outputs: list[Tensor] | None = None  # with a graph, of the model's last call
+        self.gradients: list[Tensor | None] = []  # of the outputs, for the rows that run again
+        self.half: torch.dtype | None = None  # of autocast, if it is on
+        self.weight_B = torch.ones(())  # of the losses for `weighted_gradients`
+        self.weighted_gradients: list[Tensor | None] = []
+        self.done = False
+        self.traced = False  # the call is inside a compiled graph, where it cannot be seen
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside it the outermost call of the model is remembered."""
+
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if torch.compiler.is_compiling():
+                self.traced = True
+                return
+            if self.done:
+                return
+            self.args, self.kwargs = args, kwargs
+            self.outputs = tensors_of(output)
+            kind = self.token_BT.device.type
+            self.half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+        wrapper = self.sketcher.wrapper
+        modules = {id(m): m for m in (wrapper, getattr(wrapper, "module", wrapper))}
+        handles = [m.register_forward_hook(note, with_kwargs=True) for m in modules.values()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def before_forward(self, act: "Callable[[CheckedRecord], None]") -> Iterator[None]:
+        """Inside it the model's first call is preceded by `act`."""
+
+        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():
+                handle.remove()
+                self.args, self.kwargs, self.done = args, kwargs, True
+                act(self)
+                self.done = False
+
+        handle = self.sketcher.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def run_unrecorded(self) -> None:
+        with self.undisturbed(), torch.no_grad():
+            try:
+                self.call(self.num_rows())
+            except (ValueError, RuntimeError, IndexError):  # arguments that do not come in samples
+                self.call(len(self.token_BT))
+
+    def spoilt_by_positions(self) -> list[Rule]:
+        """Tables without an axis of samples, if the forward fails when they have one.
+
+        Their rows get that axis while they are recorded, (T, D) becomes (B, T, D), which most
+        models add to (B, T, D), but not all.
+        """
+        num, rules = self.num_rows(), self.sketcher.rules
+        if not any(isinstance(rule, EmbeddingRule) for rule in rules):
+            return []
+        for rule in rules:
+            rule.shape = (num, rule.shape[1])
+        with self.undisturbed() as rewind:
+            with torch.no_grad():
+                expected = [output.shape for output in self.call(num)]
+            rewind()
+            try:
+                with torch.enable_grad():
+                    shapes = [output.shape for output in self.call(num)]
+            except (ValueError, RuntimeError, IndexError):
+                shapes = []
+        return [rule for rule in rules if rule.spreads] if shapes != expected else []
+
+    def outputs_of(self, loss_B: Tensor) -> list[Tensor]:
+        """The model's outputs; refuses a loss that reaches into the model in another way."""
+        if self.outputs is None and self.traced:
+            logger.warning(
+                "the gradient is not checked against the model's own: the model was compiled as a "
+                "whole; give the compiled model to Sketcher"
+            )
+            return []
+        if self.outputs is None:
+            raise ConfigError(
+                f"the forward of {type(self.sketcher.model).__name__} did not run inside "
+                "sketcher.record, only layers of it: the gradient cannot be checked. Call the "
+                'model itself, give the module that you call to Sketcher, or set check="never"'
+            )
+        ends = {output.grad_fn for output in self.outputs}
+        if any(output is loss_B for output in self.outputs):
+            return self.outputs
+        names = {id(p): name for name, p in self.sketcher.parameters.items()}
+        visited, waiting, inside = {loss_B.grad_fn}, [loss_B.grad_fn], set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in ends:
+                continue
+            if type(node).__name__ == "TapBackward":
+                inside.add(getattr(node, "rule").path)  # noqa: B009
+                continue
+            inside |= {names[id(v)] for v in [getattr(node, "variable", None)] if id(v) in names}
+            new = {following for following, _ in node.next_functions} - visited
+            visited |= new
+            waiting += new
+        if inside:
+            raise ConfigError(
+                f"the loss uses {sorted(inside)[:5]} in another way than through the outputs of "
+                "the model's forward, which alone can be checked; compute it inside the forward, "
+                'or set check="never"'
+            )
+        return self.outputs
+
+    def weighted(self, loss_B: Tensor, outputs: list[Tensor]) -> None:
+        """Keep the gradients of unequally weighted losses, to see whether samples are coupled."""
+        if outputs and not any(output is loss_B for output in outputs):
+            self.weight_B = torch.linspace(0.4, 1.0, len(loss_B), device=loss_B.device)
+            total = (self.weight_B.to(loss_B.dtype) * loss_B).sum()
+            grads = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
+            self.weighted_gradients = list(map(self.first_rows, outputs, grads))
+
+    def keep(self, gradients: list[Tensor | None]) -> None:
+        """Keep the rows that run again of the gradients of the outputs."""
+        self.gradients = list(map(self.first_rows, self.outputs or [], gradients))
+        if (dtype := self.sketcher._slots_for[2]) in (torch.bfloat16, torch.float16):
+            self.half = dtype  # autocast that began before the model's call, or inside it
+        self.outputs, self.done = [], True
+        if not all(bool(g.isfinite().all()) for g in self.gradients if g is not None):
+            self.gradients, self.sketcher._num_checked = [], 0  # nothing to compare; next time
+            return
+        room = _CLOSE_HALF if self.rounds() else _CLOSE
+        for weighted, plain in zip(self.weighted_gradients, self.gradients, strict=False):
+            if weighted is None or plain is None:
+                continue
+            times_B = self.weight_B[: self.num_rows()].to(plain.dtype)
+            scaled = plain.reshape(len(times_B), -1) * times_B[:, None]
+            error = (weighted.reshape_as(scaled) - scaled).norm()
+            if not error <= room * scaled.norm():
+                raise ConfigError(
+                    "the loss of a sample depends on other samples of the batch (by "
+                    f"{float(error / scaled.norm()):.2g} of its gradient), so there is no gradient "
+                    "of a sample; compute loss_B[i] from the outputs of sample i alone"
+                )
+        self.weighted_gradients = []
+
+    def first_rows(self, output: Tensor, gradient: Tensor | None) -> Tensor | None:
+        """The part of the gradient of an output that belongs to the rows that run again."""
+        if gradient is None:
+            return None
+        num, num_samples = self.num_rows(), len(self.token_BT)
+        if output.dim() == 0 or output.shape[0] % num_samples:
+            raise ConfigError(
+                f"the loss uses an output of the model of shape {tuple(output.shape)}, which has "
+                f"no axis for the {num_samples} samples: what it adds to a sample's loss is not "
+                "known. Return it for each sample, or leave it out"
+            )
+        rows = num * (output.shape[0] // num_samples)  # T times as many for (B T, ...)
+        return gradient[:rows].detach().clone()
+
+    def num_rows(self) -> int:
+        """How many rows run again: all, where an axis of B elements may not be that of samples."""
+        num_samples = len(self.token_BT)
+        given = tensors_of((self.args, self.kwargs), graph=False)
+        unclear = any(num_samples in tensor.shape[1:] for tensor in given)
+        most = ROWS if self.sketcher.reduces else ROWS - 1
+        if most == self.token_BT.shape[1]:  # nor tokens be taken for samples
+            most += 1
+        return num_samples if unclear else min(most, num_samples)
+
+    def call(self, num: int) -> list[Tensor]:
+        """Run the model on the first `num` rows."""
+        num_samples = len(self.token_BT)
+
+        def few(value: Tensor) -> Tensor:
+            return value[:num] if value.dim() and len(value) == num_samples else value
+
+        args, kwargs = pytree.tree_map_only(Tensor, few, (self.args, self.kwargs))
+        kind = self.token_BT.device.type
+        half = self.half is not None
+        with torch.autocast(kind, self.half or torch.bfloat16, enabled=half):
+            return tensors_of(self.sketcher.model(*args, **kwargs), graph=torch.is_grad_enabled())
+
+    def pull(self, outputs: list[Tensor], num: int) -> Tensor:
+        """A loss for each row whose gradient with respect to the outputs is the kept one."""
+        total = torch.zeros(num, device=self.token_BT.device)
+        for output, gradient in zip(outputs, self.gradients, strict=True):
+            if gradient is not None:
+                product = (output * gradient).reshape(num, -1)
+                total = total + product.sum(
+                    dim=1, dtype=torch.promote_types(product.dtype, total.dtype)
+                )
+        return total
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[Callable[[], None]]:
+        """Restore random state, buffers and `.grad`; run compiled regions uncompiled.
+
+        Gives the function that restores random state and buffers between two runs.
+        """
+        sketcher, is_cuda = self.sketcher, self.token_BT.is_cuda
+        grads = {name: p.grad for name, p in sketcher.parameters.items()}
+        buffers = [(buffer, buffer.clone()) for buffer in sketcher.model.buffers()]
+        of_cpu = torch.get_rng_state()
+        of_gpu = torch.cuda.get_rng_state(self.token_BT.device) if is_cuda else None
+
+        def rewind() -> None:
+            torch.set_rng_state(of_cpu)
+            if of_gpu is not None:
+                torch.cuda.set_rng_state(of_gpu, self.token_BT.device)
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+        with torch.compiler.set_stance("force_eager"):
+            try:
+                yield rewind
+            finally:
+                rewind()
+                for name, gradient in grads.items():
+                    sketcher.parameters[name].grad = gradient
+
+    def compare(self) -> None:
+        """Run a few rows again, recorded and unrecorded; raise if they disagree."""
+        sketcher, num = self.sketcher, self.num_rows()
+        settings = sketcher.check, sketcher.step
+        sketcher.check = "never"
+        try:
+            with self.undisturbed() as rewind, torch.enable_grad():
+                if sketcher.reduces:
+                    self.compare_gradients(num, rewind)
+                else:
+                    self.compare_sketches(num, rewind)
+        except (ValueError, RuntimeError, IndexError) as error:
+            if isinstance(error, ConfigError | torch.OutOfMemoryError):
+                raise
+            raise ConfigError(
+                f"the model ran on {len(self.token_BT)} samples but not on the first {num} of "
+                f"them, to check the gradient: {error!r}; if it keeps something from call to call, "
+                'set check="never"'
+            ) from error
+        finally:
+            sketcher.check, sketcher.step = settings
+            sketcher._slots_for = ()  # those of the rows do not fit the next batch
+            self.args, self.kwargs = (), {}
+
+    def recorded(self, num: int, use: Callable[[Tensor], Any]) -> tuple[list[Tensor], Any]:
+        """The outputs of a recorded run, and what `use` makes of its losses."""
+        sketcher, kind = self.sketcher, self.token_BT.device.type
+        with ExitStack() as stack:
+            with torch.autocast(kind, self.half or torch.bfloat16, enabled=self.half is not None):
+                stack.enter_context(sketcher.record(self.token_BT[:num], sketcher.step))
+            outputs = self.call(num)
+            return outputs, use(self.pull(outputs, num))
+
+    def compare_gradients(self, num: int, rewind: Callable[[], None]) -> None:
+        sketcher = self.sketcher
+        weight_b = torch.linspace(0.4, 1.0, num, device=self.token_BT.device)
+        for parameter in sketcher.parameters.values():
+            parameter.grad = None
+        outputs, _ = self.recorded(num, lambda loss_b: sketcher.sketch(loss_b).backward(weight_b))
+        ours = {n: p.grad for n, p in sketcher.parameters.items() if p.grad is not None}
+        rewind()
+        stock = self.call(num)
+        self.require_outputs(outputs, stock)
+        loss = (weight_b * self.pull(stock, num)).sum()
+        given = list(sketcher.parameters.values())
+        rounds = self.rounds()
+        grads = torch.autograd.grad(loss, given, retain_graph=rounds, allow_unused=True)
+        noise = {}
+        if rounds:
+            again = torch.autograd.grad(_SCALE * loss, given, allow_unused=True)
+            pairs = zip(sketcher.parameters, grads, again, strict=True)
+            noise = {
+                n: (a / _SCALE - g).norm() for n, g, a in pairs if g is not None and a is not None
+            }
+        theirs = {n: g for n, g in zip(sketcher.parameters, grads, strict=True) if g is not None}
+        wrong = differences(ours, theirs, noise if rounds else None)
+        if wrong:
+            figures = ", ".join(f"{name} ({100 * error:.2g} %)" for name, error in wrong[:5])
+            raise ConfigError(
+                f"the gradient of mode {sketcher.mode} is not that of the model's own backward for "
+                f"{len(wrong)} of {len(given)} parameters: {figures}; no update was made. "
+                f"{_WHAT_TO_DO}"
+            )
+
+    def rounds(self) -> bool:
+        """Whether products are rounded to less than float32."""
+        dtypes = {parameter.dtype for parameter in self.sketcher.parameters.values()}
+        short = {torch.bfloat16, torch.float16} & dtypes
+        tf32 = self.token_BT.is_cuda and torch.get_float32_matmul_precision() != "highest"
+        return self.half is not None or bool(short) or tf32
+
+    def require_outputs(self, ours: list[Tensor], stock: list[Tensor]) -> None:
+        """Taps are identities: a layer that computes something else under them changes outputs."""
+        room = _CLOSE_HALF if self.rounds() else _CLOSE
+        for mine, own in zip(ours, stock, strict=True):
+            error = (mine.detach().double() - own.detach().double()).norm()
+            if not error <= room * own.detach().double().norm():
+                raise ConfigError(
+                    f"the model's output of shape {tuple(own.shape)} is another one while it is "
+                    f"recorded, by {float(error / own.detach().double().norm()):.2g} of its norm: "
+                    f"a layer does more than its rule knows, or is not deterministic. {_WHAT_TO_DO}"
+                )
+
+    def compare_sketches(self, num: int, rewind: Callable[[], None]) -> None:
+        sketcher = self.sketcher
+        _, result = self.recorded(num, partial(sketcher.sketch, keep=False))
+        rewind()
+        loss_b = self.pull(self.call(num), num)
+        error = size = 0.0
+        assert sketcher._builder is not None
+        for i in range(min(num, 2)):  # of more rows, so that a permutation of them is seen
+            given = list(sketcher.parameters.values())
+            grads = torch.autograd.grad(loss_b[i], given, retain_graph=True, allow_unused=True)
+            named = zip(sketcher.parameters, grads, strict=True)
+            one: Gradients = {name: g.unsqueeze(0) for name, g in named if g is not None}
+            groups = sketcher._builder.groups_of_gradients(one, sketcher.step)
+            expected_K = torch.stack([part.double() for part in groups.values()]).sum(dim=0)[0]
+            error += float((result.sketch_BK[i].double() - expected_K).square().sum())
+            size += float(expected_K.square().sum())
+        room = 5 * _CLOSE_HALF if self.rounds() else _CLOSE
+        if not error**0.5 <= room * size**0.5:
+            warnings.warn(
+                f"the sketches of mode twopass miss a part of the samples' gradients "
+                f"({100 * (error / size) ** 0.5:.2g} % of their norm): {self.used_elsewhere(num)} "
+                "are used outside their layers. The gradient is exact; weights are computed from "
+                "these sketches",
+                stacklevel=2,
+            )
+
+    def used_elsewhere(self, num: int) -> list[str]:
+        """Parameters with a rule that the loss reaches in another way than through their layer."""
+        sketcher = self.sketcher
+        covered = {name for rule in sketcher.rules for name in rule.names.values()}
+        with sketcher.record(self.token_BT[:num], sketcher.step):
+            for rule in sketcher.rules:
+                rule.defers = True  # its parameters are detached
+            loss_b = self.pull(self.call(num), num)
+            reached = reached_parameters(loss_b, sketcher.parameters, covered)
+        return [name for name in reached if name in covered][:5]
+
+
+def differences(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
+) -> list[tuple[str, float]]:
+    """Parameters whose gradients differ by more than rounding, with the relative error."""
+    total = float(torch.stack([g.double().norm() for g in theirs.values()]).norm())
+    wrong = []
+    for name in dict.fromkeys([*theirs, *ours]):
+        mine, own = ours.get(name), theirs.get(name)
+        if mine is None or own is None:  # no gradient, or zeros
+            error = float((mine if own is None else own).double().norm())  # type: ignore[union-attr]
+            size = 0.0 if own is None else error
+        else:
+            error = float((mine.double() - own.double()).norm())
+            size = float(own.double().norm())
+        if noise is None:
+            room = _CLOSE * size + 1e-6 * total
+        else:
+            room = max(5 * float(noise.get(name, 0.0)), _CLOSE_HALF * size) + 1e-3 * total
+        if not error <= room:
+            wrong.append((name, error / size if size else 1.0))
+    return sorted(wrong, key=lambda entry: -entry[1])
+
+
+def tensors_of(value: Any, *, graph: bool = True) -> list[Tensor]:
+    """The tensors inside a value, those with a graph alone; also in an object's attributes."""
+    leaves = pytree.tree_leaves(value)
+    found = []
+    for leaf in leaves:
+        parts = (
+            [leaf]
+            if isinstance(leaf, Tensor)
+            else pytree.tree_leaves(getattr(leaf, "__dict__", ()))
+        )
+        found += [part for part in parts if isinstance(part, Tensor)]
+    return [tensor for tensor in found if tensor.grad_fn is not None or not graph]
