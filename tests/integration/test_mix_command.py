@@ -47,7 +47,7 @@ def test_asked_killed_and_resumed(corpus, tmp_path):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    told, _ = asking.communicate(timeout=60)
+    told, _ = asking.communicate(timeout=200)
     mixture.unlink()
     [edit] = edits_of(RunDirectory(directory))
     assert told == edit.line + "\n"

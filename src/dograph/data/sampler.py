@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dograph.data.corpus import StratumTokens
+from dograph.data.corpus import Corpus, StratumTokens
 from dograph.errors import ConfigError, RunError
 from dograph.rng import key64, stream
 from dograph.types import Mixture, SampleIds
@@ -275,3 +275,17 @@ class Sampler:
             weight_S[members] += weight * share_S[members] / share_S[members].sum()
         weight_S /= weight_S.sum()
         return weight_S
+
+
+def sample_origin(corpus: Corpus, ids: SampleIds, row: int) -> dict[str, str | int]:
+    """Where a sample of a batch is from: its document, and the input file and line of that."""
+    stratum = corpus.train[ids.stratum_B[row]]
+    document = stratum.document(int(ids.document_B[row]))
+    return {
+        "source": stratum.entry.source,
+        "stratum": stratum.entry.stratum,
+        "document": document.index,
+        "offset": int(ids.offset_B[row]),
+        "input": corpus.manifest.inputs[document.input],
+        "line": document.record + 1,
+    }

@@ -1,19 +1,13 @@
 """Do sources that are separate in gradient space at first merge during training?
 
-Computed from the probes of one run or of several. The paper shows it by eye (Figure 1 and its
-figure of clusters); here it is the separation of sources (gradients.py) at the last probe minus
-that at the first. With one run the interval is over other rows of the sources, in this run: the
-rows are the same at every probe, and errors that probes share cancel. With several runs it is the
-t interval over runs, of the differences within each run.
-
-Intervals over rows are value +- t error. A separation's error is by jackknife (gradients.py), with
-the degrees of freedom of the smallest source, n - 1. NMI and purity depend on rows through K-means,
+Computed from the probes of one run or of several: the separation of sources (gradients.py) at the
+last probe minus that at the first. Intervals are over runs, or for one run over other rows of the
+sources, in this run; docs/analyses.md says how. NMI and purity depend on rows through K-means,
 about which leaving out one row at a time says little, so their error is by halves: the rows of each
 source are split in two at random, and each half is clustered by itself. Halves are independent and,
 where a variance V is proportional to one over the number of rows, of variance 2 V each, so that
 V = E (first - second)^2 / 4; both have the same bias from having half as many rows, which cancels.
-It is averaged over SPLITS splits, which are its degrees of freedom. If domains are unrelated to
-sources, the variance falls faster than that, and the interval is too wide.
+It is averaged over SPLITS splits, which are its degrees of freedom.
 """
 
 import math

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Block, Corpus
-from dograph.data.sampler import WeightLog
+from dograph.data.sampler import WeightLog, sample_origin
 from dograph.domains.graph import DomainGraph
 from dograph.errors import ConfigError, DographError, RunError
 from dograph.mixers.registry import build_mixer
@@ -90,22 +90,10 @@ def samples_of_step(run_path: Path, step: int) -> list[dict[str, object]]:
     has_text = corpus.manifest.tokenizer.file is not None
     rows: list[dict[str, object]] = []
     for i in range(len(ids)):
-        stratum = corpus.train[ids.stratum_B[i]]
-        document = stratum.document(int(ids.document_B[i]))
-        block = Block(0, stratum, int(ids.block_B[i]), config.data.seq_len)
-        rows.append(
-            {
-                "sample": i,
-                "source": stratum.entry.source,
-                "stratum": stratum.entry.stratum,
-                "epoch": int(ids.epoch_B[i]),
-                "document": document.index,
-                "offset": int(ids.offset_B[i]),
-                "input": corpus.manifest.inputs[document.input],
-                "line": document.record + 1,
-                "text": block.text(corpus) if has_text else None,
-            }
-        )
+        block = Block(0, corpus.train[ids.stratum_B[i]], int(ids.block_B[i]), config.data.seq_len)
+        text = block.text(corpus) if has_text else None
+        origin = sample_origin(corpus, ids, i)
+        rows.append({"sample": i, **origin, "epoch": int(ids.epoch_B[i]), "text": text})
     return rows
 
 
@@ -206,22 +194,17 @@ def agreement_table(path: Path) -> Table | None:
     return table
 
 
-def last_validation(run: RunDirectory) -> Row:
-    """The newest validation of a run."""
-    validations = [row for row in read_metrics(run.metrics_file) if "valid/mean/loss_nats" in row]
-    if not validations:
-        raise RunError(f"{run.path} has no validation yet; it runs one every eval.every steps")
-    return validations[-1]
-
-
 def losses_table(paths: list[Path]) -> Table:
     """A row per source and columns per run: nats per token, perplexity, bits per byte, epochs."""
     titles, columns, sources = ["source"], [], set[str]()
     for path in paths:
         run = RunDirectory.open(path)
-        steps = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
-        epochs = {k: v for row in steps for k, v in row.items() if k.startswith("data/")}
-        row = last_validation(run)
+        metrics = read_metrics(run.metrics_file)
+        validations = [row for row in metrics if "valid/mean/loss_nats" in row]
+        if not validations:
+            raise RunError(f"{path} has no validation yet; it runs one every eval.every steps")
+        epochs = {k: v for row in metrics for k, v in row.items() if k.startswith("data/")}
+        row = validations[-1]
         columns.append((row, epochs))
         titles += [f"{path.resolve().name}\nnats", *(f"\n{x}" for x in ("ppl", "bits/B", "epochs"))]
         valid = [name.removeprefix("valid/") for name in row if name.startswith("valid/")]

@@ -21,7 +21,7 @@ from torch import Tensor
 from dograph.config import RunConfig, require_compatible
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
-from dograph.data.sampler import WeightEntry
+from dograph.data.sampler import WeightEntry, sample_origin
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import write_json, write_text
 from dograph.mixers.registry import build_mixer
@@ -252,22 +252,11 @@ class Trainer:
         norm, loss_B = float(bad.grad_norm), bad.loss_B.cpu()
         # The sampler is a function of the step, so the world batch can be loaded again.
         batch = Loader(self.corpus, self.state.sampler).load(bad.step, ahead=False)
-        ids, samples = batch.ids, []
-        for row, loss in enumerate(loss_B.tolist()):
-            stratum = self.state.sampler.strata[ids.stratum_B[row]]
-            document = stratum.document(int(ids.document_B[row]))
-            samples.append(
-                {
-                    "source": stratum.entry.source,
-                    "stratum": stratum.entry.stratum,
-                    "document": document.index,
-                    "offset": int(ids.offset_B[row]),
-                    "input": self.corpus.manifest.inputs[document.input],
-                    "line": document.record + 1,
-                    "loss_nats": loss,
-                    "finite": math.isfinite(loss),
-                }
-            )
+        samples = [
+            sample_origin(self.corpus, batch.ids, row)
+            | {"loss_nats": loss, "finite": math.isfinite(loss)}
+            for row, loss in enumerate(loss_B.tolist())
+        ]
         stem = self.run.path / f"nonfinite-step-{number}"
         if self.world.is_main:
             save_file({"token_BT": batch.token_BT, "loss_B": loss_B}, f"{stem}.safetensors")

@@ -1,6 +1,5 @@
 import time
 
-import pytest
 import torch
 
 from dograph.bench.arms import Arm
@@ -48,8 +47,10 @@ def test_steps_in_a_row():
     assert len(order) == 2 + IN_A_ROW
 
 
-def test_the_clock_of_a_cpu_is_in_milliseconds():
-    watch = Stopwatch(CPU)
-    start = watch.mark()
+def test_the_clock_of_a_cpu_is_in_seconds():
+    """Between what passed inside its two marks and around them, however busy the machine is."""
+    watch, before = Stopwatch(CPU), time.perf_counter()
+    start, begin = watch.mark(), time.perf_counter()
     time.sleep(0.01)
-    assert watch.mark() - start == pytest.approx(0.01, abs=0.02)
+    end, stop = time.perf_counter(), watch.mark()
+    assert end - begin <= stop - start <= time.perf_counter() - before

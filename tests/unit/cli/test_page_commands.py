@@ -59,10 +59,10 @@ def test_watch_serves_until_ctrl_c(run):
     try:
         line = started.stdout.readline()
         address = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
-        with urllib.request.urlopen(address, timeout=20) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             assert b"dograph" in answer.read()
         started.send_signal(signal.SIGINT)
-        _, told = started.communicate(timeout=20)
+        _, told = started.communicate(timeout=60)
         assert (started.returncode, told) == (0, f"{run}: loading\n")
     finally:
         started.kill()

@@ -97,10 +97,10 @@ def test_a_late_step_is_found_from_the_nearest_waypoint(corpus):
     sampler.drawn(last)
     fresh = Sampler(corpus.train, seq_len=SEQ_LEN, batch_size=10, seed=0)
     fresh.log = WeightLog(sampler.names, list(sampler.log.entries))
-    start = time.perf_counter()
+    start = time.process_time()  # not of the clock: other processes may hold the processor
     assert samples(fresh.draw(last - 3)) == samples(sampler.draw(last - 3))
     assert len(fresh.log.entries) == 41
-    assert time.perf_counter() - start < 0.5  # counting from step 0 would take far longer
+    assert time.process_time() - start < 0.5  # counting from step 0 would take far longer
 
 
 def test_waypoints_change_nothing(corpus):
