@@ -28,7 +28,7 @@ class Progress:
 
     `count` is a template with {done} and {total}, as in "step {done}/{total}"; without one, lines
     have only the stage and the note. `done`: finished earlier, so it does not count for the speed.
-    `silent`: for ranks other than the first.
+    `live=False`: no bar, for use next to other bars. `silent`: for ranks other than the first.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Progress:
         total: int | None = None,
         *,
         done: int = 0,
+        live: bool = True,
         silent: bool = False,
         transient: bool = False,
         line_seconds: float = LINE_SECONDS,
@@ -45,7 +46,7 @@ class Progress:
         self.line_seconds, self.due = line_seconds, -math.inf  # when the next line is
         self.stage, self.first, self.start = "", done, time.monotonic()
         self.bar: rich.progress.Progress | None = None
-        if not silent and sys.stderr.isatty():
+        if live and not silent and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar

@@ -17,7 +17,7 @@ from typing import Any
 from dograph.errors import ConfigError, MissingExtraError, require
 from dograph.files import write_text
 from dograph.report import sections
-from dograph.report.charts import BarChart, DotChart, LineChart
+from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.collect import PageData, collect, open_subjects
 from dograph.report.comparison import Comparison
 from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
@@ -171,13 +171,19 @@ def _draw_probes(domains: DomainsView) -> Any:
 
 
 def draw_comparison(one: Comparison, stem: str) -> Figures:
-    """Paired differences of the mean loss."""
+    """Paired differences, and methods by source."""
     chart = sections.difference_chart(one, "mean")
     if chart.rows:
         figure, axes = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
         draw_dots(axes[0, 0], chart)
         axes[0, 0].locator_params(axis="x", nbins=5)
         yield f"{stem}differences", figure
+        table, names = sections.source_table(one), {row.name for row in chart.rows}
+        changed = [row for row in table.rows if row[0] in names]
+        figure, axes = sheet(WIDE, 0.9 + 0.3 * len(changed))
+        draw_heat(axes[0, 0], replace(table, rows=changed))
+        axes[0, 0].set_title(f"loss by source vs. {one.findings.baseline} (nats)")
+        yield f"{stem}by-source", figure
 
 
 def draw_tasks(data: PageData) -> Any:
@@ -346,6 +352,20 @@ def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
             axis.axvline(line, color=GREY, linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     label_rows(axis, names)
+
+
+def draw_heat(axis: Any, table: PageTable) -> None:
+    """The differences in a table's cells as colours and numbers."""
+    for i, row in enumerate(table.rows):
+        for j, cell in enumerate(row[1:]):
+            assert isinstance(cell, TableCell)
+            change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
+            ink = "white" if shade > 0.7 else "black"
+            axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
+    shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
+    axis.imshow(shades, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
+    axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
+    axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
 
 def draw_graph(axis: Any, graph: PlacedGraph) -> None:
