@@ -52,6 +52,7 @@ EXTRAS = {
     "wandb",
     "trackio",
     "lightgbm",
+    "lm_eval",
     "ray",
     "matplotlib",
 }

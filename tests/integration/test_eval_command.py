@@ -1,7 +1,11 @@
 """dograph eval as a person meets it: a run, a checkpoint, a model folder; and what it writes."""
 
 import json
+import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -195,6 +199,7 @@ def test_what_cannot_be_done_is_said_with_the_way_out(run, benchmarks, tmp_path)
     for arguments, error, said in (
         ((run, *folder), CorpusError, "leave hellaswag out with --tasks"),
         ((run, *folder, "--tasks", "copper"), ConfigError, 'did you mean "copa"'),
+        ((run, *folder, *THREE, "--with", "both"), ConfigError, "allowed: builtin, lm-eval"),
         ((run, *folder, *THREE, "data.seq_len=9999"), ConfigError, "has 512 positions"),
         ((copy, *folder, *THREE), ConfigError, "has no tokenizer"),
         ((tmp_path / "nowhere", *folder), ConfigError, "there is no folder"),
@@ -213,3 +218,48 @@ def test_without_the_corpus_there_are_tasks_but_no_sources(run, benchmarks, tmp_
     output = evaluated(copy, "--benchmarks", benchmarks, "--tasks", "copa")
     assert "no loss per source" in output
     assert json.loads((copy / "eval.json").read_text())["sources"] == {}
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared benchmarks")
+def test_the_harness_offline_gives_the_same_file(run, tmp_path):
+    """Through the command, without network or cache."""
+    pytest.importorskip("lm_eval")
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    code = "import typer; from dograph.cli.eval import evaluate; typer.run(evaluate)"
+    found = {}
+    for scorer in ("builtin", "lm-eval"):
+        out = tmp_path / f"{scorer}.json"
+        options = ["--benchmarks", SHARED, "--limit", 6, "data.seq_len=512"]
+        given = [run, *options, "--with", scorer, "--out", out]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, given)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[scorer] = json.loads(out.read_text())
+    ours, theirs = found["builtin"], found["lm-eval"]
+    assert theirs["provenance"]["also"].keys() == {"lm_eval", "datasets"}
+    assert list(ours["tasks"]) == list(theirs["tasks"])
+    for name, task in ours["tasks"].items():
+        other = theirs["tasks"][name]
+        for metric in ("acc", "acc_norm", "bits_per_byte"):
+            assert task[metric] == (other[metric] and pytest.approx(other[metric], rel=1e-6))
+    # The perplexity of a hardly trained model is astronomic; its logarithm is the mean of nats.
+    ours_nats, theirs_nats = (
+        math.log(found[scorer]["tasks"]["lambada_openai"]["perplexity"]["value"])
+        for scorer in ("builtin", "lm-eval")
+    )
+    assert ours_nats == pytest.approx(theirs_nats, rel=1e-6)
+    assert ours["sources"] == theirs["sources"]
+    assert ours["notes"] == theirs["notes"]

@@ -53,6 +53,7 @@ AS_JSON = option(False, "print JSON instead of tables", "--json")
 BENCHMARKS = option(None, "folder with TASK/SPLIT.jsonl or .jsonl.xz (default: from the hub)")
 TASKS = option(None, "some of the nine tasks, separated by commas")
 LIMIT = option(None, "items per task, evenly spaced: 200, or 200,hellaswag=1000")
+USING = option("builtin", "scorer: builtin, or lm-eval (pip install 'dograph\\[eval]')", "--with")
 BATCH_SIZE = option(32, "texts scored at the same time", min=1)
 SEEDS = "how many, or which: 5, or 10,11,12"
 
@@ -145,9 +146,9 @@ def preparing() -> Iterator[Callable[["Preparing"], None]]:
 
 
 @contextmanager
-def stages(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+def stages(unit: str, *, live: bool = True) -> Iterator[Callable[[str, int, int], None]]:
     """A function that shows the progress of work in stages, counted in `unit`."""
-    with Progress(f"{{done}}/{{total}} {unit}", transient=True) as display:
+    with Progress(f"{{done}}/{{total}} {unit}", live=live, transient=True) as display:
         yield lambda stage, done, total: display.update(done, stage=stage, total=total)
 
 

@@ -25,6 +25,7 @@ def evaluate(
     benchmarks: Path | None = console.BENCHMARKS,
     tasks: str | None = console.TASKS,
     limit: str | None = console.LIMIT,
+    using: str = console.USING,
     batch_size: int = console.BATCH_SIZE,
     out: Path | None = option(None, "file for the result (default for a run: RUN/eval.json)"),
 ) -> None:
@@ -39,6 +40,7 @@ def evaluate(
     \b
     dograph eval runs/mine --benchmarks data/benchmarks
     dograph eval runs/mine --limit 200                       a first look, from the hub
+    dograph eval runs/mine --tasks piqa,sciq --with lm-eval  the same numbers from the harness
     dograph eval gpt2 train.device=cuda train.dtype=bfloat16 --batch-size 128 --out gpt2.json
     """  # noqa: D301
     from dograph.eval.evaluate import EvalRequest
@@ -63,7 +65,7 @@ def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
     file = out or subject.result_file
     if file is not None:
         console.require_writable(file)
-    with stages("texts") as report:
+    with stages("texts", live=request.using == "builtin") as report:
         result = evaluated(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

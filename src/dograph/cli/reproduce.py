@@ -54,6 +54,7 @@ def reproduce(
     on: str = console.ON,
     lab: Path = console.LAB,
     benchmarks: Path | None = console.BENCHMARKS,
+    using: str = console.USING,
     tasks: str | None = console.TASKS,
     limit: str | None = console.LIMIT,
     batch_size: int = console.BATCH_SIZE,
@@ -91,7 +92,7 @@ def _run(
     has_task_options = request != EvalRequest(batch_size=request.batch_size)
     if has_task_options and artefact.kind != "downstream":
         raise ConfigError(
-            "--benchmarks, --tasks and --limit are for the tables of downstream tasks; "
+            "--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
             f"{artefact.name} has none"
         )
     build_asks(wanted)  # refuses wrong settings before a corpus is prepared
@@ -111,7 +112,7 @@ def _run(
         with console.stoppable(f"finished cells are in {folder}"):
             with console.open_pool(device, *where) as pool:
                 study = session.train(wanted, asks, pool, say)
-            with stages("models") as report:
+            with stages("models", live=request.using == "builtin") as report:
                 outcome = session.finish(study, request, folder, report)
     except KeyboardInterrupt:
         say("stopped; nothing is lost: the same command continues")

@@ -19,7 +19,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.recorded import loss_cells, number_table
-from dograph.eval.scores import PromptEncoder, Report, Scorer, average, evaluate_tasks
+from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_task
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
@@ -28,7 +28,6 @@ from dograph.train.distributed import World, describe_environment, pick_device
 from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
 
-SCORER = "builtin"  # earlier versions could also ask lm-evaluation-harness
 POSITIONS = 2048  # for models that do not state how many they have, as in the harness
 
 
@@ -78,6 +77,7 @@ class EvalRequest:
     benchmarks: Path | None = None  # None: the hub
     tasks: tuple[str, ...] = ()  # empty: all nine
     limit: str | None = None
+    using: str = "builtin"
     batch_size: int = 32
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -139,11 +139,12 @@ def evaluate(
 ) -> dict[str, Any]:
     """The content of eval.json: scores of the tasks, and losses of the corpus' sources, if any."""
     started = time.monotonic()
+    check_with(request.using)
     documents = read_documents(request, report)
     config = None if subject.run is None else subject.run.config()
     report("loading the model", 0, 0)
     scorer = open_scorer(subject, request, corpus, config.data.seq_len if config else None)
-    scores = evaluate_tasks(scorer, documents, report)
+    scores = evaluate_tasks(scorer, documents, request.using, report)
     sources: Row = {}
     if config is not None and corpus is not None:
         report("validation loss per source", 0, 0)
@@ -159,7 +160,8 @@ def evaluate(
         tasks[values.pop("task")] = values
     chance = sum(score.chance for score in scores) / len(scores)
     weights = sorted(Path(subject.model).glob("*.safetensors"))
-    libraries = ["datasets"] if request.benchmarks is None else []
+    libraries = ["lm_eval"] if request.using == "lm-eval" else []
+    libraries += ["datasets"] if libraries or request.benchmarks is None else []
     return {
         "format": "dograph-eval",
         "version": 1,
@@ -169,7 +171,7 @@ def evaluate(
         "sources": sources,
         "notes": notes,
         "provenance": {
-            "scorer": SCORER,
+            "scorer": request.using,
             "model": subject.model,
             "step": subject.step,
             "weights": {file.name: sha256_of(file) for file in weights},

@@ -1,15 +1,21 @@
-"""From texts to log-likelihoods to accuracies.
+"""From texts to log-likelihoods to accuracies: the built-in scorer, and lm-evaluation-harness.
 
 acc: the gold answer has the highest log-likelihood; acc_norm: the highest per character of the
 choice, not counting the space before it. Ties go to the first. A cloze task (LAMBADA) is right if
 every token of the answer has the highest probability. The standard error of a mean over n items is
-the sample standard deviation (n - 1) over sqrt(n). lm-evaluation-harness gives the same numbers.
+the sample standard deviation (n - 1) over sqrt(n). Both scorers give the same numbers.
 """
 
+import json
+import logging
 import math
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.errors import ConfigError
-from dograph.eval.tasks import Documents, Item, Task
+from dograph.errors import ConfigError, require
+from dograph.eval.tasks import Documents, Item, Row, Task
 from dograph.models.loss import PerSampleLoss
 
 END_OF_TEXT = "<|endoftext|>"
+SCORERS = ("builtin", "lm-eval")
 Report = Callable[[str, int, int], None]  # stage, done, total
 
 
@@ -84,6 +91,7 @@ class ScoredText(NamedTuple):
     ids: list[int]
     scored: int  # how many of the last tokens are scored
     truncated: bool  # the beginning was cut off
+    answer_cut: bool  # even a part of the continuation was cut off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +116,8 @@ class Scorer:
             whole = context + continuation
             ids = whole[-(self.max_length + 1) :]
             scored = min(len(continuation), len(ids) - 1)
-            texts.append(ScoredText(ids, scored, len(ids) < len(whole)))
+            cut = scored < len(continuation)
+            texts.append(ScoredText(ids, scored, len(ids) < len(whole), cut))
         return texts
 
     @torch.inference_mode()
@@ -153,6 +162,11 @@ class Scorer:
         return [Likelihood(float(nats_n.sum()), bool(hit_n.all())) for nats_n, hit_n in parts]
 
 
+def sample_stderr(values: Sequence[float]) -> float:
+    """Standard error of the mean: the standard deviation (n - 1) over sqrt(n)."""
+    return float(np.std(values, ddof=1, dtype=np.float64) / math.sqrt(len(values)))
+
+
 @dataclass(frozen=True, slots=True)
 class ItemMean:
     """A mean over items and its standard error; None if there is only one item."""
@@ -161,11 +175,11 @@ class ItemMean:
     se: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "ItemMean":
-        mean, num = float(np.mean(values, dtype=np.float64)), len(values)
-        if num == 1:
-            return cls(mean, None)
-        return cls(mean, float(np.std(values, ddof=1, dtype=np.float64) / math.sqrt(num)))
+    def of(
+        cls, values: Sequence[float], stderr: Callable[[Sequence[float]], float] = sample_stderr
+    ) -> "ItemMean":
+        mean = float(np.mean(values, dtype=np.float64))
+        return cls(mean, stderr(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,26 +201,34 @@ class TaskScore:
         return self.acc if self.acc_norm is None else self.acc_norm
 
 
+def log_likelihoods(task: Task, items: Sequence[Item], likelihoods: list[Likelihood]) -> list[Row]:
+    """What the harness logs of each item: its accuracies, and the likelihoods of its pairs."""
+    rest, rows = iter(likelihoods), list[Row]()
+    for item in items:
+        answers = [next(rest) for _ in item.pairs]
+        nats = np.array([answer.nats for answer in answers])
+        is_right = answers[0].greedy if task.cloze else nats.argmax() == item.gold
+        rows.append({"acc": is_right, "filtered_resps": answers})
+        if task.metric == "acc_norm":
+            rows[-1]["acc_norm"] = (nats / np.array(item.lengths)).argmax() == item.gold
+    return rows
+
+
 def score_task(
-    task: Task, items: Sequence[Item], likelihoods: Sequence[Likelihood], truncated: int
+    task: Task,
+    items: Sequence[Item],
+    rows: Sequence[Row],
+    truncated: int,
+    stderr: Callable[[Sequence[float]], float] = sample_stderr,
 ) -> TaskScore:
-    """Means over items; the likelihoods are those of all their pairs, in order.
+    """Means over items of the harness' log, or of ours in its form; accuracies with `stderr`.
 
     Bits per byte is the mean over items of -log2 p(gold answer) / its UTF-8 bytes, so every
     question has the same weight. Perplexity is exp(-mean log p(answer)) as in the harness; its
     standard error is perplexity times that of the mean (the harness uses a bootstrap).
     """
-    rest, is_normed = iter(likelihoods), task.metric == "acc_norm"
-    hits: list[float] = []  # of acc
-    normed_hits: list[float] = []  # of acc_norm
-    gold_nats: list[float] = []
-    for item in items:
-        answers = [next(rest) for _ in item.pairs]
-        nats = np.array([answer.nats for answer in answers])
-        hits.append(float(answers[0].greedy if task.cloze else nats.argmax() == item.gold))
-        if is_normed:
-            normed_hits.append(float((nats / np.array(item.lengths)).argmax() == item.gold))
-        gold_nats.append(answers[item.gold].nats)
+    logged = zip(rows, items, strict=True)
+    gold_nats = [float(row["filtered_resps"][item.gold][0]) for row, item in logged]
     pairs = zip(items, gold_nats, strict=True)
     bits = [-nats / math.log(2) / item.gold_bytes for item, nats in pairs]
     perplexity = None
@@ -214,11 +236,15 @@ def score_task(
         log_p = ItemMean.of(gold_nats)
         value = math.exp(min(-log_p.value, 700.0))
         perplexity = ItemMean(value, None if log_p.se is None else value * log_p.se)
+
+    def accuracy(name: str) -> ItemMean:
+        return ItemMean.of([float(row[name]) for row in rows], stderr)
+
     return TaskScore(
         task=task.name,
         items=len(items),
-        acc=ItemMean.of(hits),
-        acc_norm=ItemMean.of(normed_hits) if is_normed else None,
+        acc=accuracy("acc"),
+        acc_norm=accuracy("acc_norm") if task.metric == "acc_norm" else None,
         bits_per_byte=ItemMean.of(bits),
         perplexity=perplexity,
         chance=0.0 if task.cloze else float(np.mean([1 / len(item.pairs) for item in items])),
@@ -238,14 +264,92 @@ def average(scores: Sequence[TaskScore]) -> ItemMean:
     return ItemMean(sum(score.primary.value for score in scores) / len(scores), se)
 
 
+def check_with(name: str) -> None:
+    """Refuse an unknown scorer, or one that is not installed, before any work."""
+    if name not in SCORERS:
+        raise ConfigError(f'there is no scorer "{name}"; allowed: {", ".join(SCORERS)}')
+    if name == "lm-eval":
+        require("lm_eval", "eval")
+
+
 def evaluate_tasks(
-    scorer: Scorer, documents: Sequence[Documents], report: Report
+    scorer: Scorer, documents: Sequence[Documents], using: str, report: Report
 ) -> list[TaskScore]:
     """One score for each task, in the order given."""
+    stderr, logged = sample_stderr, {}
+    if using == "lm-eval":
+        report("lm-eval", 0, 0)
+        logged = harness_log(scorer, documents)
+        stderr = require("lm_eval.api.metrics", "eval").mean_stderr
     scores = []
     for one in documents:
-        texts = scorer.texts(one.items)
-        likelihoods = scorer.score(texts, partial(report, one.task.name))
+        task, items = one.task, one.items
+        texts = scorer.texts(items)
+        rows = logged.get(task.name)
+        if rows is None:
+            likelihoods = scorer.score(texts, partial(report, task.name))
+            rows = log_likelihoods(task, items, likelihoods)
         truncated = sum(text.truncated for text in texts)
-        scores.append(score_task(one.task, one.items, likelihoods, truncated))
+        scores.append(score_task(task, items, rows, truncated, stderr))
     return scores
+
+
+def harness_log(scorer: Scorer, documents: Sequence[Documents]) -> dict[str, list[Row]]:
+    """What lm-evaluation-harness logs of every document, by task; offline, in this process.
+
+    The harness combines a dict with a task of the same name only inside a group: alone, the dict
+    would define a new, incomplete task. So all tasks are in one group, each with its documents in a
+    JSON Lines file and a cache of its own in a temporary folder.
+    """
+    for one in documents:
+        if any(text.answer_cut for text in scorer.texts(one.items)):
+            raise ConfigError(
+                f"{one.task.name} has an answer of more than {scorer.max_length} tokens, which "
+                "lm-eval cannot score; give a larger data.seq_len, leave the task out, or use "
+                "--with builtin"
+            )
+    lm_eval = require("lm_eval", "eval")
+    models = require("lm_eval.models.huggingface", "eval")
+    model, split = scorer.model.model, "evaluation"
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    members: list[dict[str, Any]] = []
+    # The harness warns of each text that it cuts; ours are counted and reported once.
+    logger = logging.getLogger("lm_eval")
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="dograph-eval-") as folder:
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        for one in documents:
+            file = Path(folder) / f"{one.task.name}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in one.rows), encoding="utf-8")
+            cache = str(Path(folder) / "cache")
+            members.append(
+                {
+                    "task": one.task.name,
+                    "dataset_path": "json",
+                    "dataset_name": None,
+                    "dataset_kwargs": {"data_files": {split: str(file)}, "cache_dir": cache},
+                    "training_split": None,
+                    "validation_split": split,
+                    "test_split": None,
+                    "num_fewshot": 0,
+                }
+            )
+        wrapped = models.HFLM(
+            pretrained=model,
+            tokenizer=deepcopy(scorer.encoder.tokenizer),  # the harness sets its padding token
+            backend="causal",
+            batch_size=scorer.batch_size,
+            max_length=scorer.max_length,
+            prefix_token_id=scorer.encoder.prefix_id,
+            softmax_dtype="float32" if half else None,
+        )
+        seeds = ("random", "numpy_random", "torch_random", "fewshot_random")
+        result = lm_eval.simple_evaluate(
+            model=wrapped,
+            tasks=[{"group": "dograph", "task": members}],
+            bootstrap_iters=0,  # standard errors of means are computed from the log
+            log_samples=True,
+            **{f"{name}_seed": None for name in seeds},
+        )
+    log: dict[str, list[Row]] = result["samples"]
+    return {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in log.items()}

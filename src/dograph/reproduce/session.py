@@ -21,9 +21,9 @@ from dograph.compare.session import forecast_lines, open_corpus, run_compare
 from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
-from dograph.eval.evaluate import SCORER, EvalRequest, evaluate, find_subject, read_documents
+from dograph.eval.evaluate import EvalRequest, evaluate, find_subject, read_documents
 from dograph.eval.gradients import LEAST_ROWS
-from dograph.eval.scores import Report
+from dograph.eval.scores import Report, check_with
 from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, sha256_of, write_json
 from dograph.models.presets import PRESETS
@@ -57,6 +57,7 @@ def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report:
                 f"{corpus.directory} has no tokenizer, so its models cannot answer questions; "
                 "prepare it with --tokenizer"
             )
+        check_with(request.using)
         read_documents(request, report)
     if wanted.artefact.is_probed:
         config = next(iter(asks.values())).config
@@ -137,7 +138,7 @@ def stored_scores(
     folder = None if request.benchmarks is None else str(request.benchmarks)
     tasks = [task.name for task in pick_tasks(list(request.tasks))]
     length = request.max_length or seq_len
-    asked = [SCORER, folder, request.limit, request.dtype, length, tasks]
+    asked = [request.using, folder, request.limit, request.dtype, length, tasks]
     if not complete or made != asked:
         return None
     # Digests last: they read the whole model.
@@ -236,7 +237,7 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
         scores = evaluate_cells(study.only, request, Corpus(ask.config.data.corpus), report)
         study = replace(study, scores=scores)
         evaluation = {
-            "scorer": SCORER,
+            "scorer": request.using,
             "benchmarks": None if request.benchmarks is None else str(request.benchmarks),
             "tasks": [task.name for task in pick_tasks(list(request.tasks))],
             "limit": request.limit,

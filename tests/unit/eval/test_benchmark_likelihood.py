@@ -135,6 +135,7 @@ def test_a_long_text_loses_its_beginning_and_never_its_last_tokens(model, tokeni
 def test_an_answer_too_long_for_the_model_is_scored_by_its_end(model, tokenizer):
     ours = scorer(model, tokenizer, max_length=4)
     (text,) = texts(ours, [PAIRS[1]])
+    assert text.answer_cut
     assert (len(text.ids), text.scored) == (5, 4)
 
 

@@ -11,6 +11,7 @@ from dograph.eval.scores import (
     Likelihood,
     TaskScore,
     average,
+    log_likelihoods,
     score_task,
 )
 from dograph.eval.tasks import TASKS, Item
@@ -26,7 +27,7 @@ def likelihoods(*nats, greedy=False):
 
 
 def scored(task, items, values, truncated=0):
-    return score_task(task, items, values, truncated)
+    return score_task(task, items, log_likelihoods(task, items, values), truncated)
 
 
 def test_the_likeliest_choice_and_the_likeliest_per_character():

@@ -139,7 +139,7 @@ def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):
 
     def store(**weights):
         made = {name: getattr(request, name) for name in ("limit", "dtype")}
-        made |= {"scorer": "builtin", "benchmarks": "here", "max_length": 512}
+        made |= {"scorer": request.using, "benchmarks": "here", "max_length": 512}
         whole = {"format": "dograph-eval", "tasks": {"copa": {}}, "average": {}}
         file.write_text(json.dumps(whole | {"provenance": made | weights}))
 
@@ -169,7 +169,7 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
     (model / "model.safetensors").write_bytes(b"weights")
     request = EvalRequest(benchmarks=Path("here"), tasks=("copa",), dtype="float32")
     made = {
-        "scorer": "builtin",
+        "scorer": request.using,
         "benchmarks": "here",
         "limit": request.limit,
         "dtype": "float32",
@@ -187,7 +187,7 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
 
     assert found()
     for name, other in (
-        ("scorer", "lm-eval"),
+        ("scorer", "lm-eval" if request.using != "lm-eval" else "dograph"),
         ("benchmarks", None),
         ("limit", "7"),
         ("dtype", "bfloat16"),
