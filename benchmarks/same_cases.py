@@ -258,6 +258,7 @@ def from_table(place: Place) -> None:
 
 
 REGMIX = ("mixer.num_proxies=6", "mixer.draws=1000", "mixer.top=16")
+SIZES = ("mixer.nest=sizes", "mixer.sizes=[tiny, demo, llama-tiny]", "train.steps=8")
 LAST = ("recipe-safe", "compare")
 CASES: dict[str, Case] = {
     "corpus-jsonl": Case(jsonl_corpus, needs=()),
@@ -317,7 +318,8 @@ CASES: dict[str, Case] = {
     "plan-doremi": planned("doremi", "mixer.rounds=2"),
     "plan-doge": planned("doge", "sketch.mode=exact", "sketch.projection=none"),
     "plan-regmix": planned("regmix", *REGMIX),
-    "plan-mixing-law": planned("mixing-law", "mixer.num_proxies=6"),
+    "plan-mixing-law": planned("mixing-law", "mixer.num_proxies=6", "mixer.nest=steps"),
+    "plan-sizes": planned("mixing-law", "mixer.num_proxies=4", *SIZES),
     "plan-table": Case(from_table, needs=()),
     "compare": Case(lambda place: place.dograph(*COMPARE, "--out", "out", "--workers", "1")),
     "look": Case(looked, needs=("corpus-jsonl", *LAST)),

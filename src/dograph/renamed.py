@@ -51,7 +51,6 @@ RENAMED: dict[str, Rows] = {
 REMOVED: dict[str, dict[str, Any]] = {
     "dograph": {"weight_floor": 0, "min_size": 1},
     "dynamic-loss": {"clip_quantile": None},
-    "mixing-law": {"nest": "no", "sizes": []},
     "group-dro": {"mode": "online", "absent": "skip", "normalize_losses": False, "normalise": False}
     | {"alpha": 0.2, "gamma": 0.1},
 }

@@ -5,9 +5,11 @@ averages the best of many simulated mixtures. The authors train 512 proxies of a
 and use LightGBM; here cross-validation selects the regression.
 
 The data mixing law (Ye et al., ICLR 2025) is L_i(r) = c_i + k_i exp(t_i . r) for a mixture r, and
-its optimum is exact; a transfer law, which is c_i + (a_i . r)^-alpha_i, can take its place.
+its optimum is exact; a transfer law, which is c_i + (a_i . r)^-alpha_i, can take its place. Nested,
+the losses that the laws are fitted on are themselves predicted: by a step law from the proxies'
+curves to the run's tokens, and by a size law from several sizes of proxies to the run's model.
 
-Shapes: N mixtures, S sources, V sources that have a validation loss.
+Shapes: N mixtures, S sources, V sources that have a validation loss, X points of a curve.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +20,17 @@ from pydantic import Field, model_validator
 
 from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
-from dograph.mixers.base import Lab, Planner, Proxy, require_sources
+from dograph.mixers.base import Lab, Planner, Proxy, ProxyResult, require_sources
 from dograph.mixtures.from_table import MEAN, Method, Target, propose_from_table
+from dograph.mixtures.power_laws import LossCurve, Place, nest
 from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures
 from dograph.mixtures.surrogates import SURROGATES
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
 NATURAL = "natural"  # as a target: every source by its training tokens
+CURVE_POINTS = 12  # of a proxy's learning curve, where a step law is fitted to it
+FEWEST_SIZES = 3  # a size law has three parameters
 
 
 class SweepOptions(Options):
@@ -84,14 +89,17 @@ class SweepPlanner(Planner):
             lab.tokens, options.num_proxies, seed=options.seed, max_usage=options.max_usage
         )
 
-    def _losses(self, lab: Lab, mixtures: Sequence[Mixture]) -> list[Mapping[str, float]]:
-        """Of one proxy per mixture, of the sources that it draws; all start from equal weights."""
+    def _proxies(
+        self, mixtures: Sequence[Mixture], name: str, settings: Mapping[str, Any]
+    ) -> list[Proxy]:
+        """One per mixture, of the sources that it draws; all with the same initial weights."""
         drawn = [{k: w for k, w in mixture.weights.items() if w > 0} for mixture in mixtures]
-        proxies = [
-            Proxy(f"mixture {n}", {"name": "static", "weights": weights}, self.options.seed)
+        return [
+            Proxy(
+                f"{name} {n}", {"name": "static", "weights": weights}, self.options.seed, settings
+            )
             for n, weights in enumerate(drawn, start=1)
         ]
-        return [result.losses for result in lab.train(proxies)]
 
     def _best(
         self,
@@ -157,8 +165,9 @@ class RegMix(SweepPlanner):
 
     def plan(self, lab: Lab) -> Mixture:
         mixtures = self._mixtures(lab)
+        results = lab.train(self._proxies(mixtures, "mixture", {}))
         how = self.options.model_dump(include={"surrogate", "draws", "top"})
-        return self._best("regmix", lab, mixtures, self._losses(lab, mixtures), **how)
+        return self._best("regmix", lab, mixtures, [result.losses for result in results], **how)
 
 
 class MixingLawOptions(SweepOptions):
@@ -168,12 +177,26 @@ class MixingLawOptions(SweepOptions):
 
     num_proxies: int = Field(32, ge=4)
     law: Literal["exponential", "transfer"] = "exponential"
+    nest: Literal["no", "steps", "sizes"] = "no"
+    sizes: Sequence[str] = ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.nest == "sizes") != bool(self.sizes) or 0 < len(set(self.sizes)) < FEWEST_SIZES:
+            raise ConfigError(
+                f"mixer.nest={self.nest} with mixer.sizes={list(self.sizes)}: a size law needs "
+                f"nest=sizes and at least {FEWEST_SIZES} model presets in sizes; without one, "
+                "leave sizes out"
+            )
+        return self
 
 
 class MixingLaw(SweepPlanner):
     """Draw from the mixture at which the fitted laws are lowest.
 
     `law`: `exponential`, the authors', or `transfer`, a power of the tokens that count.
+    `nest: steps` first predicts the losses at the run's number of tokens; `nest: sizes` also at its
+    model's size, from every mixture at each of the presets in `sizes`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -181,6 +204,41 @@ class MixingLaw(SweepPlanner):
         self.options: MixingLawOptions = MixingLawOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
-        mixtures = self._mixtures(lab)
-        losses = self._losses(lab, mixtures)
-        return self._best("mixing-law", lab, mixtures, losses, surrogate=self.options.law)
+        mixtures, nested = self._mixtures(lab), self.options.nest != "no"
+        often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}} if nested else {}
+        proxies = [] if self.options.sizes else self._proxies(mixtures, "mixture", often)
+        for size in self.options.sizes:
+            settings = often | {"model": {"preset": size}}
+            proxies += self._proxies(mixtures, f"{size}, mixture", settings)
+        results, number = lab.train(proxies), len(mixtures)  # in one request
+        losses: list[Mapping[str, float]] = [result.losses for result in results[:number]]
+        nested_findings: dict[str, Any] = {}
+        if nested:
+            losses, nested_findings = self._nested(lab, results)
+        mixture = self._best("mixing-law", lab, mixtures, losses, surrogate=self.options.law)
+        self.findings = self.findings | nested_findings
+        return mixture
+
+    def _nested(
+        self, lab: Lab, results: Sequence[ProxyResult]
+    ) -> tuple[list[Mapping[str, float]], dict[str, Any]]:
+        """Losses predicted at the run's tokens, and at its size if there are `sizes`."""
+        curves: dict[Place, LossCurve] = {}
+        for n, result in enumerate(results):
+            run = f"mixture {n % self.options.num_proxies + 1}"
+            for source in result.losses:
+                curves[float(result.parameters), run, source] = late_curve(result, source)
+        size = float(lab.parameters if self.options.sizes else results[0].parameters)
+        losses, findings = nest(curves, size=size, tokens=lab.budget)
+        return losses, {"nested": findings}
+
+
+def late_curve(result: ProxyResult, source: str) -> LossCurve:
+    """Loss over tokens of one source, without the first third of the steps.
+
+    The authors fit steps 10k to 30k of 30k: there is no power law during the warm-up.
+    """
+    steps = result.curve[-1][0]
+    points = [(n / steps, losses[source]) for n, losses in result.curve if 3 * n >= steps]
+    part_X, loss_X = np.array(points).T
+    return LossCurve(part_X * result.tokens, loss_X)

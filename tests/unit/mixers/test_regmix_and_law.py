@@ -8,23 +8,25 @@ import pytest
 from dograph.errors import ConfigError
 from dograph.mixers.base import ProxyResult
 from dograph.mixers.registry import build_mixer
-from dograph.mixers.sweep import MixingLaw, RegMix
+from dograph.mixers.sweep import MixingLaw, RegMix, late_curve
 
 TOKENS = {"web": 6_000_000, "code": 3_000_000, "books": 1_000_000}
-BUDGET = 4_000_000
+SIZES = {None: 1e6, "a": 1e5, "b": 1e6, "c": 1e7}
+TARGET_SIZE, BUDGET = 1e8, 4_000_000
 # L_i(r) = c + exp(log_k + t_i . r): each source is learned from itself most of all
 T = np.array([[-1.2, -0.1, -0.5], [-0.2, -1.5, 0.1], [-0.4, 0.0, -1.0]])
 
 
-def law(weights, source):
+def law(weights, source, steps=1.0, size=1e6, tokens=1e6):
     r = np.array([weights.get(name, 0.0) for name in TOKENS])
     i = list(TOKENS).index(source)
-    return 2.5 + math.exp(0.3 + T[i] @ r)
+    base = 2.0 + math.exp(0.3 + T[i] @ r)
+    return base + (2e4 / (tokens * steps)) ** 0.6 - (2e4 / 1e6) ** 0.6 + (1e5 / size) ** 0.3
 
 
 class Lab:
     tokens = strata = TOKENS
-    budget, steps, parameters, proxy_steps = BUDGET, 400, 100_000_000, 100
+    budget, steps, parameters, proxy_steps = BUDGET, 400, int(TARGET_SIZE), 100
 
     def __init__(self):
         self.asked = []
@@ -34,8 +36,14 @@ class Lab:
         return [self._result(proxy) for proxy in proxies]
 
     def _result(self, proxy):
-        losses = {source: law(proxy.mixer["weights"], source) for source in TOKENS}
-        return ProxyResult(losses, [(100, losses)], {}, "", 1_000_000, 1_000_000)
+        size = SIZES[proxy.settings.get("model", {}).get("preset")]
+        weights = proxy.mixer["weights"]
+
+        def losses(part):
+            return {s: law(weights, s, part, size) for s in TOKENS}
+
+        curve = [(n, losses(n / 100)) for n in range(10, 101, 10)]
+        return ProxyResult(losses(1.0), curve, {}, "", int(size), 1_000_000)
 
 
 def best(target, caps=None):
@@ -142,14 +150,47 @@ def test_targets(target, shares):
     assert mixer.findings["targets"] == pytest.approx(shares)
 
 
+def test_nested_laws_reach_the_tokens_and_the_size_of_the_run():
+    mixer = MixingLaw(num_proxies=12, nest="sizes", sizes=["a", "b", "c"], max_epochs=None)
+    lab = Lab()
+    mixer.plan(lab)
+    assert len(lab.asked) == 36
+    assert {proxy.settings["model"]["preset"] for proxy in lab.asked} == {"a", "b", "c"}
+    assert {proxy.settings["eval"]["every"] for proxy in lab.asked} == {8}  # for the curves
+    first = lab.asked[0].mixer["weights"]
+    expected = [law(first, s, size=TARGET_SIZE, tokens=BUDGET) for s in TOKENS]
+    # Step and size laws add up here, so nesting is right only in c; held to a hundredth.
+    assert mixer.table.loss_NV[0] == pytest.approx(expected, abs=0.02)
+    assert mixer.findings["nested"]["step_held_out"] < 0.01
+
+
+def test_a_step_law_leaves_the_first_third_of_a_curve_alone():
+    curve = [(n, {"web": 9.0 - n / 100}) for n in range(10, 100, 10)]
+    result = ProxyResult({"web": 8.1}, curve, {}, "", 1, 9000)
+    tokens_X, loss_X = late_curve(result, "web")
+    assert tokens_X == pytest.approx([3000, 4000, 5000, 6000, 7000, 8000, 9000])
+    assert loss_X == pytest.approx([8.7, 8.6, 8.5, 8.4, 8.3, 8.2, 8.1])
+
+
+@pytest.mark.slow
+def test_nested_steps_alone():
+    mixer = MixingLaw(num_proxies=12, nest="steps", max_epochs=None)
+    lab = Lab()
+    mixer.plan(lab)
+    expected = [law(lab.asked[0].mixer["weights"], s, tokens=BUDGET) for s in TOKENS]
+    assert mixer.table.loss_NV[0] == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
         ("regmix", {"num_proxies": 2}, "num_proxies"),
         ("regmix", {"top": 0}, "top"),
         ("regmix", {"max_epochs": -1}, "max_epochs"),
-        ("mixing-law", {"nest": "steps"}, "mixer.nest=steps: this option was removed"),
+        ("mixing-law", {"nest": "size"}, "sizes"),
         ("mixing-law", {"law": "ridge"}, r"mixer\.law='ridge'.*exponential, transfer"),
+        ("mixing-law", {"nest": "sizes", "sizes": ["tiny", "demo"]}, "3 model presets"),
+        ("mixing-law", {"sizes": ["a", "b", "c"]}, "nest=sizes"),
     ],
 )
 def test_wrong_options_are_refused(name, options, told):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dograph.mixers.base import ProxyResult
-from dograph.mixers.sweep import MixingLaw, RegMix, SweepOptions
+from dograph.mixers.sweep import MixingLaw, RegMix, SweepOptions, late_curve
 from dograph.mixtures.from_table import Proposal
 from dograph.mixtures.proposals import generate_mixtures
 from dograph.types import Mixture
@@ -68,10 +68,15 @@ def test_proxies_leave_out_what_has_no_weight(asked, monkeypatch):
     mixtures = [Mixture.normalised({"web": 1.0, "code": 0.0, "books": 3.0})]
     monkeypatch.setattr("dograph.mixers.sweep.generate_mixtures", lambda *_, **__: mixtures)
     lab = Lab()
-    MixingLaw(seed=5).plan(lab)
-    (proxy,) = lab.asked
+    monkeypatch.setattr(MixingLaw, "_nested", lambda *_: ([{"web": 1.0}], {}))
+    MixingLaw(nest="sizes", sizes=["small", "tiny", "demo"], seed=5).plan(lab)
+    proxy = lab.asked[0]
     assert proxy.mixer == {"name": "static", "weights": {"web": 0.25, "books": 0.75}}
-    assert (proxy.label, proxy.seed, proxy.settings) == ("mixture 1", 5, {})
+    assert (proxy.label, proxy.seed) == ("small, mixture 1", 5)
+    assert proxy.settings == {"eval": {"every": 4}, "model": {"preset": "small"}}
+    lab = Lab()
+    MixingLaw(seed=5).plan(lab)
+    assert [(proxy.label, proxy.settings) for proxy in lab.asked] == [("mixture 1", {})]
 
 
 def test_a_loss_that_a_proxy_lacks_is_missing(asked, monkeypatch):
@@ -110,3 +115,11 @@ def test_defaults_are_the_authors():
     for planner in (RegMix(), MixingLaw()):
         assert planner.options.max_usage == 15.0
         assert planner.options.target == "mean"
+
+
+def test_a_curve_has_no_first_third():
+    """Losses of the warm-up are far from any power law; steps become tokens."""
+    points = [(n, {"web": 9.0 if 3 * n < 100 else 2.0 + 1 / n}) for n in (10, 33, 34, 50, 100)]
+    curve = late_curve(ProxyResult({}, points, {}, "", 1, 5_000), "web")
+    np.testing.assert_allclose(curve.x_X, [1700, 2500, 5000])
+    np.testing.assert_allclose(curve.loss_X, [2 + 1 / 34, 2.02, 2.01])
