@@ -126,6 +126,7 @@ KINDS = {
     "gains": Case(kinds.Gains),
 }
 CASES = SILENT | KINDS
+RARER = ("exact", "twopass")
 
 
 def judged(name: str, mode: str, **options: Any) -> Any:
@@ -136,8 +137,15 @@ def judged(name: str, mode: str, **options: Any) -> Any:
     return verdict(made(case.build), mode, **given, **options)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        # What is not silent in itself runs in every mode in the slow suite.
+        pytest.param(name, mode, marks=[pytest.mark.slow] * (name in KINDS and mode in RARER))
+        for name in CASES
+        for mode in MODES
+    ],
+)
 def test_exact_or_refused_and_never_silently_wrong(name, mode):
     got = judged(name, mode)
     assert got.kind == EXACT or (got.kind == REFUSED and mode not in CASES[name].exact), str(got)
@@ -297,7 +305,7 @@ def t5_loss(model: Any, token_BT: torch.Tensor) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("size", [4, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 def test_t5(mode, size):
     """Encoder states reach the decoder past any cut; B equals T for 4 samples."""
@@ -389,7 +397,7 @@ def test_the_choices_of_check():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["plain", "nanoGPT", "modded-nanogpt"])
+@pytest.mark.parametrize("name", ["nanoGPT", "modded-nanogpt"])
 def test_no_false_alarm_in_lower_precision(name, mode, dtype):
     """Every case is exact in float64; what rounding adds is no error."""
     if mode == "head" and name == "modded-nanogpt":

@@ -34,11 +34,16 @@ from verdicts import (
     verdict,
 )
 
+
+def slow(mode):
+    return pytest.param(mode, marks=pytest.mark.slow)
+
+
 # Their output is that of a known layer, but not their gradient: the check may refuse them.
 LOOK_ALIKE = {"halved gradient", "detached input", "detached statistics", "two inputs", "in place"}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["full", "topdown", *map(slow, ("exact", "head", "twopass"))])
 @pytest.mark.parametrize("name", oddities.ODD)
 def test_layers_that_look_like_others(name, mode):
     got = verdict(made(oddities.ODD[name]), mode)
