@@ -72,10 +72,8 @@ def test_twenty_kills_lose_nothing(corpus, whole, tmp_path, seed):
     assert_same(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(corpus, whole, tmp_path, sent, code):
     directory = tmp_path / "run"
     process = start("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS)

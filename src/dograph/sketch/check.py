@@ -15,7 +15,7 @@ rounding.
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -136,15 +136,14 @@ class CheckedRecord:
             return []
         for rule in rules:
             rule.shape = (num, rule.shape[1])
-        with self.undisturbed() as rewind:
+        expected: list[torch.Size] = []
+        shapes: list[torch.Size] = []
+        with self.undisturbed() as rewind, suppress(ValueError, RuntimeError, IndexError):
             with torch.no_grad():
                 expected = [output.shape for output in self.call(num)]
             rewind()
-            try:
-                with torch.enable_grad():
-                    shapes = [output.shape for output in self.call(num)]
-            except (ValueError, RuntimeError, IndexError):
-                shapes = []
+            with torch.enable_grad():
+                shapes = [output.shape for output in self.call(num)]
         return [rule for rule in rules if rule.spreads] if shapes != expected else []
 
     def outputs_of(self, loss_B: Tensor) -> list[Tensor]:
@@ -243,10 +242,13 @@ class CheckedRecord:
 
     def call(self, num: int) -> list[Tensor]:
         """Run the model on the first `num` rows."""
-        num_samples = len(self.token_BT)
+        num_samples, num_tokens = self.token_BT.shape[:2]
 
         def few(value: Tensor) -> Tensor:
-            return value[:num] if value.dim() and len(value) == num_samples else value
+            first = len(value) if value.dim() else 0
+            if first == num_samples * num_tokens:
+                return value[: num * num_tokens]
+            return value[:num] if first == num_samples else value
 
         args, kwargs = pytree.tree_map_only(Tensor, few, (self.args, self.kwargs))
         kind = self.token_BT.device.type

@@ -79,6 +79,7 @@ def test_a_transfer_law_comes_near_it_where_the_truth_is_another_law():
     assert set(mixer.findings["optimum"]["laws"]["web"]["worth"]) == set(TOKENS)
 
 
+@pytest.mark.slow
 def test_regmix_comes_near_it_and_says_why():
     mixer = RegMix(num_proxies=64, max_epochs=None, draws=20_000)
     mixture = mixer.plan(Lab())

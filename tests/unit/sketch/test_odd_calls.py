@@ -19,6 +19,8 @@ import model_zoo as zoo
 from model_zoo import WIDTH, Decoder, made
 from verdicts import EXACT, MODES, MOST_MODES, REFUSED, VOCABULARY, nll, some_tokens, verdict
 
+pytestmark = pytest.mark.slow  # the fast suite has the cases of test_any_model
+
 
 def checkpointed(kind: type[Decoder]) -> type[Decoder]:
     """Its blocks run again in the backward."""

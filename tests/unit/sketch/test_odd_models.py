@@ -34,6 +34,8 @@ from verdicts import (
     verdict,
 )
 
+pytestmark = pytest.mark.slow  # the fast suite has the cases of test_any_model
+
 
 def slow(mode):
     return pytest.param(mode, marks=pytest.mark.slow)

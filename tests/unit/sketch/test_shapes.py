@@ -25,6 +25,8 @@ from verdicts import (
     verdict,
 )
 
+pytestmark = pytest.mark.slow  # the fast suite has the cases of test_any_model
+
 
 def slow(size):
     return pytest.param(size, marks=pytest.mark.slow)
