@@ -59,6 +59,7 @@ def test_a_record_has_the_fields_of_the_committed_ones(args):
     assert set(ours["blocks"]) == set(ours["losses"]) == set(ours["mixture"])
 
 
+@pytest.mark.slow
 def test_a_failure_costs_no_other_cell(args, monkeypatch):
     args.arms = ["plain", "inverse-norm"]
     made = evidence.configured

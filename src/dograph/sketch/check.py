@@ -189,8 +189,9 @@ class CheckedRecord:
         if outputs and not any(output is loss_B for output in outputs):
             self.weight_B = torch.linspace(0.4, 1.0, len(loss_B), device=loss_B.device)
             total = (self.weight_B.to(loss_B.dtype) * loss_B).sum()
-            grads = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
-            self.weighted_gradients = list(map(self.first_rows, outputs, grads))
+            with suppress(RuntimeError):  # a compiled loss may allow a single backward only
+                grads = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
+                self.weighted_gradients = list(map(self.first_rows, outputs, grads))
 
     def keep(self, gradients: list[Tensor | None]) -> None:
         """Keep the rows that run again of the gradients of the outputs."""
@@ -262,9 +263,8 @@ class CheckedRecord:
         for output, gradient in zip(outputs, self.gradients, strict=True):
             if gradient is not None:
                 product = (output * gradient).reshape(num, -1)
-                total = total + product.sum(
-                    dim=1, dtype=torch.promote_types(product.dtype, total.dtype)
-                )
+                wide = torch.promote_types(product.dtype, total.dtype)
+                total = total + product.sum(dim=1, dtype=wide)
         return total
 
     @contextmanager
@@ -441,13 +441,9 @@ def differences(
 
 def tensors_of(value: Any, *, graph: bool = True) -> list[Tensor]:
     """The tensors inside a value, those with a graph alone; also in an object's attributes."""
-    leaves = pytree.tree_leaves(value)
     found = []
-    for leaf in leaves:
-        parts = (
-            [leaf]
-            if isinstance(leaf, Tensor)
-            else pytree.tree_leaves(getattr(leaf, "__dict__", ()))
-        )
+    for leaf in pytree.tree_leaves(value):
+        inside = pytree.tree_leaves(getattr(leaf, "__dict__", ()))
+        parts = [leaf] if isinstance(leaf, Tensor) else inside
         found += [part for part in parts if isinstance(part, Tensor)]
     return [tensor for tensor in found if tensor.grad_fn is not None or not graph]

@@ -77,10 +77,6 @@ class Sketcher:
             raise ConfigError(f"mode={mode!r} is not known; {did_you_mean(mode, MODES)}")
         if check not in get_args(Check):
             raise ConfigError(f"check={check!r}: give {', '.join(get_args(Check))}")
-        self.options: dict[str, Any] = {
-            **{"mode": mode, "dim": dim, "projection": projection, "seed": seed},
-            **{"refresh": refresh, "exclude": exclude, "top_blocks": top_blocks, "rules": rules},
-        }
         self.wrapper, self.model = model, gradients.unwrapped(model)
         self.mode, self.top_blocks, self.check = mode, top_blocks, check
         self.projection = Projection(dim=dim, kind=projection, seed=seed, refresh=refresh)
@@ -89,7 +85,7 @@ class Sketcher:
         # Whether the mode fills `.grad` itself; for shards only FSDP2 can, in a second backward.
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
-        self._group_of = group_of
+        self._exclude, self._given, self._group_of = exclude, rules, group_of
         self._builder: SketchBuilder | None = None
         self._slots_for: tuple[Any, ...] = ()  # sizes, dtype and device of the open slots
         self.rules: list[Rule] = []
@@ -112,7 +108,6 @@ class Sketcher:
 
     def _cover(self, output: nn.Module | None) -> None:
         """Find the layers' rules; in mode head only that of the `output` layer."""
-        exclude, given = self.options["exclude"], self.options["rules"]
         self.head = self.head or output
         own = [] if output is None else [p for p in output._parameters.values() if p is not None]
         if output is not None and not any(parameter.requires_grad for parameter in own):
@@ -121,7 +116,7 @@ class Sketcher:
                 "trainable parameter of its own (frozen, or an adapter around it); use mode full "
                 "or twopass, or name another layer: Sketcher(head=...)"
             )
-        self.rules = cover(self.model, exclude, only=output, given=given)
+        self.rules = cover(self.model, self._exclude, only=output, given=self._given)
 
     def _require_fitting(self) -> None:
         """Refuse a model, mode and projection that do not fit together."""

@@ -151,6 +151,7 @@ def test_targets(target, shares):
     assert mixer.findings["targets"] == pytest.approx(shares)
 
 
+@pytest.mark.slow
 def test_nested_laws_reach_the_tokens_and_the_size_of_the_run():
     mixer = MixingLaw(num_proxies=12, nest="sizes", sizes=["a", "b", "c"], max_epochs=None)
     lab = Lab()

@@ -19,6 +19,7 @@ def test_a_fit_that_ranks_by_chance_is_noted():
     assert any("no better than chance" in note for note in found.findings["notes"])
 
 
+@pytest.mark.slow
 def test_a_note_of_several_laws_is_said_once_with_their_targets():
     """Two runs fewer than parameters for both targets, and one of them does not depend on them."""
     draws = np.random.default_rng(0)

@@ -71,6 +71,7 @@ def test_results_are_those_of_one_process_in_the_order_asked(corpus, pool, tmp_p
     assert model_bytes(alone) == model_bytes(results[0])
 
 
+@pytest.mark.slow
 def test_a_job_that_raises_is_named_and_not_tried_again(corpus, pool, tmp_path):
     wrong = job_of(corpus, tmp_path / "wrong", label="the wrong one", weights={"delta": 1.0})
     pool.run([job_of(corpus, tmp_path / "right", steps=2)])

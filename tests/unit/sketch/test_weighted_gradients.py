@@ -175,3 +175,41 @@ def test_halves_are_scaled_in_single_precision_and_rounded_once(tiny):
     for already in (0, 1):  # a second one adds to the first
         add_product(parameter, first_Nx, second_Ny, 1 / 7)
         torch.testing.assert_close(parameter.grad, (already + 1) * product / 7, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_micro_batches_weighed_together_are_the_whole_batch(tiny, token_BT, mode):
+    """Domains, weights and the gradient of an own loop with accumulation, to 1e-12."""
+    model, label_B = tiny.gpt2(), torch.tensor([0, 1, 0, 0, 1])
+    mixer = ByDomain(label_B, torch.tensor([0.7, 0.3], dtype=torch.float64))
+    whole = Sketcher(model, mode=mode, dim=80, top_blocks=1)
+    with whole.record(token_BT, 3):
+        weight_B = whole.backward(tiny.nll(model, token_BT), mixer, source_B=label_B)
+    expected, signals = tiny.gradients(model), mixer.signals
+    sketcher = Sketcher(model, mode=mode, dim=80, top_blocks=1)
+    with ExitStack() as records:
+        results = []
+        for token_bT in token_BT.split(2):
+            records.enter_context(sketcher.record(token_bT, 3))
+            results.append(sketcher.sketch(tiny.nll(model, token_bT)))
+        weights = sketcher.weigh(results, mixer, source_B=label_B)
+        for result, weight_b in zip(results, weights, strict=True):
+            result.backward(weight_b)
+    sketcher.average_gradients()
+    torch.testing.assert_close(torch.cat(weights), weight_B, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(mixer.signals.sketch_BK, signals.sketch_BK, rtol=1e-9, atol=1e-12)
+    assert torch.equal(mixer.signals.source_B, label_B)
+    assert mixer.signals.num_samples == 5
+    assert tiny.gradient_error(tiny.gradients(model), expected) < 1e-12
+
+
+def test_micro_batches_weighed_alone_are_said(tiny, token_BT, caplog):
+    model = tiny.gpt2()
+    sketcher = Sketcher(model, dim=80)
+    mixer = ByDomain(torch.tensor([0, 1]), torch.tensor([0.5, 0.5], dtype=torch.float64))
+    for step, said in ((0, 0), (0, 1), (1, 1)):
+        with sketcher.record(token_BT[:2], step):
+            sketcher.backward(tiny.nll(model, token_BT[:2]), mixer)
+        assert sum("clustered and weighted alone" in r.getMessage() for r in caplog.records) == said
+        if step == 0 and said:
+            model.zero_grad()
