@@ -159,7 +159,7 @@ def test_rows_too_few_to_be_apart_are_told_before_training(corpus, tmp_path):
 
     def check(rows):
         wanted = asked(corpus, tmp_path / "out", "clusters", "dograph", "1")
-        wanted = replace(wanted, settings=(*TINY, f"probe.rows={rows}"))
+        wanted = replace(wanted, settings=(*wanted.settings, f"probe.rows={rows}"))
         session.check(wanted, build_asks(wanted), EvalRequest(), lambda *_: None)
 
     check(11)
