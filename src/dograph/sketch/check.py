@@ -421,15 +421,10 @@ def differences(
 ) -> list[tuple[str, float]]:
     """Parameters whose gradients differ by more than rounding, with the relative error."""
     total = float(torch.stack([g.double().norm() for g in theirs.values()]).norm())
-    wrong = []
+    wrong, zero = [], torch.zeros(())  # of a parameter without a gradient
     for name in dict.fromkeys([*theirs, *ours]):
-        mine, own = ours.get(name), theirs.get(name)
-        if mine is None or own is None:  # no gradient, or zeros
-            error = float((mine if own is None else own).double().norm())  # type: ignore[union-attr]
-            size = 0.0 if own is None else error
-        else:
-            error = float((mine.double() - own.double()).norm())
-            size = float(own.double().norm())
+        mine, own = ours.get(name, zero), theirs.get(name, zero)
+        error, size = float((mine.double() - own.double()).norm()), float(own.double().norm())
         if noise is None:
             room = _CLOSE * size + 1e-6 * total
         else:

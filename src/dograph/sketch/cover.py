@@ -129,8 +129,8 @@ def _of_torch(path: str, module: Any, own: dict[str, str]) -> Rule | None:
         return None if strange else EmbeddingRule(path, module, own)
     if len(module.normalized_shape) > 1:
         return None
-    kind = "layer" if isinstance(module, nn.LayerNorm) else "rms"
-    return NormRule(path, module, own, kind=kind, eps=module.eps)  # type: ignore[arg-type]
+    kind: NormKind = "layer" if isinstance(module, nn.LayerNorm) else "rms"
+    return NormRule(path, module, own, kind=kind, eps=module.eps)
 
 
 def _candidates(
