@@ -4,6 +4,7 @@ import json
 
 from rich.console import Console
 
+from dograph.data.corpus import Corpus
 from dograph.eval.evaluate import EvalRequest
 from dograph.models.build import build_model
 from dograph.reproduce import session
@@ -86,7 +87,7 @@ def write_place(folder):
         file.parent.mkdir(parents=True)
         file.write_text(f"{json.dumps(document)}\n" * 4)
     # Imports what every run would.
-    save_model(model, folder / "warm", folder / "corpus" / "tokenizer.json")
+    save_model(model, folder / "warm", Corpus(folder / "corpus").tokenizer)
 
 
 def wanted(place, name, out, **more):

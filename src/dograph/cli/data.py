@@ -1,11 +1,20 @@
-"""dograph data prepare: from text to a corpus of memory-mapped tokens."""
+"""dograph data: from text to a corpus of memory-mapped tokens, and the check of one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from dograph.cli.console import argument, option, options_as, preparing, print_table, warn
+from dograph.cli.console import (
+    argument,
+    option,
+    options_as,
+    preparing,
+    print_table,
+    say,
+    stages,
+    warn,
+)
 
 if TYPE_CHECKING:
     from dograph.data.corpus import Manifest
@@ -74,6 +83,27 @@ def prepare(
     if already:
         typer.echo(f"{out} is already prepared with these options; nothing to do")
     print_composition(manifest)
+
+
+def verify(corpus: Path = argument(..., "folder of a prepared corpus")) -> None:
+    """Compare every byte of a corpus with the digests made when it was prepared."""
+    from dograph.data import digests
+
+    with stages("MB") as show:
+        found = digests.verify(
+            corpus, lambda done, total: show("reading", done // 10**6, total // 10**6)
+        )
+    if found.undigested:
+        number, name = len(found.undigested), digests.DIGESTS
+        text = f"{number} of {found.num_files} files have no digests in {name}, as in a corpus of "
+        text += "an older version: tokens and tokenizer are compared with the manifest, the form "
+        warn([f"{text}of the documents is checked"], "note")
+    warn(found.damage, "damage")
+    if found.damage:
+        say(f"{corpus} is damaged; restore these files from a copy, or prepare it again")
+        raise typer.Exit(1)
+    size = f"{found.num_files} files, {found.num_bytes / 1e6:,.1f} MB"
+    print(f"{corpus} is as it was prepared: {size}")
 
 
 def print_composition(manifest: "Manifest") -> None:

@@ -1,6 +1,7 @@
 """A prepared corpus on disk, opened for reading."""
 
 import hashlib
+import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from dograph.errors import CorpusError, require
 from dograph.files import write_json
 
 MANIFEST = "manifest.json"
+SUMMARIES = ("mean", "natural", "worst")  # over sources, in metrics: no source may be called so
 Split = Literal["train", "validation"]
+_WHOLE = "prepare the corpus again, or copy the whole folder"
 
 
 class StratumEntry(BaseModel, extra="forbid", frozen=True):
@@ -80,6 +83,12 @@ class Manifest(BaseModel, extra="forbid", frozen=True):
     def write(self, directory: Path) -> None:
         write_json(directory / MANIFEST, self.model_dump())
 
+    def files(self) -> list[str]:
+        """Token and document files, and the tokenizer, with names as in the entries."""
+        entries = (*self.train, *self.validation)
+        names = [name for entry in entries for name in (entry.file, entry.documents_file)]
+        return [*names, self.tokenizer.file] if self.tokenizer.file else names
+
 
 # One record a document, in the order of the tokens.
 DOCUMENT_DTYPE = np.dtype(
@@ -109,35 +118,66 @@ class StratumTokens:
     is left out, and a block may span documents, which the end-of-text token separates.
     """
 
-    def __init__(self, directory: Path, entry: StratumEntry) -> None:
+    def __init__(self, directory: Path, entry: StratumEntry, vocab_size: int | None = None) -> None:
         self.entry = entry
         self.directory = directory
-        path = directory / entry.file  # an absolute `file` replaces `directory`
-        itemsize = np.dtype(entry.dtype).itemsize
-        offset = entry.header_bytes + entry.first_token * itemsize
-        needed = offset + entry.tokens * itemsize
-        size = path.stat().st_size if path.is_file() else None
-        if size is None or size < needed:
-            found = "no such file" if size is None else f"found {size}"
-            raise CorpusError(
-                f"{path} should hold at least {needed} bytes, {found}; "
-                "prepare the corpus again, or copy the whole folder"
-            )
-        mapped = np.memmap(path, entry.dtype, "r", offset, (entry.tokens,))
+        self.vocab_size = vocab_size  # blocks with other tokens are refused, if it is given
+        self.path = directory / entry.file  # an absolute `file` replaces `directory`
+        self.dtype = np.dtype(entry.dtype)
+        self.offset = entry.header_bytes + entry.first_token * self.dtype.itemsize
+        self.require_whole(mapped=False)
+        mapped = np.memmap(self.path, entry.dtype, "r", self.offset, (entry.tokens,))
         self.token_N = mapped.view(np.ndarray)  # the same memory without memmap's slow indexing
+
+    def require_whole(self, *, mapped: bool = True) -> None:
+        """Refuse a token file that is too short: to read a map beyond its end kills the process.
+
+        Once it is mapped, a deleted file can still be read.
+        """
+        needed = self.offset + self.entry.tokens * self.dtype.itemsize
+        try:
+            found: int | str = os.stat(self.path).st_size
+        except OSError as error:
+            found = needed if mapped else str(error.strerror)
+        if isinstance(found, str) or found < needed:
+            raise CorpusError(
+                f"{self.path} should hold at least {needed} bytes, found: {found}; {_WHOLE}"
+            )
 
     @cached_property
     def documents(self) -> np.ndarray:
         """The documents of this stratum, memory-mapped, of DOCUMENT_DTYPE."""
-        path = self.directory / self.entry.documents_file
-        documents: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        return documents.view(np.ndarray)
+        path, entry = self.directory / self.entry.documents_file, self.entry
+        found = "others"
+        try:
+            loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            facts = (loaded.dtype, len(loaded), int(loaded["end"][-1]))
+            if facts == (DOCUMENT_DTYPE, entry.documents, entry.tokens):
+                return loaded
+        except Exception as error:  # each kind of damage raises another one
+            found = str(error)
+        raise CorpusError(
+            f"{path} should hold {entry.documents} documents of {entry.tokens} tokens, found: "
+            f"{found}; {_WHOLE}"
+        )
 
     def num_blocks(self, seq_len: int) -> int:
         return self.entry.tokens // seq_len
 
     def read_block(self, block: int, seq_len: int) -> np.ndarray:
-        return self.token_N[block * seq_len : (block + 1) * seq_len]
+        """The tokens of a block; refuses one that holds ids outside of the vocabulary."""
+        token_T = self.token_N[block * seq_len : (block + 1) * seq_len]
+        # As unsigned numbers, negative ids are large ones: one comparison finds both.
+        unsigned_T = token_T.view(f"u{self.dtype.itemsize}")
+        if self.vocab_size is not None and unsigned_T.max(initial=0) >= self.vocab_size:
+            at = int((unsigned_T >= self.vocab_size).argmax())
+            byte = self.offset + (block * seq_len + at) * self.dtype.itemsize
+            raise CorpusError(
+                f"{self.path}: the token at byte {byte} is {token_T[at]}, but ids must be in 0 to "
+                f"{self.vocab_size - 1}: the file has changed since it was prepared. Restore it "
+                f"from a copy; dograph data verify {self.directory} lists all damage"
+            )
+        return token_T
 
     def locate(self, token: int) -> tuple[int, int]:
         """The document that a token is in, and its offset there."""
@@ -158,8 +198,10 @@ class Corpus:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
         self.manifest = Manifest.read(self.directory)
-        self.train = [StratumTokens(self.directory, e) for e in self.manifest.train]
-        self.validation = [StratumTokens(self.directory, e) for e in self.manifest.validation]
+        self.train, self.validation = (
+            [StratumTokens(self.directory, entry, self.vocab_size) for entry in entries]
+            for entries in (self.manifest.train, self.manifest.validation)
+        )
         if not self.train:
             raise CorpusError(f"{self.directory} holds no training tokens; prepare it again")
         self.sources = list(dict.fromkeys(stratum.entry.source for stratum in self.train))
@@ -201,7 +243,13 @@ class Corpus:
                 f"{self.directory} was made from tokens without a tokenizer, so its text cannot be "
                 "shown; prepare it again with the --tokenizer that the tokens were made with"
             )
-        return require("tokenizers", "corpus").Tokenizer.from_file(str(self.directory / file))
+        tokenizers = require("tokenizers", "corpus")
+        try:
+            return tokenizers.Tokenizer.from_file(str(self.directory / file))
+        except Exception as error:  # the library raises nothing narrower
+            raise CorpusError(
+                f"{self.directory / file} cannot be read as a tokenizer ({error}); {_WHOLE}"
+            ) from error
 
     def text(self, stratum: StratumTokens, start: int, end: int) -> str:
         ids = stratum.token_N[start:end].tolist()

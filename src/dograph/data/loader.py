@@ -54,6 +54,8 @@ class Loader:
 
     def _read(self, ids: SampleIds) -> Batch:
         stratum_b, block_b = ids.stratum_B[self.local], ids.block_B[self.local]
+        for s in set(stratum_b.tolist()):
+            self.sampler.strata[s].require_whole()
         token_BT = np.empty((len(stratum_b), self.sampler.seq_len), dtype=np.int64)
         for row, (s, block) in enumerate(zip(stratum_b.tolist(), block_b.tolist(), strict=True)):
             token_BT[row] = self.sampler.strata[s].read_block(block, self.sampler.seq_len)

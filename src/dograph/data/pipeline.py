@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dograph.data import encode, formats, staging
-from dograph.data.corpus import MANIFEST, Manifest
+from dograph.data.corpus import MANIFEST, SUMMARIES, Manifest
 from dograph.data.external import prepare_external
 from dograph.data.formats import Bad, Chunk, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
@@ -72,6 +72,8 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
             recipe=options.known_corpus,
         )
         options.refuse_idle(inputs)
+        for entry in inputs:
+            refuse_summary(entry.source)
         empty = [entry.name for entry in inputs if entry.size == 0]
         if empty and options.bad_records == "refuse":
             raise CorpusError(
@@ -112,6 +114,14 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
             ) from error
         name = f"{error.filename}: " if error.filename else ""
         raise CorpusError(f"{name}{error.strerror or error}") from error
+
+
+def refuse_summary(source: str | None) -> None:
+    if source in SUMMARIES:
+        raise CorpusError(
+            f'a source is called "{source}", but metrics use the names {", ".join(SUMMARIES)} for '
+            "summaries over all sources; rename it with NAME=INPUT, or in its --source-field"
+        )
 
 
 class Preparation:
@@ -211,6 +221,7 @@ class Preparation:
         for group in groups:
             output = by_key.get((group.split, group.source))
             if output is None:
+                refuse_summary(group.source)
                 number = len(self.journal.outputs)
                 if number >= 2 * MAX_SOURCES:
                     raise CorpusError(

@@ -160,12 +160,16 @@ class WeightLog:
 
     @classmethod
     def load(cls, path: Path, strata: list[str]) -> "WeightLog":
+        return cls.parse(path.read_text(), strata, str(path))
+
+    @classmethod
+    def parse(cls, content: str, strata: list[str], where: str) -> "WeightLog":
         entries = []
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
+        for number, line in enumerate(content.splitlines(), start=1):
             row = json.loads(line)
             if list(row["weight"]) != strata:
                 raise RunError(
-                    f"{path} line {number} names the strata {list(row['weight'])}, but the corpus "
+                    f"{where} line {number} names the strata {list(row['weight'])}, but the corpus "
                     f"has {strata}; use the corpus that the run was made with"
                 )
             weight_S = np.array(list(row["weight"].values()), dtype=np.float64)

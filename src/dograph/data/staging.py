@@ -29,6 +29,7 @@ from dograph.data.corpus import (
     StratumEntry,
     TokenizerEntry,
 )
+from dograph.data.digests import DIGESTS, write_digests
 from dograph.data.encode import RAW_DOCUMENT_DTYPE
 from dograph.data.formats import Position
 from dograph.data.inputs import Input
@@ -349,13 +350,15 @@ def publish(
     if (out / MANIFEST).is_file():
         os.replace(out / MANIFEST, options.staging / _REPLACED)
         remove_replaced(options.staging, out)
-    for name in corpus_files(manifest):
+    manifest.write(built)
+    names = [name for name in (*manifest.files(), REPAIRS, MANIFEST) if (built / name).is_file()]
+    write_digests(built, names)
+    for name in [*corpus_files(manifest), MANIFEST]:
         if (built / name).is_file():
             sync_file(built / name)
             (out / name).parent.mkdir(exist_ok=True)
             os.replace(built / name, out / name)
             sync_file((out / name).parent)
-    manifest.write(out)
     clear(options.staging)
     return manifest
 
@@ -374,10 +377,8 @@ def remove_replaced(staging: Path, out: Path) -> None:
 
 def corpus_files(manifest: Manifest) -> list[str]:
     """Every file of a corpus that is in its folder; token files used in place are not."""
-    names = {REPAIRS, manifest.tokenizer.file}
-    for entry in (*manifest.train, *manifest.validation):
-        names |= {entry.file, entry.documents_file}
-    return sorted(name for name in names if name and not Path(name).is_absolute())
+    names = {REPAIRS, DIGESTS, *manifest.files()}
+    return sorted(name for name in names if not Path(name).is_absolute())
 
 
 def link(source: Path, target: Path) -> None:

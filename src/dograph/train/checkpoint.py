@@ -43,7 +43,7 @@ class TrainingState:
 
 
 def write_checkpoint(
-    run: RunDirectory, step: int, state: TrainingState, tokenizer: Path | None, *, main: bool = True
+    run: RunDirectory, step: int, state: TrainingState, tokenizer: Any, *, main: bool = True
 ) -> None:
     """Store the run after `step` steps; called on every rank, the `main` one writes."""
     weights = model_tensors(state.model, keep=main)
@@ -116,7 +116,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, 
 def save_model(
     wrapped: PerSampleLoss,
     directory: Path,
-    tokenizer_file: Path | None,
+    tokenizer: Any,  # a `tokenizers.Tokenizer`, or None
     weights: dict[str, Tensor] | None = None,  # of `model_tensors`, if computed already
 ) -> None:
     """Write what `from_pretrained` of AutoModelForCausalLM (and AutoTokenizer) can read."""
@@ -131,9 +131,9 @@ def save_model(
         model.save_pretrained(directory, state_dict=weights, max_shard_size="1TB")
     finally:
         model.config.vocab_size = padded
-    if tokenizer_file is not None:
+    if tokenizer is not None:
         try:
-            PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file)).save_pretrained(directory)
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
         except Exception as error:  # the library raises no narrower class, even for a full disk
             raise OSError(f"the tokenizer could not be saved: {error}") from error
 

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from dograph.choices import TWO_SIDED, Mode
 from dograph.config import DEFAULT_DIM, RunConfig
+from dograph.data.corpus import SUMMARIES as SUMMARIES
 from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
 from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together
@@ -42,7 +43,6 @@ from dograph.train.run_dir import Row as Row
 from dograph.train.run_dir import RunDirectory, Sink, open_sink
 from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketcher
 
-SUMMARIES = ("mean", "natural", "worst")
 Blocks = dict[str, list[np.ndarray]]  # validation tokens by source
 NEAREST = 8  # rows named for each domain
 AT_ONCE = 16  # probe rows computed together if train.micro_batch_size is not set

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dograph.config import RunConfig, require_compatible
 from dograph.data.corpus import Corpus
+from dograph.data.digests import require_unchanged
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightEntry, sample_origin
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
@@ -83,6 +84,10 @@ class Trainer:
         for name in config.log.sinks:
             require(name, name)
         self.corpus = Corpus(config.data.corpus)
+        require_unchanged(self.corpus)
+        has_tokenizer = self.corpus.manifest.tokenizer.file is not None
+        # opened now, so that a corpus that is deleted later costs no checkpoint
+        self.tokenizer = self.corpus.tokenizer if has_tokenizer else None
         if taken := set(metrics.SUMMARIES) & set(self.corpus.sources):
             raise ConfigError(
                 f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
@@ -309,9 +314,7 @@ class Trainer:
 
     def save(self) -> None:
         self.files.sync()
-        tokenizer = self.corpus.manifest.tokenizer.file
-        file = self.corpus.directory / tokenizer if tokenizer else None
-        write_checkpoint(self.run, self.done, self.state, file, main=self.world.is_main)
+        write_checkpoint(self.run, self.done, self.state, self.tokenizer, main=self.world.is_main)
         if self.world.is_main:
             self.tidy()
         self.world.barrier()

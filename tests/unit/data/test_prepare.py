@@ -260,7 +260,8 @@ def test_strata_divide_every_source(tmp_path, tokenizer):
     stored = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
     named = {e.file for e in (*manifest.train, *manifest.validation)}
     named |= {e.documents_file for e in (*manifest.train, *manifest.validation)}
-    assert stored == {name.split("/")[-1] for name in named} | {"tokenizer.json", "manifest.json"}
+    own = {"tokenizer.json", "manifest.json", "digests.json"}
+    assert stored == {name.split("/")[-1] for name in named} | own
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""Digests of a corpus: written when it is prepared, compared at every start and by `data verify`.
+
+Each file has a digest of every block, which finds any damage and its place, and one of a few pages
+spread over it, which costs little enough for every start of a run.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from dograph.data.corpus import MANIFEST, Corpus, Manifest, StratumTokens
+from dograph.errors import CorpusError
+from dograph.files import write_json
+
+DIGESTS = "digests.json"
+PAGE_BYTES = 4096
+_MAX_PAGES = 16  # of a file, its first and its last one among them
+_ALL_PAGES = 1024  # of a corpus, unless it has so many files that two of each are more
+_MIN_BLOCK, _MAX_BLOCKS = 1 << 20, 1 << 16  # bytes of a block; blocks of a corpus
+_REMEDY = "restore it from a copy, or prepare the corpus again"
+
+
+class FileDigest(BaseModel, extra="forbid", frozen=True):
+    """The content of one file."""
+
+    size: int
+    pages: str  # of its sampled pages together
+    blocks: list[str]  # of each block
+
+
+class Digests(BaseModel, extra="forbid", frozen=True):
+    """The content of every file of a corpus."""
+
+    format: Literal["dograph-digests"] = "dograph-digests"
+    version: Literal[1] = 1
+    num_pages: int  # sampled in each file
+    block_bytes: int
+    files: dict[str, FileDigest]  # names as in the manifest
+    sha256: str = ""  # of all the rest
+
+    @property
+    def own_sha256(self) -> str:
+        content = self.model_dump(exclude={"sha256"})
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """None for a corpus that was prepared before there were digests."""
+        path = directory / DIGESTS
+        try:
+            digests = cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise CorpusError(f"{path} is damaged ({error}); {_REMEDY}") from error
+        if digests.sha256 != digests.own_sha256:
+            raise CorpusError(f"{path} is damaged (its own digest differs); {_REMEDY}")
+        return digests
+
+
+def write_digests(directory: Path, names: Iterable[str]) -> None:
+    """Read these files of a corpus, and write their digests."""
+    sizes = {name: (directory / name).stat().st_size for name in names}
+    num_pages = min(max(_ALL_PAGES // max(len(sizes), 1), 2), _MAX_PAGES)
+    block_bytes = _MIN_BLOCK
+    while block_bytes * _MAX_BLOCKS < sum(sizes.values()):
+        block_bytes *= 2
+    files = {}
+    for name, size in sizes.items():
+        pages = page_digest(directory / name, size, num_pages)
+        blocks = [digest for digest, _ in _block_digests(directory / name, block_bytes)]
+        files[name] = FileDigest(size=size, pages=pages, blocks=blocks)
+    digests = Digests(num_pages=num_pages, block_bytes=block_bytes, files=files)
+    write_json(directory / DIGESTS, digests.model_dump() | {"sha256": digests.own_sha256})
+
+
+def page_digest(path: Path, size: int, num_pages: int) -> str:
+    """Of evenly spaced pages, the first and the last included; of all of a small file."""
+    digest = blake2b(digest_size=8)
+    with open(path, "rb", buffering=0) as file:
+        if size <= num_pages * PAGE_BYTES:
+            digest.update(file.read())
+        else:
+            for page in range(num_pages):
+                offset = (size - PAGE_BYTES) * page // (num_pages - 1)
+                digest.update(os.pread(file.fileno(), PAGE_BYTES, offset))
+    return digest.hexdigest()
+
+
+def _block_digests(path: Path, block_bytes: int) -> Iterator[tuple[str, int]]:
+    """The digest and the size of each block of a file."""
+    with open(path, "rb") as file:
+        while block := file.read(block_bytes):
+            yield blake2b(block, digest_size=8).hexdigest(), len(block)
+
+
+def require_unchanged(corpus: Corpus) -> None:
+    """Refuse a corpus that has changed, as far as sizes and sampled pages show; milliseconds."""
+    for stratum in (*corpus.train, *corpus.validation):
+        _ = stratum.documents  # opened and checked now: the files may be deleted later
+    digests = Digests.read(corpus.directory)
+    if digests is None:
+        return
+    for name, known in digests.files.items():
+        path = corpus.directory / name
+        try:
+            size = path.stat().st_size
+            same = size == known.size and page_digest(path, size, digests.num_pages) == known.pages
+            what = "other content" if size == known.size else f"{size} bytes, not {known.size}"
+        except OSError as error:
+            same, what = False, error.strerror or str(error)
+        if not same:
+            raise CorpusError(
+                f"{path} has changed since the corpus was prepared ({what}). Runs read only what "
+                f"was prepared: {_REMEDY}; dograph data verify {corpus.directory} lists all damage"
+            )
+
+
+class Verified(NamedTuple):
+    """What `data verify` found."""
+
+    damage: list[str]  # a line for each: file, offset if known, problem
+    num_files: int
+    num_bytes: int
+    undigested: list[str]  # files that `digests.json` does not have
+
+
+# Of each piece of a file that was read: its size, and a problem if there is one.
+Reading = Iterator[tuple[int, str | None]]
+
+
+def verify(
+    directory: Path, report: Callable[[int, int], None] = lambda done, total: None
+) -> Verified:
+    """Compare every byte of a corpus with its digests; `report` gets bytes done and in all."""
+    damage: list[str] = []
+    manifest = digests = None
+    try:
+        digests = Digests.read(directory)
+    except CorpusError as error:
+        damage.append(str(error))
+    try:
+        manifest = Manifest.read(directory)
+    except CorpusError as error:
+        if not (directory / MANIFEST).is_file():
+            raise
+        damage.append(str(error))
+    known = digests.files if digests else {}
+    names = list(dict.fromkeys([*known, *(manifest.files() if manifest else [])]))
+    total = sum(path.stat().st_size for n in names if (path := directory / n).is_file())
+    done = 0
+    for name in names:
+        if digests is not None and name in known:
+            reading = _compare_blocks(directory / name, known[name], digests.block_bytes)
+        else:
+            assert manifest is not None
+            reading = _compare_with_manifest(directory, manifest, name)
+        try:
+            for size, problem in reading:
+                done += size
+                damage += [problem] if problem else []
+                report(done, total)
+        except OSError as error:  # a disk that fails, a file that may not be read
+            damage.append(f"{directory / name} cannot be read: {error.strerror or error}")
+    return Verified(damage, len(names), total, [name for name in names if name not in known])
+
+
+def _compare_blocks(path: Path, known: FileDigest, block_bytes: int) -> Reading:
+    if not path.is_file():
+        yield 0, f"{path} is missing"
+        return
+    changed = []
+    for number, (digest, size) in enumerate(_block_digests(path, block_bytes)):
+        if number < len(known.blocks) and digest != known.blocks[number]:
+            changed.append((number * block_bytes, number * block_bytes + size))
+        yield size, None
+    if (size := path.stat().st_size) != known.size:
+        yield 0, f"{path} holds {size} bytes, prepared were {known.size}"
+    if changed:
+        (start, end), blocks = changed[0], f"{len(changed)} of {len(known.blocks)} blocks"
+        yield 0, f"{path}: bytes {start} to {end} have changed ({blocks} in all)"
+
+
+def _compare_with_manifest(directory: Path, manifest: Manifest, name: str) -> Reading:
+    """As far as a corpus without digests can be checked: its tokens, and the form of the rest."""
+    path, tokenizer = directory / name, manifest.tokenizer
+    if name == tokenizer.file:
+        content = path.read_bytes() if path.is_file() else b""
+        changed = tokenizer.sha256 not in (None, sha256(content).hexdigest())
+        yield len(content), f"{path} is missing or has changed" if changed else None
+    for entry in (*manifest.train, *manifest.validation):
+        try:
+            if name == entry.file:
+                yield from _compare_tokens(StratumTokens(directory, entry, tokenizer.vocab_size))
+            elif name == entry.documents_file:
+                stratum = StratumTokens(directory, entry)
+                end_D, input_D = stratum.documents["end"], stratum.documents["input"]
+                in_order = (np.diff(end_D, prepend=0) >= 0).all()
+                is_known = input_D.min() >= 0 and input_D.max() < len(manifest.inputs)
+                problem = None if in_order and is_known else f"{path} is damaged"
+                yield stratum.documents.nbytes, problem
+        except CorpusError as error:
+            yield 0, str(error)
+
+
+def _compare_tokens(stratum: StratumTokens) -> Reading:
+    digest, step = sha256(), _MIN_BLOCK
+    for number in range(-(-stratum.entry.tokens // step)):
+        token_N = stratum.read_block(number, step)
+        digest.update(token_N.tobytes())
+        yield token_N.nbytes, None
+    if digest.hexdigest() != stratum.entry.sha256:
+        yield 0, f"{stratum.path}: tokens of {stratum.entry.stratum} have changed, where is unknown"
