@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from typer.main import get_command
 
+from corpora import write_corpus
 from dograph.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,7 @@ PYTHON = [page for page in PAGES if page.name not in NOT_RUN and blocks(page, "p
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
 def test_python_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "data" / "mine", {"web": 3000, "code": 3000})
     names = surroundings()
     for block in blocks(page, "python"):
         if block.startswith(" "):  # a fragment of the loop before it

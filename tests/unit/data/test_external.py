@@ -180,7 +180,8 @@ def test_it_is_found_done_like_any_other_corpus(tmp_path):
     np.ones(10, np.uint16).tofile(tmp_path / "a.bin")
     prepare(tmp_path / "out", tmp_path / "a.bin")
     assert prepare(tmp_path / "out", tmp_path / "a.bin").already
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train", "manifest.json"}
+    stored = {path.name for path in (tmp_path / "out").iterdir()}
+    assert stored == {"train", "manifest.json", "digests.json"}
 
 
 @pytest.mark.parametrize(
