@@ -104,6 +104,7 @@ def _last_weights(run: Path) -> dict[str, float]:
     """The mixture over sources in force at the end of a run."""
     from dograph.data.corpus import Corpus
     from dograph.data.sampler import WeightLog
+    from dograph.records import Skipped
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)
@@ -111,7 +112,13 @@ def _last_weights(run: Path) -> dict[str, float]:
         raise ConfigError(f"{run} has no {directory.weights_file.name} yet; train it first")
     corpus = Corpus(directory.config().data.corpus)
     strata = {stratum.entry.stratum: stratum.entry.source for stratum in corpus.train}
-    last = WeightLog.load(directory.weights_file, list(strata)).entries[-1]
+    skipped = Skipped()
+    entries = WeightLog.load(directory.weights_file, list(strata), skipped).entries
+    if not entries:
+        why = "".join(f" ({text})" for text in skipped.warnings())
+        raise ConfigError(f"{directory.weights_file} has no mixture{why}; give a mixture file")
+    warn(skipped.warnings())
+    last = entries[-1]
     totals = dict.fromkeys(corpus.sources, 0.0)
     for source, weight in zip(strata.values(), last.weight_S.tolist(), strict=True):
         totals[source] += weight

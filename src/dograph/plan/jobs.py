@@ -33,11 +33,12 @@ from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
 from dograph.progress import Progress, duration
+from dograph.records import read_metrics
 from dograph.renamed import with_old_settings
 from dograph.train.assembly import inner_parameters, settled
 from dograph.train.checkpoint import OPTIMIZER, WEIGHTS
 from dograph.train.distributed import World, peak_bytes, pick_device, reset_peak
-from dograph.train.metrics import SUMMARIES, read_metrics
+from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import Trainer, resume_run, start_run
 

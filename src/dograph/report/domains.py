@@ -16,6 +16,7 @@ from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, labels_of_steps
+from dograph.records import read_lines
 from dograph.report.charts import (
     BarChart,
     LineChart,
@@ -25,7 +26,6 @@ from dograph.report.charts import (
 )
 from dograph.report.series import Columns, OpenRun, curve, read_json, rounded
 from dograph.train.assembly import open_sampler
-from dograph.train.metrics import read_metrics
 
 ROUNDS = 60  # of moving overlapping nodes apart
 EXAMPLES = 5  # texts per domain
@@ -112,7 +112,7 @@ class Texts:
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded: list[Any] = read_metrics(run.files.graph_file)
+    recorded: list[Any] = list(read_lines(run.files.graph_file, dict))
     notes: list[str] = []
     probes: list[Probe] = []
     try:

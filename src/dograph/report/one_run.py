@@ -5,20 +5,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 
 from dograph.config import RunConfig
-from dograph.eval.recorded import domains_last
+from dograph.eval.recorded import domains_last, read_validation
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.report.domains import DomainsView, Texts, domains_of
 from dograph.report.series import OpenRun, Series, curve, read_json
 from dograph.stats import Estimate, t_interval
 from dograph.train.edits import edits_of
-from dograph.train.metrics import SUMMARIES, read_metrics
+from dograph.train.metrics import SUMMARIES
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
@@ -220,15 +219,13 @@ def block_losses(file: Path) -> dict[str, BlockLoss]:
     sum p^2 (l - mean)^2 / (sum p)^2 times n / (n - 1). Blocks are treated as independent.
     """
     losses: dict[str, BlockLoss] = {}
-    rows: list[Any] = read_metrics(file)
-    for row in rows:
-        size_n, loss_n = np.array(row["predictions"], float), np.array(row["loss_nats"], float)
+    for source, (size_n, loss_n) in read_validation(file).items():
         num, total = len(size_n), size_n.sum()
         if num < 2 or not total or not np.isfinite(loss_n).all():
             continue
         mean = float((size_n * loss_n).sum() / total)
         square = float((size_n**2 * (loss_n - mean) ** 2).sum()) / total**2
-        losses[row["source"]] = BlockLoss(mean, square * num / (num - 1), num)
+        losses[source] = BlockLoss(mean, square * num / (num - 1), num)
     return losses
 
 

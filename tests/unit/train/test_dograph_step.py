@@ -13,8 +13,8 @@ from transformers import MambaConfig
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.errors import ConfigError, NonFiniteError
+from dograph.records import read_metrics
 from dograph.sketch.rules import MatrixRule
-from dograph.train.metrics import read_metrics
 from dograph.train.trainer import start_run
 from tiny_steps import (
     ALONE,
@@ -79,7 +79,7 @@ def test_few_samples_for_many_domains(corpus, tmp_path, scope, samples, domains)
         assert float(record.weight_B.min()) >= 0
         if samples == 1:
             assert record.weight_B.tolist() == [1]
-    rows = read_metrics(trainer.run.metrics_file)
+    rows = list(read_metrics(trainer.run.metrics_file))
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert all(row["weights/fallback"] == 0 for row in rows[:6])
@@ -145,7 +145,7 @@ def test_nan_in_an_embedding_row(corpus, tmp_path, scope, mode):
         trainer.train()
     for name, parameter in trainer.state.model.named_parameters():
         assert torch.equal(parameter.nan_to_num(), before[name].nan_to_num()), name
-    assert [row["step"] for row in read_metrics(trainer.run.metrics_file)] == [1, 2, 3]
+    assert [row["step"] for row in list(read_metrics(trainer.run.metrics_file))] == [1, 2, 3]
 
 
 def test_domains_that_last_need_projections_that_last(corpus, tmp_path):
