@@ -70,7 +70,7 @@ class Comparison:
             nats, several = found[label].estimate.text("+.4f", " "), seeds[label] > 1
             return f"{nats} nats vs. {baseline}, {seeds[label]} seed{'s' if several else ''}"
 
-        best, sentences = min(found, key=mean), list[str]()
+        best, has_lower, sentences = min(found, key=mean), "lower" in groups, list[str]()
         for claim, largest in (("lower", min), ("higher", max)):
             if claimed := groups.pop(claim, []):
                 top = largest(claimed, key=mean)
@@ -79,7 +79,6 @@ class Comparison:
                     f"Largest difference: {top}, {difference(top)}."
                 )
         is_all = not sentences and len(groups) == 1  # then methods need not be named
-        has_lower = sentences and sentences[0].startswith("Lower")
         for claim, unclaimed in groups.items():
             lead = "No significant difference" if claim == "unclear" else "No claim"
             reason = claim.removeprefix("unclear").removeprefix("no claim")
