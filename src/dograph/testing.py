@@ -22,10 +22,7 @@ STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many aft
 
 
 def check_mixer(
-    mixer: Mixer,
-    *,
-    sources: Sequence[str] = ("a", "b", "c"),
-    sizes: tuple[int, ...] = (1, 2, 16),
+    mixer: Mixer, *, sources: Sequence[str] = ("a", "b", "c"), sizes: tuple[int, ...] = (1, 2, 16)
 ) -> None:
     """Assert what every mixer must do, on copies of `mixer`, in a made-up run over `sources`.
 
