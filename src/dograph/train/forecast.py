@@ -292,9 +292,10 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
 def measure_matmul(config: RunConfig, width: int) -> float:
     """FLOP/s of this machine for a matmul of the model's sizes."""
     device, rows = pick_device(config.train.device), min(config.tokens_per_step, 8192)
-    given = {"device": device, "dtype": torch.bfloat16 if config.train.half else torch.float32}
-    pair = {"a": torch.randn(rows, width, **given), "b": torch.randn(width, 4 * width, **given)}
-    timer = Timer("a @ b", globals=pair, num_threads=torch.get_num_threads())
+    dtype = torch.bfloat16 if config.train.half else torch.float32
+    a = torch.randn(rows, width, device=device, dtype=dtype)
+    b = torch.randn(width, 4 * width, device=device, dtype=dtype)
+    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
     return 8.0 * rows * width**2 / timer.blocked_autorange(min_run_time=PROBE_SECONDS).mean
 
 
