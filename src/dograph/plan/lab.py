@@ -89,14 +89,11 @@ class ProxyLab(CorpusLab):
             raise ConfigError(f"{what}; they need the run's own corpus, {corpus.directory}")
         super().__init__(target, corpus)
         self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
+        self.proxy_steps = proxy.train.steps
         self.asked: ProxyBatch | None = None
         self.used: dict[str, tuple[RunConfig, Result]] = {}  # all proxies of the plan, by key
         self.cached: set[str] = set()  # keys of those that existed before the plan
         self._flops: dict[str, float] = {}
-
-    @property
-    def proxy_steps(self) -> int:
-        return self.proxy.train.steps
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """Train the proxies that do not exist yet; all of them are checked first."""

@@ -82,4 +82,4 @@ def test_a_run_says_what_it_is_while_it_loads(monkeypatch, tmp_path):
 def test_a_wrong_setting_of_a_resumed_run_is_not_blamed_on_the_run(tmp_path):
     RunDirectory(tmp_path / "run").create(resolve_config(None, []), {})
     found = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run"), "log.every=0"])
-    assert str(found.exception).startswith("on the command line:\n  log.every: ")
+    assert str(found.exception).startswith("on the command line:\n  log.every=0: ")
