@@ -21,7 +21,7 @@ from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import (
     WeightLimits,
-    agreement_of,
+    agreement,
     all_finite,
     sample_weights,
     share_out,
@@ -295,9 +295,11 @@ class DoGraph(Mixer):
             "weights/solver_residual": self.objective.residual(domains, weight_M),
         }
         if batches := _batches(held):
-            nmi_2, purity_2 = agreement_of(batches, len(weight_M), self.num_sources)
-            report["domains/nmi"], report["domains/batch_nmi"] = nmi_2
-            report["domains/purity"] = purity_2[0]
+            label_N, source_N = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            sizes = len(weight_M), max(self.num_sources, int(source_N.max()) + 1)
+            report["domains/nmi"], purity = agreement(label_N, source_N, *sizes)
+            report["domains/batch_nmi"], _ = agreement(*batches[-1], *sizes)
+            report["domains/purity"] = purity
         return report
 
     def remix(self, signals: Signals) -> Mixture | None:
