@@ -10,6 +10,8 @@ import numpy as np
 import zstandard
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from dograph.data.corpus import Split
+from dograph.data.inputs import Input, Resolver
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import Prepared
 from dograph.data.pipeline import prepare as prepare_corpus
@@ -67,6 +69,11 @@ def write_tokenizer(path: Path, eot: str = "<|endoftext|>", vocab_size: int = 30
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path))
     return path
+
+
+def resolve(spec: str, split: Split, *, labelled: bool) -> list[Input]:
+    """The inputs that one argument stands for."""
+    return list(Resolver(labelled).find(spec, split))
 
 
 def prepare(out: Path, *inputs: object, **options: object) -> Prepared:

@@ -255,16 +255,9 @@ def contrasts(
         ]
         adjusted = holm([test.p_value for test in tests])
         for key, test, p_holm in zip(family, tests, adjusted, strict=True):
-            contrast_of[key] = Contrast(
-                mean=test.value,
-                seeds=test.num,
-                interval=test.interval,
-                simultaneous=test.simultaneous,
-                p=test.p_value,
-                p_holm=p_holm,
-                over_items=over_text.get(key),
-                claim=claim(test, p_holm),
-            )
+            over_seeds = (test.value, test.num, test.interval, test.simultaneous, test.p_value)
+            said = claim(test, p_holm)
+            contrast_of[key] = Contrast(*over_seeds, p_holm, over_text.get(key), said)
     return {
         label: Contrasts(
             {source: contrast_of[label, source] for source in sources},

@@ -5,9 +5,9 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NoReturn
 
 from dograph.data.corpus import Split
 from dograph.data.formats import ARCHIVES, dataset_splits
@@ -161,26 +161,20 @@ _ALLOWED = (
 )
 
 
-class Resolved(NamedTuple):
-    """What to read, and the names of files and splits next to it that are not read."""
-
-    inputs: list[Input]
-    left_out: list[str]
-
-
 def resolve_all(
     specs: Sequence[str], validation: Sequence[str], *, labelled: bool, recipe: Recipe | None = None
-) -> Resolved:
-    """Everything to read, in order; `validation` replaces validation text of the other inputs."""
-    found = [resolve(spec, "train", labelled=labelled, recipe=recipe) for spec in specs]
-    inputs = [entry for one in found for entry in one.inputs]
-    left_out = [name for one in found for name in one.left_out]
+) -> tuple[list[Input], list[str]]:
+    """What to read, in order, and the names of files and splits next to it that are not read.
+
+    `validation` replaces validation text of the other inputs.
+    """
+    resolver = Resolver(labelled, recipe.validation if recipe else None)
+    inputs = [entry for spec in specs for entry in resolver.find(spec, "train")]
     if validation:
-        given = [resolve(s, "validation", labelled=labelled, recipe=recipe) for s in validation]
-        left_out += [entry.name for entry in inputs if entry.split == "validation"]
-        left_out += [name for one in given for name in one.left_out]
+        resolver.left_out += [entry.name for entry in inputs if entry.split == "validation"]
         inputs = [entry for entry in inputs if entry.split == "train"]
-        inputs += [entry for one in given for entry in one.inputs if entry.split == "validation"]
+        given = [entry for spec in validation for entry in resolver.find(spec, "validation")]
+        inputs += [entry for entry in given if entry.split == "validation"]
     seen: dict[tuple[object, ...], str] = {}
     for entry in inputs:
         key = (entry.path.resolve() if entry.path else entry.name, entry.part)
@@ -189,29 +183,24 @@ def resolve_all(
             raise CorpusError(f"{entry.name} is named twice among the inputs{also}; name it once")
         seen[key] = entry.name
     used = {entry.name for entry in inputs}
-    return Resolved(inputs, [name for name in dict.fromkeys(left_out) if name not in used])
+    return inputs, [name for name in dict.fromkeys(resolver.left_out) if name not in used]
 
 
-def resolve(spec: str, split: Split, *, labelled: bool, recipe: Recipe | None = None) -> Resolved:
-    """The inputs of one argument; `labelled` records name their own source."""
-    name, separator, rest = spec.partition("=")
-    if separator and "/" not in name and not Path(spec).exists():
-        named = resolve(rest, split, labelled=False, recipe=recipe)
-        return named._replace(inputs=[replace(entry, source=name) for entry in named.inputs])
-    resolver = _Resolver(labelled, recipe.validation if recipe else None, [])
-    return Resolved(list(resolver.find(spec, split)), resolver.left_out)
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolver:
+@dataclass(slots=True)
+class Resolver:
     """Finds the inputs of an argument, and collects the names of what it leaves out."""
 
     labelled: bool  # records name their own source
-    preferred: str | None  # name of the split to validate on, if it exists
-    left_out: list[str]
+    preferred: str | None = None  # name of the split to validate on, if it exists
+    left_out: list[str] = field(default_factory=list)
 
     def find(self, spec: str, split: Split) -> Iterator[Input]:
         path = Path(spec)
+        name, separator, rest = spec.partition("=")
+        if separator and "/" not in name and not path.exists():
+            named = replace(self, labelled=False)
+            yield from (replace(entry, source=name) for entry in named.find(rest, split))
+            return
         # a name such as user/dataset; it is a path if the folder user/ exists here
         looks_like_hub = _HUB_NAME.fullmatch(spec) and not spec.endswith(_FILES)
         if spec in EMBEDDED:

@@ -23,7 +23,7 @@ from dograph.data.sampler import mix64
 from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
 from dograph.data.tokenizer import token_bytes
 from dograph.errors import CorpusError
-from dograph.files import sha256_of, sync_file
+from dograph.files import sha256_of
 from dograph.rng import key64, stream
 
 NUM_FEATURES = 1024
@@ -157,17 +157,12 @@ def _unit(vector_DF: np.ndarray) -> np.ndarray:
 
 
 def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed: int) -> Manifest:
-    """Divide every source of a finished corpus into at most `num_strata` strata, none empty.
+    """Divide every source of a built corpus into at most `num_strata` strata, none empty.
 
     They are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens.
-    The old files are deleted after the new manifest is written, so the corpus is always complete.
+    Their files are new; the manifest no longer names those of whole sources.
     """
     for entry in (*manifest.train, *manifest.validation):
-        if entry.stratum != entry.source:
-            raise CorpusError(
-                f'"{entry.source}" is already divided into strata ("{entry.stratum}"); '
-                "prepare the corpus again with the number of strata you want"
-            )
         names = {name for group in range(num_strata) for name in _new_files(entry, group)}
         if taken := sorted(names.intersection(corpus_files(manifest))):
             raise CorpusError(
@@ -188,11 +183,7 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
             stratum = StratumTokens(directory, validation.pop(entry.source))
             new_validation += _write_strata(stratum, groups.assign(stratum), bytes_V)
     new_validation += validation.values()  # of sources without training text to fit groups on
-    divided = manifest.model_copy(update={"train": new_train, "validation": new_validation})
-    divided.write(directory)
-    for name in set(corpus_files(manifest)) - set(corpus_files(divided)):
-        (directory / name).unlink()
-    return divided
+    return manifest.model_copy(update={"train": new_train, "validation": new_validation})
 
 
 def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
@@ -235,8 +226,6 @@ def _write_strata(
             copied = copy_documents(output, token_N, members)
             write_document_index(directory / documents_file, copied, num_documents)
             num_tokens = output.tell() // token_N.itemsize
-        sync_file(directory / file)
-        sync_file(directory / documents_file)
         num_bytes = None
         if bytes_V is not None:
             own_N = np.memmap(directory / file, token_N.dtype, "r")

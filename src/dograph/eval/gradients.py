@@ -23,7 +23,7 @@ Shapes: N rows, S sources.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -166,8 +166,8 @@ class Probe:
         """The rows of sources with at least `least` of them, and the names of the other sources."""
         kept_S = torch.bincount(self.source_N, minlength=len(self.sources)) >= least
         row_N = kept_S[self.source_N]
-        kept = Probe(
-            step=self.step,
+        kept = replace(
+            self,
             sources=list(compress(self.sources, kept_S)),
             rows=list(compress(self.rows, row_N)),
             sketch_NK=self.sketch_NK[row_N],

@@ -312,6 +312,8 @@ def harness_log(scorer: Scorer, documents: Sequence[Documents]) -> dict[str, lis
     models = require("lm_eval.models.huggingface", "eval")
     model, split = scorer.model.model, "evaluation"
     half = model.dtype in (torch.bfloat16, torch.float16)
+    source = {"dataset_path": "json", "dataset_name": None, "num_fewshot": 0}
+    source |= {"training_split": None, "validation_split": split, "test_split": None}
     members: list[dict[str, Any]] = []
     # The harness warns of each text that it cuts; ours are counted and reported once.
     logger = logging.getLogger("lm_eval")
@@ -321,19 +323,8 @@ def harness_log(scorer: Scorer, documents: Sequence[Documents]) -> dict[str, lis
         for one in documents:
             file = Path(folder) / f"{one.task.name}.jsonl"
             file.write_text("".join(json.dumps(row) + "\n" for row in one.rows), encoding="utf-8")
-            cache = str(Path(folder) / "cache")
-            members.append(
-                {
-                    "task": one.task.name,
-                    "dataset_path": "json",
-                    "dataset_name": None,
-                    "dataset_kwargs": {"data_files": {split: str(file)}, "cache_dir": cache},
-                    "training_split": None,
-                    "validation_split": split,
-                    "test_split": None,
-                    "num_fewshot": 0,
-                }
-            )
+            files = {"data_files": {split: str(file)}, "cache_dir": str(Path(folder) / "cache")}
+            members.append({"task": one.task.name, "dataset_kwargs": files, **source})
         wrapped = models.HFLM(
             pretrained=model,
             tokenizer=deepcopy(scorer.encoder.tokenizer),  # the harness sets its padding token

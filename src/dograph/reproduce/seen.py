@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from dograph.compare.tables import TextTable
 from dograph.errors import DographError
@@ -87,9 +88,7 @@ def composition(run: Path, step: int, num_domains: int = NUM_DOMAINS) -> dict[st
     """How many rows of every source are in each domain, largest domain first."""
     probe = read_probe(run, step)
     label_N, _ = perceived(probe.sketch_NK, num_domains, 0)
-    count_MS = torch.zeros(num_domains, len(probe.sources), dtype=torch.long)
-    one_N = torch.ones_like(label_N)
-    count_MS.index_put_((label_N.cpu(), probe.source_N), one_N.cpu(), accumulate=True)
+    count_MS = F.one_hot(label_N, num_domains).T @ F.one_hot(probe.source_N, len(probe.sources))
     order_M = torch.argsort(count_MS.sum(dim=1), descending=True, stable=True)
     return {"sources": probe.sources, "rows": count_MS[order_M].tolist()}
 

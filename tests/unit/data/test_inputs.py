@@ -6,13 +6,13 @@ from pathlib import Path
 import datasets
 import pytest
 
-from dograph.data.inputs import resolve, resolve_all, source_of, split_word
+from dograph.data.inputs import resolve_all, source_of, split_word
 from dograph.errors import CorpusError
-from text_inputs import write_jsonl
+from text_inputs import resolve, write_jsonl
 
 
 def kinds(resolved):
-    return [(entry.kind, entry.split, entry.source) for entry in resolved.inputs]
+    return [(entry.kind, entry.split, entry.source) for entry in resolved]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_embedded_names_win_over_folders(tmp_path, monkeypatch):
 
 
 def test_recipes_know_their_splits():
-    inputs = resolve("slimpajama-6b", "train", labelled=True).inputs
+    inputs = resolve("slimpajama-6b", "train", labelled=True)
     assert [(e.name, e.split) for e in inputs] == [
         ("hf:DKYoon/SlimPajama-6B@train", "train"),
         ("hf:DKYoon/SlimPajama-6B@test", "validation"),
@@ -79,7 +79,7 @@ def test_recipes_know_their_splits():
 
 
 def test_a_dataset_name_with_config_and_split():
-    (entry,) = resolve("hf:allenai/c4:en@train", "train", labelled=False).inputs
+    (entry,) = resolve("hf:allenai/c4:en@train", "train", labelled=False)
     assert (entry.hub, entry.part, entry.source) == (("allenai/c4", "en"), "train", "c4")
 
 
@@ -94,7 +94,7 @@ def test_a_folder_with_train_and_validation(tmp_path):
         ("lines", "validation", "b"),
     ]
     given = resolve(str(tmp_path), "validation", labelled=False)
-    assert {Path(entry.name).parent.name for entry in given.inputs} == {"validation"}
+    assert {Path(entry.name).parent.name for entry in given} == {"validation"}
 
 
 def test_files_of_a_folder_named_after_splits(tmp_path):
@@ -112,7 +112,7 @@ def test_an_explicit_validation_replaces_the_one_in_the_folder(tmp_path):
     for split in ("train", "validation"):
         write_jsonl(tmp_path / "in" / split / "a.jsonl", ["x"])
     other = write_jsonl(tmp_path / "other" / "a.jsonl", ["x"])
-    inputs = resolve_all([str(tmp_path / "in")], [str(other)], labelled=False).inputs
+    inputs = resolve_all([str(tmp_path / "in")], [str(other)], labelled=False)[0]
     assert [(entry.name, entry.split) for entry in inputs] == [
         (str(tmp_path / "in" / "train" / "a.jsonl"), "train"),
         (str(other), "validation"),
@@ -130,7 +130,7 @@ def test_a_folder_of_text_folders(tmp_path):
     (tmp_path / "README.md").write_text("x")
     with pytest.raises(CorpusError, match="both text files and folders"):
         resolve(str(tmp_path), "train", labelled=False)
-    assert len(resolve(f"{tmp_path}/*/", "train", labelled=False).inputs) == 2
+    assert len(resolve(f"{tmp_path}/*/", "train", labelled=False)) == 2
 
 
 def test_a_dataset_saved_on_disk(tmp_path):
@@ -166,7 +166,7 @@ def test_an_input_named_twice_is_refused(tmp_path):
 def test_the_stamp_follows_every_file(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one.txt").write_text("x")
-    (entry,) = resolve(str(tmp_path), "train", labelled=False).inputs
+    (entry,) = resolve(str(tmp_path), "train", labelled=False)
     before = entry.stamp
     assert entry.stamp == before
     (tmp_path / "a" / "two.txt").write_text(json.dumps("y"))

@@ -10,11 +10,11 @@ import pytest
 from dograph.data import formats
 from dograph.data.encode import Checker
 from dograph.data.formats import Fields, Position, pick
-from dograph.data.inputs import Input, resolve
+from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import read_chunks
 from dograph.errors import CorpusError
-from text_inputs import COMPRESS, lines, text, write_jsonl
+from text_inputs import COMPRESS, lines, resolve, text, write_jsonl
 
 TEXTS = [text(n) for n in range(40)]
 LABELS = ["even" if n % 2 == 0 else "odd" for n in range(40)]
@@ -76,7 +76,7 @@ def test_labelled_records_from_any_chunk_on(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(formats, "CHUNK_BYTES", 300)
     monkeypatch.setattr(formats, "READ_BYTES", 100)
     fields = Fields("text", "meta.set")
-    inputs = resolve(write_input(tmp_path, kind), "train", labelled=True).inputs
+    inputs = resolve(write_input(tmp_path, kind), "train", labelled=True)
     options = reading(fields)
     pieces = list(read_chunks(inputs, Position(), options))
     assert texts_of(pieces, fields) == EXPECTED
@@ -95,7 +95,7 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path, monke
         (tmp_path / "in" / "src" / name).write_text(content, encoding="utf-8")
     (tmp_path / "in" / "src" / "z.py").write_bytes(b"three\r\n")
     (tmp_path / "in" / "src" / ".hidden").write_text("no")
-    (entry,) = resolve(str(tmp_path / "in"), "train", labelled=False).inputs
+    (entry,) = resolve(str(tmp_path / "in"), "train", labelled=False)
     found = []
     for chunk in read_chunks([entry], Position(), reading()):
         found += [(t.text, t.source) for t in Checker(chunk, entry, reading()).texts()]
@@ -103,7 +103,7 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path, monke
 
 
 def test_embedded_corpora_resume_too():
-    (entry,) = resolve("unigram", "train", labelled=False).inputs
+    (entry,) = resolve("unigram", "train", labelled=False)
     options = reading(seed=3)
     pieces = list(read_chunks([entry], Position(), options))
     everything = texts_of(pieces, Fields())
@@ -116,7 +116,7 @@ def test_embedded_corpora_resume_too():
 def test_chunks_are_bounded_whatever_the_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "CHUNK_BYTES", 4096)
     path = write_jsonl(tmp_path / "a.jsonl", ["x" * n for n in range(0, 3000, 7)])
-    (entry,) = resolve(str(path), "train", labelled=False).inputs
+    (entry,) = resolve(str(path), "train", labelled=False)
     sizes = [len(chunk.rows) for chunk in read_chunks([entry], Position(), reading())]
     assert sum(sizes) == path.stat().st_size
     assert max(sizes) < 4096 + 64 * 1024 + 3100
@@ -131,7 +131,7 @@ def test_a_line_without_end_is_not_swallowed(tmp_path, monkeypatch, policy, suff
     content += lines([{"text": "b"}, {"text": "c"}])
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(COMPRESS[suffix](content))
-    (entry,) = resolve(str(path), "train", labelled=False).inputs
+    (entry,) = resolve(str(path), "train", labelled=False)
     pieces = read_chunks([entry], Position(), reading(policy=policy))
     if policy == "refuse":
         with pytest.raises(CorpusError, match=rf"a\.jsonl{suffix}:2: .*longer than"):
@@ -155,7 +155,7 @@ def test_a_field_may_be_nested_or_hold_a_dot():
 
 def test_parquet_says_what_its_columns_are(tmp_path):
     pq.write_table(pa.table({"content": ["x"]}), tmp_path / "a.parquet")
-    (entry,) = resolve(str(tmp_path / "a.parquet"), "train", labelled=False).inputs
+    (entry,) = resolve(str(tmp_path / "a.parquet"), "train", labelled=False)
     with pytest.raises(CorpusError, match=r"a\.parquet: .*'text'.*content"):
         list(read_chunks([entry], Position(), reading()))
 
@@ -171,7 +171,7 @@ def test_a_damaged_row_group_loses_no_other(tmp_path):
     middle = column.data_page_offset + column.total_compressed_size // 2
     raw[middle : middle + 40] = bytes(40)
     path.write_bytes(raw)
-    (entry,) = resolve(str(path), "train", labelled=False).inputs
+    (entry,) = resolve(str(path), "train", labelled=False)
     with pytest.raises(CorpusError, match=r"a\.parquet:1\d: row group 1 is damaged"):
         list(read_chunks([entry], Position(), reading()))
     pieces = list(read_chunks([entry], Position(), reading(policy="repair")))
@@ -184,7 +184,7 @@ def test_a_damaged_row_group_loses_no_other(tmp_path):
 def test_a_dataset_brings_its_own_validation_split(tmp_path):
     write_jsonl(tmp_path / "set" / "train.jsonl", [text(1), text(2)])
     write_jsonl(tmp_path / "set" / "validation.jsonl", [text(3)])
-    inputs = resolve(f"hf:{tmp_path / 'set'}", "train", labelled=False).inputs
+    inputs = resolve(f"hf:{tmp_path / 'set'}", "train", labelled=False)
     assert [(entry.part, entry.split, entry.source) for entry in inputs] == [
         ("train", "train", "set"),
         ("validation", "validation", "set"),
@@ -193,7 +193,7 @@ def test_a_dataset_brings_its_own_validation_split(tmp_path):
 
 def test_a_damaged_saved_dataset_is_named(tmp_path):
     datasets.Dataset.from_dict({"text": [text(n) for n in range(50)]}).save_to_disk(tmp_path / "d")
-    (entry,) = resolve(str(tmp_path / "d"), "train", labelled=False).inputs
+    (entry,) = resolve(str(tmp_path / "d"), "train", labelled=False)
     (arrow,) = (tmp_path / "d").glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:200])
     with pytest.raises(CorpusError, match=str(tmp_path / "d")):
@@ -205,7 +205,7 @@ def test_a_file_of_text_beyond_the_limit_is_named_or_skipped(tmp_path, monkeypat
     (tmp_path / "s").mkdir()
     for name, size in (("a.txt", 10), ("b.txt", 101), ("c.txt", 100)):
         (tmp_path / "s" / name).write_text("x" * size)
-    inputs = resolve(str(tmp_path / "s"), "train", labelled=False).inputs
+    inputs = resolve(str(tmp_path / "s"), "train", labelled=False)
     with pytest.raises(CorpusError, match=r"b\.txt: .*longer than"):
         list(read_chunks(inputs, Position(), reading()))
     pieces = list(read_chunks(inputs, Position(), reading(policy="repair")))

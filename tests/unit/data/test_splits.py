@@ -6,9 +6,9 @@ from pathlib import Path
 import datasets
 import pytest
 
-from dograph.data.inputs import RECIPES, resolve, resolve_all, source_of, split_word
+from dograph.data.inputs import RECIPES, resolve_all, source_of, split_word
 from dograph.errors import CorpusError
-from text_inputs import write_jsonl
+from text_inputs import resolve, write_jsonl
 
 
 def split_up(root, *specs, validation=(), **options):
@@ -48,7 +48,7 @@ def test_a_pattern_is_read_like_its_folder(tmp_path, spec):
 def test_splits_inside_each_source(tmp_path, spec):
     names = [f"{s}/{w}/part.jsonl" for s in ("c4", "wiki") for w in ("train", "validation")]
     write_all(tmp_path, *names)
-    inputs = resolve(f"{tmp_path}{spec}", "train", labelled=False).inputs
+    inputs = resolve(f"{tmp_path}{spec}", "train", labelled=False)
     assert [(entry.split, entry.source) for entry in inputs] == [
         ("train", "c4"),
         ("train", "wiki"),
