@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dograph.cli.console import argument, option, parse_pairs, say, warn
+from dograph.cli.console import argument, option, parse_pairs, require_writable, say, warn
 from dograph.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -56,10 +56,9 @@ def export(
     if out is None:
         print(text, end="")
         return
-    try:
-        write_text(out, text)
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
+    require_writable(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
     say(f"{out} is written")
 
 
@@ -91,11 +90,9 @@ def _print_presets() -> None:
 
     for preset in PRESETS.values():
         origin = preset.provenance
-        print(f"{preset.name}\n  {origin.made_by}\n  {origin.published}")
-        if origin.tokenizer_name is not None:
-            print(f"  tokenizer {origin.tokenizer_name}")
-        if origin.note is not None:
-            print(f"  {origin.note}")
+        tokenizer = origin.tokenizer_name and f"tokenizer {origin.tokenizer_name}"
+        lines = [preset.name, origin.made_by, origin.published, tokenizer, origin.note]
+        print("\n  ".join(str(line) for line in lines if line is not None))
         for name, weight in preset.file.weights.items():
             print(f"    {weight:.4f}  {name}")
 

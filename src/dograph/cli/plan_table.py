@@ -1,6 +1,5 @@
 """dograph plan --from-table: RegMix or the mixing law, fitted to finished runs."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,18 +76,19 @@ def plan_from_table(
     caps = _caps(options, run, corpus)
     surrogate = options.surrogate if method == "regmix" else options.law
     top = getattr(options, "top", None)
-    proposal = propose_from_table(
-        "regmix" if method == "regmix" else "mixing-law",
-        table,
-        target=options.target,
-        prior=_prior(options.prior, corpus, table),
-        caps=caps,
-        surrogate=surrogate,
-        seed=SEED,
-        test_table=test,
-        top=TOP if top is None else top,
-        progress=_progress if sys.stderr.isatty() else None,
-    )
+    with console.stages("fits") as report:
+        proposal = propose_from_table(
+            "regmix" if method == "regmix" else "mixing-law",
+            table,
+            target=options.target,
+            prior=_prior(options.prior, corpus, table),
+            caps=caps,
+            surrogate=surrogate,
+            seed=SEED,
+            test_table=test,
+            top=TOP if top is None else top,
+            progress=lambda done, total, name: report(name, done, total),
+        )
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps, "surrogate": surrogate, "top": top}
     provenance = Provenance(
@@ -139,7 +139,3 @@ def _caps(options: TableOptions, run: RunConfig | None, corpus: Corpus | None) -
     for source, tokens in corpus.tokens_by_source().items():
         caps[source] = min(caps.get(source, 1.0), options.max_epochs * tokens / run.tokens)
     return caps
-
-
-def _progress(done: int, total: int, what: str) -> None:
-    print(f"\r{what}: {done}/{total}", end="\n" if done == total else "", file=sys.stderr)

@@ -21,7 +21,7 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import plain, write_json, write_text
 from dograph.mixers.registry import build_mixer
-from dograph.plan.jobs import DamagedResultError, Job, JobProgress, Result, read_result
+from dograph.plan.jobs import Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
@@ -136,10 +136,7 @@ def train_cells(
 
 
 def _stored_result(cell: Cell, corpus: Corpus) -> Result | None:
-    try:
-        return read_result(Path(cell.config.run), corpus)
-    except DamagedResultError:
-        return None  # the pool trains it again
+    return read_result(Path(cell.config.run), corpus)
 
 
 def forecast_lines(

@@ -4,7 +4,7 @@ Shapes: N runs, S sources, A penalties, V targets, R repeats, K folds.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -73,8 +73,7 @@ class LinearLaw:
     penalty: float = 0.0
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        loss_N: np.ndarray = self.intercept + weight_NS @ self.slope_S
-        return loss_N
+        return np.asarray(self.intercept + weight_NS @ self.slope_S)
 
 
 def fit_linear(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
@@ -187,15 +186,13 @@ def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
         note = "constant"
     else:
         spearman = correlation(rankdata(predicted_N), rankdata(loss_N))
-    error: float | None = None
-    bias: float | None = None
+    pearson = correlation(predicted_N, loss_N)
     if infinite := int(np.isinf(predicted_N).sum()):
         note = f"an infinite loss is predicted of {infinite} of {loss_N.size} runs"
-    else:
-        error_N = predicted_N - loss_N
-        error, bias = float(np.abs(error_N).mean()), float(error_N.mean())
-    pearson = correlation(predicted_N, loss_N)
-    return Scores(int(loss_N.size), spearman, pearson, error, bias, note)
+        return Scores(loss_N.size, spearman, pearson, None, None, note)
+    error_N = predicted_N - loss_N
+    error, bias = float(np.abs(error_N).mean()), float(error_N.mean())
+    return Scores(loss_N.size, spearman, pearson, error, bias, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +204,15 @@ class PlanObjective:
 
     def each(self, weight_NS: np.ndarray) -> np.ndarray:
         """Predicted losses of all targets, (N, V)."""
-        starts = range(0, len(weight_NS), CHUNK)
+        chunks = [weight_NS[start : start + CHUNK] for start in range(0, len(weight_NS), CHUNK)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            parts = pool.map(
-                lambda work: work[0].predict(weight_NS[work[1] : work[1] + CHUNK]),
-                product(self.fitted_V, starts),
-            )
-            flat = np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])
-        return flat.reshape(len(self.fitted_V), len(weight_NS)).T
+            work = product(self.fitted_V, chunks)
+            parts = list(pool.map(lambda pair: pair[0].predict(pair[1]), work))
+        return np.concatenate(parts).reshape(len(self.fitted_V), len(weight_NS)).T
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
         """Predicted losses of the objective, (N,)."""
-        loss_N: np.ndarray = self.each(weight_NS) @ self.share_V
-        return loss_N
+        return np.asarray(self.each(weight_NS) @ self.share_V)
 
 
 def fit_objective(
@@ -274,15 +267,12 @@ def choose_surrogate(
     validated: dict[str, Judged] = {}
     notes: list[str] = []
     for rank, name in enumerate(names):
-
-        def on_fit(done: int, name: str = name, before: int = rank * each) -> None:
-            if progress is not None:
-                progress(before + done, len(names) * each, name)
-
         try:
-            validated[name] = _validate(
-                SURROGATES[name], weight_NS, loss_NV, shares, fold_RN, seed, on_fit
-            )
+            fits = _validate(SURROGATES[name], weight_NS, loss_NV, shares, fold_RN, seed)
+            while isinstance(done := next(fits), int):
+                if progress is not None:
+                    progress(rank * each + done, len(names) * each, name)
+            validated[name] = done
         except DographError as error:
             if len(names) == 1:
                 raise
@@ -315,9 +305,8 @@ def _validate(
     shares: dict[str, float],
     fold_RN: np.ndarray,
     seed: int,
-    on_fit: Callable[[int], None],
-) -> Judged:
-    """Cross-validated scores of one surrogate."""
+) -> Iterator[int | Judged]:
+    """The number of fits done, after each of them; then the cross-validated scores."""
     repeats, folds = len(fold_RN), int(fold_RN.max()) + 1
     guess_RNV = np.full((repeats, *loss_NV.shape), np.nan)
     flat_RKV = np.zeros((repeats, folds, loss_NV.shape[1]), dtype=bool)
@@ -335,7 +324,7 @@ def _validate(
         try:
             for done, future in enumerate(as_completed(pending), start=1):
                 future.result()
-                on_fit(done)
+                yield done
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -345,7 +334,7 @@ def _validate(
         name: _mean_scores(guess_RNV[:, :, v], loss_NV[:, v], flat_RKV[:, :, v])
         for v, name in enumerate(shares)
     }
-    return Judged(objective, targets)
+    yield Judged(objective, targets)
 
 
 def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) -> Scores:
@@ -379,24 +368,22 @@ def score_table(
         raise ConfigError(f"{what}, which has {listed(table.sources)}")
     if absent := [source for source in table.sources if source not in drawn]:
         notes.append(f"the test table does not name {listed(absent)}: weight 0 is assumed")
-    zero_N = np.zeros(len(test.runs))
+    total = len(test.runs)
+    zero_N = np.zeros(total)
     weight_NS = np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
     guess_NV = objective.each(weight_NS)
     fitted_on = set(_rows(table))
     if same := sum(row in fitted_on for row in _rows(test)):
-        notes.append(
-            f"{same} of the {len(test.runs)} runs of the test table are in the fitted table too: "
-            "their scores are in-sample"
-        )
-    absent = [name for name in shares if name not in losses]
-    if len(absent) == len(shares):
-        what = f"the test table has no loss of {listed(absent)}"
-        raise ConfigError(f"{what}; it has {listed(test.targets)}")
+        which = f"{same} of the {total} runs of the test table are in the fitted table too"
+        notes.append(f"{which}: their scores are in-sample")
     guesses = dict(zip(shares, guess_NV.T, strict=True))
     each = {n: asdict(score(guess_N, losses[n])) for n, guess_N in guesses.items() if n in losses}
+    lacks = f"the test table has no loss of {listed([name for name in shares if name not in each])}"
+    if not each:
+        raise ConfigError(f"{lacks}; it has {listed(test.targets)}")
     whole = None
-    if absent:
-        notes.append(f"the test table has no loss of {listed(absent)}: no score of the objective")
+    if len(each) < len(shares):
+        notes.append(f"{lacks}: no score of the objective")
     else:
         loss_NV = np.stack([losses[name] for name in shares], axis=1)
         whole = asdict(score(guess_NV @ objective.share_V, loss_NV @ objective.share_V))
@@ -404,7 +391,7 @@ def score_table(
         if scores["note"]:
             missing = "no correlation, " if scores["spearman"] is None else ""
             notes.append(f"test table, {name}: {missing}{scores['note']}")
-    return {"runs": len(test.runs), "objective": whole, "targets": each, "notes": notes}
+    return {"runs": total, "objective": whole, "targets": each, "notes": notes}
 
 
 def _rows(table: MixtureTable) -> list[frozenset[tuple[str, float]]]:

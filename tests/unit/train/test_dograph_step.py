@@ -176,10 +176,10 @@ def test_layers_that_cannot_be_sketched_are_named_and_trained(corpus, tmp_path, 
     [
         ("mixer.num_domains=0", "mixer.num_domains=0: give a whole number of at least 1"),
         ("mixer.num_domains=2.5", "mixer.num_domains=2.5: give a whole number"),
-        ("sketch.dim=0", "sketch.dim: input should be greater than or equal to 1 (got 0)"),
+        ("sketch.dim=0", "sketch.dim=0: give a whole number of at least 1"),
         ("sketch.dim=7", "dim=7 splits into 7 x 1 columns"),
         ("sketch.refresh=0", "refresh=0: give never, step, or a number of steps > 0"),
-        ("sketch.mode=ful", "sketch.mode: input should be 'full'"),
+        ("sketch.mode=ful", "sketch.mode='ful'; did you mean \"full\"?"),
     ],
 )
 def test_settings_out_of_range(corpus, tmp_path, option, message):
