@@ -7,23 +7,33 @@ choice (sketch.mode, mixer.recipe, ...) are explained in `dograph.choices`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
-from dograph.errors import ConfigError, did_you_mean, either
+from dograph.errors import ConfigError, did_you_mean, either, shortened
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
 from dograph.run_presets import merge as merge
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 Sink = Literal["tensorboard", "wandb", "trackio"]
 Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
+MAX_NAME = 255  # bytes in the name of a file
+MAX_BITS = 63  # of a whole number, without its sign
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -32,7 +42,15 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, value: Any, info: ValidationInfo) -> Any:
+        """A flag is no number, though Python takes `true` for 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        is_number = {kind, *get_args(kind)} & {int, float}
+        return str(value).lower() if isinstance(value, bool) and is_number else value
 
     @model_validator(mode="after")
     def _compatible(self) -> Self:
@@ -84,10 +102,10 @@ class Options(BaseModel):
 
 def refused(name: str, problem: Any, field: FieldInfo | None) -> str:
     """A wrong value of a setting or an option, and what to give instead."""
-    given, allowed = problem["input"], problem["msg"]
+    given, allowed = shortened(repr(problem["input"])), problem["msg"]
     if problem["type"] == "literal_error":
         values = re.findall("'([^']*)'", problem["ctx"]["expected"])
-        return f"{name}={given!r}; {did_you_mean(str(given), values)}"
+        return f"{name}={given}; {did_you_mean(str(problem['input']), values)}"
     kinds = {field.annotation, *get_args(field.annotation)} if field is not None else set()
     if bool in kinds:
         allowed = "give true or false"
@@ -97,7 +115,13 @@ def refused(name: str, problem: Any, field: FieldInfo | None) -> str:
         limits = " and ".join(f"{words[key]} {getattr(m, key):g}" for m, key in bounds)
         number = "a whole number" if int in kinds else "a finite number"
         allowed = f"give {number} {limits}".rstrip()
-    return f"{name}={given!r}: {allowed[0].lower()}{allowed[1:]}"
+    elif get_origin(field and field.annotation) is list:
+        allowed = "give a list, as in [a, b]"
+    elif str in kinds:
+        allowed = "give text; a number or a word like true is text if it is in quotes"
+    elif field is not None and isinstance(field.annotation, type(BaseModel)):
+        allowed = f"give its settings by name: {', '.join(field.annotation.model_fields)}"
+    return f"{name}={given}: {allowed[0].lower()}{allowed[1:]}"
 
 
 class MixerConfig(BaseModel):
@@ -239,11 +263,18 @@ def conflicts(section: BaseModel) -> Iterator[str]:
                 f"sketch.accumulation=keep would hold every micro-batch's graph in mode {mode}; "
                 "use two_sweeps, lagged, or mode full"
             )
-        case RunConfig(optim=optim, train=train) if optim.warmup_steps > train.steps:
-            yield (
-                f"optim.warmup_steps={optim.warmup_steps} exceeds train.steps={train.steps}; lower "
-                f"it, as in optim.warmup_steps={train.steps // 10}, or train longer"
-            )
+        case RunConfig(run=run, optim=optim, train=train):
+            longest = max(len(part.encode(errors="replace")) for part in ("", *run.split("/")))
+            if not run.strip() or "\0" in run or longest > MAX_NAME:
+                yield (
+                    f"run={shortened(repr(run))}: give a folder of the file system, with at most "
+                    f"{MAX_NAME} bytes between slashes, as in run=runs/mine"
+                )
+            if optim.warmup_steps > train.steps:
+                yield (
+                    f"optim.warmup_steps={optim.warmup_steps} exceeds train.steps={train.steps}; "
+                    f"lower it, as in optim.warmup_steps={train.steps // 10}, or train longer"
+                )
 
 
 class MixerNeeds(Protocol):
@@ -339,7 +370,8 @@ def _holds(values: Any, path: Sequence[Any]) -> bool:
 
 def _explain(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
-    name = ".".join(path)
+    # a third part is an index into a list, or one of the types that a setting may have
+    name = ".".join([*path[:2], *(part for part in path[2:] if part.isdecimal())])
     if problem["type"] == "extra_forbidden":
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
         called = settings_called(path[-1])
@@ -369,7 +401,14 @@ def settings_called(name: str) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number."""
+    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        value = super().construct_object(node, deep=True)
+        if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
+            what = "binary data" if isinstance(value, bytes) else "a number of more than 64 bits"
+            raise yaml.constructor.ConstructorError(None, None, f"found {what}", node.start_mark)
+        return value
 
 
 _Loader.add_implicit_resolver(
@@ -378,7 +417,11 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+    """Raises a YAMLError, or a ValueError for a date that does not exist."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise ValueError("values are nested too deeply") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -445,7 +488,7 @@ def parse_override(text: str) -> dict[str, Any]:
     try:
         parsed: Any = load_yaml(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f'"{text}": the value is not YAML: {error}') from error
+        raise ConfigError(f'"{shortened(text)}": the value is not YAML: {error}') from error
     for part in reversed(name.split(".")):
         parsed = {part: parsed}
     nested: dict[str, Any] = parsed

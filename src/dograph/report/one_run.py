@@ -29,33 +29,20 @@ UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
 RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
 UNSOLVED = 1e-3  # above this residual, weights are not a solution of the objective
 HEALTH = {  # title and explanation of each chart
-    "weights/effective_samples": (
-        "Effective samples",
-        "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
-    ),
-    "weights/max_relative_weight": (
-        "Largest sample weight",
-        "relative to equal weights, which are 1",
-    ),
-    "weights/entropy_nats": (
-        "Entropy of the domain weights",
-        "in nats; equal weights over M domains give ln M",
-    ),
-    "domains/nmi": (
-        "Agreement of domains and sources",
-        "normalized mutual information over ten batches; 1: the same grouping, 0: unrelated",
-    ),
-    "domains/batch_nmi": (
-        "Agreement of domains and sources in each batch",
-        "normalized mutual information; 1: the same grouping; small domains agree by chance, so "
-        "compare steps and do not interpret the level",
-    ),
-    "weights/gradient_norm_ratio": (
-        "Norm of the weighted gradient relative to equal weights",
-        "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
-    ),
-    RESIDUAL: ("Solver residual", "distance of the weights from a solution of the objective"),
-    "optim/grad_norm": ("Gradient norm", "of the update, before clipping"),
+    "weights/effective_samples": "Effective samples: 1 / sum of squared sample weights; equal "
+    "weights give the batch size ({batch})",
+    "weights/max_relative_weight": "Largest sample weight: relative to equal weights, which are 1",
+    "weights/entropy_nats": "Entropy of the domain weights: in nats; equal weights over M domains "
+    "give ln M",
+    "domains/nmi": "Agreement of domains and sources: normalized mutual information over ten "
+    "batches; 1: the same grouping, 0: unrelated",
+    "domains/batch_nmi": "Agreement of domains and sources in each batch: normalized mutual "
+    "information; 1: the same grouping; small domains agree by chance, so compare steps and do not "
+    "interpret the level",
+    "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
+    "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
+    RESIDUAL: "Solver residual: distance of the weights from a solution of the objective",
+    "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
 UNCONVERGED = "the solver did not converge: residual up to {most:.2g}"
@@ -88,10 +75,6 @@ class StepCosts:
         return not {"sketch", "weigh"} & set(self.parts)
 
 
-def gibibytes(num: int | None) -> str:
-    return f"{num / 2**30:.2f} GiB" if num else "not recorded"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Everything a page shows of one run."""
@@ -99,7 +82,6 @@ class RunData:
     path: Path
     name: str
     group: str  # shared by runs that differ only in their seed
-    label: str | None  # the method's name in a comparison
     config: RunConfig  # after edits
     steps: int
     facts: dict[str, str]
@@ -139,7 +121,6 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         path=run.path,
         name=name,
         group=group,
-        label=run.label,
         config=run.as_trained(),
         steps=columns.last_step,
         facts=_facts(run, cost),
@@ -189,14 +170,13 @@ def warnings_of(run: OpenRun) -> list[str]:
 def last_losses(run: OpenRun) -> dict[str, Estimate]:
     """Sources, then summaries; intervals over validation blocks once the run is complete."""
     blocks, columns = block_losses(run.files.validation_file), run.columns
-    last = {name: columns.last(f"valid/{name}{LOSS}") for name in columns.between("valid/", LOSS)}
-    nats = {name: value for name, value in last.items() if value is not None}
-    losses: dict[str, Estimate] = {}
-    for source in (name for name in nats if name not in SUMMARIES):
-        losses[source] = Estimate(nats[source])
+    names = columns.between("valid/", LOSS)
+    nats = {name: columns.last(f"valid/{name}{LOSS}") or 0.0 for name in names}
+    losses = {name: Estimate(value) for name, value in nats.items() if name not in SUMMARIES}
+    sources = list(losses)
+    for source in sources:
         if source in blocks and abs(blocks[source].mean - nats[source]) < 1e-3:
             losses[source] = over_blocks(blocks[source].mean, [(1.0, blocks[source])])
-    sources = list(losses)
     tokens = run.corpus.tokens_by_source() if run.corpus is not None else {}
     total = sum(tokens.get(source, 0) for source in sources)
     worst = sorted(sources, key=lambda source: -losses[source].value)[:1]

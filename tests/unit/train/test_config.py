@@ -64,11 +64,31 @@ def test_file_over_preset_and_override_over_file(tmp_path):
         ("train.steps=[1", "not YAML"),
         ("log.sinks=[tensorbord]", "log.sinks.0='tensorbord'; did you mean \"tensorboard\""),
         ("seed.x=1", "seed={'x': 1}: give a whole number of at least 0"),
+        ("train.steps=true", "train.steps='true': give a whole number of at least 1"),
+        ("probe.at=[true]", "probe.at.0=True: input should be a valid number"),
+        ("optim.lr=.inf", "optim.lr=inf: give a finite number above 0"),
+        ("seed=99999999999999999999", "found a number of more than 64 bits"),
+        ("seed=1e30", r"seed=1e\+30: give a whole number"),
+        ("mixer.caps=&a {b: *a}", "found unconstructable recursive node"),
+        ("mixer.caps=!!binary ////", "found binary data"),
+        (f"mixer.caps={3000 * '['}", "values are nested too deeply"),
+        (f"run={300 * 'x'}", "give a folder of the file system, with at most 255 bytes"),
+        ("run=", "run=None: give text; a number or a word like true is text if it is in quotes"),
+        ('run=" "', "run=' ': give a folder of the file system"),
+        ("train=3", "train=3: give its settings by name: steps, batch_size, "),
+        ("sketch.exclude=wte", r"sketch.exclude='wte': give a list, as in \[a, b\]"),
+        ("sketch.refresh=x", "sketch.refresh='x'; allowed: never, step"),
     ],
 )
 def test_errors_name_the_setting(override, message):
     with pytest.raises(ConfigError, match=message):
         resolve_config(None, [override])
+
+
+def test_numbers_as_they_are_written_in_yaml_are_still_taken():
+    config = resolve_config(None, ["train.steps=1e3", "optim.lr=1e-3", "seed='7'", "run='2024'"])
+    assert (config.train.steps, config.optim.lr) == (1000, 1e-3)
+    assert (config.seed, config.run) == (7, "2024")
 
 
 def test_naming_another_mixer_drops_the_old_ones_options(tmp_path):
