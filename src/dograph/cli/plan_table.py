@@ -76,19 +76,17 @@ def plan_from_table(
     caps = _caps(options, run, corpus)
     surrogate = options.surrogate if method == "regmix" else options.law
     top = getattr(options, "top", None)
-    with console.stages("fits") as report:
-        proposal = propose_from_table(
-            "regmix" if method == "regmix" else "mixing-law",
-            table,
-            target=options.target,
-            prior=_prior(options.prior, corpus, table),
-            caps=caps,
-            surrogate=surrogate,
-            seed=SEED,
-            test_table=test,
-            top=TOP if top is None else top,
-            progress=lambda done, total, name: report(name, done, total),
-        )
+    proposal = propose_from_table(
+        "regmix" if method == "regmix" else "mixing-law",
+        table,
+        target=options.target,
+        prior=_prior(options.prior, corpus, table),
+        caps=caps,
+        surrogate=surrogate,
+        seed=SEED,
+        test_table=test,
+        top=TOP if top is None else top,
+    )
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps, "surrogate": surrogate, "top": top}
     provenance = Provenance(

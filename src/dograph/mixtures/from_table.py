@@ -18,8 +18,8 @@ from dograph.mixtures.surrogates import (
     SURROGATES,
     Choice,
     Judged,
+    OnFit,
     PlanObjective,
-    Progress,
     choose_surrogate,
     fit_objective,
     is_constant,
@@ -57,7 +57,7 @@ def propose_from_table(
     test_table: MixtureTable | None = None,
     draws: int = DRAWS,
     top: int = TOP,
-    progress: Progress | None = None,
+    progress: OnFit | None = None,
 ) -> Proposal:
     """The mixture with the lowest loss predicted from runs of other mixtures.
 

@@ -4,9 +4,10 @@ Shapes: N runs, S sources, A penalties, V targets, R repeats, K folds.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 from dograph.errors import ConfigError, DographError, require
 from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
 from dograph.mixtures.tables import MixtureTable, listed
+from dograph.progress import counted
 from dograph.rng import stream
 
 ROUNDS, LEARNING_RATE = 1000, 0.01  # of the trees
@@ -124,7 +126,7 @@ FEW = 100  # with fewer runs the folds are drawn several times, to reduce their 
 REPEATS = 3
 
 # (fits done, fits in all, name of the surrogate)
-Progress = Callable[[int, int, str], None]
+OnFit = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +207,10 @@ class PlanObjective:
     def each(self, weight_NS: np.ndarray) -> np.ndarray:
         """Predicted losses of all targets, (N, V)."""
         chunks = [weight_NS[start : start + CHUNK] for start in range(0, len(weight_NS), CHUNK)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            work = product(self.fitted_V, chunks)
-            parts = list(pool.map(lambda pair: pair[0].predict(pair[1]), work))
+        work = list(product(self.fitted_V, chunks))
+        parts = _in_threads(
+            lambda pair: pair[0].predict(pair[1]), work, "{done}/{total} predictions"
+        )
         return np.concatenate(parts).reshape(len(self.fitted_V), len(weight_NS)).T
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
@@ -219,9 +222,18 @@ def fit_objective(
     surrogate: Surrogate, weight_NS: np.ndarray, loss_NV: np.ndarray, share_V: np.ndarray, seed: int
 ) -> PlanObjective:
     """One surrogate for each target."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        fitted_V = pool.map(lambda y: surrogate(weight_NS, y, seed=seed), loss_NV.T)
-        return PlanObjective(list(fitted_V), share_V)
+    fit = partial(surrogate, weight_NS, seed=seed)
+    return PlanObjective(_in_threads(fit, list(loss_NV.T), "{done}/{total} fits"), share_V)
+
+
+def _in_threads(work: Callable[[Any], Any], items: Sequence[Any], count: str) -> list[Any]:
+    """The results in the order of the items; progress is shown of work over two seconds."""
+    results = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool, counted(count, len(items)) as display:
+        for result in pool.map(work, items):
+            results.append(result)
+            display.update(len(results))
+    return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,31 +264,38 @@ def choose_surrogate(
     *,
     names: Sequence[str] = tuple(SURROGATES),
     seed: int = 42,
-    progress: Progress | None = None,
+    progress: OnFit | None = None,
 ) -> Choice:
     """The surrogate with the highest rank correlation on left-out runs.
 
     Each run is predicted by fits without its fold; predictions of all folds are pooled, those of
     targets added up by their shares, and compared with the measured losses (Spearman, the mean over
     repeats). Ties: the lower mean error, then the name. A surrogate that predicts a constant in
-    every fold scores 0, whatever the order of its folds' means. All use the same folds.
+    every fold scores 0, whatever the order of its folds' means. All use the same folds. `progress`
+    is called after each fit; without it, fits that take over two seconds are counted on stderr.
     """
     fold_RN = draw_folds(len(weight_NS), seed)
     folds, repeats = int(fold_RN.max()) + 1, len(fold_RN)
     each = repeats * folds * len(shares)
+    total = len(names) * each
     validated: dict[str, Judged] = {}
     notes: list[str] = []
-    for rank, name in enumerate(names):
-        try:
-            fits = _validate(SURROGATES[name], weight_NS, loss_NV, shares, fold_RN, seed)
-            while isinstance(done := next(fits), int):
+    with counted("{done}/{total} fits", total) as display:
+        for rank, name in enumerate(names):
+
+            def on_fit(done: int, name: str = name, before: int = rank * each) -> None:
                 if progress is not None:
-                    progress(rank * each + done, len(names) * each, name)
-            validated[name] = done
-        except DographError as error:
-            if len(names) == 1:
-                raise
-            notes.append(f"surrogate {name} was left out: {error}")
+                    progress(before + done, total, name)
+                else:
+                    display.update(before + done, name)
+
+            try:
+                how = fold_RN, seed, on_fit
+                validated[name] = _validate(SURROGATES[name], weight_NS, loss_NV, shares, *how)
+            except DographError as error:
+                if len(names) == 1:
+                    raise
+                notes.append(f"surrogate {name} was left out: {error}")
     if not validated:
         raise ConfigError("no surrogate can be fitted on these runs: " + "; ".join(notes))
     scores = {name: judged.objective for name, judged in validated.items()}
@@ -305,8 +324,9 @@ def _validate(
     shares: dict[str, float],
     fold_RN: np.ndarray,
     seed: int,
-) -> Iterator[int | Judged]:
-    """The number of fits done, after each of them; then the cross-validated scores."""
+    on_fit: Callable[[int], None],
+) -> Judged:
+    """Cross-validated scores of one surrogate."""
     repeats, folds = len(fold_RN), int(fold_RN.max()) + 1
     guess_RNV = np.full((repeats, *loss_NV.shape), np.nan)
     flat_RKV = np.zeros((repeats, folds, loss_NV.shape[1]), dtype=bool)
@@ -324,7 +344,7 @@ def _validate(
         try:
             for done, future in enumerate(as_completed(pending), start=1):
                 future.result()
-                yield done
+                on_fit(done)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -334,7 +354,7 @@ def _validate(
         name: _mean_scores(guess_RNV[:, :, v], loss_NV[:, v], flat_RKV[:, :, v])
         for v, name in enumerate(shares)
     }
-    yield Judged(objective, targets)
+    return Judged(objective, targets)
 
 
 def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) -> Scores:

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dograph.choices import Mode
-from dograph.config import OptimConfig, RunConfig, SketchConfig
+from dograph.config import OptimConfig, RunConfig, SketchConfig, require_compatible
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer, Report
 from dograph.models.build import load_model
@@ -81,6 +81,7 @@ class TrainStep:
     def __init__(
         self, config: RunConfig, world: World, model: nn.Module, optimizer: Optimizer, mixer: Mixer
     ) -> None:
+        require_compatible(config, mixer, world.size)
         self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
