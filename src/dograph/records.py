@@ -6,6 +6,7 @@ one object. A crash, a full disk or a hand can leave lines cut, overwritten or f
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,7 @@ def read_lines(
                     skipped.unfinished[path] = number
                 elif wanted is None or wanted(line):
                     try:
-                        record = parse(_object(line))
+                        record = parse(parse_object(line))
                     except DAMAGE as error:
                         skipped.add(path, _reason(error), number)
                     else:
@@ -86,7 +87,7 @@ def read_record(
 ) -> Parsed | None:
     """The record in a JSON file; None if there is no file, or if it is damaged."""
     try:
-        return parse(_object(path.read_bytes()))
+        return parse(parse_object(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:
@@ -105,8 +106,30 @@ def read_metrics(
 def metrics_row(values: dict[str, Any]) -> Row:
     """Numbers by name, one of them the step."""
     checked_step(values)
-    sum(values.values(), 0.0)  # the fastest check that all are numbers, and none beyond a float
-    return values
+    row = unpacked(values)
+    sum(row.values(), 0.0)  # the fastest check that all are numbers, and none beyond a float
+    return row
+
+
+def unpacked(values: dict[str, Any]) -> dict[str, Any]:
+    """Metrics and graphs under the names of docs/runs.md, from the compact form on disk.
+
+    There a quantity of all domains is one list, a field of all edges is one list, and a perplexity
+    is not written: it follows from the loss.
+    """
+    row: dict[str, Any] = {}
+    for name, value in values.items():
+        if value.__class__ is list and "/" in name:
+            area, _, quantity = name.partition("/")
+            row |= {f"{area}/{j}/{quantity}": one for j, one in enumerate(value)}
+            continue
+        row[name] = value
+        if name.endswith("/loss_nats"):
+            row[f"{name.removesuffix('loss_nats')}ppl"] = math.exp(min(value, 700.0))
+        elif name == "edges" and value.__class__ is dict:
+            edges = zip(*value.values(), strict=True)
+            row[name] = [dict(zip(value, edge, strict=True)) for edge in edges]
+    return row
 
 
 def checked_step(values: dict[str, Any]) -> int:
@@ -126,7 +149,8 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def parse_object(text: bytes) -> dict[str, Any]:
+    """The object in a line or a file; raises one of `DAMAGE` if there is none."""
     values = json.loads(with_new_metrics(text).decode())
     if not isinstance(values, dict):
         raise ValueError("not a JSON object")

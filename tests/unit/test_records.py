@@ -1,13 +1,22 @@
 """Record files are read line by line; what is damaged is skipped, counted and named."""
 
 import json
+import math
 
 import pytest
 
 from dograph import records
-from dograph.records import Skipped, StepGaps, checked_step, read_lines, read_metrics, read_record
+from dograph.records import (
+    Skipped,
+    StepGaps,
+    checked_step,
+    read_lines,
+    read_metrics,
+    read_record,
+    unpacked,
+)
 
-GOOD = [{"step": n, "train/loss_nats": 1.0 / n} for n in range(1, 5)]
+GOOD = [{"step": n, "optim/lr": 1.0 / n} for n in range(1, 5)]
 DAMAGED = {
     b'{"step": 2, "train/l': "not JSON",
     b"\x00" * 40: "not JSON",
@@ -26,7 +35,8 @@ DAMAGED = {
     b'{"step": ' + b"9" * 5000 + b"}": "",  # more digits than Python reads
     b'{"step": 2, "train/loss_nats": "1.0"}': "",
     b'{"step": 2, "train/loss_nats": null}': "",
-    b'{"step": 2, "train/loss_nats": [1.0]}': "",
+    b'{"step": 2, "domains/share": [[1.0]]}': "",
+    b'{"step": 2, "domains/share": {"0": 1.0}}': "",
     b'{"step": 2, "train/loss_nats": 1' + b"0" * 400 + b"}": "",  # beyond a float
     b'{"step": 2, "\\ud800": 1.0}': "not UTF-8",  # half of a surrogate pair
     b"[" * 100_000: "",
@@ -52,6 +62,16 @@ def test_numbers_that_are_not_finite_are_no_damage(tmp_path):
     (tmp_path / "m").write_text('{"step": 1, "a": NaN, "b": Infinity}\n')
     ((_, nan, inf),) = [row.values() for row in read_metrics(tmp_path / "m")]
     assert (nan != nan, inf) == (True, float("inf"))
+
+
+def test_the_compact_form_is_read_under_the_documented_names(tmp_path):
+    (tmp_path / "m").write_text('{"step":1,"train/a/loss_nats":2.0,"domains/share":[0.25,0.75]}\n')
+    shares = {"domains/0/share": 0.25, "domains/1/share": 0.75}
+    losses = {"train/a/loss_nats": 2.0, "train/a/ppl": math.exp(2)}
+    assert list(read_metrics(tmp_path / "m")) == [{"step": 1} | losses | shares]
+    old = {"step": 1, "train/loss_nats": 2.0, "train/ppl": 7.5, "domains/0/share": 1.0}
+    (tmp_path / "m").write_text(json.dumps(old) + "\n")
+    assert list(read_metrics(tmp_path / "m")) == [old]
 
 
 def test_an_incomplete_last_line_is_told_unless_a_run_may_be_writing_it(tmp_path):
@@ -130,3 +150,10 @@ def test_gaps(tmp_path, every, steps, missing):
         gaps.add(step)
     texts = [f"m has no rows of steps {missing}: they are lost"] if missing else []
     assert gaps.warnings("m") == texts
+
+
+def test_a_graph_in_compact_form(tmp_path):
+    edges = [{"first": 0, "second": 1, "cosine": 0.5}, {"first": 0, "second": 2, "cosine": 0.1}]
+    packed = {name: [edge[name] for edge in edges] for name in edges[0]}
+    assert unpacked({"step": 3, "nodes": [], "edges": packed})["edges"] == edges
+    assert unpacked({"step": 3, "nodes": [], "edges": edges})["edges"] == edges

@@ -20,7 +20,7 @@ from dograph.data.sampler import WeightLog, sample_origin
 from dograph.domains.graph import DomainGraph
 from dograph.errors import ConfigError, DographError, RunError
 from dograph.mixers.registry import build_mixer
-from dograph.records import Row, Skipped, StepGaps, read_lines, read_metrics
+from dograph.records import Row, Skipped, StepGaps, read_lines, read_metrics, unpacked
 from dograph.train.assembly import open_sampler
 from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
@@ -179,7 +179,8 @@ def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> 
 
 def read_graphs(run: RunDirectory, skipped: Skipped | None = None) -> Iterator[DomainGraph]:
     """The graphs in graph.jsonl, one at a time."""
-    return read_lines(run.graph_file, TypeAdapter(DomainGraph).validate_python, skipped)
+    graph = TypeAdapter(DomainGraph).validate_python
+    return read_lines(run.graph_file, lambda values: graph(unpacked(values)), skipped)
 
 
 def read_validation(

@@ -16,7 +16,7 @@ from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, labels_of_steps
-from dograph.records import read_lines
+from dograph.records import read_lines, unpacked
 from dograph.report.charts import BarChart, LineChart, PageBlock, PageItem, ScatterChart
 from dograph.report.series import Columns, OpenRun, curve, read_json, rounded
 from dograph.train.assembly import open_sampler
@@ -99,7 +99,7 @@ def example(
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded: list[Any] = list(read_lines(run.files.graph_file, dict))
+    recorded: list[Any] = list(read_lines(run.files.graph_file, unpacked))
     notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
     try:
         if any(run.files.probes.glob("step-*.json")):
