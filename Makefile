@@ -42,9 +42,9 @@ test-slow: $(READY)  ## what takes longer: many kills, world sizes, a real corpu
 	@$(MAKE) --no-print-directory browser || echo "no browser: the tests of the page are skipped"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS)
 
-soak: $(READY)  ## 1,000 random models in every mode against one backward a sample: some minutes
-	OMP_NUM_THREADS=1 DOGRAPH_RANDOM_MODELS=1000 $(BIN)/python -m pytest -m slow -n 0 \
-		tests/unit/sketch/test_random_models.py
+soak: $(READY)  ## 1,000 random models in every mode, 10,000 damaged or random inputs, 1,000 kills: about an hour
+	OMP_NUM_THREADS=1 DOGRAPH_RANDOM_MODELS=1000 DOGRAPH_FUZZ_INPUTS=10000 DOGRAPH_FUZZ_KILLS=1000 \
+		$(BIN)/python -m pytest -m slow -n $(JOBS) tests/unit/sketch/test_random_models.py tests/fuzz
 
 docs: $(READY)  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -33,12 +33,13 @@ from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import WeightLog
 from dograph.eval.evaluate import EvalRequest, evaluate, find_subject
+from dograph.eval.recorded import read_validation
 from dograph.files import write_text
 from dograph.plan.jobs import Job, Result, Stopped
 from dograph.plan.pool import Failure, LocalPool, Pool, answer
+from dograph.records import read_metrics
 from dograph.stats import summaries
 from dograph.train.assembly import open_sampler
-from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 
 CURVE_POINTS, HEALTH_POINTS = 35, 8
@@ -73,7 +74,7 @@ def configured(cell: evidence_arms.Cell, args: argparse.Namespace, run: Path) ->
 
 def outcome(run: RunDirectory, corpus: Corpus) -> dict[str, Any]:
     """Losses by source and block, the training curve, health of the weights, the last mixture."""
-    rows = read_metrics(run.metrics_file)
+    rows = list(read_metrics(run.metrics_file))
     steps = [row for row in rows if "train/loss_nats" in row]
     last = {name: value for name, value in rows[-1].items() if name.startswith("valid/")}
     tokens = corpus.tokens_by_source()
@@ -86,12 +87,12 @@ def outcome(run: RunDirectory, corpus: Corpus) -> dict[str, Any]:
     log = WeightLog.load(run.weights_file, sampler.names)
     mixture = sampler.by_source(log.entries[-1].weight_S)
     seconds = [row["time/step_seconds"] for row in rows if "time/step_seconds" in row]
-    blocks: list[Any] = read_metrics(run.validation_file)
+    blocks = read_validation(run.validation_file)
     return {
         "step_ms": round(1e3 * float(np.median(seconds)), 2),
         "losses": {source: round(value, 5) for source, value in losses.items()},
         "summaries": {name: round(float(value), 5) for name, value in summed.items()},
-        "blocks": {row["source"]: [round(x, 4) for x in row["loss_nats"]] for row in blocks},
+        "blocks": {s: [round(x, 4) for x in loss_n.tolist()] for s, (_, loss_n) in blocks.items()},
         "curve": [
             [int(row["step"]), round(row["train/loss_nats"], 4)]
             for row in steps[:: _every(steps, CURVE_POINTS)]

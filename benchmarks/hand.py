@@ -36,14 +36,14 @@ def open_hand(
         for part in (*model.blocks, model.ending):
             part.forward = torch.compile(part.forward, dynamic=False)
     parameters, watch = list(model.parameters()), Stopwatch(device)
-    optimizer = build_optimizer(model, config.optim)
+    optimizer, half = build_optimizer(model, config.optim), options.dtype == "bfloat16"
 
     def advance(done: int) -> list[Lap]:
         watch.start()
         token_BT = batches(done).token_BT.to(device, non_blocking=True)
         parts = token_BT.split(options.micro_batch or options.batch)
         for part in parts:
-            with options.autocast(device):
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
                 loss = model(part)
             watch.lap("forward")
             (loss / len(parts)).backward()
@@ -54,7 +54,7 @@ def open_hand(
         watch.lap("update")
         return watch.laps
 
-    return Arm("hand", advance, model)
+    return Arm(advance, model)
 
 
 class Gpt2Block(nn.Module):

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import measure
 from dograph.config import resolve_config
+from dograph.records import read_metrics
 from dograph.train.distributed import open_world
-from dograph.train.metrics import read_metrics
 from dograph.train.trainer import start_run
 
 PAPER = ["mixer.name=dograph", "mixer.recipe=paper"]
@@ -63,7 +63,7 @@ def train(args: argparse.Namespace, folder: Path, overrides: list[str]) -> dict[
     with open_world(args.device) as world:
         trainer = start_run(config, world)
         trainer.train()
-    rows = read_metrics(trainer.run.metrics_file)
+    rows = list(read_metrics(trainer.run.metrics_file))
     steps = [row for row in rows if "train/loss_nats" in row]
     valid = rows[-1]
     kept = ("weights/max_relative_weight", "weights/gradient_norm_ratio", "domains/nmi")

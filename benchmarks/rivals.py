@@ -79,7 +79,8 @@ class Rival:
         raise NotImplementedError
 
     def autocast(self) -> torch.autocast:
-        return self.options.autocast(self.device)
+        half = self.options.dtype == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
 
     def weigh(self, results: list[MicroBatchResult]) -> Tensor:
         zero_B = torch.zeros(self.num_samples, dtype=torch.int64, device=self.device)
@@ -293,10 +294,8 @@ def measured(session: Session, kind: type[Rival], plain_ms: float) -> dict[str, 
 
 def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: bool = True) -> None:
     """Modes as `dograph bench` measures them, then the loop by hand and the rivals."""
-    session.open()
-    for name in ("plain", *session.options.modes):
-        session.measure(name, partial(session.beside_plain, name, session.opened(name)))
-    if hand:
+
+    def measure_hand() -> None:
         options = session.options
         how = ("whole" if whole else "by blocks") if options.compile else "eager"
 
@@ -308,13 +307,15 @@ def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: boo
             return found | {"note": f"compiled: {how}; plain runs at {speed:.1%} of its speed"}
 
         session.measure("hand", beside_plain)
-    if rivals:
+
+    def measure_rivals() -> None:
         plain_ms = session.plain_median()
         del session.plain
         release(session.device)
         for name, kind in RIVALS.items():
             session.measure(name, partial(measured, session, kind, plain_ms))
-    session.close()
+
+    session.run(*[measure_hand] * hand, *[measure_rivals] * rivals)
 
 
 def main() -> None:

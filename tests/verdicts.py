@@ -116,9 +116,10 @@ def in_double() -> Iterator[None]:
     def widely(function: Any) -> Any:
         @functools.wraps(function)
         def call(value: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if value.dtype == torch.float64:
+            # Whole numbers too: some versions multiply float(positions) by float(frequencies).
+            if value.dtype == torch.float64 or not value.is_floating_point():
                 if function.__name__ == "float":
-                    return value
+                    return value.double()
                 args = tuple(torch.float64 if a is torch.float32 else a for a in args)
                 if kwargs.get("dtype") is torch.float32:
                     kwargs["dtype"] = torch.float64

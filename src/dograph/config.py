@@ -7,33 +7,50 @@ choice (sketch.mode, mixer.recipe, ...) are explained in `dograph.choices`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from dograph.choices import (
-    EXPLICIT,
-    GRAPH_HOLDING,
-    SHARDABLE,
-    TWO_SIDED,
-    Accumulation,
-    Kind,
-    Mode,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
-from dograph.errors import ConfigError, did_you_mean, either
+from pydantic.fields import FieldInfo
+
+from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
+from dograph.errors import ConfigError, did_you_mean, either, shortened
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
 from dograph.run_presets import merge as merge
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
+Sink = Literal["tensorboard", "wandb", "trackio"]
 Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
+MAX_NAME = 255  # bytes in the name of a file
+MAX_BITS = 63  # of a whole number, without its sign
+
+
+def setting(default: Any, meaning: str, **limits: Any) -> Any:
+    """A setting with its default, its meaning as the docs print it, and limits such as `ge=1`."""
+    return Field(default, description=meaning, **limits)
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, value: Any, info: ValidationInfo) -> Any:
+        """A flag is no number, though Python takes `true` for 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        is_number = {kind, *get_args(kind)} & {int, float}
+        return str(value).lower() if isinstance(value, bool) and is_number else value
 
     @model_validator(mode="after")
     def _compatible(self) -> Self:
@@ -43,18 +60,16 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    corpus: str = Field("demo", description="a prepared corpus, or demo, unigram, bigram")
-    seq_len: int = Field(128, ge=2, description="tokens of a sample")
-    warn_epochs: float = Field(
-        4.0, gt=0, description="warn if a source would be read through more often"
-    )
+    corpus: str = setting("demo", "a prepared corpus, or demo, unigram, bigram")
+    seq_len: int = setting(128, "tokens of a sample", ge=2)
+    warn_epochs: float = setting(4.0, "warn if a source would be read through more often", gt=0)
 
 
 class ModelConfig(Section):
-    preset: str | None = Field("demo", description="a shape by name, trained from scratch")
-    path: str | None = Field(None, description="any causal LM by Hugging Face name or folder")
-    pretrained: bool = Field(True, description="with path: keep its weights, not only its shape")
-    dropout: float = Field(0.0, ge=0, lt=1, description="GPT-2 presets only; the paper has 0.1")
+    preset: str | None = setting("demo", "a shape by name, trained from scratch")
+    path: str | None = setting(None, "any causal LM by Hugging Face name or folder")
+    pretrained: bool = setting(True, "with path: keep its weights, not only its shape")
+    dropout: float = setting(0.0, "GPT-2 presets only; the paper has 0.1", ge=0, lt=1)
 
 
 class Options(BaseModel):
@@ -73,30 +88,40 @@ class Options(BaseModel):
 
     @classmethod
     def _refusal(cls, problem: Any) -> str:
-        kind, given = problem["type"], problem["input"]
-        if kind == "value_error":
+        if problem["type"] == "value_error":
             return str(problem["msg"]).removeprefix("Value error, ")
         option, known = str(problem["loc"][0]), list(cls.model_fields)
         name = cls.prefix + option
-        if kind == "extra_forbidden":
+        if problem["type"] == "extra_forbidden":
             if option in REMOVED.get(cls.owner, {}):
-                return f"{name}={given}: this option was removed; leave it out"
+                return f"{name}={problem['input']}: this option was removed; leave it out"
             instead = did_you_mean(option, known) if known else "it takes no options"
             return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
-        if kind == "literal_error":
-            values = re.findall("'([^']*)'", problem["ctx"]["expected"])
-            return f"{name}={given!r}; {did_you_mean(str(given), values)}"
-        field = cls.model_fields[option]
-        kinds, allowed = {field.annotation, *get_args(field.annotation)}, problem["msg"]
-        if bool in kinds:
-            allowed = "give true or false"
-        elif kinds & {int, float}:
-            words = {"gt": "above", "ge": "of at least", "le": "at most"}
-            bounds = ((m, key) for m in field.metadata for key in words if hasattr(m, key))
-            limits = " and ".join(f"{words[key]} {getattr(m, key):g}" for m, key in bounds)
-            number = "a whole number" if int in kinds else "a finite number"
-            allowed = f"give {number} {limits}".rstrip()
-        return f"{name}={given!r}: {allowed}"
+        return refused(name, problem, cls.model_fields[option])
+
+
+def refused(name: str, problem: Any, field: FieldInfo | None) -> str:
+    """A wrong value of a setting or an option, and what to give instead."""
+    given, allowed = shortened(repr(problem["input"])), problem["msg"]
+    if problem["type"] == "literal_error":
+        values = re.findall("'([^']*)'", problem["ctx"]["expected"])
+        return f"{name}={given}; {did_you_mean(str(problem['input']), values)}"
+    kinds = {field.annotation, *get_args(field.annotation)} if field is not None else set()
+    if bool in kinds:
+        allowed = "give true or false"
+    elif field is not None and kinds & {int, float}:
+        words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
+        bounds = ((m, key) for m in field.metadata for key in words if hasattr(m, key))
+        limits = " and ".join(f"{words[key]} {getattr(m, key):g}" for m, key in bounds)
+        number = "a whole number" if int in kinds else "a finite number"
+        allowed = f"give {number} {limits}".rstrip()
+    elif get_origin(field and field.annotation) is list:
+        allowed = "give a list, as in [a, b]"
+    elif str in kinds:
+        allowed = "give text; a number or a word like true is text if it is in quotes"
+    elif field is not None and isinstance(field.annotation, type(BaseModel)):
+        allowed = f"give its settings by name: {', '.join(field.annotation.model_fields)}"
+    return f"{name}={given}: {allowed[0].lower()}{allowed[1:]}"
 
 
 class MixerConfig(BaseModel):
@@ -104,9 +129,7 @@ class MixerConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field(
-        "dograph", description="dograph, natural, uniform, static, ... or module:Class"
-    )
+    name: str = setting("dograph", "dograph, natural, uniform, static, ... or module:Class")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -116,51 +139,42 @@ class MixerConfig(BaseModel):
 class SketchConfig(Section):
     """How every sample's gradient is sketched, for mixers that need it."""
 
-    mode: Mode = Field("full", description="how sketches and the weighted gradient are computed")
-    dim: int = Field(DEFAULT_DIM, ge=1, description="numbers in a sketch")
-    projection: Kind = Field("rademacher", description="the random matrices of the sketch")
-    refresh: Refresh | None = Field(
-        None, description="new random matrices: never, step, or every N steps; null: by mixer.scope"
+    mode: Mode = setting("full", "how sketches and the weighted gradient are computed")
+    dim: int = setting(DEFAULT_DIM, "numbers in a sketch", ge=1)
+    projection: Kind = setting("rademacher", "the random matrices of the sketch")
+    refresh: Refresh | None = setting(
+        None, "new random matrices: never, step, or every N steps; null: by mixer.scope"
     )
-    top_blocks: int = Field(4, ge=1, description="blocks sketched in mode topdown")
-    exclude: list[str] = Field(
-        default_factory=list,
-        description="parameters or layers left out of the sketch, by name; they are still trained",
-    )
-    accumulation: Accumulation = Field(
-        "two_sweeps", description="where weights come from if a batch has several micro-batches"
+    top_blocks: int = setting(4, "blocks sketched in mode topdown", ge=1)
+    exclude: list[str] = setting([], "parameters or layers not sketched, by name; still trained")
+    accumulation: Accumulation = setting(
+        "two_sweeps", "where weights come from if a batch has several micro-batches"
     )
 
 
 class OptimConfig(Section):
-    lr: float = Field(2e-3, gt=0, description="highest learning rate, reached after warm-up")
-    lr_end: float = Field(2e-4, ge=0, description="learning rate of the last step")
-    lr_start: float = Field(1e-7, ge=0, description="learning rate of the first step")
-    warmup_steps: int = Field(
-        20, ge=0, description="steps to reach the highest rate; not set: at most a tenth of all"
+    lr: float = setting(2e-3, "highest learning rate, reached after warm-up", gt=0)
+    lr_end: float = setting(2e-4, "learning rate of the last step", ge=0)
+    lr_start: float = setting(1e-7, "learning rate of the first step", ge=0)
+    warmup_steps: int = setting(
+        20, "steps to the highest rate; not set: up to a tenth of all", ge=0
     )
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="of AdamW")
-    eps: float = Field(1e-8, gt=0, description="of AdamW")
-    weight_decay: float = Field(0.01, ge=0, description="on matrices; not on biases and norms")
-    clip_norm: float = Field(1.0, gt=0, description="gradient norm above which it is scaled down")
+    betas: tuple[Beta, Beta] = setting((0.9, 0.95), "of AdamW")
+    eps: float = setting(1e-8, "of AdamW", gt=0)
+    weight_decay: float = setting(0.01, "on matrices; not on biases and norms", ge=0)
+    clip_norm: float = setting(1.0, "gradient norm above which it is scaled down", gt=0)
 
 
 class TrainConfig(Section):
-    steps: int = Field(200, ge=1, description="optimizer steps")
-    batch_size: int = Field(16, ge=1, description="samples of one step, over all ranks")
-    micro_batch_size: int | None = Field(
-        None, ge=1, description="samples a rank computes at once; null: all of its share"
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the forward pass; weights stay float32"
-    )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    shard: bool = Field(
-        False, description="torchrun: FSDP2, each rank holds a part of weights, gradients, moments"
-    )
-    compile: bool = Field(False, description="torch.compile blocks, last norm and loss")
-    activation_checkpointing: bool = Field(False, description="less memory, one more forward")
-    deterministic: bool = Field(False, description="CUDA: bitwise repeatable, slower")
+    steps: int = setting(200, "optimizer steps", ge=1)
+    batch_size: int = setting(16, "samples of one step, over all ranks", ge=1)
+    micro_batch_size: int | None = setting(None, "samples of a rank at once; null: its share", ge=1)
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "forward pass; weights: float32")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
+    shard: bool = setting(False, "torchrun: FSDP2, a part of weights, gradients, moments per rank")
+    compile: bool = setting(False, "torch.compile blocks, last norm and loss")
+    activation_checkpointing: bool = setting(False, "less memory, one more forward")
+    deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
 
     @property
     def half(self) -> bool:
@@ -169,38 +183,32 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
-    every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
-    max_samples_per_source: int = Field(32, ge=1, description="validation samples of a source")
+    every: int = setting(50, "steps between validations; 0: only at the end", ge=0)
+    max_samples_per_source: int = setting(32, "validation samples of a source", ge=1)
 
 
 class ProbeConfig(Section):
     """Sketches of the same held-out rows as the model changes, for mixers that need sketches."""
 
-    rows: int = Field(
-        512, ge=0, description="held-out samples, equally many of each source; 0: none"
-    )
-    at: list[Fraction] = Field(
-        default=[0.0, 0.01, 0.03, 0.1, 0.3, 1.0], description="fractions of the run's steps"
-    )
+    rows: int = setting(512, "held-out samples, equally many of each source; 0: none", ge=0)
+    at: list[Fraction] = setting([0.0, 0.01, 0.03, 0.1, 0.3, 1.0], "fractions of the run's steps")
 
 
 class CheckpointConfig(Section):
-    every: int = Field(50, ge=0, description="steps between checkpoints; 0: only when it stops")
-    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    every: int = setting(50, "steps between checkpoints; 0: only when it stops", ge=0)
+    keep: int = setting(2, "newest checkpoints kept", ge=1)
 
 
 class LogConfig(Section):
-    every: int = Field(10, ge=1, description="steps between writes of the metrics")
-    sinks: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
-        default_factory=list, description="where else metrics go: tensorboard, wandb, trackio"
-    )
+    every: int = setting(10, "steps between writes of the metrics", ge=1)
+    sinks: list[Sink] = setting([], "where else metrics go: tensorboard, wandb, trackio")
 
 
 class RunConfig(Section):
     """All settings of a run."""
 
-    seed: int = Field(0, ge=0, description="of the weights, the data order and the mixer")
-    run: str = Field("runs/demo", description="directory of the run")
+    seed: int = setting(0, "of the weights, the data order and the mixer", ge=0)
+    run: str = setting("runs/demo", "directory of the run")
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     mixer: MixerConfig = Field(default_factory=MixerConfig)
@@ -255,11 +263,18 @@ def conflicts(section: BaseModel) -> Iterator[str]:
                 f"sketch.accumulation=keep would hold every micro-batch's graph in mode {mode}; "
                 "use two_sweeps, lagged, or mode full"
             )
-        case RunConfig(optim=optim, train=train) if optim.warmup_steps > train.steps:
-            yield (
-                f"optim.warmup_steps={optim.warmup_steps} exceeds train.steps={train.steps}; lower "
-                f"it, as in optim.warmup_steps={train.steps // 10}, or train longer"
-            )
+        case RunConfig(run=run, optim=optim, train=train):
+            longest = max(len(part.encode(errors="replace")) for part in ("", *run.split("/")))
+            if not run.strip() or "\0" in run or longest > MAX_NAME:
+                yield (
+                    f"run={shortened(repr(run))}: give a folder of the file system, with at most "
+                    f"{MAX_NAME} bytes between slashes, as in run=runs/mine"
+                )
+            if optim.warmup_steps > train.steps:
+                yield (
+                    f"optim.warmup_steps={optim.warmup_steps} exceeds train.steps={train.steps}; "
+                    f"lower it, as in optim.warmup_steps={train.steps // 10}, or train longer"
+                )
 
 
 class MixerNeeds(Protocol):
@@ -355,16 +370,20 @@ def _holds(values: Any, path: Sequence[Any]) -> bool:
 
 def _explain(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
-    name = ".".join(path)
+    # a third part is an index into a list, or one of the types that a setting may have
+    name = ".".join([*path[:2], *(part for part in path[2:] if part.isdecimal())])
     if problem["type"] == "extra_forbidden":
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
         called = settings_called(path[-1])
         instead = f"did you mean {either(called)}?" if called else did_you_mean(name, known)
         return f"{name} is not a setting; {instead}"
-    message = problem["msg"].removeprefix("Value error, ")
-    given = "" if problem["type"] == "value_error" else f" (got {problem['input']!r})"
-    text = f"{message[0].lower()}{message[1:]}{given}"
-    return f"{name}: {text}" if name else text
+    if problem["type"] == "value_error":
+        message: str = problem["msg"].removeprefix("Value error, ")
+        return f"{name}: {message}" if name else message
+    field = RunConfig.model_fields[path[0]]
+    if len(path) > 1 and isinstance(section := field.annotation, type(BaseModel)):
+        field = section.model_fields[path[1]]
+    return refused(name, problem, field if len(path) < 3 else None)
 
 
 def setting_names() -> list[str]:
@@ -382,7 +401,14 @@ def settings_called(name: str) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number."""
+    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        value = super().construct_object(node, deep=True)
+        if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
+            what = "binary data" if isinstance(value, bytes) else "a number of more than 64 bits"
+            raise yaml.constructor.ConstructorError(None, None, f"found {what}", node.start_mark)
+        return value
 
 
 _Loader.add_implicit_resolver(
@@ -391,7 +417,11 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+    """Raises a YAMLError, or a ValueError for a date that does not exist."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise ValueError("values are nested too deeply") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -458,7 +488,7 @@ def parse_override(text: str) -> dict[str, Any]:
     try:
         parsed: Any = load_yaml(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f'"{text}": the value is not YAML: {error}') from error
+        raise ConfigError(f'"{shortened(text)}": the value is not YAML: {error}') from error
     for part in reversed(name.split(".")):
         parsed = {part: parsed}
     nested: dict[str, Any] = parsed

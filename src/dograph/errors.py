@@ -37,6 +37,11 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     return f'did you mean "{near[0]}"?' if near else f"allowed: {', '.join(allowed)}"
 
 
+def shortened(text: str, most: int = 200) -> str:
+    """A value for a message, without its end if it is long."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def either(words: Sequence[str]) -> str:
     """Alternatives in words: "a", "b" or "c"."""
     *others, last = [f'"{word}"' for word in words]

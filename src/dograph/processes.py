@@ -48,14 +48,14 @@ class Worker:
         self.connection.close()
 
 
+@dataclass(slots=True)
 class Workers:
     """At most `number` processes that run `serve` of a module, until the `with` block ends."""
 
-    def __init__(self, number: int, module: str, environment: Mapping[str, str]) -> None:
-        self.number = number
-        self._module = module
-        self._environment = environment
-        self._crew: list[Worker] = []
+    number: int
+    module: str
+    environment: Mapping[str, str]
+    _crew: list[Worker] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         return self
@@ -70,13 +70,13 @@ class Workers:
         place = next(n for n in range(self.number) if n not in taken)
         kept = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
         ours, theirs = Pipe()
-        program = _PROGRAM.format(path=sys.path, module=self._module, fd=theirs.fileno())
+        program = _PROGRAM.format(path=sys.path, module=self.module, fd=theirs.fileno())
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=kept | dict(self._environment),
+                env=kept | dict(self.environment),
                 process_group=0,  # Ctrl-C goes to the parent only, which stops them
             )
         self._crew.append(Worker(process, ours, place))

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import rich.progress
 
 LINE_SECONDS = 5.0  # between plain lines
+SLOW_SECONDS = 2.0  # work that takes longer shows its progress
 
 
 def duration(seconds: float) -> str:
@@ -29,6 +30,7 @@ class Progress:
     `count` is a template with {done} and {total}, as in "step {done}/{total}"; without one, lines
     have only the stage and the note. `done`: finished earlier, so it does not count for the speed.
     `live=False`: no bar, for use next to other bars. `silent`: for ranks other than the first.
+    `after`: nothing is shown of work that ends within so many seconds.
     """
 
     def __init__(
@@ -41,22 +43,27 @@ class Progress:
         silent: bool = False,
         transient: bool = False,
         line_seconds: float = LINE_SECONDS,
+        after: float = 0.0,
     ) -> None:
-        self.count, self.total, self.silent = count, total, silent
+        self.count, self.total, self.silent, self.transient = count, total, silent, transient
         self.line_seconds, self.due = line_seconds, -math.inf  # when the next line is
         self.stage, self.first, self.start = "", done, time.monotonic()
+        self.shown_from, self.live = self.start + after, live and sys.stderr.isatty()
         self.bar: rich.progress.Progress | None = None
-        if live and not silent and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bar
+        if not after and not silent and self.live:
+            self._start_bar()
 
-            head = TextColumn("{task.description}", markup=False)
-            note = TextColumn("{task.fields[note]}", markup=False)
-            console = Console(stderr=True)
-            self.bar = Bar(head, BarColumn(16), note, console=console, transient=transient)
-            self.task = self.bar.add_task("", total=total, completed=done, note="")
-            self.bar.start()
+    def _start_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        head = TextColumn("{task.description}", markup=False)
+        note = TextColumn("{task.fields[note]}", markup=False)
+        console = Console(stderr=True)
+        self.bar = Bar(head, BarColumn(16), note, console=console, transient=self.transient)
+        self.task = self.bar.add_task("", total=self.total, completed=self.first, note="")
+        self.bar.start()
 
     def update(
         self, done: int, note: str = "", *, stage: str = "", total: int | None = None
@@ -68,6 +75,10 @@ class Progress:
         if begins:
             self.stage, self.first, self.start = stage, done, now
         self.total = self.total if total is None else total
+        if now < self.shown_from:
+            return
+        if self.live and self.bar is None:
+            self._start_bar()
         count = self.count.format(done=done, total=self.total) if self.total else ""
         finished = bool(count) and done == self.total
         head = ": ".join(filter(None, [stage, count]))
@@ -105,3 +116,8 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def counted(count: str, total: int | None = None) -> Progress:
+    """The progress of work that is mostly short: nothing is shown of the first two seconds."""
+    return Progress(count, total, after=SLOW_SECONDS, transient=True)

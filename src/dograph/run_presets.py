@@ -5,14 +5,8 @@ from typing import Any
 # The recipe that the paper's runs share: AdamW, linear warm-up of 500 steps to 5e-4, cosine to
 # 1e-4, weight decay 0.01, clipping at 1.0, float32; GPT-2's dropout is left at its default, 0.1.
 _PAPER: dict[str, Any] = {
-    "optim": {
-        "lr": 5e-4,
-        "lr_end": 1e-4,
-        "warmup_steps": 500,
-        "betas": [0.9, 0.999],
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-    },
+    "optim": {"lr": 5e-4, "lr_end": 1e-4, "warmup_steps": 500, "betas": [0.9, 0.999]}
+    | {"weight_decay": 0.01, "clip_norm": 1.0},
     "eval": {"every": 1000, "max_samples_per_source": 2857},  # 20,000 blocks over seven sources
     "checkpoint": {"every": 1000},
     "seed": 42,
@@ -23,13 +17,8 @@ _PAPER_GPT2 = {
 }
 _PAPER_LLAMA = {
     "data": {"seq_len": 2048},
-    "train": {
-        "steps": 25_000,
-        "batch_size": 64,
-        "micro_batch_size": 8,
-        "dtype": "bfloat16",
-        "activation_checkpointing": True,
-    },
+    "train": {"steps": 25_000, "batch_size": 64, "micro_batch_size": 8}
+    | {"dtype": "bfloat16", "activation_checkpointing": True},
 }
 
 
@@ -45,14 +34,10 @@ def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
 
 
 def _paper(model: str, corpus: str, part: dict[str, Any], dropout: float) -> dict[str, Any]:
-    own = {
-        "run": f"runs/paper-{model}",
-        "data": {"corpus": corpus},
-        "model": {"preset": model, "dropout": dropout},
-        # Uniform, as the paper's baselines; the paper does not say what DoGraph draws.
-        "mixer": {"name": "dograph", "recipe": "paper", "sampling": "uniform"},
-    }
-    return merge(_PAPER, part, own)
+    # Uniform, as the paper's baselines; the paper does not say what DoGraph draws.
+    own: dict[str, Any] = {"mixer": {"name": "dograph", "recipe": "paper", "sampling": "uniform"}}
+    own |= {"run": f"runs/paper-{model}", "data": {"corpus": corpus}}
+    return merge(_PAPER, part, own, {"model": {"preset": model, "dropout": dropout}})
 
 
 RUN_PRESETS: dict[str, dict[str, Any]] = {

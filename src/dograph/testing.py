@@ -22,10 +22,7 @@ STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many aft
 
 
 def check_mixer(
-    mixer: Mixer,
-    *,
-    sources: Sequence[str] = ("a", "b", "c"),
-    sizes: tuple[int, ...] = (1, 2, 16),
+    mixer: Mixer, *, sources: Sequence[str] = ("a", "b", "c"), sizes: tuple[int, ...] = (1, 2, 16)
 ) -> None:
     """Assert what every mixer must do, on copies of `mixer`, in a made-up run over `sources`.
 
@@ -139,10 +136,13 @@ class TinyLab:
     steps, proxy_steps, budget, parameters = 40, 20, 4_000_000, 100_000_000
 
     def __init__(self, sources: Sequence[str]) -> None:
-        self.tokens = {name: 1_000_000 * (i + 1) for i, name in enumerate(sources)}
+        self.tokens: Mapping[str, int] = {
+            name: 1_000_000 * (i + 1) for i, name in enumerate(sources)
+        }
         first, *others = self.tokens
         halves = dict.fromkeys((f"{first}/0", f"{first}/1"), self.tokens[first] // 2)
-        self.strata = halves | {name: self.tokens[name] for name in others}
+        rest = {name: self.tokens[name] for name in others}
+        self.strata: Mapping[str, int] = halves | rest
         self._presets: list[Any] = [None]
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:

@@ -23,6 +23,7 @@ LAYERS = [
     "stats",
     "choices",
     "renamed",
+    "records",
     "run_presets",
     "config",
     "kernels",

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -90,9 +91,10 @@ def wrapped(model, wrapper):
     if wrapper == "DDP" and dist.is_initialized():
         return DistributedDataParallel(model)
     if wrapper == "FSDP2" and dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # also where there is a GPU
         for block in model.model.transformer.h:
-            fully_shard(block)
-        return fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
     return model
 
 

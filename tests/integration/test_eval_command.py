@@ -19,7 +19,7 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import EvalRequest, find_subject, open_scorer
 from dograph.files import sha256_of
-from dograph.train.metrics import read_metrics
+from dograph.records import read_metrics
 from dograph.train.run_dir import RunDirectory
 from text_inputs import text
 
@@ -123,7 +123,7 @@ def test_a_run_is_scored_and_the_result_kept_beside_it(run, benchmarks, output):
 
 def test_the_losses_per_source_are_those_of_the_last_validation(run, output):
     found = json.loads((run / "eval.json").read_text())["sources"]
-    logged = read_metrics(RunDirectory.open(run).metrics_file)[-1]
+    logged = list(read_metrics(RunDirectory.open(run).metrics_file))[-1]
     assert "valid/mean/loss_nats" in logged
     for name in ("alpha", "beta", "mean", "natural", "worst"):
         assert found[f"{name}/loss_nats"] == pytest.approx(

@@ -6,7 +6,7 @@ import pytest
 
 from dograph import progress
 from dograph.plan.jobs import Job, JobProgress
-from dograph.progress import Progress, duration
+from dograph.progress import Progress, counted, duration
 from lab_runs import config_of
 
 
@@ -120,3 +120,19 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     assert "step 4/4" in written
     assert "loss [3.1]" in written
     assert "a line that stays" in written
+
+
+def test_work_that_ends_soon_shows_nothing(now, capsys):
+    def work(steps):
+        with counted("{done}/{total} fits", 4) as shown:
+            for done in range(1, steps + 1):
+                now[0] += 0.7
+                shown.update(done, "ridge")
+
+    work(2)
+    assert capsys.readouterr().err == ""
+    work(4)
+    assert capsys.readouterr().err.splitlines() == [
+        "3/4 fits; ridge; 1 s left",
+        "4/4 fits; ridge",
+    ]

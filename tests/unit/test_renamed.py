@@ -11,9 +11,9 @@ from dograph.mixers.doge import DoGE
 from dograph.mixers.dograph import DoGraph, DoGraphOptions
 from dograph.mixers.doremi import DoReMiProxy
 from dograph.mixers.dynamic_loss import DynamicLoss
+from dograph.records import read_metrics
 from dograph.renamed import RENAMED, with_new_settings, with_old_settings
 from dograph.report.series import Columns
-from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 
 # What a run directory of before the renaming holds.
@@ -191,7 +191,7 @@ def test_every_new_name_is_an_option():
 def test_metrics_of_old_runs_are_read_under_their_present_names(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "weights/max_times_equal": 1.5}\n{"step": 2, "loss": 1.0}\n')
-    assert read_metrics(file)[0] == {"step": 1, "weights/max_relative_weight": 1.5}
+    assert next(read_metrics(file)) == {"step": 1, "weights/max_relative_weight": 1.5}
     columns = Columns(file)
     columns.read()
     assert columns.last("weights/max_relative_weight") == 1.5

@@ -15,7 +15,6 @@ from dograph.choices import MODES, Accumulation
 from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
-from dograph.data.sampler import Sampler
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
@@ -23,6 +22,7 @@ from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
+from dograph.train.assembly import open_sampler
 from dograph.train.distributed import World
 from dograph.train.step import Lap, TrainStep, build_optimizer
 from dograph.types import Batch, Mixture, SampleIds
@@ -81,14 +81,6 @@ class BenchOptions:
     @property
     def warmup_steps(self) -> int:
         return WARMUP_STEPS.get(self.recipe, LEAST_WARMUP_STEPS)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step."""
-        return self.batch * self.seq_len
-
-    def autocast(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def config(self, mode: str | None) -> RunConfig:
         """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""
@@ -181,9 +173,7 @@ def open_batches(options: BenchOptions, device: torch.device) -> Batches:
             f"{options.corpus} has a vocabulary of {corpus.vocab_size}, more than "
             f"--vocab-size {options.vocab_size}; raise that"
         )
-    sampler = Sampler(
-        corpus.train, seq_len=options.seq_len, batch_size=options.batch, seed=options.seed
-    )
+    sampler = open_sampler(options.run, corpus)
     tokens = {name: float(count) for name, count in corpus.tokens_by_source().items()}
     sampler.remix(0, Mixture.normalised(tokens), "plan")
     loader = Loader(corpus, sampler, pin=on_gpu)
@@ -210,7 +200,6 @@ def _random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
 class Arm:
     """A step that can be timed, and the times of its steps so far."""
 
-    name: str
     advance: Callable[[int], list[Lap]]
     model: nn.Module
     done: int = 0
@@ -249,4 +238,4 @@ def open_arm(
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     world = World(rank=0, size=1, device=device)
     step = TrainStep(config, world, model, build_optimizer(model, config.optim), mixer)
-    return Arm(mode or "plain", lambda done: step(batches(done), done).laps, model)
+    return Arm(lambda done: step(batches(done), done).laps, model)

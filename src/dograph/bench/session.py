@@ -229,15 +229,8 @@ class Session:
         self.options, self.device, self.say, self.save = options, device, say, save
         self.watch, self.findings = Stopwatch(device), Findings()
 
-    def run(self) -> Findings:
-        """Measure a plain step and every mode."""
-        self.open()
-        for name in ("plain", *self.options.modes):
-            self.measure(name, partial(self.beside_plain, name, self.opened(name)))
-        return self.close()
-
-    def open(self) -> None:
-        """Measure the machine, and make the batches."""
+    def run(self, *others: Callable[[], None]) -> None:
+        """Measure the machine, a plain step, every mode, and what `others` measure."""
         options = self.options
         self.machine = measure_machine(self.device, options.dtype, options.peak_tflops)
         self.say(
@@ -256,11 +249,14 @@ class Session:
             "flops_per_step": flops.step,
             "arms": {},
         }
-
-    def close(self) -> Findings:
+        for name in ("plain", *options.modes):
+            mode = None if name == "plain" else name
+            opened = partial(arms.open_arm, options, mode, self.batches, self.device)
+            self.measure(name, partial(self.beside_plain, name, opened))
+        for measure in others:
+            measure()
         self.findings["complete"] = True
         self.save(self.findings)
-        return self.findings
 
     def measure(self, name: str, measure: Callable[[], Findings]) -> None:
         """Measure an arm; if it fails, keep the reason and go on with the others."""
@@ -319,20 +315,16 @@ class Session:
             result |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
         return result
 
-    def opened(self, name: str) -> Callable[[], Arm]:
-        mode = None if name == "plain" else name
-        return lambda: arms.open_arm(self.options, mode, self.batches, self.device)
-
     def memory_ratio(self, peak: int | None) -> Findings:
         plain = self.findings["arms"]["plain"]["peak_bytes"]
         return {"memory_ratio": peak / plain} if peak is not None and plain else {}
 
     def speed(self, ms: float, share: float = 1.0) -> Findings:
         """Tokens per second and MFU of a step on this share of the batch."""
-        flops = share * self.findings["flops_per_step"]
+        flops, tokens = self.findings["flops_per_step"], self.options.batch * self.options.seq_len
         return {
-            "tokens_per_second": 1e3 * share * self.options.tokens / ms,
-            "mfu": 1e3 * flops / ms / self.machine["peak_flops_per_second"],
+            "tokens_per_second": 1e3 * share * tokens / ms,
+            "mfu": 1e3 * share * flops / ms / self.machine["peak_flops_per_second"],
         }
 
     def plain_median(self) -> float:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dograph.cli.console import argument, option, parse_pairs, say, warn
+from dograph.cli.console import argument, option, parse_pairs, require_writable, say, warn
 from dograph.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -56,10 +56,9 @@ def export(
     if out is None:
         print(text, end="")
         return
-    try:
-        write_text(out, text)
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
+    require_writable(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
     say(f"{out} is written")
 
 
@@ -91,11 +90,9 @@ def _print_presets() -> None:
 
     for preset in PRESETS.values():
         origin = preset.provenance
-        print(f"{preset.name}\n  {origin.made_by}\n  {origin.published}")
-        if origin.tokenizer_name is not None:
-            print(f"  tokenizer {origin.tokenizer_name}")
-        if origin.note is not None:
-            print(f"  {origin.note}")
+        tokenizer = origin.tokenizer_name and f"tokenizer {origin.tokenizer_name}"
+        lines = [preset.name, origin.made_by, origin.published, tokenizer, origin.note]
+        print("\n  ".join(str(line) for line in lines if line is not None))
         for name, weight in preset.file.weights.items():
             print(f"    {weight:.4f}  {name}")
 
@@ -104,6 +101,7 @@ def _last_weights(run: Path) -> dict[str, float]:
     """The mixture over sources in force at the end of a run."""
     from dograph.data.corpus import Corpus
     from dograph.data.sampler import WeightLog
+    from dograph.records import Skipped
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)
@@ -111,7 +109,13 @@ def _last_weights(run: Path) -> dict[str, float]:
         raise ConfigError(f"{run} has no {directory.weights_file.name} yet; train it first")
     corpus = Corpus(directory.config().data.corpus)
     strata = {stratum.entry.stratum: stratum.entry.source for stratum in corpus.train}
-    last = WeightLog.load(directory.weights_file, list(strata)).entries[-1]
+    skipped = Skipped()
+    entries = WeightLog.load(directory.weights_file, list(strata), skipped).entries
+    if not entries:
+        why = "".join(f" ({text})" for text in skipped.warnings())
+        raise ConfigError(f"{directory.weights_file} has no mixture{why}; give a mixture file")
+    warn(skipped.warnings())
+    last = entries[-1]
     totals = dict.fromkeys(corpus.sources, 0.0)
     for source, weight in zip(strata.values(), last.weight_S.tolist(), strict=True):
         totals[source] += weight

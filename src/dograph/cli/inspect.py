@@ -12,15 +12,8 @@ if TYPE_CHECKING:
 
 LEVEL = 0.05  # corrected p-value below which two sources count as told apart
 MOST_PAIRS = 30  # shown; the file has them all
-
-
-SETTINGS = {
-    "data.corpus": "corpus",
-    "data.seq_len": "seq_len",
-    "sketch.exclude": "exclude",
-    "seed": "seed",
-    "train.device": "device",
-}
+SETTINGS = {"data.corpus": "corpus", "data.seq_len": "seq_len", "sketch.exclude": "exclude"}
+SETTINGS |= {"seed": "seed", "train.device": "device"}
 
 
 def inspect(

@@ -1,6 +1,5 @@
 """dograph plan --from-table: RegMix or the mixing law, fitted to finished runs."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,7 +86,6 @@ def plan_from_table(
         seed=SEED,
         test_table=test,
         top=TOP if top is None else top,
-        progress=_progress if sys.stderr.isatty() else None,
     )
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps, "surrogate": surrogate, "top": top}
@@ -139,7 +137,3 @@ def _caps(options: TableOptions, run: RunConfig | None, corpus: Corpus | None) -
     for source, tokens in corpus.tokens_by_source().items():
         caps[source] = min(caps.get(source, 1.0), options.max_epochs * tokens / run.tokens)
     return caps
-
-
-def _progress(done: int, total: int, what: str) -> None:
-    print(f"\r{what}: {done}/{total}", end="\n" if done == total else "", file=sys.stderr)

@@ -76,11 +76,7 @@ def reproduce(
 
 
 def _run(
-    wanted: "Wanted",
-    request: "EvalRequest",
-    where: tuple[str, int | None],
-    *,
-    dry_run: bool,
+    wanted: "Wanted", request: "EvalRequest", where: tuple[str, int | None], *, dry_run: bool
 ) -> None:
     """Check everything, train what is missing, and show the results."""
     from dograph.eval.evaluate import EvalRequest

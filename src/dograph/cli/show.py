@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dograph.cli import console
-from dograph.cli.console import argument, option, print_table
+from dograph.cli.console import argument, option, print_table, warn
 from dograph.errors import ConfigError
+from dograph.records import Skipped
 
 PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown with weights, and without them
 PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
@@ -63,26 +64,29 @@ def show(
 def print_losses(runs: list[Path]) -> None:
     from dograph.eval.recorded import losses_table
 
-    width = max(console.PIPE_WIDTH, 40 + 40 * len(runs))  # one column per run
-    console.open_console(width).print(losses_table(runs))
+    width, skipped = max(console.PIPE_WIDTH, 40 + 40 * len(runs)), Skipped()  # one column per run
+    console.open_console(width).print(losses_table(runs, skipped))
+    warn(skipped.warnings())
 
 
 def _graph(run: Path, step: int | None, out: Path | None) -> None:
     from dograph.domains.graph import write_graph
     from dograph.eval import recorded
 
-    graph = recorded.read_graph(run, step)
+    skipped = Skipped()
+    graph = recorded.read_graph(run, step, skipped)
     if out is None:
         shown = console.open_console()
         shown.print(recorded.node_table(graph, f"domains after step {graph.step}"))
         shown.print(recorded.edge_table(graph))
-        if (agreement := recorded.agreement_table(run)) is not None:
+        if (agreement := recorded.agreement_table(run, skipped)) is not None:
             shown.print(agreement)
     else:
         write_graph(graph, out)
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
     if (note := recorded.numbering(run)) is not None:
         print(f"note: {note}")
+    warn(skipped.warnings())
 
 
 def _weights(run: Path, step: int, as_json: bool) -> None:
@@ -91,8 +95,9 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
 
     from dograph.eval.recorded import explain_step, samples_of_step
 
-    samples = samples_of_step(run, step)
-    explained = explain_step(run, step)
+    skipped = Skipped()
+    samples, explained = samples_of_step(run, step, skipped), explain_step(run, step, skipped)
+    warn(skipped.warnings())
     per_sample = {"domain": explained.domain_B, "weight": explained.weight_B}
     for i, sample in enumerate(samples):
         for name, values in per_sample.items():
@@ -127,7 +132,9 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
 def _samples(run: Path, step: int, as_json: bool) -> None:
     from dograph.eval.recorded import samples_of_step
 
-    samples, rows = samples_of_step(run, step), []
+    skipped = Skipped()
+    samples, rows = samples_of_step(run, step, skipped), []
+    warn(skipped.warnings())
     if as_json:
         for sample in samples:
             print(json.dumps(sample, ensure_ascii=False))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dograph.cli import console
 from dograph.cli.console import argument, ensured, option, print_table, say, warn
-from dograph.errors import ConfigError
+from dograph.errors import ConfigError, require
 from dograph.progress import duration
 
 if TYPE_CHECKING:
@@ -57,18 +57,39 @@ def train(
         config = _resumed(resume, settings or [])
     else:
         config = resolve_config(*console.split_settings(settings or []))
+    require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     if print_config:
+        _check(config)
         print(config.dump(), end="")
         return
-    require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     if os.environ.get("RANK", "0") == "0":  # torch, the corpus and the model take seconds to load
         what = f"forecast of {config.run}" if dry_run else config.run
         steps = "resuming" if resume else f"{config.train.steps} steps"
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
+    _check(config)
     if dry_run:
         _print_forecast(config)
     elif number := _run(config, resume=resume is not None, mixture=mixture):
         sys.exit(128 + number)
+
+
+def _check(config: "RunConfig") -> None:
+    """Refuse what a run would refuse once its corpus is prepared and its model loaded."""
+    from dograph.config import require_compatible
+    from dograph.mixers.registry import build_mixer
+    from dograph.models.build import preset_config
+    from dograph.sketch.projection import Projection
+
+    mixer, sketch = build_mixer(config.mixer.name, config.mixer.options), config.sketch
+    require_compatible(config, mixer, int(os.environ.get("WORLD_SIZE", "1")))
+    for sink in config.log.sinks:
+        require(sink, sink)
+    if (preset := config.model.preset) is not None:
+        length, dropout = config.data.seq_len, config.model.dropout
+        preset_config(preset, vocab_size=2, seq_len=length, dropout=dropout)
+    if "sketch" in mixer.needs:
+        refresh = mixer.refresh(sketch.refresh)
+        Projection(dim=sketch.dim, kind=sketch.projection, seed=config.seed, refresh=refresh)
 
 
 def _resumed(run: Path, settings: list[str]) -> "RunConfig":

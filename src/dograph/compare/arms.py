@@ -23,6 +23,7 @@ from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer, require_mixer
+from dograph.records import Skipped, read_record
 from dograph.renamed import with_new_settings
 
 Budget = Literal["tokens", "compute"]
@@ -224,7 +225,11 @@ class Ask:
         """The record of the comparison in the folder; None if the folder is empty or missing."""
         file = self.out / ASK
         if file.is_file():
-            return with_present_names(json.loads(file.read_text(encoding="utf-8")))
+            skipped = Skipped()
+            if (record := read_record(file, with_present_names, skipped)) is None:
+                why = skipped.warnings()[0]
+                raise RunError(f"{why}; restore it, or use another folder: --out {self.out}-2")
+            return record
         if self.out.is_dir() and any(self.out.iterdir()):
             raise RunError(f"{self.out} is not empty and holds no comparison; use another --out")
         return None

@@ -8,7 +8,6 @@ OUT/plans/<method>.json      its cost, written last: with it, the plan is comple
 One plan is used for all seeds; with one plan per seed, files are named <method>-s<seed>.
 """
 
-import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from dograph.mixtures.file import MixtureFile, read_mixture_file, write_mixture
 from dograph.plan.jobs import Stopped
 from dograph.plan.lab import make_plan
 from dograph.plan.pool import Pool
+from dograph.records import read_record
 from dograph.train.distributed import pick_device
 from dograph.train.forecast import step_flops
 
@@ -71,7 +71,8 @@ def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: S
     stem = method.label if seed is None else f"{method.label}-s{seed}"
     file = (ask.out / "plans" / f"{stem}.yaml").resolve()
     cost_file = file.with_suffix(".json")
-    if not cost_file.is_file():
+    cost = read_record(cost_file, _cost)
+    if cost is None:  # or damaged: proxies are kept by content, so another plan costs little
         assert ask.proxy is not None
         say(f"plan of {stem}:")
         if seed is not None:
@@ -81,9 +82,13 @@ def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: S
         parts = {"weights": dict(plan.mixture.weights), "findings": plan.findings}
         write_mixture(file, MixtureFile(**parts, provenance=plan.provenance))
         write_json(cost_file, asdict(plan.cost))
-    cost, mixture = json.loads(cost_file.read_text(encoding="utf-8")), read_mixture_file(file)
-    spent = {name: cost[name] for name in ("flops", "seconds", "proxies")}
-    return Planned(file, dict(mixture.weights), **spent, seed=seed, findings=mixture.findings)
+        cost = _cost(asdict(plan.cost))
+    mixture = read_mixture_file(file)
+    return Planned(file, dict(mixture.weights), *cost, seed, mixture.findings)
+
+
+def _cost(values: dict[str, Any]) -> tuple[float, float, int]:
+    return float(values["flops"]), float(values["seconds"]), int(values["proxies"])
 
 
 class Price(NamedTuple):

@@ -3,7 +3,6 @@
 Shapes: N seeds, S sources, n blocks of a source, M methods, R resamples.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,10 @@ from pydantic import BeforeValidator, TypeAdapter
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Planned
 from dograph.data.corpus import Corpus
+from dograph.errors import RunError
+from dograph.eval.recorded import read_validation
 from dograph.plan.jobs import Result
+from dograph.records import Skipped, read_record
 from dograph.stats import (
     LEAST_SEEDS,
     METRICS,
@@ -31,7 +33,6 @@ from dograph.stats import (
     t_interval,
 )
 from dograph.train.distributed import describe_environment
-from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 
 FORMAT, VERSION = "dograph-compare", 1
@@ -207,7 +208,16 @@ class Findings:
 
     @classmethod
     def read(cls, folder: Path) -> "Findings":
-        return cls.of_json(json.loads((folder / REPORT).read_text(encoding="utf-8")))
+        """The findings in a folder; a damaged file is an error."""
+        skipped = Skipped()
+        findings = read_record(folder / REPORT, cls.of_json, skipped)
+        if findings is None:
+            why = "".join(f" ({text})" for text in skipped.warnings())
+            raise RunError(
+                f"{folder} has no {REPORT} that can be read{why}; the command that made the "
+                "comparison writes it again, without training"
+            )
+        return findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +307,10 @@ def build_findings(
         _cell(cell, results.get(cell.label), failures.get(cell.label), tokens) for cell in cells
     ]
     runs: dict[str, dict[int, RunLosses]] = {method.label: {} for method in ask.methods}
+    skipped = Skipped()
     for row in rows:
         if row.error is None:
-            records: list[Any] = read_metrics(RunDirectory(Path(row.run)).validation_file)
-            blocks = {
-                own["source"]: (np.array(own["predictions"], float), np.array(own["loss_nats"]))
-                for own in records
-            }
+            blocks = read_validation(RunDirectory(Path(row.run)).validation_file, skipped)
             runs[row.method][row.seed] = RunLosses(row.losses, row.summaries, blocks)
     others = [method.label for method in ask.methods if method.label != baseline]
     differences = contrasts(runs, baseline, others, tokens)
@@ -331,7 +338,8 @@ def build_findings(
         failures=dict(failures),
         notes=[],
     )
-    return replace(findings, notes=list(_notes(findings)))
+    damaged = [f"warning: {text}" for text in skipped.warnings()]
+    return replace(findings, notes=[*_notes(findings), *damaged])
 
 
 def _cell(

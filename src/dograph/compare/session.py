@@ -8,10 +8,10 @@ OUT/methods.csv    one row per method
 OUT/cells.csv      one row per cell
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
@@ -21,10 +21,11 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import plain, write_json, write_text
 from dograph.mixers.registry import build_mixer
-from dograph.plan.jobs import DamagedResultError, Job, JobProgress, Result, read_result
+from dograph.plan.jobs import Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
+from dograph.records import read_record
 from dograph.train.assembly import CorpusLab, open_sampler
 from dograph.train.forecast import EFFICIENCY, measure_matmul, planned_epochs
 
@@ -66,8 +67,8 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
         everything = build_findings(wide, corpus, shown, results, failures)
         if everything.proxy is None and (ask.out / REPORT).is_file():
             # The proxies of the folder's plans: this request may have no planned method.
-            proxy = json.loads((ask.out / REPORT).read_text(encoding="utf-8"))["proxy"]
-            everything = replace(everything, proxy=proxy)
+            stored = read_record(ask.out / REPORT, dict[str, Any]) or {}
+            everything = replace(everything, proxy=stored.get("proxy"))
     write_text(ask.out / CELLS, as_csv([cell_row(cell) for cell in everything.cells]))
     write_text(ask.out / METHODS, as_csv([method_row(method) for method in everything.methods]))
     write_json(ask.out / REPORT, plain(everything))
@@ -135,10 +136,7 @@ def train_cells(
 
 
 def _stored_result(cell: Cell, corpus: Corpus) -> Result | None:
-    try:
-        return read_result(Path(cell.config.run), corpus)
-    except DamagedResultError:
-        return None  # the pool trains it again
+    return read_result(Path(cell.config.run), corpus)
 
 
 def forecast_lines(

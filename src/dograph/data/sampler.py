@@ -11,11 +11,13 @@ import json
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dograph.data.corpus import Corpus, StratumTokens
 from dograph.errors import ConfigError, RunError
+from dograph.records import Skipped, checked_step, read_lines
 from dograph.rng import key64, stream
 from dograph.types import Mixture, SampleIds
 
@@ -159,25 +161,33 @@ class WeightLog:
         return "".join(lines)
 
     @classmethod
-    def load(cls, path: Path, strata: list[str]) -> "WeightLog":
-        return cls.parse(path.read_text(), strata, str(path))
-
-    @classmethod
-    def parse(cls, content: str, strata: list[str], where: str) -> "WeightLog":
-        entries = []
-        for number, line in enumerate(content.splitlines(), start=1):
-            row = json.loads(line)
-            if list(row["weight"]) != strata:
+    def load(cls, path: Path, strata: list[str], skipped: Skipped | None = None) -> "WeightLog":
+        """The log in a file. A damaged line is an error, unless `skipped` counts it."""
+        damaged = Skipped() if skipped is None else skipped
+        entries: list[WeightEntry] = []
+        for own, entry in read_lines(path, weight_entry, damaged):
+            if own != strata:
                 raise RunError(
-                    f"{where} line {number} names the strata {list(row['weight'])}, but the corpus "
-                    f"has {strata}; use the corpus that the run was made with"
+                    f"{path} line {len(entries) + 1} names the strata {own}, but the corpus has "
+                    f"{strata}; use the corpus that the run was made with"
                 )
-            weight_S = np.array(list(row["weight"].values()), dtype=np.float64)
-            counts = [list(row[name].values()) for name in ("drawn", "base_drawn")]
-            drawn_S, base_S = np.array(counts, dtype=np.int64)
-            step, base, reason = row["step"], row["base_step"], row["reason"]
-            entries.append(WeightEntry(step, weight_S, drawn_S, base, base_S, reason))
+            entries.append(entry)
+        if skipped is None and (not entries or damaged.warnings()):
+            why = "; ".join(damaged.warnings()) or f"{path} has no mixture"
+            raise RunError(f"{why}. Restore it, for example from another checkpoint of the run")
         return cls(strata, entries)
+
+
+def weight_entry(row: dict[str, Any]) -> tuple[list[str], WeightEntry]:
+    """The strata and the entry of a line of a log."""
+    weight_S = np.array(list(row["weight"].values()), dtype=np.float64)
+    counts = [list(row[name].values()) for name in ("drawn", "base_drawn")]
+    drawn_S, base_S = np.array(counts, dtype=np.int64)
+    base_step, reason = checked_step({"step": row["base_step"]}), str(row["reason"])
+    entry = WeightEntry(checked_step(row), weight_S, drawn_S, base_step, base_S, reason)
+    if len(drawn_S) != len(weight_S) or not np.isfinite(weight_S).all():
+        raise ValueError("its weights and counts do not match")
+    return list(row["weight"]), entry
 
 
 class Sampler:

@@ -3,6 +3,7 @@
 The sampler gives the samples of our own trainer, in its order, for the same seed and mixtures.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils import data
 from dograph.data.corpus import Corpus
 from dograph.data.digests import require_unchanged
 from dograph.data.loader import rank_slice
-from dograph.data.sampler import Sampler, WeightLog
+from dograph.data.sampler import Sampler, WeightLog, weight_entry
 from dograph.errors import ConfigError, RunError
 from dograph.types import Mixture
 
@@ -163,5 +164,6 @@ class MixtureSampler(data.Sampler[int]):
         self.taken = state["step"] * self.local_batch_size + state["sample"]
         own = {"seq_len": state["seq_len"], "batch_size": state["batch_size"]}
         self.draws = Sampler(self.draws.strata, **own, seed=state["seed"])  # without its cache
-        self.draws.log = WeightLog.parse(state["weights"], self.draws.names, "the state")
+        rows = [json.loads(line) for line in state["weights"].splitlines()]
+        self.draws.log = WeightLog(self.draws.names, [weight_entry(row)[1] for row in rows])
         self.mixtures = {int(s): Mixture(weights) for s, weights in state["mixtures"].items()}

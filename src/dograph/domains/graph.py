@@ -11,8 +11,10 @@ Shapes: M domains, N samples whose domain and source are known.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
@@ -110,40 +112,36 @@ def build_graph(
 ) -> DomainGraph:
     """The graph of `domains`; `order_M`: which of them is number 0, 1 and so on.
 
-    Sources are counted over the N samples. One transfer from the device.
+    Sources are counted over the N samples.
     """
     num, device = len(domains.share_M), domains.share_M.device
     order_M = torch.arange(num, device=device) if order_M is None else order_M
-    origin_S = torch.arange(len(sources), device=device)
-    member_MN = order_M[:, None] == label_N.to(device)
-    count_MS = member_MN.double() @ (source_N.to(device)[:, None] == origin_S).double()
+    number_N = order_M.argsort()[label_N.to(device)]
+    count = Counter(zip(number_N.tolist(), source_N.tolist(), strict=True))
+    named = list(enumerate(sources))
+    known = [{name: count[j, s] for s, name in named if count[j, s]} for j in range(num)]
+    own = (domains.share_M, domains.square_M, domains.spread_M)
+    share, square, spread = (value_M.double()[order_M].tolist() for value_M in own)
+    weight = [None] * num if weight_M is None else weight_M.double()[order_M].tolist()
     gram_MM = domains.gram_MM.double()[order_M][:, order_M]
-    given_M = torch.zeros_like(domains.share_M) if weight_M is None else weight_M
-    own = (domains.share_M, given_M, domains.square_M, domains.spread_M)
-    figure_MX = torch.stack([value_M.double()[order_M] for value_M in own], dim=1)
-    parts = (figure_MX, gram_MM.diagonal()[:, None], count_MS, cosine(gram_MM))
-    rows = torch.cat([*parts, mmd_squared(gram_MM)], dim=1).tolist()
-    first, last = 5 + len(sources), 5 + len(sources) + num
-    graph = DomainGraph(step, [], [])
-    present = [j for j in range(num) if rows[j][0] > 0]
-    for j in present:
-        share, weight, gradient_square, spread, square = rows[j][:5]
-        counts = zip(sources, rows[j][5:first], strict=True)
-        present_sources = {source: int(count) for source, count in counts if count}
-        node = Node(
+    cosines, distances = cosine(gram_MM).tolist(), mmd_squared(gram_MM).tolist()
+    mean_square = gram_MM.diagonal().tolist()
+    present = [j for j in range(num) if share[j] > 0]
+    nodes = [
+        Node(
             domain=j,
-            share=share,
-            weight=weight if weight_M is not None else None,
-            norm=max(square, 0.0) ** 0.5,
-            gradient_norm=max(gradient_square, 0.0) ** 0.5,
-            spread=spread,
-            samples=sum(present_sources.values()),
-            sources=present_sources,
+            share=share[j],
+            weight=weight[j],
+            norm=max(mean_square[j], 0.0) ** 0.5,
+            gradient_norm=max(square[j], 0.0) ** 0.5,
+            spread=spread[j],
+            samples=sum(known[j].values()),
+            sources=known[j],
         )
-        graph.nodes.append(node)
-        others = (k for k in present if j < k)
-        graph.edges.extend(Edge(j, k, rows[j][first + k], rows[j][last + k]) for k in others)
-    return graph
+        for j in present
+    ]
+    pairs = combinations(present, 2)
+    return DomainGraph(step, nodes, [Edge(j, k, cosines[j][k], distances[j][k]) for j, k in pairs])
 
 
 def write_graph(graph: DomainGraph, path: Path) -> None:
@@ -175,11 +173,9 @@ def to_graphml(graph: DomainGraph) -> str:
         '<?xml version="1.0" encoding="UTF-8"?>',
         '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
     ]
-    lines += [
-        f'  <key id="{identity[name, kind]}" for="{kind}" attr.name={quoteattr(_xml(name))} '
-        f'attr.type="{form}"/>'
-        for name, kind, form in keys
-    ]
+    for name, kind, form in keys:
+        given = f'id="{identity[name, kind]}" for="{kind}" attr.name={quoteattr(_xml(name))}'
+        lines.append(f'  <key {given} attr.type="{form}"/>')
     lines.append(f'  <graph id="step-{graph.step}" edgedefault="undirected">')
 
     def data(kind: str, values: dict[str, Any]) -> list[str]:
@@ -207,12 +203,9 @@ def to_dot(graph: DomainGraph) -> str:
     for node in graph.nodes:
         width = 3 * node.share**0.5
         lines.append(f"  {node.domain} [label={_quoted(_title(node))}, width={width:.4f}];")
-    lines += [
-        f"  {edge.first} -- {edge.second} [weight={edge.cosine:.6f}, "
-        f"penwidth={5 * edge.cosine:.4f}];"
-        for edge in graph.edges
-        if edge.cosine > 0
-    ]
+    for edge in (edge for edge in graph.edges if edge.cosine > 0):
+        drawn = f"weight={edge.cosine:.6f}, penwidth={5 * edge.cosine:.4f}"
+        lines.append(f"  {edge.first} -- {edge.second} [{drawn}];")
     return "\n".join([*lines, "}", ""])
 
 

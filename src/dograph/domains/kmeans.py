@@ -75,11 +75,10 @@ def kmeans(
     space = _space(point_BK @ point_BK.T, finite_B, normalise)
     race_MRLB = races(len(point_BK), num_domains, restarts, generator)
     label_RB, inertia_R = _restarted(space, race_MRLB, iterations)
-    label_1B = label_RB.index_select(0, inertia_R[None].argmin(dim=-1))
-    inertia = _inertia(space, label_1B, num_domains).squeeze(0)
-    back_B = order_B.argsort()
-    label_B = _by_size(label_1B[0, back_B], finite_B[back_B], num_domains)
-    return Clustering(label_B, inertia.to(dtype))
+    best_1, back_B = inertia_R.argmin(keepdim=True), order_B.argsort()
+    label_B = label_RB.index_select(0, best_1)[0, back_B]
+    label_B = _by_size(label_B, finite_B[back_B], num_domains)
+    return Clustering(label_B, inertia_R.amin().to(dtype))
 
 
 def fits_kernel(point_BK: Tensor, num_domains: int) -> bool:
@@ -140,7 +139,8 @@ def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tenso
         label_RB = score_RBM.argmin(dim=-1)
         if left % REFILL_EVERY == 0:
             label_RB = _fill_empty(space, label_RB, score_RBM)
-    return label_RB, _inertia(space, label_RB, num_domains)
+    score_RBM = _scores(space, label_RB, num_domains)
+    return label_RB, _own_distances(space, label_RB, score_RBM).sum(dim=1)
 
 
 def _plus_plus(space: _Space, race_MRLB: Tensor) -> Tensor:
@@ -187,11 +187,6 @@ def _own_distances(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor
     square_B = space.gram_BB.diagonal()
     own_RB = score_RBM.gather(2, label_RB[..., None]).squeeze(2) + square_B
     return own_RB.masked_fill((own_RB <= space.rounding_B) | (space.weight_B == 0), 0)
-
-
-def _inertia(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
-    score_RBM = _scores(space, label_RB, num_domains)
-    return _own_distances(space, label_RB, score_RBM).sum(dim=1)
 
 
 def _fill_empty(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:

@@ -38,14 +38,12 @@ class Objective(Protocol):
 
     def __call__(self, domains: Domains) -> Tensor:
         """Weights (M,): >= 0, summing to 1, 0 on empty domains."""
-        ...
 
     def residual(self, domains: Domains, weight_M: Tensor) -> Tensor:
         """How far `weight_M` is from the optimum: (), 0 at the optimum.
 
         A function of its arguments only: it is called later than `__call__`, and on the CPU.
         """
-        ...
 
 
 class _Convex(Options):

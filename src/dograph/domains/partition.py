@@ -6,7 +6,6 @@ of a domain, `share_X` is their part of the samples. Tables of counts: X tables,
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -278,15 +277,3 @@ def agreement_of_counts(count_XMS: Tensor) -> tuple[Tensor, Tensor]:
     nmi_X = 2 * information_X / entropy_X.masked_fill(entropy_X <= 0, 1)
     nmi_X = nmi_X.masked_fill(~informed_X, 0).masked_fill(unsplit_X, 1)
     return nmi_X, share_XMS.amax(dim=2).sum(dim=1)
-
-
-def agreement_of(
-    batches: Sequence[tuple[Tensor, Tensor]], num_domains: int, num_sources: int
-) -> tuple[Tensor, Tensor]:
-    """NMI and purity, each over all these batches and over the last one; on the CPU."""
-    label_N, source_N = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    num_sources = max(num_sources, int(source_N.max()) + 1)
-    cell_N, size = label_N * num_sources + source_N, num_domains * num_sources
-    last_B = cell_N[-len(batches[-1][0]) :]
-    count_2X = torch.stack([cell.bincount(minlength=size) for cell in (cell_N, last_B)])
-    return agreement_of_counts(count_2X.view(2, num_domains, num_sources).double())

@@ -19,7 +19,15 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.recorded import loss_cells, number_table
-from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
+from dograph.eval.scores import (
+    ItemMean,
+    PromptEncoder,
+    Report,
+    Scorer,
+    average,
+    check_with,
+    evaluate_tasks,
+)
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_task
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
@@ -187,6 +195,23 @@ def evaluate(
             "seconds": round(time.monotonic() - started, 1),
         },
     }
+
+
+def checked_result(values: dict[str, Any]) -> dict[str, Any]:
+    """The content of eval.json as it was read, after checks that tables can be made of it."""
+    if values["format"] != "dograph-eval":
+        raise ValueError("not a result of dograph eval")
+    for task in values["tasks"].values():
+        float(task["chance"]), int(task["items"]), _checked_mean(task[task["primary"]])
+    float(values["average"]["chance"]), _checked_mean(values["average"])
+    if not all(isinstance(note, str) for note in values["notes"]):
+        raise ValueError("its notes are not texts")
+    dict(values["provenance"]["weights"])
+    return values
+
+
+def _checked_mean(mean: dict[str, Any]) -> ItemMean:
+    return ItemMean(float(mean["value"]), None if mean["se"] is None else float(mean["se"]))
 
 
 def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:

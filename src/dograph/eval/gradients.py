@@ -22,7 +22,6 @@ up to sqrt(2) too wide.
 Shapes: N rows, S sources.
 """
 
-import json
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -35,6 +34,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dograph.errors import ConfigError, RunError, did_you_mean
+from dograph.records import DAMAGE, Skipped, read_record
 from dograph.train.run_dir import RunDirectory
 
 # Spreads below this share of the mean square of a row count as zero, and so do components with
@@ -198,27 +198,36 @@ def read_probe(run: Path, step: int) -> Probe:
     steps, file = probed_steps(run), RunDirectory(run).probe(step)
     if step not in steps:
         raise RunError(f"{run} has no probe of step {step}; it has those of {steps}")
-    about, tensor_file = json.loads(file.read_text()), file.with_suffix(".safetensors")
+    tensor_file, skipped = file.with_suffix(".safetensors"), Skipped()
     remedy = f"to continue without this probe, remove {file}"
+    about = read_record(file, _probed_rows, skipped)
+    if about is None:
+        raise RunError(f"{'; '.join(skipped.warnings())}; {remedy}")
+    sources, rows = about
     try:
         tensors = load_file(tensor_file)
-    except (OSError, SafetensorError) as error:
+        sketch_NK, source_N = tensors["sketch"].float(), tensors["source"].long()
+        label_N, loss_N = tensors["label"].long(), tensors["loss"]
+        sizes = {len(tensor) for tensor in (sketch_NK, source_N, label_N, loss_N)}
+        if sizes != {len(rows)} or sketch_NK.ndim != 2 or not 0 <= source_N.min() <= source_N.max():
+            raise ValueError("its tensors do not have the rows of its .json file")
+        sources[int(source_N.max())]
+    except (OSError, SafetensorError, *DAMAGE) as error:
         raise RunError(f"{tensor_file} cannot be read ({error}); {remedy}") from error
-    sketch_NK = tensors["sketch"].float()
     if num_bad := int((~sketch_NK.isfinite().all(dim=1)).sum()):
         raise RunError(
             f"{num_bad} of {len(sketch_NK)} sketches in {tensor_file} are not finite: the run had "
             f"diverged by then; {remedy}"
         )
-    return Probe(
-        step=step,
-        sources=about["sources"],
-        rows=about["rows"],
-        sketch_NK=sketch_NK,
-        source_N=tensors["source"].long(),
-        label_N=tensors["label"].long(),
-        loss_N=tensors["loss"],
-    )
+    return Probe(step, sources, rows, sketch_NK, source_N, label_N, loss_N)
+
+
+def _probed_rows(values: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The names of the sources, and the place of each row, in a probe's .json file."""
+    sources, rows = values["sources"], values["rows"]
+    if not rows or not all(isinstance(name, str) for name in sources):
+        raise ValueError("it does not name its sources and rows")
+    return list(sources), [dict(row) for row in rows]
 
 
 # Figure 1 in coordinates: principal components of gradient directions.

@@ -1,14 +1,15 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
-import json
 import math
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
 from typing import Any, NamedTuple
 
+import numpy as np
+from pydantic import TypeAdapter
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
@@ -19,8 +20,9 @@ from dograph.data.sampler import WeightLog, sample_origin
 from dograph.domains.graph import DomainGraph
 from dograph.errors import ConfigError, DographError, RunError
 from dograph.mixers.registry import build_mixer
+from dograph.records import Row, Skipped, StepGaps, read_lines, read_metrics, unpacked
 from dograph.train.assembly import open_sampler
-from dograph.train.metrics import SUMMARIES, Row, read_metrics
+from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
 
 NAMED = 3  # sources listed for a domain
@@ -37,15 +39,32 @@ class Explanation:
     domain_B: list[int] | None  # None before there are domains
 
 
-def explain_step(path: Path, step: int) -> Explanation:
+def explain_step(path: Path, step: int, skipped: Skipped | None = None) -> Explanation:
     """The explanation of a step, counted from 1."""
     run = RunDirectory.open(path)
     config = run.config()
-    rows = [row for row in read_metrics(run.metrics_file) if "optim/lr" in row]
-    row = next((row for row in rows if row["step"] == step), None)
+    rows = read_metrics(run.metrics_file, skipped, lambda line: step_of(line) in (step, None))
+    row = next((row for row in rows if row["step"] == step and "optim/lr" in row), None)
     if row is None:
-        raise RunError(f"{path} has steps 1 to {len(rows)}; step {step} is not one of them")
-    sample = labels_of_steps(run, {step}).get(step, {"weight": None, "domain": None})
+        _require_step(run, step)
+        raise RunError(
+            f"{run.metrics_file} has no row of step {step}: rows are at most log.every="
+            f"{config.log.every} steps apart, or it was lost; ask for another step"
+        )
+    try:
+        return _explanation(run, config, row, skipped)
+    except KeyError as error:
+        raise RunError(
+            f"{run.metrics_file} has a damaged row of step {step}, without {error}; ask for "
+            "another step"
+        ) from error
+
+
+def _explanation(
+    run: RunDirectory, config: RunConfig, row: Row, skipped: Skipped | None
+) -> Explanation:
+    step = int(row["step"])
+    sample = labels_of_steps(run, {step}, skipped).get(step, {"weight": None, "domain": None})
     quantities = ("samples", "share", "weight", "gradient_norm", "mean_norm")
     domains: list[dict[str, float]] = []
     while f"domains/{(number := len(domains))}/mean_norm" in row:
@@ -63,29 +82,61 @@ def explain_step(path: Path, step: int) -> Explanation:
     return Explanation(reasons, domains, sample["weight"], sample["domain"])
 
 
-def labels_of_steps(run: RunDirectory, steps: Collection[int]) -> dict[int, dict[str, Any]]:
+def step_of(line: bytes) -> int | None:
+    """The step of a line that starts with it, as ours do, without parsing the line."""
+    match = re.match(rb'{"step": ?(\d{1,16})[,}]', line)
+    return None if match is None else int(match[1])
+
+
+def _require_step(run: RunDirectory, step: int) -> None:
+    """Refuse a step that the run has not made."""
+    last = 0
+
+    def look(line: bytes) -> bool:
+        nonlocal last
+        made = step_of(line)
+        last = max(last, made or 0)
+        return made is None
+
+    for row in read_metrics(run.metrics_file, wanted=look):
+        last = max(last, int(row["step"]))
+    if not 1 <= step <= last:
+        raise RunError(f"{run.path} has steps 1 to {last}; step {step} is not one of them")
+
+
+def labels_of_steps(
+    run: RunDirectory, steps: Collection[int], skipped: Skipped | None = None
+) -> dict[int, dict[str, Any]]:
     """The lines of some steps in samples.jsonl; no other line is parsed."""
+    size = run.config().train.batch_size
+
+    def parse(values: dict[str, Any]) -> dict[str, Any]:
+        for own in (values["weight"], values["domain"]):
+            if own is not None and (len(own) != size or not math.isfinite(sum(own, 0.0))):
+                raise ValueError(f"not {size} weights and domains")
+        return values
+
     labels: dict[int, dict[str, Any]] = {}
-    with suppress(FileNotFoundError), open(run.samples_file, encoding="utf-8") as file:
-        for line in file:
-            number = line[len('{"step": ') : line.find(",")]
-            if number.isdecimal() and int(number) in steps and line.endswith("\n"):
-                labels[int(number)] = json.loads(line)
-                if len(labels) == len(steps):
-                    break
+    for row in read_lines(run.samples_file, parse, skipped, lambda line: step_of(line) in steps):
+        labels[row["step"]] = row
+        if len(labels) == len(steps):
+            break
     return labels
 
 
-def samples_of_step(run_path: Path, step: int) -> list[dict[str, object]]:
+def samples_of_step(
+    run_path: Path, step: int, skipped: Skipped | None = None
+) -> list[dict[str, object]]:
     """Every sample of a step in the order of the world batch, from the weight log and the seed."""
     run = RunDirectory.open(run_path)
     config = run.config()
-    last = max((int(row["step"]) for row in read_metrics(run.metrics_file)), default=0)
-    if not 1 <= step <= last:
-        raise RunError(f"{run_path} has steps 1 to {last}; step {step} is not one of them")
+    _require_step(run, step)
     corpus = Corpus(config.data.corpus)
     sampler = open_sampler(config, corpus)
-    sampler.log = WeightLog.load(run.weights_file, sampler.names)
+    skipped = Skipped() if skipped is None else skipped
+    sampler.log = WeightLog.load(run.weights_file, sampler.names, skipped)
+    if run.weights_file in skipped.counts:
+        skipped.notes.append("a mixture is lost: the run may have drawn other samples than these")
     ids = sampler.draw(step - 1)
     has_text = corpus.manifest.tokenizer.file is not None
     rows: list[dict[str, object]] = []
@@ -97,29 +148,53 @@ def samples_of_step(run_path: Path, step: int) -> list[dict[str, object]]:
     return rows
 
 
-def read_graph(path: Path, step: int | None) -> DomainGraph:
+def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> DomainGraph:
     """The graph of a run after `step` steps; by default the newest."""
-    run = RunDirectory.open(path)
+    run, damaged = RunDirectory.open(path), Skipped() if skipped is None else skipped
     if not run.graph_file.is_file():  # written for every mixer that has domains
         raise RunError(
             f"the mixer of {path}, {run.config().mixer.name}, has no domains and so no graph; "
             "train with one that has them (mixer.name=dograph), or see what the model perceives: "
             f"dograph inspect {path}/model data.corpus=DIR"
         )
-    graphs: list[Any] = read_metrics(run.graph_file)
-    steps = [graph["step"] for graph in graphs]
-    if not graphs:
+    steps: list[int] = []
+    for graph in read_graphs(run, damaged):
+        steps.append(graph.step)
+        if graph.step == step:
+            return graph
+    if not steps:
+        lost = "".join(f". {text}" for text in damaged.warnings())
         raise RunError(
             f"{path} has no domain graph yet: domains appear some steps after the start, and the "
-            "graph is written at every validation (eval.every) and at the end"
+            f"graph is written at every validation (eval.every) and at the end{lost}"
         )
-    if step is not None and step not in steps:
+    if step is not None:
         near = min(steps, key=lambda known: abs(known - step))
         raise RunError(
             f"{path} has no domain graph of step {step}; the nearest is step {near}. Available: "
             f"{', '.join(map(str, steps))}"
         )
-    return DomainGraph.from_json(graphs[-1 if step is None else steps.index(step)])
+    return graph
+
+
+def read_graphs(run: RunDirectory, skipped: Skipped | None = None) -> Iterator[DomainGraph]:
+    """The graphs in graph.jsonl, one at a time."""
+    graph = TypeAdapter(DomainGraph).validate_python
+    return read_lines(run.graph_file, lambda values: graph(unpacked(values)), skipped)
+
+
+def read_validation(
+    path: Path, skipped: Skipped | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """From validation.jsonl, by source: predictions and loss of each block."""
+
+    def parse(values: dict[str, Any]) -> tuple[str, tuple[np.ndarray, np.ndarray]]:
+        size_n, loss_n = (np.array(values[x], float) for x in ("predictions", "loss_nats"))
+        if size_n.ndim != 1 or size_n.shape != loss_n.shape or not (size_n > 0).all():
+            raise ValueError("its predictions and losses do not match")
+        return str(values["source"]), (size_n, loss_n)
+
+    return dict(read_lines(path, parse, skipped))
 
 
 def number_table(title: str, *columns: str, left: tuple[str, ...] = (), gap: int = 1) -> Table:
@@ -140,7 +215,9 @@ def node_table(graph: DomainGraph, title: str) -> Table:
         weight = [] if node.weight is None else [f"{node.weight:.3f}"]
         cells = (f"{node.share:.3f}", *weight, f"{node.gradient_norm:.3g}", f"{node.spread:.3g}")
         common = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))
-        named = [f"{name} {100 * count / node.samples:.0f} %" for name, count in common[:NAMED]]
+        named = [
+            f"{name} {100 * count / max(node.samples, 1):.0f} %" for name, count in common[:NAMED]
+        ]
         named += [f"{len(common) - NAMED} more"] if len(common) > NAMED else []
         table.add_row(str(node.domain), *cells, escape(", ".join(named)))
     return table
@@ -174,7 +251,7 @@ def domains_last(config: RunConfig) -> bool:
         return True
 
 
-def agreement_table(path: Path) -> Table | None:
+def agreement_table(path: Path, skipped: Skipped | None = None) -> Table | None:
     """A bar chart of the agreement of domains and sources (NMI) over a run.
 
     Domains of a single batch mean nothing in another, so they are not pooled over batches.
@@ -183,7 +260,8 @@ def agreement_table(path: Path) -> Table | None:
     key, over = "domains/batch_nmi", "in the step's batch"
     if domains_last(run.config()):
         key, over = "domains/nmi", "over ten batches"
-    known = [(row["step"], row[key]) for row in read_metrics(run.metrics_file) if key in row]
+    rows = with_gaps(run, skipped or Skipped(), lambda line: key.encode() in line)
+    known = [(row["step"], row[key]) for row in rows if 0 <= row.get(key, -1) <= 1]
     if not known:
         return None
     every = max(1, len(known) // LINES)
@@ -194,19 +272,21 @@ def agreement_table(path: Path) -> Table | None:
     return table
 
 
-def losses_table(paths: list[Path]) -> Table:
+def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
     """A row per source and columns per run: nats per token, perplexity, bits per byte, epochs."""
-    titles, columns, sources = ["source"], [], set[str]()
+    titles, columns, sources = ["source"], list[tuple[Row, Row]](), set[str]()
+    skipped = Skipped() if skipped is None else skipped
     for path in paths:
-        run = RunDirectory.open(path)
-        metrics = read_metrics(run.metrics_file)
-        validations = [row for row in metrics if "valid/mean/loss_nats" in row]
-        if not validations:
-            raise RunError(f"{path} has no validation yet; it runs one every eval.every steps")
-        epochs = {k: v for row in metrics for k, v in row.items() if k.startswith("data/")}
-        row = validations[-1]
+        try:
+            row, epochs = last_validation(path, skipped)
+        except DographError as error:
+            if path == paths[-1] and not columns:
+                raise
+            skipped.notes.append(f"{path} is left out: {error}")
+            continue
         columns.append((row, epochs))
-        titles += [f"{path.resolve().name}\nnats", *(f"\n{x}" for x in ("ppl", "bits/B", "epochs"))]
+        name = f"{path.resolve().name}, step {row['step']}"
+        titles += [f"{name}\nnats", *(f"\n{x}" for x in ("ppl", "bits/B", "epochs"))]
         valid = [name.removeprefix("valid/") for name in row if name.startswith("valid/")]
         sources |= {x.removesuffix("/loss_nats") for x in valid if x.endswith("/loss_nats")}
     names = sorted(sources - set(SUMMARIES))
@@ -216,8 +296,35 @@ def losses_table(paths: list[Path]) -> Table:
         for row, epochs in columns:
             times = epochs.get(f"data/{name}/epochs")
             cells += [*loss_cells(row, f"valid/{name}"), "" if times is None else f"{times:.2f}"]
-        table.add_row(name, *cells, end_section=name == names[-1])
+        table.add_row(escape(name), *cells, end_section=name == names[-1])
     return table
+
+
+def last_validation(path: Path, skipped: Skipped) -> tuple[Row, Row]:
+    """The newest row of validation losses of a run, and how often each source was read since."""
+    run, row, epochs = RunDirectory.open(path), Row(), Row()
+    for new in with_gaps(run, skipped, lambda line: b'"valid/' in line or b'"data/' in line):
+        row = new if "valid/mean/loss_nats" in new else row
+        epochs |= {name: x for name, x in new.items() if name.startswith("data/")}
+    if not row:
+        raise RunError(f"{path} has no validation yet; it runs one every eval.every steps")
+    return row, epochs
+
+
+def with_gaps(
+    run: RunDirectory, skipped: Skipped, wanted: Callable[[bytes], bool]
+) -> Iterator[Row]:
+    """Rows of metrics.jsonl; steps that it lacks are added to the warnings."""
+    gaps = StepGaps(run.config().log.every)
+
+    def look(line: bytes) -> bool:
+        gaps.add(step_of(line) or 0)
+        return wanted(line)
+
+    yield from read_metrics(run.metrics_file, skipped, look)
+    for step in run.checkpoint_steps()[-1:]:  # its rows were written before it
+        gaps.add(step + 1)
+    skipped.notes += gaps.warnings(run.metrics_file)
 
 
 def loss_cells(row: Row, name: str) -> list[str]:

@@ -52,25 +52,11 @@ class ProxyResult:
 class Lab(Protocol):
     """What a plan can know and do before training. Passed in, so mixers never import training."""
 
-    @property
-    def tokens(self) -> Mapping[str, int]:
-        """Training tokens of each source."""
-
-    @property
-    def strata(self) -> Mapping[str, int]:
-        """Training tokens of each stratum; mixtures may name these too."""
-
-    @property
-    def budget(self) -> int:
-        """Tokens that the run will draw."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of the run."""
-
-    @property
-    def proxy_steps(self) -> int:
-        """Steps of a proxy, unless its settings say otherwise."""
+    tokens: Mapping[str, int]  # training tokens of each source
+    strata: Mapping[str, int]  # training tokens of each stratum; mixtures may name these too
+    budget: int  # tokens that the run will draw
+    steps: int  # of the run
+    proxy_steps: int  # of a proxy, unless its settings say otherwise
 
     @property
     def parameters(self) -> int:

@@ -13,12 +13,7 @@ from dograph.config import Fraction, Options, Refresh
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
-from dograph.mixers.source_weights import (
-    LearnedWeights,
-    Names,
-    SourceMixer,
-    SourceOptions,
-)
+from dograph.mixers.source_weights import LearnedWeights, Names, SourceMixer, SourceOptions
 from dograph.types import Mixture, Signals
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0

@@ -19,13 +19,7 @@ from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import build_objective
-from dograph.domains.partition import (
-    WeightLimits,
-    agreement_of,
-    all_finite,
-    sample_weights,
-    share_out,
-)
+from dograph.domains.partition import WeightLimits, agreement, all_finite, sample_weights, share_out
 from dograph.domains.scopes import FIT_BATCHES, PeriodScope, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, with_options
@@ -162,12 +156,11 @@ class DoGraph(Mixer):
     def weigh(self, signals: Signals) -> Tensor:
         """Algorithm 1: cluster the sketches, solve for the domains' weights, share them out."""
         sketch_BK, finite, domains = self._clustered(signals)  # R' g_i, and D_1 .. D_m of them
+        weight_B = super().weigh(signals)  # equal: before domains are known, and in the warm-up
         if domains is not None:
-            known = self.remixing.at_first(domains)
-            self.weight_M = self.objective(known)  # w = argmin L_opt on the simplex
-            weight_B, finite = self._shared(domains, self.weight_M, signals, finite)  # c_i
-        if domains is None or signals.step < self.warmup_steps:
-            weight_B = super().weigh(signals)
+            self.weight_M = self._solved(domains)  # w = argmin L_opt on the simplex
+            shared_B, finite = self._shared(domains, self.weight_M, signals, finite)  # c_i
+            weight_B = weight_B if signals.step < self.warmup_steps else shared_B
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
         return weight_B
 
@@ -180,23 +173,25 @@ class DoGraph(Mixer):
         sketch_BK, finite = sketch_BK.masked_fill(broken_B[:, None], 0), ~broken_B.any()
         return sketch_BK, finite, self.scope.assign(sketch_BK, signals.step, signals.projection)
 
+    def _solved(self, domains: Domains) -> Tensor:
+        """Domain weights by the objective."""
+        return self.objective(self.remixing.at_first(domains))
+
     def _shared(
         self, domains: Domains, weight_M: Tensor, signals: Signals, finite: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Domain weights to sample weights c_B, within the limits; and if all was finite."""
-        options, source_B = self.options, signals.source_B
-        sampled = options.apply_weights_to == "sampling"
-        limited = options.max_relative_weight is not None or options.keep_source_shares
-        if not (sampled or limited or options.normalize_gradients):
-            return share_out(domains, weight_M, finite, options.min_effective_fraction)
-        if options.keep_source_shares and source_B is None:
+        """Domain weights to sample weights c_i = w_j / |D_j|, within limits; if all was finite."""
+        options, kept_B, norm_B = self.options, None, self._norms(signals)
+        if options.keep_source_shares and (kept_B := signals.source_B) is None:
             raise ConfigError(
                 "mixer.keep_source_shares=true needs the source of every sample: pass source_B to "
                 "Sketcher.backward or Sketcher.signals"
             )
+        sampled, most = options.apply_weights_to == "sampling", options.max_relative_weight
+        if not sampled and norm_B is None and kept_B is None and most is None:
+            return share_out(domains, weight_M, finite, options.min_effective_fraction)
         weight_B = super().weigh(signals) if sampled else sample_weights(domains, weight_M)
-        kept_B = source_B if options.keep_source_shares else None
-        weight_B = self.limits.apply(weight_B, self._norms(signals), kept_B)
+        weight_B = self.limits.apply(weight_B, norm_B, kept_B)
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
@@ -220,7 +215,7 @@ class DoGraph(Mixer):
         equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
         if domains is None or signals.step < self.warmup_steps:
             return equal_b
-        weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
+        weight_M, share_M = self._solved(domains), domains.share_M
         times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
         if self.options.apply_weights_to == "sampling":
             times_M = torch.ones_like(times_M)
@@ -231,7 +226,7 @@ class DoGraph(Mixer):
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
         sketch_BK, finite, domains = self._clustered(signals)
         if domains is not None:
-            self.weight_M = self.objective(self.remixing.at_first(domains))
+            self.weight_M = self._solved(domains)
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
     def _take_in(
@@ -295,9 +290,11 @@ class DoGraph(Mixer):
             "weights/solver_residual": self.objective.residual(domains, weight_M),
         }
         if batches := _batches(held):
-            nmi_2, purity_2 = agreement_of(batches, len(weight_M), self.num_sources)
-            report["domains/nmi"], report["domains/batch_nmi"] = nmi_2
-            report["domains/purity"] = purity_2[0]
+            label_N, source_N = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            sizes = len(weight_M), max(self.num_sources, int(source_N.max()) + 1)
+            report["domains/nmi"], purity = agreement(label_N, source_N, *sizes)
+            report["domains/batch_nmi"], _ = agreement(*batches[-1], *sizes)
+            report["domains/purity"] = purity
         return report
 
     def remix(self, signals: Signals) -> Mixture | None:
@@ -315,14 +312,13 @@ class DoGraph(Mixer):
         return {**state, "warmup_steps": self.warmup_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts: dict[str, dict[str, Any]] = {"scope": {}, "recent": {}, "remixing": {}}
-        for name, value in state.items():
-            part, _, own = name.partition(":")
-            parts.get(part, {})[own] = value
-        self.warmup_steps = state["warmup_steps"]
-        self.num_sources, self.recent = parts["recent"]["num_sources"], _batches(parts["recent"])
-        self.scope.load_state_dict(parts["scope"])
-        self.remixing.load_state_dict(parts["remixing"])
+        def part(name: str) -> dict[str, Any]:
+            return {n[len(name) :]: value for n, value in state.items() if n.startswith(name)}
+
+        recent, self.warmup_steps = part("recent:"), state["warmup_steps"]
+        self.num_sources, self.recent = recent["num_sources"], _batches(recent)
+        self.scope.load_state_dict(part("scope:"))
+        self.remixing.load_state_dict(part("remixing:"))
 
     # What it says of itself, and what its domains look like.
 

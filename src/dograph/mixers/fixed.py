@@ -1,7 +1,6 @@
 """Mixtures known before training, with equal sample weights: uniform, static, scheduled, UniMax."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -10,8 +9,15 @@ from pydantic import AfterValidator, Field
 from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
-from dograph.mixtures.file import Provenance, as_mixture, as_provenance, read_mixture_file
-from dograph.mixtures.published import Preset, find_preset
+from dograph.mixtures.file import (
+    Provenance,
+    RunFacts,
+    as_mixture,
+    as_provenance,
+    mismatches,
+    read_mixture_file,
+)
+from dograph.mixtures.published import find_preset
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")
@@ -123,39 +129,30 @@ class UniMax(Mixer):
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 
 
-@dataclass(frozen=True, slots=True)
-class GivenMixture:
-    """A mixture from outside the configuration, and the setting that names it."""
-
-    where: str
-    weights: Mapping[str, float]
-    provenance: Provenance | None
-    preset: Preset | None = None
-
-
-def given_mixtures(options: Mapping[str, Any]) -> list[GivenMixture]:
-    """Mixtures in a mixer's options that were not written by hand for this run."""
-    given_here: list[GivenMixture] = []
+def mixture_notes(options: Mapping[str, Any], facts: RunFacts) -> list[str]:
+    """Warnings about mixtures in a mixer's options that were made for another corpus or run."""
+    notes: list[str] = []
     if isinstance(name := options.get("preset"), str):
         preset = find_preset(name)
-        given_here.append(GivenMixture(f"mixer.preset={name}", {}, preset.provenance, preset))
+        own = mismatches(preset.provenance, facts) + preset.fit(list(facts.sources))[1]
+        notes += [f"mixer.preset={name}: {note}" for note in own]
     sampling, stages = options.get("sampling"), options.get("stages")
-    named = isinstance(sampling, str) and not _is_file(sampling)  # natural, uniform
     places: dict[str, Any] = {
         "mixer.file": options.get("file"),
-        "mixer.sampling": None if named else sampling,
+        "mixer.sampling": None if sampling in SAMPLINGS else sampling,
         "mixer": {key: options[key] for key in STAGE_KEYS if key in options},
     }
     if isinstance(stages, Mapping):
         places |= {f"mixer.stages.{step}": part for step, part in stages.items()}
     for where, given in places.items():
-        if isinstance(given, str):
-            file = read_mixture_file(Path(given))
-            given_here.append(GivenMixture(f"{where}={given}", file.weights, file.provenance))
-        elif isinstance(given, Mapping) and given.get("provenance") is not None:
+        if isinstance(given, Mapping) and given.get("provenance") is None:
+            continue  # weights that were written by hand for this run
+        if given is not None:
             mixture, provenance = stage(given, where)
-            given_here.append(GivenMixture(where, mixture.weights, provenance))
-    return given_here
+            shown = f"{where}={given}" if isinstance(given, str) else where
+            own = mismatches(provenance, facts, mixture.weights)
+            notes += [f"{shown}: {note}" for note in own]
+    return notes
 
 
 def inlined(options: Mapping[str, Any]) -> dict[str, Any]:

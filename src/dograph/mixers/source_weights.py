@@ -225,16 +225,14 @@ class LearnedWeights:
 
         averages = [named(average_S) for average_S in state["path_averages"] if average_S]
         path = zip(state["path_weights"], averages, strict=False)
-        average, index = named(state["average"]), point_before(state["count"], every)
-        return cls(
-            average=average,
-            last=named(state["weights"]),
-            drift=None if index is None else distance(average, averages[index]),
-            trajectory=[
-                {"steps": (n + 1) * every - before, "weights": named(weight_S), "average": mean}
-                for n, (weight_S, mean) in enumerate(path)
-            ],
-        )
+        trajectory = [
+            {"steps": n * every - before, "weights": named(weight_S), "average": mean}
+            for n, (weight_S, mean) in enumerate(path, start=1)
+        ]
+        average, drift = named(state["average"]), None
+        if (index := point_before(state["count"], every)) is not None:
+            drift = math.fsum(abs(w - averages[index][name]) for name, w in average.items())
+        return cls(average, named(state["weights"]), drift, trajectory)
 
     @property
     def entropy(self) -> float:
@@ -267,8 +265,3 @@ class LearnedWeights:
                 f"{effective:.2f} effective sources): {remedy}"
             )
         return advice
-
-
-def distance(one: Weights, other: Weights) -> float:
-    """L1: the sum of absolute differences."""
-    return math.fsum(abs(one[name] - other[name]) for name in one)

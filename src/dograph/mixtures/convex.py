@@ -71,19 +71,16 @@ class Total:
     def derivatives(self, weight_S: np.ndarray, order: int) -> np.ndarray:
         """The derivatives of each law along its form, times its share, (V,)."""
         each_V = zip(self.laws, (self.form_VS @ weight_S).tolist(), strict=True)
-        derivative_V: np.ndarray = self.share_V * [law.at(x)[order] for law, x in each_V]
-        return derivative_V
+        return np.asarray(self.share_V * [law.at(x)[order] for law, x in each_V])
 
     def loss(self, weight_S: np.ndarray) -> float:
         return self.c + float(self.derivatives(weight_S, 0).sum())
 
     def slope(self, weight_S: np.ndarray) -> np.ndarray:
-        slope_S: np.ndarray = self.derivatives(weight_S, 1) @ self.along_VS
-        return slope_S
+        return np.asarray(self.derivatives(weight_S, 1) @ self.along_VS)
 
     def curvature(self, weight_S: np.ndarray) -> np.ndarray:
-        curve_SS: np.ndarray = (self.along_VS.T * self.derivatives(weight_S, 2)) @ self.along_VS
-        return curve_SS
+        return np.asarray((self.along_VS.T * self.derivatives(weight_S, 2)) @ self.along_VS)
 
 
 def sum_zero(size: int) -> np.ndarray:

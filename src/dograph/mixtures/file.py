@@ -133,21 +133,17 @@ def read_mixture_file(path: Path) -> MixtureFile:
     findings = content.get("findings") or {}
     if not isinstance(findings, Mapping):
         raise ConfigError(f"{path}: findings must be a mapping, got {findings!r}")
-    return MixtureFile(
-        weights=dict(as_mixture(content["weights"], f"{path}: weights").weights),
-        provenance=as_provenance(content.get("provenance"), f"{path}: provenance"),
-        findings=dict(findings),
-    )
+    weights = dict(as_mixture(content["weights"], f"{path}: weights").weights)
+    provenance = as_provenance(content.get("provenance"), f"{path}: provenance")
+    return MixtureFile(weights=weights, provenance=provenance, findings=dict(findings))
 
 
 def as_mixture(weights: Any, where: str) -> Mixture:
     """A mixture from YAML; weights are divided by their sum."""
     if not isinstance(weights, Mapping) or not weights:
         raise ConfigError(f"{where} must be a mapping of source: weight, got {weights!r}")
-    if unquoted := [name for name in weights if isinstance(name, bool) or name is None]:
-        raise ConfigError(
-            f"{where}: YAML reads a bare yes, no or ~ as {unquoted[0]}; quote the name"
-        )
+    if bare := [name for name in weights if isinstance(name, bool) or name is None]:
+        raise ConfigError(f"{where}: YAML reads a bare yes, no or ~ as {bare[0]}; quote the name")
     try:
         given = {str(name): float(value) for name, value in weights.items()}
         if wrong := {name: value for name, value in given.items() if not value >= 0}:

@@ -18,8 +18,8 @@ from dograph.mixtures.surrogates import (
     SURROGATES,
     Choice,
     Judged,
+    OnFit,
     PlanObjective,
-    Progress,
     choose_surrogate,
     fit_objective,
     is_constant,
@@ -57,7 +57,7 @@ def propose_from_table(
     test_table: MixtureTable | None = None,
     draws: int = DRAWS,
     top: int = TOP,
-    progress: Progress | None = None,
+    progress: OnFit | None = None,
 ) -> Proposal:
     """The mixture with the lowest loss predicted from runs of other mixtures.
 
@@ -72,17 +72,13 @@ def propose_from_table(
     if not 1 <= top <= draws:
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
     rows = _Rows(table, target, prior, caps)
-    choice = choose_surrogate(
-        rows.weight_NS, rows.loss_NV, rows.shares, names=names, seed=seed, progress=progress
-    )
-    objective = fit_objective(
-        SURROGATES[choice.name], rows.weight_NS, rows.loss_NV, rows.share_V, seed=seed
-    )
+    runs = rows.weight_NS, rows.loss_NV
+    choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed, progress=progress)
+    objective = fit_objective(SURROGATES[choice.name], *runs, rows.share_V, seed=seed)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
-        weight_S, simulation = simulate(
-            objective.predict, rows.prior_S, rows.cap_S, seed=seed, draws=draws, top=top
-        )
+        how = {"seed": seed, "draws": draws, "top": top}
+        weight_S, simulation = simulate(objective.predict, rows.prior_S, rows.cap_S, **how)
         if simulation["constant"]:
             rows.notes.append(
                 "the surrogate predicts the same loss for every mixture, so none is better than "

@@ -7,6 +7,7 @@ Shapes: N runs, S sources, R residuals (runs, then penalties), B starts, P param
 in which the mixtures vary.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,7 @@ CONSTANT = 1e-12  # of the losses: a spread below this is rounding
 SAME_DIRECTION = 1e-8  # of the largest spread of the mixtures: below, they do not vary
 RIDGE = 1e-5  # on |slopes of log(L - c)|^2 / 2 where runs are too few: 0.01 counts like a t of 3
 LARGEST_EXPONENT = 60.0  # exp of more would overflow sums of squares; no loss is near it
-NO_LEVEL = "c is at its lower bound of 0: the runs show no level that losses tend to"
+
 
 # All starts take steps together: those that are lowest before them do not lead to the lowest
 # minimum of the 32 proxies in benchmarks/results/plans. Steps are short, so that each start stays
@@ -42,8 +43,7 @@ def checked(weight_NS: np.ndarray, loss_N: np.ndarray) -> np.ndarray:
             "positive needs positive losses (nats): use the surrogate ridge or linear for other "
             "measures"
         )
-    divided_NS: np.ndarray = weight_NS / weight_NS.sum(axis=1)[:, None]
-    return divided_NS
+    return np.asarray(weight_NS / weight_NS.sum(axis=1)[:, None])
 
 
 def huber(error_BN: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -144,18 +144,20 @@ def lowest_huber(
     return best.x, any(end.status > 0 for end in lowest)
 
 
-def _undecided(
-    num_runs: int, num_sources: int, rank: int, free: int, *, still: str, smallest: str
-) -> tuple[str, ...]:
-    """What too few runs, or runs too much alike, leave to convention."""
-    notes = []
+def _open_questions(
+    weight_NS: np.ndarray, rank: int, free: int, still: str, smallest: str, c_at_bound: bool
+) -> list[str]:
+    """What too few runs, or runs too much alike, leave to convention, and whether c is at 0."""
+    (num_runs, num_sources), notes = weight_NS.shape, []
     if rank < num_sources - 1:
         directions = f"{rank} of {num_sources - 1} directions"
         notes.append(f"the mixtures vary in {directions}: along the others {still}")
     if num_runs <= free:
         what = f"the smallest {smallest} that fit are preferred"
         notes.append(f"{num_runs} runs for {free} free parameters: {what}")
-    return tuple(notes)
+    if c_at_bound:
+        notes.append("c is at its lower bound of 0: the runs show no level that losses tend to")
+    return notes
 
 
 LEAST_C = 1e-12  # of the lowest loss: c is positive, and this is what a c of 0 becomes
@@ -178,13 +180,11 @@ class ExponentialLaw(ConvexLaw):
     @property
     def at_sources(self) -> np.ndarray:
         """log_k + t_j: the logarithm of L - c where source j is all there is, free of the gauge."""
-        at_S: np.ndarray = self.log_k + self.t_S
-        return at_S
+        return np.asarray(self.log_k + self.t_S)
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
         weight_NS = np.asarray(weight_NS, dtype=np.float64)
-        loss_N: np.ndarray = self.c + np.exp(self.log_k + weight_NS @ self.t_S)
-        return loss_N
+        return np.asarray(self.c + np.exp(self.log_k + weight_NS @ self.t_S))
 
     @cached_property
     def mean(self) -> float:
@@ -193,8 +193,7 @@ class ExponentialLaw(ConvexLaw):
     @cached_property
     def form_S(self) -> np.ndarray:
         """T in the gauge with mean(t) = 0."""
-        form_S: np.ndarray = self.t_S - self.mean
-        return form_S
+        return np.asarray(self.t_S - self.mean)
 
     def at(self, x: float) -> tuple[float, float, float]:
         grown = float(np.exp(self.log_k + self.mean + x))
@@ -251,8 +250,7 @@ class ExponentialFit:
     def _grown(self, point_BP: np.ndarray) -> np.ndarray:
         """L - c of the runs, (..., N)."""
         log_BN = point_BP[..., 1:2] + point_BP[..., 2:] @ self.column_NK.T
-        grown_BN: np.ndarray = np.exp(np.minimum(log_BN, LARGEST_EXPONENT))
-        return grown_BN
+        return np.asarray(np.exp(np.minimum(log_BN, LARGEST_EXPONENT)))
 
     def residual(self, point_BP: np.ndarray) -> np.ndarray:
         """Of one point (P,), or of several at once (B, P)."""
@@ -285,10 +283,8 @@ def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0)
     fit = ExponentialFit(weight_NS, loss_N)
     draws = stream(seed, "exponential", num_runs, num_sources)
     point_P, converged = lowest_huber(fit, fit.starts(draws))
-    still, smallest, free = "the law is flat by convention", "slopes", fit.rank + 2
-    notes = _undecided(num_runs, num_sources, fit.rank, free, still=still, smallest=smallest)
-    if point_P[0] <= fit.low_P[0]:
-        notes += (NO_LEVEL,)
+    still, no_level = "the law is flat by convention", bool(point_P[0] <= fit.low_P[0])
+    notes = _open_questions(weight_NS, fit.rank, fit.rank + 2, still, "slopes", no_level)
     t_S = fit.to_t_SK @ point_P[2:]
     return ExponentialLaw(
         c=float(point_P[0]),
@@ -296,7 +292,7 @@ def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0)
         t_S=t_S,
         huber=float(huber(fit.residual(point_P)[None, :num_runs], DELTA)[0][0]),
         converged=converged,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -315,7 +311,7 @@ class TransferLaw(ConvexLaw):
     a_j says how much a token of source j is worth for this loss, so a . r is proportional to the
     tokens of a run that count (compare the data term of scaling laws, (D0 / D)^alpha). Sources
     with a_j = 0 help nothing: a mixture of them alone has an infinite loss. The unit of a depends
-    on alpha: read `worth_S`. For a large alpha the law comes near an exponential one.
+    on alpha: read `form_S`. For a large alpha the law comes near an exponential one.
     """
 
     alpha: float
@@ -323,13 +319,8 @@ class TransferLaw(ConvexLaw):
 
     @cached_property
     def form_S(self) -> np.ndarray:
-        """a_j / max a: a token of source j in tokens of the source that helps most."""
-        worth_S: np.ndarray = self.a_S / self.a_S.max()
-        return worth_S
-
-    @property
-    def worth_S(self) -> np.ndarray:
-        return self.form_S
+        """The worth of sources, a_j / max a: a token of j in tokens of the one that helps most."""
+        return np.asarray(self.a_S / self.a_S.max())
 
     @cached_property
     def log_k(self) -> float:
@@ -337,7 +328,7 @@ class TransferLaw(ConvexLaw):
         return float(-self.alpha * np.log(self.a_S.max()))
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        x_N = np.asarray(weight_NS, dtype=np.float64) @ self.worth_S
+        x_N = np.asarray(weight_NS, dtype=np.float64) @ self.form_S
         with np.errstate(divide="ignore"):
             loss_N: np.ndarray = self.c + np.exp(self.log_k - self.alpha * np.log(x_N))
         return loss_N
@@ -349,7 +340,7 @@ class TransferLaw(ConvexLaw):
         return value, -alpha * value / x, alpha * (alpha + 1) * value / x**2
 
     def parameters(self) -> dict[str, float | np.ndarray]:
-        return {"log_k": self.log_k, "alpha": self.alpha, "worth": self.worth_S}
+        return {"log_k": self.log_k, "alpha": self.alpha, "worth": self.form_S}
 
 
 class TransferFit:
@@ -466,35 +457,22 @@ def fit_transfer(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) ->
     worth_S = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
     law = TransferLaw(c, alpha, worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha))
     error_N = law.predict(weight_NS) - loss_N
-    return replace(
-        law,
-        huber=float(huber(error_N[None], DELTA)[0][0]),
-        converged=converged,
-        notes=_transfer_notes(law, num_runs, rank),
-    )
-
-
-def _transfer_notes(law: TransferLaw, num_runs: int, rank: int) -> tuple[str, ...]:
-    """What the runs leave open, and which parameters are at a bound."""
-    num_sources, worthless = len(law.a_S), int((law.a_S <= 0).sum())
     still = "a token counts like one of the mean mixture, by convention"
-    smallest, (low, high) = "differences between sources", ALPHA_RANGE
-    bounds = [
-        (law.c <= 0, NO_LEVEL),
-        (
-            law.alpha <= low * (1 + 1e-9),
-            f"alpha is at its lower bound of {low:g}: the runs hardly fix it, nor c",
-        ),
-        (
-            law.alpha >= high * (1 - 1e-9),
-            f"alpha is at its upper bound of {high:g}: the losses bend like an exponential law "
-            "rather than a power",
-        ),
-        (
-            worthless > 0,
-            f"{worthless} of {num_sources} sources {'is' if worthless == 1 else 'are'} worth "
-            "nothing (a = 0): without the others the law predicts an infinite loss",
-        ),
-    ]
-    undecided = _undecided(num_runs, num_sources, rank, rank + 3, still=still, smallest=smallest)
-    return (*undecided, *(note for at_bound, note in bounds if at_bound))
+    smallest = "differences between sources"
+    notes = _open_questions(weight_NS, rank, rank + 3, still, smallest, law.c <= 0)
+    total = float(huber(error_N[None], DELTA)[0][0])
+    return replace(law, huber=total, converged=converged, notes=(*notes, *_at_bounds(law)))
+
+
+def _at_bounds(law: TransferLaw) -> Iterator[str]:
+    """Which of the parameters other than c are at a bound."""
+    worthless, (low, high) = int((law.a_S <= 0).sum()), ALPHA_RANGE
+    if law.alpha <= low * (1 + 1e-9):
+        yield f"alpha is at its lower bound of {low:g}: the runs hardly fix it, nor c"
+    if law.alpha >= high * (1 - 1e-9):
+        bends = "the losses bend like an exponential law rather than a power"
+        yield f"alpha is at its upper bound of {high:g}: {bends}"
+    if worthless:
+        counted = f"{worthless} of {len(law.a_S)} sources {'is' if worthless == 1 else 'are'}"
+        infinite = "without the others the law predicts an infinite loss"
+        yield f"{counted} worth nothing (a = 0): {infinite}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from dograph.errors import ConfigError
 from dograph.mixtures.mixing_laws import huber
+from dograph.progress import counted
 
 ALPHAS = np.geomspace(0.02, 4.0, 48)  # the authors start in [0.65, 0.9] and [0.3, 0.8]
 INNER_STEPS = 100
@@ -167,26 +168,29 @@ def _best_alpha(problem: _Problem, group_J: np.ndarray) -> np.ndarray:
 
     num_groups = int(group_J.max()) + 1
     value_AG, slope_AG = np.empty((2, len(ALPHAS), num_groups))
-    for row, alpha in enumerate(ALPHAS):
-        _, _, value_J, slope_J = problem.solve(np.full(len(group_J), alpha))
-        value_AG[row] = np.bincount(group_J, value_J)
-        slope_AG[row] = np.bincount(group_J, slope_J)
     alpha_J = np.empty(len(group_J))
-    for group, best in enumerate(value_AG.argmin(axis=0).tolist()):
-        rows = np.flatnonzero(group_J == group)
-        rises = slope_AG[best, group] > 0
-        ends = [max(best - rises, 0), min(best + (not rises), len(ALPHAS) - 1)]
-        low, high = ALPHAS[ends]
+    with counted("{done}/{total}") as display:
+        for row, alpha in enumerate(ALPHAS):
+            _, _, value_J, slope_J = problem.solve(np.full(len(group_J), alpha))
+            value_AG[row] = np.bincount(group_J, value_J)
+            slope_AG[row] = np.bincount(group_J, slope_J)
+            display.update(row + 1, stage="power laws, grid of alpha", total=len(ALPHAS))
+        for group, best in enumerate(value_AG.argmin(axis=0).tolist()):
+            rows = np.flatnonzero(group_J == group)
+            rises = slope_AG[best, group] > 0
+            ends = [max(best - rises, 0), min(best + (not rises), len(ALPHAS) - 1)]
+            low, high = ALPHAS[ends]
 
-        def at(alpha: float, part: int, rows: np.ndarray = rows) -> float:
-            return float(problem.solve(np.full(len(rows), alpha), rows)[part].sum())
+            def at(alpha: float, part: int, rows: np.ndarray = rows) -> float:
+                return float(problem.solve(np.full(len(rows), alpha), rows)[part].sum())
 
-        if low == high:  # at an end of the grid
-            alpha_J[rows] = low
-        elif slope_AG[ends[0], group] < 0 < slope_AG[ends[1], group]:
-            alpha_J[rows] = brentq(at, low, high, args=(3,), xtol=1e-15, rtol=1e-15)
-        else:  # two minima within one step of the grid
-            alpha_J[rows] = minimize_scalar(at, args=(2,), bounds=(low, high)).x
+            if low == high:  # at an end of the grid
+                alpha_J[rows] = low
+            elif slope_AG[ends[0], group] < 0 < slope_AG[ends[1], group]:
+                alpha_J[rows] = brentq(at, low, high, args=(3,), xtol=1e-15, rtol=1e-15)
+            else:  # two minima within one step of the grid
+                alpha_J[rows] = minimize_scalar(at, args=(2,), bounds=(low, high)).x
+            display.update(group + 1, stage="power laws", total=num_groups)
     return alpha_J
 
 

@@ -158,8 +158,7 @@ def rounded(weight_NS: np.ndarray, cap_S: np.ndarray) -> np.ndarray:
     weight_NS = weight_NS[(weight_NS <= np.minimum(cap_S, 1)).all(1)]
     weight_NS = np.where(weight_NS < MINIMUM, 0, weight_NS)
     weight_NS = weight_NS / weight_NS.sum(1, keepdims=True)
-    grid_NS: np.ndarray = np.round(weight_NS / MINIMUM) * MINIMUM
-    return grid_NS
+    return np.asarray(np.round(weight_NS / MINIMUM) * MINIMUM)
 
 
 def distinct(weight_NS: np.ndarray) -> np.ndarray:
@@ -168,5 +167,4 @@ def distinct(weight_NS: np.ndarray) -> np.ndarray:
         return weight_NS
     weight_NS = weight_NS[np.lexsort(weight_NS.T)]
     step_N = np.abs(np.diff(weight_NS, axis=0)).sum(1)
-    distinct_NS: np.ndarray = weight_NS[np.concatenate([[True], step_N > SAME])]
-    return distinct_NS
+    return np.asarray(weight_NS[np.concatenate([[True], step_N > SAME])])

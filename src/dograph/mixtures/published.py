@@ -76,23 +76,24 @@ class Preset:
         absent = [ours for ours in shares if ours not in theirs]
         fitting = sum(kept.values())
         if fitting < LEAST_FIT:
-            what = f"the preset {self.name} does not fit this corpus: its sources are"
-            both = f"{', '.join(shares)}; the corpus has {', '.join(sources)}"
-            raise ConfigError(f"{what} {both}; {BY_NAME}")
+            raise ConfigError(
+                f"the preset {self.name} does not fit this corpus: its sources are "
+                f"{', '.join(shares)}; the corpus has {', '.join(sources)}; {BY_NAME}"
+            )
         notes = []
         if absent:
-            notes.append(
-                f"the corpus has no {', '.join(absent)} of the preset {self.name} "
-                f"({1 - fitting:.1%} of its weight): the rest was scaled up to sum to 1"
-            )
+            lacks = f"the corpus has no {', '.join(absent)} of the preset {self.name}"
+            lost = f"({1 - fitting:.1%} of its weight)"
+            notes.append(f"{lacks} {lost}: the rest was scaled up to sum to 1")
         if others := [source for source in sources if source not in kept]:
             notes.append(f"the preset {self.name} does not name {', '.join(others)}: not drawn")
         return Mixture.normalised(kept), notes
 
 
-def _preset(name: str, collection: str, weights: str, provenance: Provenance) -> Preset:
+def _preset(name: str, weights: str, provenance: Provenance) -> Preset:
     """A preset from a printed table: a name and its weight, then a comma."""
     pairs = (part.rpartition(" ") for part in weights.split(", "))
+    collection = next(known for known in CANONICAL if known in name)
     return Preset(name, collection, {source: float(w) for source, _, w in pairs}, provenance)
 
 
@@ -122,7 +123,6 @@ def _doremi(tokenizer: str, file: str, **proxy: Any) -> Provenance:
 PILE = [
     _preset(
         "regmix-pile",
-        "pile",
         "ArXiv 0.0012046169821426883, FreeLaw 0.001454510048554701, "
         "NIH ExPorter 0.001231640306882902, PubMed Central 0.003108561825532002, "
         "Wikipedia (en) 0.01593264140324679, DM Mathematics 0.00031106907908634156, "
@@ -136,21 +136,14 @@ PILE = [
             "regmix",
             "config_1b/regmix.yaml (476a7b0)",
             seq_len=2048,
-            proxy={
-                "model": "2 layers, width 256",
-                "parameters": 1_300_000,  # without embeddings
-                "number": 512,
-                "steps": 1000,
-                "batch_size": 512,
-                "tokens": 1_048_576_000,
-            },
+            proxy={"model": "2 layers, width 256", "parameters": 1_300_000}  # without embeddings
+            | {"number": 512, "steps": 1000, "batch_size": 512, "tokens": 1_048_576_000},
             target_tokens=25_000_000_000,
             note="for the loss on Pile-CC",
         ),
     ),
     _preset(
         "pile-natural",
-        "pile",
         "ArXiv 0.113285273, FreeLaw 0.079608651, NIH ExPorter 0.003913491, "
         "PubMed Central 0.185375901, Wikipedia (en) 0.051081359, DM Mathematics 0.015962925, "
         "Github 0.101750772, PhilPapers 0.003707518, StackExchange 0.066529351, "
@@ -165,7 +158,6 @@ PILE = [
     ),
     _preset(
         "doremi-pile",
-        "pile",
         "ArXiv 0.053539443761110306, BookCorpus2 0.003705330193042755, "
         "Books3 0.07566335052251816, DM Mathematics 0.0018699447391554713, "
         "Enron Emails 0.00395314721390605, EuroParl 0.01197313703596592, "
@@ -186,7 +178,6 @@ PILE = [
     ),
     _preset(
         "doremi-pile-paper",
-        "pile",
         "Pile-CC 0.6057, PubMed Central 0.0046, Books3 0.0224, OpenWebText2 0.1019, ArXiv 0.0036, "
         "Github 0.0179, FreeLaw 0.0043, StackExchange 0.0153, USPTO Backgrounds 0.0036, "
         "PubMed Abstracts 0.0113, Gutenberg (PG-19) 0.0072, OpenSubtitles 0.0047, "
@@ -221,28 +212,24 @@ def _doge(method: str, file: str, steps: int, note: str) -> Provenance:
 SLIMPAJAMA = [
     _preset(
         "doremi-slimpajama-10k",
-        "slimpajama",
         "ArXiv 0.08205, Book 0.02007, C4 0.01395, CommonCrawl 0.2961, Github 0.294, "
         "StackExchange 0.09507, Wikipedia 0.1987",
         _doge("doremi", "doremi10k", 10_000, "not converged: compare doremi-slimpajama-50k"),
     ),
     _preset(
         "doremi-slimpajama-50k",
-        "slimpajama",
         "ArXiv 0.04235, Book 0.08201, C4 0.381, CommonCrawl 0.1141, Github 0.0654, "
         "StackExchange 0.0847, Wikipedia 0.2305",
         _doge("doremi", "doremi50k", 50_000, "compare doremi-slimpajama-10k"),
     ),
     _preset(
         "doge-slimpajama",
-        "slimpajama",
         "ArXiv 0.088, Book 0.045, C4 0.269, CommonCrawl 0.214, Github 0.070, StackExchange 0.166, "
         "Wikipedia 0.148",
         _doge("doge", "doge", 10_000, "for universal generalisation"),
     ),
     _preset(
         "slimpajama-natural",
-        "slimpajama",
         "CommonCrawl 54.1, C4 28.7, Github 4.2, Book 3.7, ArXiv 3.4, Wikipedia 3.1, "
         "StackExchange 2.8",
         Provenance(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 from dograph.errors import ConfigError, DographError, require
 from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
 from dograph.mixtures.tables import MixtureTable, listed
+from dograph.progress import counted
 from dograph.rng import stream
 
 ROUNDS, LEARNING_RATE = 1000, 0.01  # of the trees
@@ -73,8 +75,7 @@ class LinearLaw:
     penalty: float = 0.0
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        loss_N: np.ndarray = self.intercept + weight_NS @ self.slope_S
-        return loss_N
+        return np.asarray(self.intercept + weight_NS @ self.slope_S)
 
 
 def fit_linear(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> LinearLaw:
@@ -125,7 +126,7 @@ FEW = 100  # with fewer runs the folds are drawn several times, to reduce their 
 REPEATS = 3
 
 # (fits done, fits in all, name of the surrogate)
-Progress = Callable[[int, int, str], None]
+OnFit = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +188,13 @@ def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
         note = "constant"
     else:
         spearman = correlation(rankdata(predicted_N), rankdata(loss_N))
-    error: float | None = None
-    bias: float | None = None
+    pearson = correlation(predicted_N, loss_N)
     if infinite := int(np.isinf(predicted_N).sum()):
         note = f"an infinite loss is predicted of {infinite} of {loss_N.size} runs"
-    else:
-        error_N = predicted_N - loss_N
-        error, bias = float(np.abs(error_N).mean()), float(error_N.mean())
-    pearson = correlation(predicted_N, loss_N)
-    return Scores(int(loss_N.size), spearman, pearson, error, bias, note)
+        return Scores(loss_N.size, spearman, pearson, None, None, note)
+    error_N = predicted_N - loss_N
+    error, bias = float(np.abs(error_N).mean()), float(error_N.mean())
+    return Scores(loss_N.size, spearman, pearson, error, bias, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,28 +206,34 @@ class PlanObjective:
 
     def each(self, weight_NS: np.ndarray) -> np.ndarray:
         """Predicted losses of all targets, (N, V)."""
-        starts = range(0, len(weight_NS), CHUNK)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            parts = pool.map(
-                lambda work: work[0].predict(weight_NS[work[1] : work[1] + CHUNK]),
-                product(self.fitted_V, starts),
-            )
-            flat = np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])
-        return flat.reshape(len(self.fitted_V), len(weight_NS)).T
+        chunks = [weight_NS[start : start + CHUNK] for start in range(0, len(weight_NS), CHUNK)]
+        work = list(product(self.fitted_V, chunks))
+        parts = _in_threads(
+            lambda pair: pair[0].predict(pair[1]), work, "{done}/{total} predictions"
+        )
+        return np.concatenate(parts).reshape(len(self.fitted_V), len(weight_NS)).T
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
         """Predicted losses of the objective, (N,)."""
-        loss_N: np.ndarray = self.each(weight_NS) @ self.share_V
-        return loss_N
+        return np.asarray(self.each(weight_NS) @ self.share_V)
 
 
 def fit_objective(
     surrogate: Surrogate, weight_NS: np.ndarray, loss_NV: np.ndarray, share_V: np.ndarray, seed: int
 ) -> PlanObjective:
     """One surrogate for each target."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        fitted_V = pool.map(lambda y: surrogate(weight_NS, y, seed=seed), loss_NV.T)
-        return PlanObjective(list(fitted_V), share_V)
+    fit = partial(surrogate, weight_NS, seed=seed)
+    return PlanObjective(_in_threads(fit, list(loss_NV.T), "{done}/{total} fits"), share_V)
+
+
+def _in_threads(work: Callable[[Any], Any], items: Sequence[Any], count: str) -> list[Any]:
+    """The results in the order of the items; progress is shown of work over two seconds."""
+    results = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool, counted(count, len(items)) as display:
+        for result in pool.map(work, items):
+            results.append(result)
+            display.update(len(results))
+    return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,34 +264,38 @@ def choose_surrogate(
     *,
     names: Sequence[str] = tuple(SURROGATES),
     seed: int = 42,
-    progress: Progress | None = None,
+    progress: OnFit | None = None,
 ) -> Choice:
     """The surrogate with the highest rank correlation on left-out runs.
 
     Each run is predicted by fits without its fold; predictions of all folds are pooled, those of
     targets added up by their shares, and compared with the measured losses (Spearman, the mean over
     repeats). Ties: the lower mean error, then the name. A surrogate that predicts a constant in
-    every fold scores 0, whatever the order of its folds' means. All use the same folds.
+    every fold scores 0, whatever the order of its folds' means. All use the same folds. `progress`
+    is called after each fit; without it, fits that take over two seconds are counted on stderr.
     """
     fold_RN = draw_folds(len(weight_NS), seed)
     folds, repeats = int(fold_RN.max()) + 1, len(fold_RN)
     each = repeats * folds * len(shares)
+    total = len(names) * each
     validated: dict[str, Judged] = {}
     notes: list[str] = []
-    for rank, name in enumerate(names):
+    with counted("{done}/{total} fits", total) as display:
+        for rank, name in enumerate(names):
 
-        def on_fit(done: int, name: str = name, before: int = rank * each) -> None:
-            if progress is not None:
-                progress(before + done, len(names) * each, name)
+            def on_fit(done: int, name: str = name, before: int = rank * each) -> None:
+                if progress is not None:
+                    progress(before + done, total, name)
+                else:
+                    display.update(before + done, name)
 
-        try:
-            validated[name] = _validate(
-                SURROGATES[name], weight_NS, loss_NV, shares, fold_RN, seed, on_fit
-            )
-        except DographError as error:
-            if len(names) == 1:
-                raise
-            notes.append(f"surrogate {name} was left out: {error}")
+            try:
+                how = fold_RN, seed, on_fit
+                validated[name] = _validate(SURROGATES[name], weight_NS, loss_NV, shares, *how)
+            except DographError as error:
+                if len(names) == 1:
+                    raise
+                notes.append(f"surrogate {name} was left out: {error}")
     if not validated:
         raise ConfigError("no surrogate can be fitted on these runs: " + "; ".join(notes))
     scores = {name: judged.objective for name, judged in validated.items()}
@@ -379,24 +388,22 @@ def score_table(
         raise ConfigError(f"{what}, which has {listed(table.sources)}")
     if absent := [source for source in table.sources if source not in drawn]:
         notes.append(f"the test table does not name {listed(absent)}: weight 0 is assumed")
-    zero_N = np.zeros(len(test.runs))
+    total = len(test.runs)
+    zero_N = np.zeros(total)
     weight_NS = np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
     guess_NV = objective.each(weight_NS)
     fitted_on = set(_rows(table))
     if same := sum(row in fitted_on for row in _rows(test)):
-        notes.append(
-            f"{same} of the {len(test.runs)} runs of the test table are in the fitted table too: "
-            "their scores are in-sample"
-        )
-    absent = [name for name in shares if name not in losses]
-    if len(absent) == len(shares):
-        what = f"the test table has no loss of {listed(absent)}"
-        raise ConfigError(f"{what}; it has {listed(test.targets)}")
+        which = f"{same} of the {total} runs of the test table are in the fitted table too"
+        notes.append(f"{which}: their scores are in-sample")
     guesses = dict(zip(shares, guess_NV.T, strict=True))
     each = {n: asdict(score(guess_N, losses[n])) for n, guess_N in guesses.items() if n in losses}
+    lacks = f"the test table has no loss of {listed([name for name in shares if name not in each])}"
+    if not each:
+        raise ConfigError(f"{lacks}; it has {listed(test.targets)}")
     whole = None
-    if absent:
-        notes.append(f"the test table has no loss of {listed(absent)}: no score of the objective")
+    if len(each) < len(shares):
+        notes.append(f"{lacks}: no score of the objective")
     else:
         loss_NV = np.stack([losses[name] for name in shares], axis=1)
         whole = asdict(score(guess_NV @ objective.share_V, loss_NV @ objective.share_V))
@@ -404,7 +411,7 @@ def score_table(
         if scores["note"]:
             missing = "no correlation, " if scores["spearman"] is None else ""
             notes.append(f"test table, {name}: {missing}{scores['note']}")
-    return {"runs": len(test.runs), "objective": whole, "targets": each, "notes": notes}
+    return {"runs": total, "objective": whole, "targets": each, "notes": notes}
 
 
 def _rows(table: MixtureTable) -> list[frozenset[tuple[str, float]]]:

@@ -342,8 +342,7 @@ def _normalised(weights: TableFile, measured: TableFile, notes: list[str]) -> np
             f"{weights.path}: weights sum to 1 only within rounding; each run's were divided by "
             f"their sum (the largest deviation is {off_N[worst]:.3g}, of run {weights.runs[worst]})"
         )
-    normalised_NS: np.ndarray = weights.value_NK / sum_N[:, None]
-    return normalised_NS
+    return np.asarray(weights.value_NK / sum_N[:, None])
 
 
 def write_table(table: MixtureTable, mixtures: Path, losses: Path) -> None:

@@ -12,6 +12,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from dograph.config import RunConfig
@@ -32,12 +33,14 @@ from dograph.data.corpus import Corpus
 from dograph.errors import DographError, RunError
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
+from dograph.mixtures.tables import listed
 from dograph.progress import Progress, duration
+from dograph.records import read_metrics
 from dograph.renamed import with_old_settings
 from dograph.train.assembly import inner_parameters, settled
 from dograph.train.checkpoint import OPTIMIZER, WEIGHTS
 from dograph.train.distributed import World, peak_bytes, pick_device, reset_peak
-from dograph.train.metrics import SUMMARIES, read_metrics
+from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import Trainer, resume_run, start_run
 
@@ -99,11 +102,9 @@ class JobProgress(Progress):
         self.say(why)
 
     def show(self) -> None:
-        named = ", ".join(self.running[:NAMED])
-        more = f" and {len(self.running) - NAMED} more" if len(self.running) > NAMED else ""
         parts = [f"{duration(self.seconds)} of training"]
         parts += [f"{self.cached} cached"] if self.cached else []
-        parts += [f"running {named}{more}"] if named else []
+        parts += [f"running {listed(self.running, NAMED)}"] if self.running else []
         self.update(self.done, "; ".join(parts), total=self.jobs)
 
 
@@ -116,10 +117,6 @@ class Stopped(DographError):
         self.number = number
 
 
-class DamagedResultError(DographError):
-    """A result file that cannot be read, or whose model is missing."""
-
-
 def log_of(config: RunConfig) -> Path:
     """The log of a job: next to its run, because a job may fail before the directory exists."""
     run = Path(config.run)
@@ -128,10 +125,9 @@ def log_of(config: RunConfig) -> Path:
 
 def numbers_of(config: RunConfig) -> dict[str, Any]:
     """The settings that decide a run's numbers, except for the corpus."""
-    values = config.model_dump(mode="json", exclude={"run", "log", "checkpoint"})
-    for name in ("train.device", "train.shard", "data.corpus", "data.warn_epochs"):
-        part, _, own = name.partition(".")
-        del values[part][own]
+    no_matter: dict[str, Any] = dict.fromkeys(("run", "log", "checkpoint"), True)
+    no_matter |= {"train": {"device", "shard"}, "data": {"corpus", "warn_epochs"}}
+    values = config.model_dump(mode="json", exclude=no_matter)
     for part, own in (("model", "path"), ("mixer", "reference")):
         if isinstance(name := values[part].get(own), str):
             # A model folder counts by its weights; a Hugging Face name by itself.
@@ -212,20 +208,18 @@ def _claimed(path: Path) -> Iterator[None]:
 
 
 def read_result(run: Path, corpus: Corpus) -> Result | None:
-    """The result of a finished run; None for other runs."""
-    file = run / RESULT
-    if not file.is_file():
-        return None
+    """The result of a finished run; None for other runs, and where the result is damaged.
+
+    A result is damaged if its file cannot be read or its model is missing; it is made again.
+    """
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if values.pop("version") != FORMAT:
-            raise ValueError(f"it is not of version {FORMAT}")
-        trained_on = values.pop("corpus")
+        values = json.loads((run / RESULT).read_text(encoding="utf-8"))
+        is_ours, trained_on = values.pop("version") == FORMAT, values.pop("corpus")
         result = TypeAdapter(Result).validate_python(values | {"model": str(run / values["model"])})
-        if not (Path(result.model) / WEIGHTS).is_file():
-            raise ValueError(f"its model is missing: {result.model}")
-    except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
-        raise DamagedResultError(f"{file} is damaged ({error})") from error
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    if not is_ours or not (Path(result.model) / WEIGHTS).is_file():
+        return None
     if trained_on != corpus_digest(corpus):
         raise RunError(f"{run} was trained on another corpus. Remove it, or name another folder")
     return result
@@ -242,11 +236,7 @@ def _kept(config: RunConfig) -> Result | None:
         if differing:
             what = f"{run.path} holds another run: its {', '.join(differing)} differ"
             raise RunError(f"{what} from this one's. Remove it, or name another folder")
-    try:
-        result = read_result(run.path, Corpus(config.data.corpus))
-    except DamagedResultError:
-        return None
-    if result is not None:
+    if (result := read_result(run.path, Corpus(config.data.corpus))) is not None:
         _drop_moments(run)  # a kill may have come before it was done
     return result
 
@@ -262,10 +252,9 @@ def _trained(config: RunConfig) -> Result:
         elif device.type == "cpu":
             torch.set_num_threads(1)
         reset_peak(device)
-        begun = RunDirectory(Path(config.run)).config_file.is_file()
-        trainer = resume_run(config, world) if begun else start_run(config, world)
-        run = trainer.run
-        at_end.callback(run.unlock)
+        run = RunDirectory(Path(config.run))
+        trainer = (resume_run if run.config_file.is_file() else start_run)(config, world)
+        at_end.callback(trainer.run.unlock)
         if signal_number := trainer.train():
             raise Stopped(signal_number)
         result = _result(trainer)
@@ -285,13 +274,10 @@ def _result(trainer: Trainer) -> Result:
             seconds += row["time/step_seconds"] * (row["step"] - last)
             last = row["step"]
         if "valid/mean/loss_nats" in row:
-            losses = {
-                name.removeprefix("valid/").removesuffix("/loss_nats"): loss
-                for name, loss in row.items()
-                if name.startswith("valid/") and name.endswith("/loss_nats")
-            }
-            sources = {name: losses[name] for name in losses if name not in SUMMARIES}
-            curve.append((int(row["step"]), sources))
+            matches = [re.fullmatch("valid/(.*)/loss_nats", name) for name in row]
+            names = [match[1] for match in matches if match and match[1] not in SUMMARIES]
+            losses = {name: row[f"valid/{name}/loss_nats"] for name in names}
+            curve.append((int(row["step"]), losses))
     return Result(
         losses=curve[-1][1] if curve else {},
         curve=curve,

@@ -8,7 +8,7 @@ LAB/proxies.jsonl        label, seed and mixer of each folder
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from dograph.mixers.base import Planner, Proxy, ProxyResult
 from dograph.mixers.registry import build_planner
 from dograph.mixtures.file import Provenance
 from dograph.mixtures.tables import MixtureTable
-from dograph.plan.jobs import DamagedResultError, Job, JobProgress, Result, content_key, read_result
+from dograph.plan.jobs import RESULT, Job, JobProgress, Result, content_key, read_result
 from dograph.plan.pool import Pool
 from dograph.progress import duration
-from dograph.train.assembly import CorpusLab, open_sampler, settled
+from dograph.train.assembly import CorpusLab, facts_of, open_sampler, settled
 from dograph.train.forecast import run_flops
 from dograph.types import Mixture
 
@@ -89,14 +89,11 @@ class ProxyLab(CorpusLab):
             raise ConfigError(f"{what}; they need the run's own corpus, {corpus.directory}")
         super().__init__(target, corpus)
         self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
+        self.proxy_steps = proxy.train.steps
         self.asked: ProxyBatch | None = None
         self.used: dict[str, tuple[RunConfig, Result]] = {}  # all proxies of the plan, by key
         self.cached: set[str] = set()  # keys of those that existed before the plan
         self._flops: dict[str, float] = {}
-
-    @property
-    def proxy_steps(self) -> int:
-        return self.proxy.train.steps
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:
         """Train the proxies that do not exist yet; all of them are checked first."""
@@ -117,10 +114,9 @@ class ProxyLab(CorpusLab):
             todo, on = batch.todo, (progress.on_done, progress.on_start, progress.on_death)
             trained = self.pool.run(list(todo.values()), *on) if todo else []
         results = dict(batch.kept) | dict(zip(todo, trained, strict=True))
+        self.cached |= batch.kept.keys() - self.used.keys()
         for key, job in batch.jobs.items():
-            if key not in self.used:
-                self.used[key] = job.config, results[key]
-                self.cached |= {key} & batch.kept.keys()
+            self.used.setdefault(key, (job.config, results[key]))
         # A plan must not depend on how long its proxies took, so it gets no field but these.
         names = [field.name for field in fields(ProxyResult)]
         seen = {key: {name: getattr(results[key], name) for name in names} for key in results}
@@ -135,13 +131,9 @@ class ProxyLab(CorpusLab):
             keys.append(key := content_key(config, self.corpus))
             run = config.model_copy(update={"run": str(self.folder / key)})
             jobs.setdefault(key, Job(proxy.label, run))
-        kept, damaged = {}, []
-        for key in jobs:
-            try:
-                if (result := read_result(self.folder / key, self.corpus)) is not None:
-                    kept[key] = result
-            except DamagedResultError:
-                damaged.append(key)
+        there = {key: read_result(self.folder / key, self.corpus) for key in jobs}
+        kept = {key: result for key, result in there.items() if result is not None}
+        damaged = [key for key in jobs if key not in kept and (self.folder / key / RESULT).exists()]
         return ProxyBatch(jobs=jobs, keys=keys, kept=kept, damaged=damaged)
 
     def resolve(self, proxy: Proxy) -> RunConfig:
@@ -175,8 +167,8 @@ class ProxyLab(CorpusLab):
         counted = f"{number} {'proxy' if number == 1 else 'proxies'}"
         if not todo:
             return f"{counted}, all made before: nothing to train"
-        models = sorted({config.model.preset or str(config.model.path) for config in todo})
-        steps = sorted({config.train.steps for config in todo})
+        models = ", ".join(sorted({own.model.preset or str(own.model.path) for own in todo}))
+        steps = " or ".join(map(str, sorted({config.train.steps for config in todo})))
         spent = sum(result.seconds for result in batch.kept.values())
         before = f", {len(batch.kept)} more made before ({duration(spent)})" if batch.kept else ""
         tokens, flops = sum(config.tokens for config in todo), sum(map(self.flops, todo))
@@ -188,8 +180,7 @@ class ProxyLab(CorpusLab):
             if self.flops(todo[0].model_copy(update={"model": model})) < self.flops(todo[0]):
                 cheaper = f"; cheaper: --proxy model.preset={SMALL}"
         return (
-            f"{counted} to train ({', '.join(models)}; "
-            f"{' or '.join(map(str, steps))} steps){before}: {tokens:,} tokens, "
+            f"{counted} to train ({models}; {steps} steps){before}: {tokens:,} tokens, "
             f"{flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{cheaper}"
         )
 
@@ -199,12 +190,9 @@ class ProxyLab(CorpusLab):
         known = set(index.read_text(encoding="utf-8").splitlines()) if index.is_file() else set()
         with open(index, "a", encoding="utf-8") as file:
             for key, job in batch.jobs.items():
-                config = job.config
-                facts = {"folder": key, "label": job.label, "seed": config.seed}
-                facts |= {
-                    "for": self.target.mixer.name,
-                    "mixer": config.mixer.model_dump(mode="json"),
-                }
+                facts: dict[str, Any] = {"folder": key, "label": job.label, "seed": job.config.seed}
+                mixer = job.config.mixer.model_dump(mode="json")
+                facts |= {"for": self.target.mixer.name, "mixer": mixer}
                 line = json.dumps(facts, ensure_ascii=False)
                 if line not in known:
                     file.write(line + "\n")
@@ -262,14 +250,13 @@ def make_plan(
     mixture, corpus = planner.plan(proxies), proxies.corpus
     open_sampler(target, corpus).weights_of(mixture)  # refuses what the run could not draw
     configs, results = zip(*proxies.used.values(), strict=True) if proxies.used else ((), ())
-    tokenizer = corpus.manifest.tokenizer
 
     def one_or_all(values: Iterable[int]) -> int | list[int]:
         """The number that all proxies share, or the list of different ones."""
         distinct = sorted(set(values))
         return distinct[0] if len(distinct) == 1 else distinct
 
-    facts: dict[str, Any] = {
+    small: dict[str, Any] = {
         "model": proxy.model.preset or proxy.model.path,
         "parameters": one_or_all(result.parameters for result in results),
         "steps": one_or_all(config.train.steps for config in configs),
@@ -277,19 +264,16 @@ def make_plan(
         "tokens": one_or_all(result.tokens for result in results),
         "number": len(results),
     }
+    facts = asdict(facts_of(target, corpus))
     provenance = Provenance(
         method=target.mixer.name,
         made_by=f"dograph {__version__}",
-        corpus=corpus.digest,
-        tokenizer=tokenizer.sha256,
-        tokenizer_name=tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        seq_len=target.data.seq_len,
-        proxy=facts if results else None,
-        target_tokens=target.tokens,
+        proxy=small if results else None,
+        target_tokens=facts.pop("tokens"),
         seeds=sorted({config.seed for config in configs}),
         settings=target.mixer.options,
         command=command,
+        **{name: fact for name, fact in facts.items() if name != "sources"},
     )
     cost = PlanCost(
         flops=math.fsum(map(proxies.flops, configs)),

@@ -95,13 +95,11 @@ class TableCell:
     claimed: bool = False
 
     @classmethod
-    def of(
-        cls, estimate: Estimate | None, write: NumberFormat = "number", digits: int = 4
-    ) -> "TableCell":
+    def of(cls, estimate: Estimate | None, write: NumberFormat = "number") -> "TableCell":
         """An estimate with its interval; an empty cell for None."""
         if estimate is None:
             return cls(None)
-        return cls(estimate.value, write, digits, estimate.low, estimate.high)
+        return cls(estimate.value, write, low=estimate.low, high=estimate.high)
 
 
 Entry = TableCell | str | float | None

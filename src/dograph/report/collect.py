@@ -1,5 +1,6 @@
 """From run directories and comparisons to everything that a page and its figures show."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,11 @@ from typing import Any
 
 from dograph import __version__
 from dograph.compare.arms import ASK
-from dograph.compare.findings import REPORT, Findings
+from dograph.compare.findings import REPORT, Findings, MethodFindings
+from dograph.config import RunConfig
 from dograph.errors import RunError
 from dograph.eval.evaluate import limited_tasks
 from dograph.report.charts import DotChart, DotRow
-from dograph.report.comparison import Comparison, group_names, run_names, verdict_of
 from dograph.report.domains import Texts
 from dograph.report.one_run import RunData, run_data
 from dograph.report.series import OpenRun, read_json
@@ -26,6 +27,68 @@ NORMAL = 1.96  # standard errors of a 95 % interval
 AVERAGE = "average"
 POINTS = 2400  # buckets shared by all runs, so that many runs do not make a huge page
 LEAST, MOST = 60, 400  # buckets of a curve
+# Settings that may differ between runs of a group: the seed, and those that change no number.
+_FREE = ("seed", "run", "log", "checkpoint", "probe")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of `dograph compare`."""
+
+    title: str
+    findings: Findings
+
+    @property
+    def methods(self) -> list[MethodFindings]:
+        """Methods that have losses; the notes name those that failed."""
+
+        def is_known(method: MethodFindings) -> bool:
+            means = [spread.mean for spread in method.sources.values()]
+            return bool(means) and all(map(math.isfinite, means))
+
+        return [method for method in self.findings.methods if is_known(method)]
+
+    @property
+    def sources(self) -> list[str]:
+        return list(next((method.sources for method in self.methods), ()))
+
+    @property
+    def claim(self) -> str:
+        """Which methods are lower than the baseline, which higher, and which are neither."""
+        baseline, groups = self.findings.baseline, dict[str, list[str]]()
+        seeds = {method.label: method.seeds for method in self.methods}
+        found = {m.label: own for m in self.methods if (own := m.difference("mean"))}
+        if not found:
+            return f"No method can be compared with {baseline}."
+        for label, own in found.items():
+            groups.setdefault(own.claim, []).append(label)
+
+        def mean(label: str) -> float:
+            return found[label].mean
+
+        def difference(label: str) -> str:
+            nats, several = found[label].estimate.text("+.4f", " "), seeds[label] > 1
+            return f"{nats} nats vs. {baseline}, {seeds[label]} seed{'s' if several else ''}"
+
+        best, has_lower, sentences = min(found, key=mean), "lower" in groups, list[str]()
+        for claim, largest in (("lower", min), ("higher", max)):
+            if claimed := groups.pop(claim, []):
+                top = largest(claimed, key=mean)
+                sentences.append(
+                    f"{claim.capitalize()} mean loss than {baseline}: {', '.join(claimed)}. "
+                    f"Largest difference: {top}, {difference(top)}."
+                )
+        is_all = not sentences and len(groups) == 1  # then methods need not be named
+        for claim, unclaimed in groups.items():
+            lead = "No significant difference" if claim == "unclear" else "No claim"
+            reason = claim.removeprefix("unclear").removeprefix("no claim")
+            which = "" if is_all else f" for {', '.join(unclaimed)}"
+            sentences.append(f"{lead}{which}{reason}.")
+        if not has_lower:
+            lead = f"No mean loss is below that of {baseline}; the closest is"
+            lead = "The lowest mean loss is that of" if mean(best) < 0 else lead
+            sentences.append(f"{lead} {best}: {difference(best)}.")
+        return " ".join(sentences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +173,13 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         runs.append(run_data(run, name, group, buckets, texts))
         if not keep:
             run.forget()
-    folders = [path.resolve().name for path in subjects.comparisons]
-    found = [Findings.read(path) for path in subjects.comparisons]
-    comparisons = [Comparison(*one) for one in zip(folders, found, strict=True)]
+    compared = subjects.comparisons
+    comparisons = [Comparison(path.resolve().name, Findings.read(path)) for path in compared]
     tasks, task_notes = tasks_of(runs)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
-    if len(folders) == 1:
-        title = f"comparison {folders[0]}"
+    if len(comparisons) == 1:
+        title = f"comparison {comparisons[0].title}"
     return PageData(
         title=title,
         verdict=verdict_of(runs, comparisons),
@@ -128,7 +190,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         comparisons=comparisons,
         tasks=tasks,
         task_notes=task_notes,
-        texts=texts.all,
+        texts=list(texts),
     )
 
 
@@ -172,3 +234,93 @@ def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
     if error is None or not math.isfinite(error):
         return Estimate(value)
     return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error))
+
+
+def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
+    """The result in one or two sentences: that of the first comparison, or of the runs."""
+    if comparisons:
+        return comparisons[0].claim
+    if not runs:
+        return "There are no runs yet."
+    if len(runs) == 1:
+        return _single_verdict(runs[0])
+    losses = {run.name: run.losses["mean"] for run in runs if "mean" in run.losses}
+    if not losses:
+        return f"{len(runs)} runs, none of them validated yet."
+    unfinished = sum(not run.is_complete for run in runs)
+    if len(losses) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
+        mean = mean_estimate([nats.value for nats in losses.values()]).text(".4f", " ")
+        seeds = f"{len(runs)} seeds of {runs[0].group}"
+        return f"{seeds}: mean validation loss {mean} nats (95 % interval over seeds)."
+    best = min(losses, key=lambda name: losses[name].value)
+    why = f"{unfinished} not complete" if unfinished else "They were selected by hand"
+    return (
+        f"{len(runs)} runs; the lowest mean validation loss is that of {best}: "
+        f"{losses[best].text('.4f', ' ')} nats. {why}, so no claim is made."
+    )
+
+
+def _single_verdict(run: RunData) -> str:
+    progress = f"Complete after {run.steps:,} steps"
+    if not run.is_complete:
+        progress = f"{run.steps:,} of {run.config.train.steps:,} steps done"
+    mean, nmi = run.losses.get("mean"), run.curves.get("domains/nmi")
+    loss = f"mean validation loss {mean.text('.4f', ' ')} nats" if mean else ""
+    parts = [f"{progress}: {loss or 'no validation loss yet'}"]
+    if nmi is not None:
+        last = (nmi.raw or nmi).y[-1]
+        parts.append(f"agreement of domains and sources {last:.2f} (NMI, at most 1)")
+    if count := len(run.warnings):
+        parts.append(f"{count} warning{'s' if count > 1 else ''}")
+    return "; ".join(parts) + "."
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """The names of folders, with as many parent folders as make them unique."""
+    parts, names = [path.resolve().parts for path in paths], list[str]()
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(own[-depth:]) for own in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def group_names(
+    configs: Sequence[RunConfig], methods: Sequence[tuple[str, str] | None]
+) -> list[str]:
+    """The same name for runs that differ only in their seed, different names for others.
+
+    `methods` are the comparison and the method's label in it, or None: the label is the name, with
+    the comparison before it if another run has it too. Other runs are named by their mixer and the
+    settings that differ from other runs of this mixer.
+    """
+    flat = [_flat(config.model_dump(mode="json", exclude=set(_FREE))) for config in configs]
+    alone: dict[str, list[dict[str, str]]] = {}  # settings of runs outside comparisons, by mixer
+    for own, method in zip(flat, methods, strict=True):
+        if method is None:
+            alone.setdefault(own["mixer.name"], []).append(own)
+    names, owners = list[str](), dict[str, set[tuple[str, str] | None]]()
+    for own, method in zip(flat, methods, strict=True):
+        name = method[1] if method else own["mixer.name"]
+        if method is None:
+            others = alone[name]
+            different = [key for key in sorted(own) if len({o.get(key) for o in others}) > 1]
+            parts = [f"{key.removeprefix('mixer.')}={own[key]}" for key in different]
+            name = " ".join([name, *parts])
+        names.append(name)
+        owners.setdefault(name, set()).add(method)
+    return [
+        f"{method[0]}: {name}" if method and len(owners[name]) > 1 else name
+        for name, method in zip(names, methods, strict=True)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Settings by their dotted names, written as on the command line."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif f"{prefix}{name}" != "train.device":
+            flat[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return flat

@@ -16,16 +16,10 @@ from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, labels_of_steps
-from dograph.report.charts import (
-    BarChart,
-    LineChart,
-    PageBlock,
-    PageItem,
-    ScatterChart,
-)
+from dograph.records import read_lines, unpacked
+from dograph.report.charts import BarChart, LineChart, PageBlock, PageItem, ScatterChart
 from dograph.report.series import Columns, OpenRun, curve, read_json, rounded
 from dograph.train.assembly import open_sampler
-from dograph.train.metrics import read_metrics
 
 ROUNDS = 60  # of moving overlapping nodes apart
 EXAMPLES = 5  # texts per domain
@@ -47,7 +41,7 @@ class ExampleText:
     text: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProbeView:
     """The probe rows at one step: coordinates, domain labels, example texts."""
 
@@ -87,34 +81,26 @@ class DomainsView:
     notes: list[str]
 
 
-class Texts:
-    """The texts of a page, each stored once."""
+Texts = dict[str, int]  # the texts of a page, each once, and their index
 
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self._index: dict[tuple[Any, ...], int] = {}
 
-    def example(
-        self, run: OpenRun, source: str, document: int, stratum: StratumTokens | None, row: int
-    ) -> ExampleText:
-        """A block of a stratum; without text if there is no corpus or it has no tokenizer."""
-        corpus, seq_len = run.corpus, run.config.data.seq_len
-        if corpus is None or stratum is None or corpus.manifest.tokenizer.file is None:
-            return ExampleText(source, document, None)
-        key = (corpus.directory, stratum.entry.file, row, seq_len)
-        if key not in self._index:
-            text = corpus.text(stratum, row * seq_len, (row + 1) * seq_len)
-            self._index[key] = len(self.all)
-            self.all.append(text[:TEXT_LENGTH] + (" …" if len(text) > TEXT_LENGTH else ""))
-        return ExampleText(source, document, self._index[key])
+def example(
+    run: OpenRun, source: str, document: int, stratum: StratumTokens | None, row: int, texts: Texts
+) -> ExampleText:
+    """A block of a stratum; without text if there is no corpus or it has no tokenizer."""
+    corpus, seq_len = run.corpus, run.config.data.seq_len
+    if corpus is None or stratum is None or corpus.manifest.tokenizer.file is None:
+        return ExampleText(source, document, None)
+    text = corpus.text(stratum, row * seq_len, (row + 1) * seq_len)
+    text = text[:TEXT_LENGTH] + (" …" if len(text) > TEXT_LENGTH else "")
+    return ExampleText(source, document, texts.setdefault(text, len(texts)))
 
 
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded: list[Any] = read_metrics(run.files.graph_file)
-    notes: list[str] = []
-    probes: list[Probe] = []
+    recorded: list[Any] = list(read_lines(run.files.graph_file, unpacked))
+    notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
     try:
         if any(run.files.probes.glob("step-*.json")):
             probes = [read_probe(run.path, step) for step in probed_steps(run.path)]
@@ -128,12 +114,10 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
             "Domains are computed for each batch separately and have no identity over steps. Their "
             f"{RANKED}: domain 0 of one step and domain 0 of another are different domains."
         )
-    views: list[ProbeView] = []
     if probes and min(probes[-1].sketch_NK.shape) > 1:  # one row has no principal components
         if corpus is None:
-            notes.append(
-                f"The run's corpus is not at {run.config.data.corpus}, so no texts are shown."
-            )
+            where = run.config.data.corpus
+            notes.append(f"The run's corpus is not at {where}, so no texts are shown.")
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
         views = probe_views(run, probes, texts, lasting=lasting)
@@ -186,7 +170,7 @@ def with_samples(
             if len(shown) < EXAMPLES:
                 stratum, document = corpus.train[int(ids.stratum_B[i])], int(ids.document_B[i])
                 block, source = int(ids.block_B[i]), stratum.entry.source
-                shown.append(texts.example(run, source, document, stratum, block))
+                shown.append(example(run, source, document, stratum, block, texts))
     return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
 
 
@@ -199,16 +183,15 @@ def _evenly(graphs: list[PlacedGraph], num: int) -> list[PlacedGraph]:
 
 def domain_lines(columns: Columns, buckets: int, *, lasting: bool) -> list[LineChart]:
     note = LASTING if lasting else f"{RANKED}: a line is not one domain"
+    titles = {"weight": "Domain weights", "share": "Share of samples by domain"}
     charts = []
-    for part, title, y_name in (
-        ("weight", "Domain weights", "domain weight"),
-        ("share", "Share of samples by domain", ""),
-    ):
+    for part, title in titles.items():
         series = []
         for name in columns.between("domains/", f"/{part}"):
             own = curve(*columns.get(f"domains/{name}/{part}"), buckets)
             series.append(replace(own, name=f"domain {name}", index=int(name), dots=False))
-        charts.append(LineChart(title, series, note, y_name=y_name, faint=len(series) <= 4))
+        faint = len(series) <= 4
+        charts.append(LineChart(title, series, note, y_name=f"domain {part}", faint=faint))
     return charts
 
 
@@ -243,10 +226,8 @@ def composition(sources: list[str], graphs: list[PlacedGraph]) -> tuple[list[str
     """Labels, and for each domain a bar per graph: the number of samples by label."""
     nodes = [(graph.step, node) for graph in graphs for node in graph.nodes]
     # Probed sources first, then others that are in a domain.
-    labels = list(
-        dict.fromkeys([*sources, *(name for _, node in nodes for name in node["sources"])])
-    )
-    bars: Composition = {}
+    named = [name for _, node in nodes for name in node["sources"]]
+    labels, bars = list(dict.fromkeys([*sources, *named])), Composition()
     for step, node in nodes:
         parts = sorted((labels.index(name), count) for name, count in node["sources"].items())
         bars.setdefault(node["domain"], []).append((f"step {step}", parts))
@@ -296,17 +277,10 @@ def probe_views(
             for near in domain["nearest"][:EXAMPLES]:
                 source, row, document = near["source"], near["row"], near["document"]
                 stratum = strata.get(rows[source, row, document]["stratum"])
-                shown.append(texts.example(run, source, document, stratum, row))
-        views.append(
-            ProbeView(
-                step=probe.step,
-                last=last,
-                own=own,
-                explained=[rounded(one.explained_C.numpy(), 4) for one in both],
-                label=probe.label_N.tolist(),
-                examples=examples,
-            )
-        )
+                shown.append(example(run, source, document, stratum, row, texts))
+        explained = [rounded(one.explained_C.numpy(), 4) for one in both]
+        label = probe.label_N.tolist()
+        views.append(ProbeView(probe.step, last, own, explained, label, examples))
     return views
 
 
@@ -330,14 +304,11 @@ def place_graphs(graphs: list[dict[str, Any]]) -> list[PlacedGraph]:
             place_M2 = place_M2 @ orthogonal_procrustes(own, [before[name] for name in both])[0]
         before = {name: place_M2[i] for name, i in index.items()}
         # The larger of two circles: share and weight.
-        larger = [max(float(n["share"]), float(n["weight"] or 0.0)) for n in graph["nodes"]]
-        radius_M = np.array([node_radius(share) for share in larger])
-        apart_M2 = move_apart(place_M2, 1.15 * radius_M)
-        nodes = [
-            _shortened(node) | {"x": round(float(x), 3), "y": round(float(y), 3)}
-            for node, (x, y) in zip(graph["nodes"], apart_M2, strict=True)
-        ]
-        edges = [_shortened(edge) for edge in graph["edges"]]
+        radius = [node_radius(max(n["share"], n["weight"] or 0.0)) for n in graph["nodes"]]
+        apart_M2 = move_apart(place_M2, 1.15 * np.array(radius))
+        nodes, edges = ([_shortened(one) for one in graph[k]] for k in ("nodes", "edges"))
+        for node, place in zip(nodes, apart_M2.round(3).tolist(), strict=True):
+            node["x"], node["y"] = place
         placed.append(PlacedGraph(graph["step"], nodes, edges))
     return placed
 

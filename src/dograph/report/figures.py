@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dograph.errors import ConfigError, MissingExtraError, require
 from dograph.files import write_text
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
-from dograph.report.collect import PageData, collect, open_subjects
-from dograph.report.comparison import Comparison
+from dograph.report.collect import Comparison, PageData, collect, open_subjects
 from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
 from dograph.report.one_run import RunData
 from dograph.report.series import FEW
@@ -37,7 +38,6 @@ PALER = 0.55  # strength of a mark's face colour, each time the colours repeat
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
-    "axes.labelsize": 8,
     "legend.fontsize": 7,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
@@ -144,9 +144,8 @@ def draw_domains(domains: DomainsView) -> Figures:
         yield "weights", line_figure(smoothed, 2.3, below=below)
     if domains.graphs:
         last = domains.graphs[-1]
-        figure, axes = sheet(COLUMN, COLUMN)
+        figure, axes = sheet(COLUMN, COLUMN, below=below)
         draw_graph(axes[0, 0], last)
-        add_text_below(figure, below)
         yield "graph", figure
         labels, bars_of = composition(domains.sources, [last])
         bars = [(f"domain {domain}", parts) for domain, ((_, parts),) in bars_of.items()]
@@ -190,11 +189,11 @@ def draw_tasks(data: PageData) -> Any:
     """Accuracy on every task in per cent, with chance as a dashed line."""
     names = list(dict.fromkeys(row.name for chart in data.tasks for row in chart.rows))
     figure, axes = panels(len(data.tasks), TASKS_ACROSS, 0.7 + 0.14 * len(names), 0.4)
+    figure.supxlabel("accuracy (%); dashed: chance", fontsize=7)
     for at, (chart, axis) in enumerate(zip(data.tasks, axes, strict=True)):
         draw_dots(axis, chart, names)
         axis.set_title(chart.title)
         axis.tick_params(labelleft=at % TASKS_ACROSS == 0)
-    figure.supxlabel("accuracy (%); dashed: chance", fontsize=7)
     return figure
 
 
@@ -222,9 +221,13 @@ def face(index: int) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes as an array of rows and columns."""
+def sheet(
+    width: float, height: float, rows: int = 1, columns: int = 1, below: str = ""
+) -> tuple[Any, Any]:
+    """A figure with a text below it, and its axes as an array of rows and columns."""
     figure = require("matplotlib.figure", "figures").Figure((width, height), layout="constrained")
+    if below:
+        figure.supxlabel(below, fontsize="small")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
@@ -239,16 +242,10 @@ def panels(num: int, across: int, row_height: float, more: float = 0.0) -> tuple
 
 def line_figure(chart: LineChart, height: float, *, lone: bool = False, below: str = "") -> Any:
     """A line chart in one column, with a legend above it and a text below it."""
-    figure, axes = sheet(COLUMN, height)
+    figure, axes = sheet(COLUMN, height, below=below)
     draw_lines(axes[0, 0], chart, lone=lone)
-    add_text_below(figure, below)
     add_legend(axes[0, 0])
     return figure
-
-
-def add_text_below(figure: Any, text: str) -> None:
-    if text:
-        figure.supxlabel(text, fontsize="small")
 
 
 def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
@@ -315,7 +312,7 @@ def draw_scatter(
 
 def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") -> Any:
     """Stacked bars in one column, one row each."""
-    figure, axes = sheet(COLUMN, height + 0.22 * len(chart.bars))
+    figure, axes = sheet(COLUMN, height + 0.22 * len(chart.bars), below=below)
     axis = axes[0, 0]
     for row, (_, parts) in enumerate(chart.bars):
         left, size = 0.0, dict(parts)
@@ -333,7 +330,6 @@ def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") 
             )
             left += size.get(index, 0) / whole
     axis.set(xlabel=x_name, **({"xlim": (0, 1)} if chart.whole else {}))
-    add_text_below(figure, below)
     label_rows(axis, [name for name, _ in chart.bars])
     add_legend(axis)
     return figure
@@ -446,12 +442,13 @@ def draw_components(methods: Mapping[str, Mapping[str, Any]]) -> Any:
     for name, points in methods.items():
         shown += [(name, step) for step in points["coordinates"]]
         shown += [None] * (-len(shown) % across)
+    note = "x: first principal component of each probe, y: second; %: their share of its variance"
     figure, axes = sheet(WIDE, 1.35 * len(shown) / across + 0.4, len(shown) // across, across)
+    figure.supxlabel(note, fontsize=7)
     every = [row for p in methods.values() for probe in p["coordinates"].values() for row in probe]
-    low, high = ([end(row[part] for row in every) for part in (0, 1)] for end in (min, max))
-    reach = (0.5 + MARGIN) * max(high[0] - low[0], high[1] - low[1]) or 1.0
-    middles = [(low[part] + high[part]) / 2 for part in (0, 1)]
-    x, y = ((middle - reach, middle + reach) for middle in middles)
+    low_2, high_2 = np.min(every, axis=0), np.max(every, axis=0)
+    reach = (0.5 + MARGIN) * (high_2 - low_2).max() or 1.0
+    x, y = ((middle - reach, middle + reach) for middle in (low_2 + high_2) / 2)
     for panel, axis in zip(shown, axes.flat, strict=True):
         axis.set(xlim=x, ylim=y, aspect="equal")
         axis.label_outer(remove_inner_ticks=True)
@@ -465,7 +462,5 @@ def draw_components(methods: Mapping[str, Mapping[str, Any]]) -> Any:
         axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
         if axis in axes[:, 0]:
             axis.set_ylabel(panel[0])
-    note = "x: first principal component of each probe, y: second; %: their share of its variance"
-    figure.supxlabel(note, fontsize=7)
     add_legend(axes[0, 0])
     return figure

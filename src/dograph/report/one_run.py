@@ -5,20 +5,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 
 from dograph.config import RunConfig
-from dograph.eval.recorded import domains_last
+from dograph.eval.recorded import domains_last, read_validation
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.report.domains import DomainsView, Texts, domains_of
 from dograph.report.series import OpenRun, Series, curve, read_json
 from dograph.stats import Estimate, t_interval
 from dograph.train.edits import edits_of
-from dograph.train.metrics import SUMMARIES, read_metrics
+from dograph.train.metrics import SUMMARIES
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
@@ -29,33 +28,20 @@ UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
 RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
 UNSOLVED = 1e-3  # above this residual, weights are not a solution of the objective
 HEALTH = {  # title and explanation of each chart
-    "weights/effective_samples": (
-        "Effective samples",
-        "1 / sum of squared sample weights; equal weights give the batch size ({batch})",
-    ),
-    "weights/max_relative_weight": (
-        "Largest sample weight",
-        "relative to equal weights, which are 1",
-    ),
-    "weights/entropy_nats": (
-        "Entropy of the domain weights",
-        "in nats; equal weights over M domains give ln M",
-    ),
-    "domains/nmi": (
-        "Agreement of domains and sources",
-        "normalized mutual information over ten batches; 1: the same grouping, 0: unrelated",
-    ),
-    "domains/batch_nmi": (
-        "Agreement of domains and sources in each batch",
-        "normalized mutual information; 1: the same grouping; small domains agree by chance, so "
-        "compare steps and do not interpret the level",
-    ),
-    "weights/gradient_norm_ratio": (
-        "Norm of the weighted gradient relative to equal weights",
-        "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
-    ),
-    RESIDUAL: ("Solver residual", "distance of the weights from a solution of the objective"),
-    "optim/grad_norm": ("Gradient norm", "of the update, before clipping"),
+    "weights/effective_samples": "Effective samples: 1 / sum of squared sample weights; equal "
+    "weights give the batch size ({batch})",
+    "weights/max_relative_weight": "Largest sample weight: relative to equal weights, which are 1",
+    "weights/entropy_nats": "Entropy of the domain weights: in nats; equal weights over M domains "
+    "give ln M",
+    "domains/nmi": "Agreement of domains and sources: normalized mutual information over ten "
+    "batches; 1: the same grouping, 0: unrelated",
+    "domains/batch_nmi": "Agreement of domains and sources in each batch: normalized mutual "
+    "information; 1: the same grouping; small domains agree by chance, so compare steps and do not "
+    "interpret the level",
+    "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
+    "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
+    RESIDUAL: "Solver residual: distance of the weights from a solution of the objective",
+    "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
 UNCONVERGED = "the solver did not converge: residual up to {most:.2g}"
@@ -88,10 +74,6 @@ class StepCosts:
         return not {"sketch", "weigh"} & set(self.parts)
 
 
-def gibibytes(num: int | None) -> str:
-    return f"{num / 2**30:.2f} GiB" if num else "not recorded"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Everything a page shows of one run."""
@@ -99,7 +81,6 @@ class RunData:
     path: Path
     name: str
     group: str  # shared by runs that differ only in their seed
-    label: str | None  # the method's name in a comparison
     config: RunConfig  # after edits
     steps: int
     facts: dict[str, str]
@@ -139,7 +120,6 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         path=run.path,
         name=name,
         group=group,
-        label=run.label,
         config=run.as_trained(),
         steps=columns.last_step,
         facts=_facts(run, cost),
@@ -189,14 +169,13 @@ def warnings_of(run: OpenRun) -> list[str]:
 def last_losses(run: OpenRun) -> dict[str, Estimate]:
     """Sources, then summaries; intervals over validation blocks once the run is complete."""
     blocks, columns = block_losses(run.files.validation_file), run.columns
-    last = {name: columns.last(f"valid/{name}{LOSS}") for name in columns.between("valid/", LOSS)}
-    nats = {name: value for name, value in last.items() if value is not None}
-    losses: dict[str, Estimate] = {}
-    for source in (name for name in nats if name not in SUMMARIES):
-        losses[source] = Estimate(nats[source])
+    names = columns.between("valid/", LOSS)
+    nats = {name: columns.last(f"valid/{name}{LOSS}") or 0.0 for name in names}
+    losses = {name: Estimate(value) for name, value in nats.items() if name not in SUMMARIES}
+    sources = list(losses)
+    for source in sources:
         if source in blocks and abs(blocks[source].mean - nats[source]) < 1e-3:
             losses[source] = over_blocks(blocks[source].mean, [(1.0, blocks[source])])
-    sources = list(losses)
     tokens = run.corpus.tokens_by_source() if run.corpus is not None else {}
     total = sum(tokens.get(source, 0) for source in sources)
     worst = sorted(sources, key=lambda source: -losses[source].value)[:1]
@@ -220,15 +199,13 @@ def block_losses(file: Path) -> dict[str, BlockLoss]:
     sum p^2 (l - mean)^2 / (sum p)^2 times n / (n - 1). Blocks are treated as independent.
     """
     losses: dict[str, BlockLoss] = {}
-    rows: list[Any] = read_metrics(file)
-    for row in rows:
-        size_n, loss_n = np.array(row["predictions"], float), np.array(row["loss_nats"], float)
+    for source, (size_n, loss_n) in read_validation(file).items():
         num, total = len(size_n), size_n.sum()
         if num < 2 or not total or not np.isfinite(loss_n).all():
             continue
         mean = float((size_n * loss_n).sum() / total)
         square = float((size_n**2 * (loss_n - mean) ** 2).sum()) / total**2
-        losses[row["source"]] = BlockLoss(mean, square * num / (num - 1), num)
+        losses[source] = BlockLoss(mean, square * num / (num - 1), num)
     return losses
 
 

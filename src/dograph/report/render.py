@@ -20,8 +20,7 @@ from dograph.report.collect import PageData, collect, open_subjects
 from dograph.report.sections import SECTIONS, page_json
 
 # In this order: later files use what earlier ones define.
-PARTS = ("dom", "chart", "lines", "dots", "domains", "blocks", "main")
-SCRIPTS = [f"{part}.js" for part in PARTS]
+SCRIPTS = ("dom.js", "chart.js", "lines.js", "dots.js", "domains.js", "blocks.js", "main.js")
 PAGE = "page.html"  # in the folder of every complete run and comparison
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _SECTION = (

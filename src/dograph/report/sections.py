@@ -26,9 +26,8 @@ from dograph.report.charts import (
     TableCell,
     as_json,
 )
-from dograph.report.collect import PageData
-from dograph.report.comparison import Comparison
-from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData, gibibytes
+from dograph.report.collect import Comparison, PageData
+from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, read_json, rounded
 from dograph.stats import METRICS, t_quantile
 
@@ -254,7 +253,8 @@ def health(data: PageData) -> list[PageItem]:
 
 def health_charts(data: PageData) -> list[LineChart]:
     charts = []
-    for metric, (title, note) in HEALTH.items():
+    for metric, text in HEALTH.items():
+        title, note = text.split(": ", 1)
         series = run_series(data, metric)
         if not series:
             continue
@@ -292,7 +292,9 @@ def cost(data: PageData) -> list[PageItem]:
         "run": lambda run: run.name,
         "ms per step, wall-clock": lambda run: TableCell(run.cost.step_ms, digits=1),
         "tokens/s": lambda run: round(run.cost.tokens_per_second or 0),
-        "peak memory": lambda run: gibibytes(run.cost.peak_bytes),
+        "peak memory": lambda run: (
+            f"{peak / 2**30:.2f} GiB" if (peak := run.cost.peak_bytes) else "not recorded"
+        ),
         "vs. plain": over_plain,
         "training time": lambda run: run.facts["training time"],
     }

@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
@@ -25,13 +24,8 @@ HOST = "127.0.0.1"
 LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between reads, and at least 20 times what one takes
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The page's data at one time, and the seconds until the page should ask again."""
-
-    data: PageData
-    version: str
-    wait: float
+# The page's data at one time, its version, and the seconds until the page should ask again.
+Look = tuple[PageData, str, float]
 
 
 class Live:
@@ -52,7 +46,7 @@ class Live:
                 start = time.monotonic()
                 data = collect(self._subjects, keep=True)
                 wait = max(LEAST_WAIT, SHARE * (time.monotonic() - start))
-                self._last = Look(data, f"{time.time_ns():x}", round(wait, 1))
+                self._last = (data, f"{time.time_ns():x}", round(wait, 1))
                 self._files = files
             return self._last
 
@@ -103,16 +97,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in own_names:
             self._answer(403, "text/plain", "this server answers only to 127.0.0.1 and localhost")
         elif url.path == "/":
-            page = render(self.server.live.look().data, live=True)
+            page = render(self.server.live.look()[0], live=True)
             self._answer(200, "text/html; charset=utf-8", page)
         elif url.path == "/data.json":
-            now = self.server.live.look()
-            if parse_qs(url.query).get("since", [""])[0] == now.version:
+            data, version, wait = self.server.live.look()
+            if parse_qs(url.query).get("since", [""])[0] == version:
                 self._answer(204)
                 return
-            head = json.dumps({"version": now.version, "wait": now.wait})
-            body = f'{head[:-1]}, "page": {page_json(now.data)}}}'
-            self._answer(200, "application/json", body)
+            head = json.dumps({"version": version, "wait": wait})
+            self._answer(200, "application/json", f'{head[:-1]}, "page": {page_json(data)}}}')
         else:
             self._answer(404, "text/plain", "not found; paths are / and /data.json")
 

@@ -5,7 +5,6 @@ Runs of one method are repetitions, so metrics are means over seeds with 95 % t 
 Shapes: N rows, K sketch, M domains, S sources, C components.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dograph.eval.gradients import probe_pca, read_probe
 from dograph.eval.inspect import perceived
 from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
+from dograph.records import read_record
 from dograph.reproduce.verdicts import Claim, Reproduction, RunMetric, Study
 from dograph.stats import ANY, SHARE_CHANGE
 
@@ -39,10 +39,7 @@ def gradient_pca(study: Study) -> Reproduction:
     by_method, notes = _merged(study)
     coordinates = {label: _coordinates(Path(many.runs[0])) for label, many in by_method.items()}
     file = ask.out / COORDINATES
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))  # of other methods, made before
-    except (OSError, ValueError):
-        written = {}
+    written = read_record(file, dict[str, Any]) or {}  # of other methods, made before
     write_json(file, written | coordinates)
     apart = "sources are apart in gradient space at first and merge in training"
     follow = "domains follow sources less as training goes on"

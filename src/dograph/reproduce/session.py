@@ -5,7 +5,6 @@ OUT/cells/*/eval.json                        downstream: the scores of each mode
 OUT/reproduce.json                           every artefact made of these runs, by name
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +20,20 @@ from dograph.compare.session import forecast_lines, open_corpus, run_compare
 from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
-from dograph.eval.evaluate import EvalRequest, evaluate, find_subject, read_documents
+from dograph.eval.evaluate import (
+    EvalRequest,
+    checked_result,
+    evaluate,
+    find_subject,
+    read_documents,
+)
 from dograph.eval.gradients import LEAST_ROWS
 from dograph.eval.scores import Report, check_with
 from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, sha256_of, write_json
 from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
+from dograph.records import DAMAGE, read_record
 from dograph.reproduce import outcomes, paper, seen
 from dograph.reproduce.artefacts import ARTEFACTS, DATASETS, Artefact, Wanted
 from dograph.reproduce.verdicts import Reproduction, Study
@@ -126,24 +132,21 @@ def stored_scores(
     Batch size and device may differ. Without a `max_length` in the request, a run sees as many
     tokens as it was trained on. A cell that was trained again has other weights than the result.
     """
-    try:
-        stored: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        provenance = stored["provenance"]
-        names = ("scorer", "benchmarks", "limit", "dtype", "max_length")
-        made = [*(provenance[name] for name in names), list(stored["tasks"])]
-        weights = provenance["weights"]
-        complete = stored["format"] == "dograph-eval" and "average" in stored
-    except (OSError, ValueError, KeyError, TypeError):
+    stored: Mapping[str, Any] | None = read_record(file, checked_result)
+    if stored is None:
         return None
+    provenance = stored["provenance"]
+    names = ("scorer", "benchmarks", "limit", "dtype", "max_length")
+    made = [*(provenance.get(name) for name in names), list(stored["tasks"])]
     folder = None if request.benchmarks is None else str(request.benchmarks)
     tasks = [task.name for task in pick_tasks(list(request.tasks))]
     length = request.max_length or seq_len
     asked = [request.using, folder, request.limit, request.dtype, length, tasks]
-    if not complete or made != asked:
+    if made != asked:
         return None
     # Digests last: they read the whole model.
     digests = {file.name: sha256_of(file) for file in sorted(model.glob("*.safetensors"))}
-    return stored if weights == (digests or None) else None
+    return stored if provenance["weights"] == (digests or None) else None
 
 
 # Settings that change numbers are listed, except those that have a line of their own.
@@ -289,10 +292,9 @@ def write_record(file: Path, name: str, record: Mapping[str, Any]) -> bool:
     A stored table is wider if it has all rows, seeds and sizes of this one and more, made with the
     same settings. A file that cannot be read is written anew.
     """
-    stored: dict[str, Any] = {}
+    content: dict[str, Any] = read_record(file, dict) or {}
+    stored: dict[str, Any] = content.get("artefacts", {}) if content.get("format") == FORMAT else {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        stored = content["artefacts"] if content["format"] == FORMAT else {}
         there = stored.get(name, {})
         old, new = (
             [set(table.get(part, ())) for part in ("mixers", "seeds", "config")]
@@ -306,7 +308,7 @@ def write_record(file: Path, name: str, record: Mapping[str, Any]) -> bool:
             and all(there.get(part) == record.get(part) for part in ("evaluation", "scale"))
         ):
             return False
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         stored = {}
     content = {"format": FORMAT, "version": VERSION, "artefacts": stored | {name: record}}
     write_json(file, plain(content))

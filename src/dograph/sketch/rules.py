@@ -213,6 +213,12 @@ class Rule:
                 f"its first axis must be {num_samples} or {num_samples * num_tokens}, to know the "
                 f"sample of each row. Leave it out of the sketch with exclude=({self.path!r},)"
             )
+        if self.projection and value.device != self.projection[0].device:
+            raise ConfigError(
+                f"{self.path} got an input on {value.device}, and record() tokens on "
+                f"{self.projection[0].device}; both must be on one device: move the tokens to "
+                f"{value.device} before record()"
+            )
 
     def open_slots(self, shape: tuple[int, int], dtype: torch.dtype, sketch: Tensor | None) -> None:
         """Make the slots for (samples, tokens) in this precision."""

@@ -1,6 +1,6 @@
 """Building the parts of a run from its configuration: model, sampler, facts for the plan."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.errors import ConfigError
 from dograph.mixers.base import Proxy, ProxyResult
-from dograph.mixers.fixed import given_mixtures, inlined
+from dograph.mixers.fixed import inlined, mixture_notes
 from dograph.mixers.registry import mixer_class
-from dograph.mixtures.file import RunFacts, mismatches
+from dograph.mixtures.file import RunFacts
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 
@@ -72,13 +72,10 @@ class CorpusLab:
 
     def __init__(self, config: RunConfig, corpus: Corpus) -> None:
         self.target, self.corpus = config, corpus
-        self.tokens = corpus.tokens_by_source()
-        self.strata = {stratum.entry.stratum: stratum.entry.tokens for stratum in corpus.train}
+        self.tokens: Mapping[str, int] = corpus.tokens_by_source()
+        self.strata: Mapping[str, int] = {s.entry.stratum: s.entry.tokens for s in corpus.train}
         self.budget, self.steps = config.tokens, config.train.steps
-
-    @property
-    def proxy_steps(self) -> int:
-        return self.steps  # there are none
+        self.proxy_steps = self.steps  # there are none
 
     @property
     def parameters(self) -> int:
@@ -111,13 +108,5 @@ def facts_of(config: RunConfig, corpus: Corpus) -> RunFacts:
 
 def mixture_warnings(config: RunConfig, corpus: Corpus) -> list[str]:
     """Warnings about mixtures that were made for another corpus or run, one line each."""
-    if not mixer_class(config.mixer.name).reads_mixtures:
-        return []
-    facts = facts_of(config, corpus)
-    warnings: list[str] = []
-    for given in given_mixtures(config.mixer.options):
-        notes = given.preset.fit(corpus.sources)[1] if given.preset else []
-        weights = None if given.preset else given.weights
-        notes = mismatches(given.provenance, facts, weights) + notes
-        warnings += [f"{given.where}: {note}" for note in notes]
-    return warnings
+    reads = mixer_class(config.mixer.name).reads_mixtures
+    return mixture_notes(config.mixer.options, facts_of(config, corpus)) if reads else []

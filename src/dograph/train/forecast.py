@@ -9,12 +9,12 @@ backward has two products for each one of the forward, so a step is three forwar
 counted in full, causal or not. All else (norms, softmax, AdamW) is left out, as usual for MFU.
 """
 
-import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.benchmark import Timer
 
 from dograph.choices import CUTTING, DETACHING, EXPLICIT, TWO_SIDED
 from dograph.config import RunConfig, SketchConfig, require_compatible
@@ -28,7 +28,7 @@ from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
 from dograph.train.assembly import CorpusLab, open_sampler, open_shape
 from dograph.train.distributed import pick_device
-from dograph.train.step import Stopwatch, strategy_of
+from dograph.train.step import strategy_of
 
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 EFFICIENCY = 0.6  # of the measured matmul speed; other operations take the rest
@@ -291,20 +291,12 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
 
 def measure_matmul(config: RunConfig, width: int) -> float:
     """FLOP/s of this machine for a matmul of the model's sizes."""
-    device = pick_device(config.train.device)
+    device, rows = pick_device(config.train.device), min(config.tokens_per_step, 8192)
     dtype = torch.bfloat16 if config.train.half else torch.float32
-    rows, watch = min(config.tokens_per_step, 8192), Stopwatch(device)
     a = torch.randn(rows, width, device=device, dtype=dtype)
     b = torch.randn(width, 4 * width, device=device, dtype=dtype)
-    a @ b
-    watch.wait()
-    done, start = 0, time.perf_counter()
-    while time.perf_counter() - start < PROBE_SECONDS:
-        for _ in range(4):
-            a @ b
-        done += 4
-        watch.wait()
-    return done * 2.0 * rows * width * 4 * width / (time.perf_counter() - start)
+    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
+    return 8.0 * rows * width**2 / timer.blocked_autorange(min_run_time=PROBE_SECONDS).mean
 
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -35,11 +34,10 @@ from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
 from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together
 from dograph.models.loss import PerSampleLoss, uncompiled
-from dograph.renamed import with_new_metrics
+from dograph.records import Row as Row
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
-from dograph.train.run_dir import Row as Row
 from dograph.train.run_dir import RunDirectory, Sink, open_sink
 from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketcher
 
@@ -216,12 +214,6 @@ def validation_row(step: int, nats: Mapping[str, float], corpus: Corpus) -> Row:
         bits = [row[f"valid/{source}/bits_per_byte"] for source in nats]
         row["valid/mean/bits_per_byte"] = sum(bits) / len(bits)
     return row
-
-
-def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics file; an incomplete last line, left by a kill, is skipped."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(with_new_metrics(line)) for line in lines if line.endswith(b"\n")]
 
 
 class RunFiles:

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import DographError, RunError, require
 from dograph.files import sync_file, write_bytes, write_json, write_text
+from dograph.records import Row
 
 CHECKPOINT = "step-{:08d}"
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
 PROJECT = "dograph"  # the name of the project in W&B and Trackio
-Row = dict[str, float]
 Write = Callable[[int, Row], None]  # logs the metrics of a step
 Backend = tuple[Write, Callable[[], None]]  # the second closes it
 

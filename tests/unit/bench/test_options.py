@@ -13,13 +13,14 @@ def options(*settings, modes=(), device=CPU, **given):
 
 def test_defaults_suit_the_device():
     small, large = options(modes=["full"]), options(modes=["full"], device=GPU)
-    assert (small.model, small.tokens, small.dtype, small.compile) == (
-        "demo",
-        1024,
-        "float32",
-        False,
+    assert (small.model, small.dtype, small.compile) == ("demo", "float32", False)
+    assert (small.seq_len, small.batch, small.vocab_size, small.dim, small.steps) == (
+        128,
+        8,
+        4096,
+        5120,
+        30,
     )
-    assert (small.batch, small.vocab_size, small.dim, small.steps) == (8, 4096, 5120, 30)
     assert (large.model, large.batch, large.seq_len) == ("gpt2-small", 48, 512)
     assert (large.dtype, large.compile, large.vocab_size) == ("bfloat16", True, 50257)
     assert not options("train.compile=false", device=GPU).compile

@@ -19,7 +19,7 @@ def sleeper(name, seconds, order):
         watch.lap("asleep")
         return watch.laps
 
-    return Arm(name, advance, torch.nn.Identity())
+    return Arm(advance, torch.nn.Identity())
 
 
 def test_arms_take_turns_and_each_step_has_its_own_time():

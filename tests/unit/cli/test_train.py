@@ -82,4 +82,25 @@ def test_a_run_says_what_it_is_while_it_loads(monkeypatch, tmp_path):
 def test_a_wrong_setting_of_a_resumed_run_is_not_blamed_on_the_run(tmp_path):
     RunDirectory(tmp_path / "run").create(resolve_config(None, []), {})
     found = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run"), "log.every=0"])
-    assert str(found.exception).startswith("on the command line:\n  log.every: ")
+    assert str(found.exception).startswith("on the command line:\n  log.every=0: ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("mixer.recipe=safer", 'did you mean "safe"'),
+        ("mixer.name=dogrph", 'did you mean "dograph"'),
+        ("mixer.max_epoch=2", 'did you mean "max_epochs"'),
+        ("model.preset=tiney", 'did you mean "tiny"'),
+        ("sketch.dim=7", "splits into 7 x 1 columns"),
+        ("sketch.refresh=0", "give never, step, or a number of steps > 0"),
+        ("sketch.projection=gaussian", "set sketch.mode to exact or reference"),
+    ],
+)
+@pytest.mark.parametrize("how", ["--print-config", "--dry-run", "train"])
+def test_wrong_settings_are_refused_before_a_corpus_is_prepared(monkeypatch, setting, told, how):
+    """And printed settings are those that training takes."""
+    monkeypatch.setattr("dograph.cli.train.ensured", lambda _: pytest.fail("prepared"))
+    found = CliRunner().invoke(app, ["train", setting, *([] if how == "train" else [how])])
+    assert told in str(found.exception)
+    assert found.stdout == ""

@@ -7,8 +7,8 @@ import pytest
 from comparisons import STEPS, ask, made, printed, run_of
 from dograph.config import parse_config
 from dograph.data.corpus import Corpus
+from dograph.records import read_metrics
 from dograph.train.forecast import run_flops, step_flops
-from dograph.train.metrics import read_metrics
 from lab_runs import Here
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def test_equal_compute_gives_the_proxies_to_the_others(place):
         assert method["flops"]["total"] == pytest.approx((STEPS + 4) * step, rel=own / step / 8)
     stored = run_of(place, "compute", "natural-s0").config()
     assert (stored.train.steps, stored.optim.warmup_steps) == (10, 3)
-    rows = read_metrics(run_of(place, "compute", "natural-s0").metrics_file)
+    rows = list(read_metrics(run_of(place, "compute", "natural-s0").metrics_file))
     rates = [row["optim/lr"] for row in rows if "optim/lr" in row]
     assert rates[-1] == pytest.approx(stored.optim.lr_end)
 

@@ -11,9 +11,9 @@ from comparisons import STEPS, ask, made, printed, run_of
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.plan.jobs import Stopped
+from dograph.records import read_metrics
 from dograph.train.assembly import open_sampler
 from dograph.train.forecast import run_flops
-from dograph.train.metrics import read_metrics
 from dograph.types import Mixture
 from lab_runs import Here
 
@@ -41,7 +41,7 @@ def test_pairs_begin_with_the_same_weights_and_samples(place, cheap):
     """A method that draws the same mixture has the same loss at step 1, before any update."""
     first = {}
     for cell in cheap[1]["cells"]:
-        rows = read_metrics(run_of(place, "cheap", cell["label"]).metrics_file)
+        rows = list(read_metrics(run_of(place, "cheap", cell["label"]).metrics_file))
         first[cell["method"], cell["seed"]] = rows[0]["train/loss_nats"]
     for seed in (0, 1):
         natural = first["natural", seed]
@@ -73,7 +73,7 @@ def test_pairs_draw_the_same_samples_of_a_source(place, cheap):
 def test_figures_are_those_of_the_runs(place, cheap):
     findings = cheap[1]
     for cell in findings["cells"]:
-        rows = read_metrics(run_of(place, "cheap", cell["label"]).metrics_file)
+        rows = list(read_metrics(run_of(place, "cheap", cell["label"]).metrics_file))
         last = [row for row in rows if "valid/mean/loss_nats" in row][-1]
         for name in ("mean", "natural", "worst"):
             assert cell["summaries"][name] == pytest.approx(last[f"valid/{name}/loss_nats"])

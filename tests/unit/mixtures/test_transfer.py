@@ -116,7 +116,7 @@ def test_finds_a_planted_laws_parameters():
     truth.a_S[[1, 4]] = 0
     law = fit_transfer(weight_NS, truth.predict(weight_NS))
     assert (law.c, law.alpha) == pytest.approx((truth.c, truth.alpha), abs=1e-4)
-    np.testing.assert_allclose(law.worth_S, truth.worth_S, atol=1e-4)
+    np.testing.assert_allclose(law.form_S, truth.form_S, atol=1e-4)
 
 
 def test_a_source_that_harms_is_worth_nothing():
@@ -158,7 +158,7 @@ def test_permuting_sources_permutes_the_law():
     weight_NS, loss_N = table("noise", 40, 5, 1)
     order = np.array([3, 0, 4, 1, 2])
     law, moved = fit_transfer(weight_NS, loss_N), fit_transfer(weight_NS[:, order], loss_N)
-    np.testing.assert_allclose(moved.worth_S, law.worth_S[order], atol=1e-6)
+    np.testing.assert_allclose(moved.form_S, law.form_S[order], atol=1e-6)
     assert (moved.c, moved.alpha) == pytest.approx((law.c, law.alpha), abs=1e-5)
 
 
@@ -168,7 +168,7 @@ def test_no_seed_matters_and_rows_are_divided_by_their_sums():
     np.testing.assert_equal(vars(one), vars(two))
     scale_N1 = np.random.default_rng(0).uniform(0.996, 1.003, (40, 1))
     rounded = fit_transfer(weight_NS * scale_N1, loss_N)
-    np.testing.assert_allclose(rounded.worth_S, one.worth_S, atol=1e-6)
+    np.testing.assert_allclose(rounded.form_S, one.form_S, atol=1e-6)
 
 
 def test_a_small_alpha_is_no_matter_of_overflow():
@@ -225,7 +225,7 @@ def test_sources_in_a_fixed_proportion_share_their_effect():
     loss_N = 2 + (two_NS @ np.array([0.2, 0.5, 1.0])) ** -0.5
     law = fit_transfer(weight_NS, loss_N)
     np.testing.assert_allclose(law.predict(weight_NS), loss_N, atol=1e-8)
-    assert law.worth_S[1] == pytest.approx(law.worth_S[2], abs=1e-9)
+    assert law.form_S[1] == pytest.approx(law.form_S[2], abs=1e-9)
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 6, 7])

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dograph.compare.findings import Findings
-from dograph.report.collect import collect, open_subjects
-from dograph.report.comparison import Comparison, verdict_of
+from dograph.report.collect import Comparison, collect, open_subjects, verdict_of
 from dograph.report.render import render
 from page_runs import write_eval, write_run
 

@@ -4,10 +4,10 @@ import json
 
 from dograph.config import resolve_config
 from dograph.eval.evaluate import Subject
+from dograph.records import read_metrics
 from dograph.report.collect import EVALUATION, collect, open_subjects
 from dograph.report.one_run import ENVIRONMENT
 from dograph.report.series import read_json
-from dograph.train.metrics import read_metrics
 from dograph.train.run_dir import RunDirectory
 from page_runs import write_run
 
@@ -33,7 +33,7 @@ def test_a_line_that_is_being_written_waits_for_the_next_look(tmp_path):
 
 def test_rows_end_where_a_line_does(tmp_path):
     file = tmp_path / "graph.jsonl"
-    assert read_metrics(file) == []
+    assert list(read_metrics(file)) == []
     file.write_text(json.dumps({"step": 1}) + "\n" + json.dumps({"step": 2}))
-    assert read_metrics(file) == [{"step": 1}]
+    assert list(read_metrics(file)) == [{"step": 1}]
     assert read_json(tmp_path / "none.json") == {}

@@ -100,10 +100,10 @@ def test_a_comparison_is_followed_as_its_runs_come(tmp_path):
     folder.mkdir()
     (folder / "ask.json").write_text("{}")
     live = Live([folder])
-    assert live.look().data.runs == []
+    assert live.look()[0].runs == []
     write_run(folder / "cells" / "my-method-s0", steps=30, total=60)
     first = live.look()
-    assert [(run.name, run.group) for run in first.data.runs] == [("my-method-s0", "my-method")]
+    assert [(run.name, run.group) for run in first[0].runs] == [("my-method-s0", "my-method")]
     assert live.look() is first
     write_run(folder / "cells" / "natural-s0", steps=10, total=60)
-    assert [run.steps for run in live.look().data.runs] == [30, 10]
+    assert [run.steps for run in live.look()[0].runs] == [30, 10]

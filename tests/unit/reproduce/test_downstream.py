@@ -18,6 +18,11 @@ def words(outcome):
     return {(v.of, v.says): v.verdict for v in outcome.verdicts}
 
 
+COPA = {"acc": {"value": 0.5, "se": None}, "primary": "acc", "chance": 0.5, "items": 1}
+AVERAGE = {"value": 0.5, "se": None, "chance": 0.5}
+WHOLE = {"format": "dograph-eval", "tasks": {"copa": COPA}, "average": AVERAGE, "notes": []}
+
+
 def rows(outcome, sheet=0):
     return {row[0]: row[1:] for row in outcome.tables[sheet].rows}
 
@@ -140,8 +145,7 @@ def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):
     def store(**weights):
         made = {name: getattr(request, name) for name in ("limit", "dtype")}
         made |= {"scorer": request.using, "benchmarks": "here", "max_length": 512}
-        whole = {"format": "dograph-eval", "tasks": {"copa": {}}, "average": {}}
-        file.write_text(json.dumps(whole | {"provenance": made | weights}))
+        file.write_text(json.dumps(WHOLE | {"provenance": made | weights}))
 
     def found():
         return stored_scores(file, request, 512, model) is not None
@@ -178,7 +182,7 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
         "device": "cuda:0",
         "weights": {"model.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
-    whole = {"format": "dograph-eval", "tasks": {"copa": {}}, "average": {}, "provenance": made}
+    whole = WHOLE | {"provenance": made}
     file = tmp_path / "eval.json"
 
     def found(asked=request, seq_len=512, **changes):
@@ -196,7 +200,8 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
         assert not found(provenance=made | {name: other})
     assert found(replace(request, max_length=16), provenance=made | {"max_length": 16})
     assert not found(replace(request, max_length=16))
-    assert not found(tasks={"copa": {}, "piqa": {}})
+    assert not found(tasks={"copa": COPA, "piqa": COPA})
+    assert not found(tasks={"copa": COPA | {"primary": "acc_norm"}})  # damaged
     assert not found(format="other")
     assert not stored_scores(tmp_path / "none.json", request, 512, model)
     del whole["average"]  # cut off

@@ -163,3 +163,10 @@ def test_batches_of_changing_size(mode):
         ):
             close = torch.allclose(got.grad, expected.grad, rtol=1e-10, atol=1e-12)
             assert close, (name, step)
+
+
+def test_tokens_on_another_device_than_the_layers_are_refused():
+    token_BT = some_tokens()
+    sketcher = Sketcher(made(Decoder)(), mode="full", dim=DIM)
+    with sketcher.record(token_BT), pytest.raises(ConfigError, match="tokens on cpu; both must"):
+        sketcher.rules[0].require_samples(token_BT.to("meta"))

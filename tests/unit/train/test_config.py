@@ -52,23 +52,43 @@ def test_file_over_preset_and_override_over_file(tmp_path):
         ("every=5", r'did you mean "eval\.every", "checkpoint\.every" or "log\.every"\?'),
         ("train.lr=1", r'train\.lr is not a setting; did you mean "optim\.lr"\?'),
         ("trian.steps=5", 'trian is not a setting; did you mean "train"'),
-        ("train.steps=0", "train.steps: input should be greater than or equal to 1"),
-        ("train.steps=many", "train.steps: input should be a valid integer.*'many'"),
-        ("train.dtype=float64", "train.dtype: input should be 'float32' or 'bfloat16'"),
+        ("train.steps=0", "train.steps=0: give a whole number of at least 1"),
+        ("train.steps=many", "train.steps='many': give a whole number of at least 1"),
+        ("train.dtype=float64", "train.dtype='float64'; did you mean \"bfloat16\""),
         ("optim.warmup_steps=999", "lower it, as in optim.warmup_steps=20, or train longer"),
-        ("optim.betas=[0.9,1.0]", "optim.betas.1: input should be less than 1"),
+        ("optim.betas=[0.9,1.0]", "optim.betas.1=1.0: input should be less than 1"),
         ("run=2024-13-45", "the value is not YAML"),
         ("model={preset: null, path: x, dropout: 0.1}", "model.dropout is for presets"),
         ("model.path=gpt2", "give model.preset or model.path, and not both"),
         ("train", "is not an override; write name=value"),
         ("train.steps=[1", "not YAML"),
-        ("log.sinks=[tensorbord]", "log.sinks.0: input should be 'tensorboard', 'wandb' or"),
-        ("seed.x=1", "seed: input should be a valid integer"),
+        ("log.sinks=[tensorbord]", "log.sinks.0='tensorbord'; did you mean \"tensorboard\""),
+        ("seed.x=1", "seed={'x': 1}: give a whole number of at least 0"),
+        ("train.steps=true", "train.steps='true': give a whole number of at least 1"),
+        ("probe.at=[true]", "probe.at.0=True: input should be a valid number"),
+        ("optim.lr=.inf", "optim.lr=inf: give a finite number above 0"),
+        ("seed=99999999999999999999", "found a number of more than 64 bits"),
+        ("seed=1e30", r"seed=1e\+30: give a whole number"),
+        ("mixer.caps=&a {b: *a}", "found unconstructable recursive node"),
+        ("mixer.caps=!!binary ////", "found binary data"),
+        (f"mixer.caps={3000 * '['}", "values are nested too deeply"),
+        (f"run={300 * 'x'}", "give a folder of the file system, with at most 255 bytes"),
+        ("run=", "run=None: give text; a number or a word like true is text if it is in quotes"),
+        ('run=" "', "run=' ': give a folder of the file system"),
+        ("train=3", "train=3: give its settings by name: steps, batch_size, "),
+        ("sketch.exclude=wte", r"sketch.exclude='wte': give a list, as in \[a, b\]"),
+        ("sketch.refresh=x", "sketch.refresh='x'; allowed: never, step"),
     ],
 )
 def test_errors_name_the_setting(override, message):
     with pytest.raises(ConfigError, match=message):
         resolve_config(None, [override])
+
+
+def test_numbers_as_they_are_written_in_yaml_are_still_taken():
+    config = resolve_config(None, ["train.steps=1e3", "optim.lr=1e-3", "seed='7'", "run='2024'"])
+    assert (config.train.steps, config.optim.lr) == (1000, 1e-3)
+    assert (config.seed, config.run) == (7, "2024")
 
 
 def test_naming_another_mixer_drops_the_old_ones_options(tmp_path):
@@ -91,10 +111,10 @@ def test_all_problems_are_told_at_once():
 @pytest.mark.parametrize(
     ("content", "overrides", "told"),
     [
-        ("train: {steps: 0}", [], "{file}:\n  train.steps: "),
-        ("train: {steps: 5}", ["train.steps=0"], "on the command line:\n  train.steps: "),
-        ("", ["optim.betas=[0.9,1.0]"], "on the command line:\n  optim.betas.1: "),
-        ("", ["seed.x=1"], "on the command line:\n  seed: "),
+        ("train: {steps: 0}", [], "{file}:\n  train.steps=0: "),
+        ("train: {steps: 5}", ["train.steps=0"], "on the command line:\n  train.steps=0: "),
+        ("", ["optim.betas=[0.9,1.0]"], "on the command line:\n  optim.betas.1=1.0: "),
+        ("", ["seed.x=1"], "on the command line:\n  seed={{'x': 1}}: "),
         ("trian: {steps: 5}", ["train.steps=5"], "{file}:\n  trian is not a setting"),
         (
             "optim: {warmup_steps: 20}",

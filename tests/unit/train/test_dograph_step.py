@@ -13,8 +13,8 @@ from transformers import MambaConfig
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.errors import ConfigError, NonFiniteError
+from dograph.records import read_metrics
 from dograph.sketch.rules import MatrixRule
-from dograph.train.metrics import read_metrics
 from dograph.train.trainer import start_run
 from tiny_steps import (
     ALONE,
@@ -79,7 +79,7 @@ def test_few_samples_for_many_domains(corpus, tmp_path, scope, samples, domains)
         assert float(record.weight_B.min()) >= 0
         if samples == 1:
             assert record.weight_B.tolist() == [1]
-    rows = read_metrics(trainer.run.metrics_file)
+    rows = list(read_metrics(trainer.run.metrics_file))
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert all(row["weights/fallback"] == 0 for row in rows[:6])
@@ -145,7 +145,7 @@ def test_nan_in_an_embedding_row(corpus, tmp_path, scope, mode):
         trainer.train()
     for name, parameter in trainer.state.model.named_parameters():
         assert torch.equal(parameter.nan_to_num(), before[name].nan_to_num()), name
-    assert [row["step"] for row in read_metrics(trainer.run.metrics_file)] == [1, 2, 3]
+    assert [row["step"] for row in list(read_metrics(trainer.run.metrics_file))] == [1, 2, 3]
 
 
 def test_domains_that_last_need_projections_that_last(corpus, tmp_path):
@@ -176,10 +176,10 @@ def test_layers_that_cannot_be_sketched_are_named_and_trained(corpus, tmp_path, 
     [
         ("mixer.num_domains=0", "mixer.num_domains=0: give a whole number of at least 1"),
         ("mixer.num_domains=2.5", "mixer.num_domains=2.5: give a whole number"),
-        ("sketch.dim=0", "sketch.dim: input should be greater than or equal to 1 (got 0)"),
+        ("sketch.dim=0", "sketch.dim=0: give a whole number of at least 1"),
         ("sketch.dim=7", "dim=7 splits into 7 x 1 columns"),
         ("sketch.refresh=0", "refresh=0: give never, step, or a number of steps > 0"),
-        ("sketch.mode=ful", "sketch.mode: input should be 'full'"),
+        ("sketch.mode=ful", "sketch.mode='ful'; did you mean \"full\"?"),
     ],
 )
 def test_settings_out_of_range(corpus, tmp_path, option, message):

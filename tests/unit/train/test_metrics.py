@@ -9,7 +9,8 @@ import torch
 
 from dograph.config import RunConfig
 from dograph.mixers.registry import build_mixer
-from dograph.train.metrics import RunFiles, loss_row, read_metrics, step_rows, validation_row
+from dograph.records import read_metrics
+from dograph.train.metrics import RunFiles, loss_row, step_rows, validation_row
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord
 from dograph.types import Signals
@@ -84,4 +85,4 @@ def test_a_line_cut_short_is_left_out(tmp_path):
     files.close()
     with open(path, "a") as broken:
         broken.write('{"step": 3, "x"')
-    assert read_metrics(path) == [{"step": 1, "x": 0.1}, {"step": 2, "x": 1 / 3}]
+    assert list(read_metrics(path)) == [{"step": 1, "x": 0.1}, {"step": 2, "x": 1 / 3}]

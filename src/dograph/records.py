@@ -1,0 +1,204 @@
+"""Reads the record files of runs; what is damaged is skipped, counted and named.
+
+metrics.jsonl, samples.jsonl, graph.jsonl, validation.jsonl, weights.jsonl and edits.jsonl have one
+JSON object per line and may be larger than memory; env.json, eval.json, compare.json and probes are
+one object. A crash, a full disk or a hand can leave lines cut, overwritten or filled with zeros.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from dograph.renamed import with_new_metrics
+
+LONGEST = 2**26  # bytes of a line; zeros without an end must not fill the memory
+NAMED = 3  # damaged lines of a file that are named
+MOST_STEPS = 2**53
+# What a parser raises on a value that it did not write.
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+Row = dict[str, float]
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(slots=True)
+class Skipped:
+    """The damaged lines and files that readers skipped."""
+
+    counts: dict[Path, int] = field(default_factory=dict)
+    named: dict[Path, list[str]] = field(default_factory=dict)  # the first few of each file
+    unfinished: dict[Path, int] = field(default_factory=dict)  # number of an incomplete last line
+    notes: list[str] = field(default_factory=list)  # further warnings: gaps, runs left out
+
+    def add(self, path: Path, why: str, line: int | None = None) -> None:
+        """Count a line, or the whole file."""
+        self.counts[path] = self.counts.get(path, 0) + 1
+        named = self.named.setdefault(path, [])
+        if len(named) < NAMED:
+            named.append(why if line is None else f"line {line}: {why}")
+
+    def warnings(self, *, live: bool = False) -> list[str]:
+        """One sentence per file; a live run may still be writing an incomplete last line."""
+        texts = []
+        for path, count in self.counts.items():
+            what = "1 damaged record" if count == 1 else f"{count} damaged records"
+            more = "; ..." if count > NAMED else ""
+            texts.append(f"{path}: skipped {what} ({'; '.join(self.named[path])}{more})")
+        if not live:
+            for path, line in self.unfinished.items():
+                texts.append(f"{path}: skipped line {line}, the last, which is incomplete")
+        return texts + self.notes
+
+
+def read_lines(
+    path: Path,
+    parse: Callable[[dict[str, Any]], Parsed],
+    skipped: Skipped | None = None,
+    wanted: Callable[[bytes], bool] | None = None,
+) -> Iterator[Parsed]:
+    """The records of a JSON Lines file, one at a time; none if there is no file.
+
+    `parse` makes a record of an object, and raises any of `DAMAGE` if it cannot. `wanted` looks at
+    a line before it is parsed: parsing takes most of the time of a long file.
+    """
+    skipped = Skipped() if skipped is None else skipped
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(_lines(file), start=1):
+                if not line.endswith(b"\n"):
+                    skipped.unfinished[path] = number
+                elif wanted is None or wanted(line):
+                    try:
+                        record = parse(parse_object(line))
+                    except DAMAGE as error:
+                        skipped.add(path, _reason(error), number)
+                    else:
+                        yield record
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        skipped.add(path, _reason(error))
+
+
+def read_record(
+    path: Path, parse: Callable[[dict[str, Any]], Parsed], skipped: Skipped | None = None
+) -> Parsed | None:
+    """The record in a JSON file; None if there is no file, or if it is damaged."""
+    try:
+        return parse(parse_object(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, *DAMAGE) as error:
+        if skipped is not None:
+            skipped.add(path, _reason(error))
+        return None
+
+
+def read_metrics(
+    path: Path, skipped: Skipped | None = None, wanted: Callable[[bytes], bool] | None = None
+) -> Iterator[Row]:
+    """The rows of metrics.jsonl."""
+    return read_lines(path, metrics_row, skipped, wanted)
+
+
+def metrics_row(values: dict[str, Any]) -> Row:
+    """Numbers by name, one of them the step."""
+    checked_step(values)
+    row = unpacked(values)
+    sum(row.values(), 0.0)  # the fastest check that all are numbers, and none beyond a float
+    return row
+
+
+def unpacked(values: dict[str, Any]) -> dict[str, Any]:
+    """Metrics and graphs under the names of docs/runs.md, from the compact form on disk.
+
+    There a quantity of all domains is one list, a field of all edges is one list, and a perplexity
+    is not written: it follows from the loss.
+    """
+    row: dict[str, Any] = {}
+    for name, value in values.items():
+        if value.__class__ is list and "/" in name:
+            area, _, quantity = name.partition("/")
+            row |= {f"{area}/{j}/{quantity}": one for j, one in enumerate(value)}
+            continue
+        row[name] = value
+        if name.endswith("/loss_nats"):
+            row[f"{name.removesuffix('loss_nats')}ppl"] = math.exp(min(value, 700.0))
+        elif name == "edges" and value.__class__ is dict:
+            edges = zip(*value.values(), strict=True)
+            row[name] = [dict(zip(value, edge, strict=True)) for edge in edges]
+    return row
+
+
+def checked_step(values: dict[str, Any]) -> int:
+    """The step of a record."""
+    step = values["step"]
+    if step.__class__ is not int or not 0 <= step <= MOST_STEPS:
+        raise ValueError(f"step is {str(step)[:20]!r}, not a whole number")
+    return int(step)
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST and not line.endswith(b"\n"):
+            while (rest := file.readline(LONGEST)) and not rest.endswith(b"\n"):
+                pass
+            line = line[:80] + rest[-1:]
+        yield line
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """The object in a line or a file; raises one of `DAMAGE` if there is none."""
+    values = json.loads(with_new_metrics(text).decode())
+    if not isinstance(values, dict):
+        raise ValueError("not a JSON object")
+    if b"\\u" in text:  # half of a surrogate pair could not be printed
+        json.dumps(values, ensure_ascii=False).encode()
+    return values
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON from character {error.pos} on"
+    if isinstance(error, UnicodeError):
+        return "not UTF-8"
+    if isinstance(error, KeyError):
+        return f"no {error.args[0]}"
+    if isinstance(error, OSError):
+        return error.strerror or "cannot be read"
+    return (str(error).splitlines() or [type(error).__name__])[0][:80]
+
+
+class StepGaps:
+    """Finds steps without rows: rows are at most `every` steps apart, in older runs one step.
+
+    A gap of fewer than `every` steps is one if the rows before and after it are one step apart.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every, self.last = every, 0
+        self.found: list[tuple[int, int]] = []  # first and last step that is missing
+        self._apart, self._candidate = 0, False
+
+    def add(self, step: int) -> None:
+        apart = step - self.last
+        if apart <= 0:  # another row of the same step
+            return
+        if self._candidate and apart > 1:
+            self.found.pop()
+        is_gap = apart > self.every
+        self._candidate = not is_gap and apart > 1 and self._apart == 1
+        if is_gap or self._candidate:
+            self.found.append((self.last + 1, step - 1))
+        self.last, self._apart = step, apart
+
+    def warnings(self, path: Path) -> list[str]:
+        """One sentence, if there are gaps."""
+        found = self.found[:-1] if self._candidate else self.found
+        if not found:
+            return []
+        shown = [f"{a} to {b}" if b > a else str(a) for a, b in found[:NAMED]]
+        more = f" and {len(found) - NAMED} more gaps" if len(found) > NAMED else ""
+        return [f"{path} has no rows of steps {', '.join(shown)}{more}: they are lost"]
