@@ -7,6 +7,7 @@ one object. A crash, a full disk or a hand can leave lines cut, overwritten or f
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import IO, Any, TypeVar
 from dograph.renamed import with_new_metrics
 
 LONGEST = 2**26  # bytes of a line; zeros without an end must not fill the memory
+NEWEST = 100  # lines in which the last whole one is looked for
 NAMED = 3  # damaged lines of a file that are named
 MOST_STEPS = 2**53
 # What a parser raises on a value that it did not write.
@@ -64,18 +66,43 @@ def read_lines(
     a line before it is parsed: parsing takes most of the time of a long file.
     """
     skipped = Skipped() if skipped is None else skipped
+    for number, line in _wanted_lines(path, skipped, wanted):
+        try:
+            record = parse(parse_object(line))
+        except DAMAGE as error:
+            skipped.add(path, _reason(error), number)
+        else:
+            yield record
+
+
+def read_last(
+    path: Path,
+    parse: Callable[[dict[str, Any]], Parsed],
+    skipped: Skipped | None = None,
+    wanted: Callable[[bytes], bool] | None = None,
+) -> Parsed | None:
+    """The last record that is not damaged; only the last few lines are parsed."""
+    skipped = Skipped() if skipped is None else skipped
+    newest = deque(_wanted_lines(path, skipped, wanted), maxlen=NEWEST)
+    for number, line in reversed(newest):
+        try:
+            return parse(parse_object(line))
+        except DAMAGE as error:
+            skipped.add(path, _reason(error), number)
+    return None
+
+
+def _wanted_lines(
+    path: Path, skipped: Skipped, wanted: Callable[[bytes], bool] | None
+) -> Iterator[tuple[int, bytes]]:
+    """Complete lines and their numbers; none if there is no file."""
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(_lines(file), start=1):
                 if not line.endswith(b"\n"):
                     skipped.unfinished[path] = number
                 elif wanted is None or wanted(line):
-                    try:
-                        record = parse(parse_object(line))
-                    except DAMAGE as error:
-                        skipped.add(path, _reason(error), number)
-                    else:
-                        yield record
+                    yield number, line
     except FileNotFoundError:
         return
     except OSError as error:

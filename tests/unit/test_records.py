@@ -10,6 +10,7 @@ from dograph.records import (
     Skipped,
     StepGaps,
     checked_step,
+    read_last,
     read_lines,
     read_metrics,
     read_record,
@@ -157,3 +158,12 @@ def test_a_graph_in_compact_form(tmp_path):
     packed = {name: [edge[name] for edge in edges] for name in edges[0]}
     assert unpacked({"step": 3, "nodes": [], "edges": packed})["edges"] == edges
     assert unpacked({"step": 3, "nodes": [], "edges": edges})["edges"] == edges
+
+
+def test_the_last_whole_record(tmp_path):
+    file, skipped = tmp_path / "graph.jsonl", Skipped()
+    assert read_last(file, checked_step, skipped) is None
+    file.write_bytes(lines(GOOD) + b"?\n{}\n{")
+    assert read_last(file, checked_step, skipped) == 4
+    assert (skipped.counts[file], skipped.unfinished[file]) == (2, 7)
+    assert read_last(file, checked_step, wanted=lambda line: b"2," in line) == 2

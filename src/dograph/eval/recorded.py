@@ -20,13 +20,24 @@ from dograph.data.sampler import WeightLog, sample_origin
 from dograph.domains.graph import DomainGraph
 from dograph.errors import ConfigError, DographError, RunError
 from dograph.mixers.registry import build_mixer
-from dograph.records import Row, Skipped, StepGaps, read_lines, read_metrics, unpacked
+from dograph.records import (
+    Row,
+    Skipped,
+    StepGaps,
+    metrics_row,
+    read_last,
+    read_lines,
+    read_metrics,
+    unpacked,
+)
 from dograph.train.assembly import open_sampler
 from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
 
 NAMED = 3  # sources listed for a domain
 LINES, WIDTH = 12, 30  # of the chart of agreement
+MOST_PARSED = 2000  # rows for that chart
+MOST_LISTED = 40  # steps in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,29 +169,32 @@ def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> 
             f"dograph inspect {path}/model data.corpus=DIR"
         )
     steps: list[int] = []
-    for graph in read_graphs(run, damaged):
-        steps.append(graph.step)
-        if graph.step == step:
-            return graph
-    if not steps:
+
+    def look(line: bytes) -> bool:
+        made = step_of(line)
+        steps.extend([] if made is None else [made])
+        return step is None or made in (step, None)
+
+    graph = read_last(run.graph_file, parse_graph, damaged, look)
+    if graph is not None and step in (None, graph.step):
+        return graph
+    if not steps or step is None:
         lost = "".join(f". {text}" for text in damaged.warnings())
         raise RunError(
             f"{path} has no domain graph yet: domains appear some steps after the start, and the "
             f"graph is written at every validation (eval.every) and at the end{lost}"
         )
-    if step is not None:
-        near = min(steps, key=lambda known: abs(known - step))
-        raise RunError(
-            f"{path} has no domain graph of step {step}; the nearest is step {near}. Available: "
-            f"{', '.join(map(str, steps))}"
-        )
-    return graph
+    near = min(steps, key=lambda known: (known == step, abs(known - step)))
+    some = steps if len(steps) <= MOST_LISTED else [steps[0], "...", steps[-1]]
+    raise RunError(
+        f"{path} has no domain graph of step {step}; the nearest is step {near}. Available: "
+        f"{', '.join(map(str, some))}"
+    )
 
 
-def read_graphs(run: RunDirectory, skipped: Skipped | None = None) -> Iterator[DomainGraph]:
-    """The graphs in graph.jsonl, one at a time."""
-    graph = TypeAdapter(DomainGraph).validate_python
-    return read_lines(run.graph_file, lambda values: graph(unpacked(values)), skipped)
+def parse_graph(values: dict[str, Any]) -> DomainGraph:
+    """A line of graph.jsonl."""
+    return TypeAdapter(DomainGraph).validate_python(unpacked(values))
 
 
 def read_validation(
@@ -260,8 +274,18 @@ def agreement_table(path: Path, skipped: Skipped | None = None) -> Table | None:
     key, over = "domains/batch_nmi", "in the step's batch"
     if domains_last(run.config()):
         key, over = "domains/nmi", "over ten batches"
-    rows = with_gaps(run, skipped or Skipped(), lambda line: key.encode() in line)
-    known = [(row["step"], row[key]) for row in rows if 0 <= row.get(key, -1) <= 1]
+    seen, stride, known = 0, 1, list[tuple[float, float]]()
+
+    def look(line: bytes) -> bool:
+        nonlocal seen
+        seen += (is_known := key.encode() in line)
+        return is_known and seen % stride == 0
+
+    for row in with_gaps(run, skipped or Skipped(), look):
+        if 0 <= row.get(key, -1) <= 1:
+            known.append((row["step"], row[key]))
+        if len(known) == MOST_PARSED:  # a long run: every second one is enough from here on
+            known, stride = known[1::2], 2 * stride
     if not known:
         return None
     every = max(1, len(known) // LINES)
@@ -302,13 +326,13 @@ def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
 
 def last_validation(path: Path, skipped: Skipped) -> tuple[Row, Row]:
     """The newest row of validation losses of a run, and how often each source was read since."""
-    run, row, epochs = RunDirectory.open(path), Row(), Row()
-    for new in with_gaps(run, skipped, lambda line: b'"valid/' in line or b'"data/' in line):
-        row = new if "valid/mean/loss_nats" in new else row
-        epochs |= {name: x for name, x in new.items() if name.startswith("data/")}
+    run, row = RunDirectory.open(path), Row()
+    for new in with_gaps(run, skipped, lambda line: b'"valid/mean/loss_nats"' in line):
+        row = new
     if not row:
         raise RunError(f"{path} has no validation yet; it runs one every eval.every steps")
-    return row, epochs
+    last = read_last(run.metrics_file, metrics_row, None, lambda line: b'"data/' in line)
+    return row, {name: x for name, x in (last or {}).items() if name.startswith("data/")}
 
 
 def with_gaps(

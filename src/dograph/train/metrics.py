@@ -203,16 +203,16 @@ def validation_row(step: int, nats: Mapping[str, float], corpus: Corpus) -> Row:
         return row
     total = sum(tokens[source] for source in nats)
     natural = sum(tokens[source] * value for source, value in nats.items()) / total
-    worst = max(nats, key=lambda source: nats[source])
     known = {source: size for source in nats if (size := bytes_per_token[source])}
     bytes_of_all = sum(tokens[source] * size for source, size in known.items())
     width = bytes_of_all / total if len(known) == len(nats) else None  # bytes per token
     row |= loss_row("valid/mean", sum(nats.values()) / len(nats), None)
     row |= loss_row("valid/natural", natural, width)
-    row |= loss_row("valid/worst", nats[worst], bytes_per_token[worst])
+    row |= loss_row("valid/worst", max(nats.values()), None)
     if width is not None:
         bits = [row[f"valid/{source}/bits_per_byte"] for source in nats]
         row["valid/mean/bits_per_byte"] = sum(bits) / len(bits)
+        row["valid/worst/bits_per_byte"] = max(bits)  # perhaps not of the source of largest loss
     return row
 
 

@@ -74,6 +74,10 @@ def test_bits_per_byte_of_the_summaries():
     assert row["valid/worst/bits_per_byte"] == pytest.approx(bits[1])
     nats, size = 300 * 2.0 + 100 * 4.0, 300 * 4.0 + 100 * 2.0
     assert row["valid/natural/bits_per_byte"] == pytest.approx(nats / size / math.log(2))
+    row = validation_row(9, {"a": 3.0, "b": 4.0}, corpus_of({"a": 3, "b": 1}, {"a": 1.0, "b": 2.0}))
+    assert row["valid/worst/loss_nats"] == 4.0  # of b, and in bits per byte of a
+    assert row["valid/worst/bits_per_byte"] == row["valid/a/bits_per_byte"]
+    assert row["valid/worst/bits_per_byte"] == pytest.approx(3.0 / math.log(2))
 
 
 def test_a_line_cut_short_is_left_out(tmp_path):
