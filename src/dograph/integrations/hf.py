@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.files import sha256_of, write_bytes, write_json
-from dograph.integrations.requirements import require_mixer, summary
+from dograph.integrations.requirements import entry, require_mixer, summary
 from dograph.mixers.base import Mixer
 from dograph.models.loss import is_as_returned
 from dograph.sketch.gradients import (
@@ -80,8 +80,8 @@ def attach(
     if "training_step" in vars(trainer):
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     _require_trainer(trainer)
-    require_mixer(mixer, sources)
     _require_settings(mixer, sources, trainer.args)
+    require_mixer(mixer, sources)
     _require_mode(mode, trainer.model, exclude)
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
     sketches = mode if "sketch" in mixer.needs else None
@@ -201,7 +201,7 @@ class AttachedMixer:
         batches, num_items = self.stock_batches(*args, **kwargs)
         device = self.trainer.args.device
         # Sizes are exchanged once for everything that is gathered, before the device has work.
-        self.rows = [WorldRows(len(_input(batch, "input_ids")), device) for batch in batches]
+        self.rows = [WorldRows(len(entry(batch, "input_ids")), device) for batch in batches]
         self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
         self.results: list[MicroBatchResult] = []
         self.weights: list[Tensor] = []
@@ -209,13 +209,13 @@ class AttachedMixer:
 
     def training_step(self, model: nn.Module, inputs: Mapping[str, Any], *_: Any) -> Tensor:
         given, device = dict(inputs), self.trainer.args.device
-        label_bT = _input(given, "labels").to(device)
+        label_bT = entry(given, "labels").to(device)
         self.target_bT = F.pad(label_bT[:, 1:], (0, 1), value=IGNORED)
         self.source_b = None
         if self.sources is not None:
-            self.source_b = _input(given, self.sources).to(device)
+            self.source_b = entry(given, self.sources).to(device)
             del given[self.sources]
-        token_bT, step = _input(given, "input_ids").to(device), self.trainer.state.global_step
+        token_bT, step = entry(given, "input_ids").to(device), self.trainer.state.global_step
         with ExitStack() as stack:
             if self.mode == "twopass":
                 with self.trainer.accelerator.autocast():  # slots take the layers' precision
@@ -304,16 +304,6 @@ class AttachedMixer:
     def _signals(self, results: Sequence[MicroBatchResult], rows: Sequence[WorldRows]) -> Signals:
         step = self.trainer.state.global_step
         return gather_signals(results, rows, step=step, projection=self.projection.epoch(step))
-
-
-def _input(inputs: Mapping[str, Any], name: str) -> Tensor:
-    if name not in inputs:
-        raise ConfigError(
-            f"the batch has no {name}, only {sorted(inputs)}; a sample needs input_ids and labels, "
-            "and its source if `sources` is set"
-        )
-    value: Tensor = inputs[name]
-    return value
 
 
 def _require_trainer(trainer: "Trainer") -> None:

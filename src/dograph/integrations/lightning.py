@@ -10,7 +10,7 @@ Lightning has no hook around both, so the callback replaces the module's `traini
 `backward` from the start of training to its end.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import wraps
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dograph.choices import Mode
 from dograph.errors import ConfigError, RunError
-from dograph.integrations.requirements import require_mixer, summary
+from dograph.integrations.requirements import entry, require_mixer, summary
 from dograph.mixers.base import Mixer
 from dograph.sketch.gradients import MicroBatchResult
 from dograph.sketch.sketcher import Sketcher
@@ -40,16 +40,16 @@ def attach(
     mixer: Mixer,
     *,
     mode: Mode = "full",
-    tokens: Callable[[Any], Tensor] | None = None,
-    sources: str | None = None,
+    tokens: str | int = "input_ids",
+    sources: str | int | None = None,
     **options: Any,
 ) -> None:
     """Let `mixer` weight the samples that a Lightning Trainer trains on.
 
     `model` is the module that `training_step` calls; `training_step` returns the loss of each
-    sample, or a dict with them as `loss`. `tokens` takes the tokens that the model runs on from a
-    batch; by default `batch["input_ids"]`, or the first entry of a tuple. `sources` is the name of
-    the entry of a batch that holds each sample's source. `options` are those of `Sketcher`.
+    sample, or a dict with them as `loss`. `tokens` and `sources` are the entries of a batch that
+    hold the model's input and each sample's source: a name, or a place in a tuple (`tokens=0`).
+    `options` are those of `Sketcher`.
 
     The mixer's state is saved in every checkpoint and restored by `fit(ckpt_path=...)`.
     """
@@ -58,7 +58,7 @@ def attach(
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     require_mixer(mixer, sources)
     _require_trainer(trainer)
-    attached = LightningMixer(mixer, model, mode, tokens or _tokens, sources, options)
+    attached = LightningMixer(mixer, model, mode, tokens, sources, options)
     callback = type("MixerCallback", (base,), {"state_key": KEY})()
     for name in (*EVENTS, "state_dict", "load_state_dict"):
         setattr(callback, name, getattr(attached, name))
@@ -72,8 +72,8 @@ class LightningMixer:
     mixer: Mixer
     model: nn.Module
     mode: Mode
-    tokens: Callable[[Any], Tensor]
-    sources: str | None
+    tokens: str | int
+    sources: str | int | None
     options: dict[str, Any]
     started: bool = False  # or restored: the mixer keeps the warm-up of its first start
     weighed: int | None = None  # the last step that has weights
@@ -91,9 +91,8 @@ class LightningMixer:
                 f"training goes on at step {trainer.global_step}, but the checkpoint has no state "
                 "of a mixer. Resume from one that was saved with the mixer attached, or start again"
             )
-        steps = trainer.estimated_stepping_batches
-        if not self.started and steps != float("inf"):
-            self.mixer.warm_up(int(steps))
+        if not self.started:
+            self.mixer.warm_up(int(trainer.estimated_stepping_batches))
         self.started = True
         self.stock_step, self.stock_backward = module.training_step, module.backward
 
@@ -112,14 +111,14 @@ class LightningMixer:
                 "alone. Make one update per batch, or use Sketcher in a loop of your own"
             )
         with ExitStack() as stack:
-            stack.enter_context(self.sketcher.record(self.tokens(batch), step))
+            stack.enter_context(self.sketcher.record(entry(batch, self.tokens), step))
             if self.sketcher.reduces and isinstance(wrapper, DistributedDataParallel):
                 stack.enter_context(wrapper.no_sync())  # the sketcher averages over ranks
             output = self.stock_step(batch, *args)
             if output is None:  # the batch is skipped
                 return None
             loss_b = output["loss"] if isinstance(output, Mapping) else output
-            source_b = None if self.sources is None else batch[self.sources].to(loss_b.device)
+            source_b = None if self.sources is None else entry(batch, self.sources)
             self.result = self.sketcher.sketch(loss_b)
             (self.weight_b,) = self.sketcher.weigh([self.result], self, source_b)
             self.record, self.weighed = stack.pop_all(), step
@@ -164,20 +163,6 @@ class LightningMixer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.mixer.load_state_dict(dict(state["mixer"]))
         self.started = True
-
-
-def _tokens(batch: Any) -> Tensor:
-    """The tokens of a batch of the usual forms."""
-    if isinstance(batch, Mapping) and "input_ids" in batch:
-        batch = batch["input_ids"]
-    elif isinstance(batch, list | tuple) and batch:
-        batch = batch[0]
-    if not isinstance(batch, Tensor):
-        raise ConfigError(
-            f"the tokens of a batch of type {type(batch).__name__} are not known; give "
-            'attach(..., tokens=lambda batch: ...), as for batch["tokens"]'
-        )
-    return batch
 
 
 def _callback_class(trainer: Any) -> Any:
@@ -225,6 +210,8 @@ def _require_module(module: Any, model: nn.Module, trainer: Any) -> None:
         raise ConfigError(f"{name} is compiled as a whole; compile the model inside it instead")
     if getattr(trainer.strategy, "_ddp_comm_hook", None) is not None:
         raise ConfigError("ddp_comm_hook: the sketcher averages gradients without it; leave it out")
+    if trainer.estimated_stepping_batches == float("inf"):
+        raise ConfigError("the run has no end, of which the warm-up is a part; set max_steps")
     optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
     if len(optimizers) != 1 or "LBFGS" in optimizers:
         raise ConfigError(

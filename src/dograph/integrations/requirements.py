@@ -1,4 +1,7 @@
-"""Which mixers fit into another library's trainer, and what they add to its log."""
+"""What the integrations share: which mixers fit, entries of a batch, numbers for the log."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +12,7 @@ from dograph.mixers.base import Mixer
 COMPUTED = frozenset({"loss", "source", "sketch"})  # the signals that these integrations offer
 
 
-def require_mixer(mixer: Mixer, sources: str | None) -> None:
+def require_mixer(mixer: Mixer, sources: str | int | None) -> None:
     """Refuse a mixer that needs signals or decisions that another trainer does not offer."""
     name = type(mixer).__name__
     if missing := mixer.needs - COMPUTED:
@@ -27,6 +30,19 @@ def require_mixer(mixer: Mixer, sources: str | None) -> None:
         raise ConfigError(
             f"{name} needs the source of every sample; set sources= to the input that holds it"
         )
+
+
+def entry(batch: Any, name: str | int) -> Tensor:
+    """An entry of a batch, by its name in a dict or its place in a tuple."""
+    try:
+        value: Tensor = batch[name]
+    except (KeyError, IndexError, TypeError):
+        held = sorted(batch) if isinstance(batch, Mapping) else f"{type(batch).__name__} entries"
+        raise ConfigError(
+            f"the batch has no {name}, only {held}; a sample needs its tokens, for the Trainer of "
+            "transformers also labels, and its source if `sources` is set"
+        ) from None
+    return value
 
 
 def summary(mixer: Mixer, unweighted: Tensor, weight_B: Tensor) -> dict[str, float]:

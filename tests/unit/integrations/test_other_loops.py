@@ -124,28 +124,36 @@ def test_the_log_gets_the_summary_of_the_mixer(corpus):
 
 
 def test_batches_of_other_forms_and_extra_outputs(corpus):
-    """Pairs of tokens and targets; sources for the mixer; the step's own results are kept."""
+    """Tuples, sources for the mixer; the step's own results are kept."""
 
-    class Pairs(Module):
+    class Triples(Module):
         def training_step(self, batch):  # without the index
-            token_BT, target_BT = batch["pair"]
+            token_BT, target_BT, _ = batch
             loss_B = cross_entropy(self.model(token_BT).logits.mT, target_BT, reduction="none")
             return {"loss": loss_B.mean(dim=1), "own": 7}
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
             self.outputs = outputs
 
-    batches = [
-        {"pair": (b["input_ids"][:, :-1], b["input_ids"][:, 1:]), "source": b["source"]}
-        for b in open_loader(corpus)
-    ]
-    module, mixer = Pairs(), DoGraph("safe", num_domains=3, keep_source_shares=True)
-    trainer = make_trainer(max_steps=2)
-    attach(trainer, module.model, mixer, dim=DIM, tokens=lambda b: b["pair"][0], sources="source")
+    class Sourced(Mixer):
+        needs = frozenset({"source"})
+
+        def weigh(self, signals):
+            self.source_B = signals.source_B
+            return super().weigh(signals)
+
+    token_BT = [batch["input_ids"] for batch in open_loader(corpus)]
+    batches = [(x[:, :-1], x[:, 1:], x[:, 0] % 3) for x in token_BT]
+    module, mixer, trainer = Triples(), Sourced(), make_trainer(max_steps=2)
+    attach(trainer, module.model, mixer, dim=DIM, tokens=0, sources=2)
     trainer.fit(module, DataLoader(batches, batch_size=None))
     assert module.outputs["own"] == 7
     assert module.outputs["loss"].dim() == 0
-    assert mixer.num_sources == 3
+    assert torch.equal(mixer.source_B, batches[1][2])
+    trainer = make_trainer(max_steps=2)
+    attach(trainer, module.model, mixer, dim=DIM, tokens=3, sources=2)
+    with pytest.raises(ConfigError, match="the batch has no 3, only list entries"):
+        trainer.fit(module, DataLoader(batches, batch_size=None))
 
 
 def test_autocast_does_not_reach_the_weights(corpus):
@@ -186,6 +194,11 @@ class Several(Module):
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
 
+class Endless(Module):
+    def on_fit_start(self):
+        self.trainer.fit_loop.epoch_loop.max_steps, self.trainer.fit_loop.max_epochs = -1, -1
+
+
 class Mean(Module):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx).mean()
@@ -211,6 +224,7 @@ def with_manual(module):
         (Second, r"\['other.weight', 'other.bias'\] of Second are trained, but not part"),
         (Memory, r"optimizers \['LBFGS'\]: attach needs one"),
         (Several, "multiple optimizers is only supported with manual optimization"),
+        (Endless, "the run has no end"),
         (Mean, r"one loss for each of the 8 recorded samples, got shape \(\)"),
         (Growing, "runs a second time before update 1"),
     ],
