@@ -165,14 +165,9 @@ class AttachedMixer:
             self.head, self.epoch = self.trainer.model.get_output_embeddings(), -1
             self.stock_forward = self.trainer.model.forward
         if self.mode == "twopass":
-            self.sketcher = Sketcher(
-                self.trainer.model,
-                mode="twopass",
-                dim=self.projection.dim,
-                seed=self.projection.seed,
-                refresh=self.projection.refresh,
-                exclude=self.exclude,
-            )
+            own = {name: getattr(self.projection, name) for name in ("dim", "seed", "refresh")}
+            own |= {"mode": "twopass", "exclude": self.exclude}
+            self.sketcher = Sketcher(self.trainer.model, **own)
         if not self.resumed:
             self.mixer.warm_up(state.max_steps)
         if args.gradient_accumulation_steps > 1 and state.is_world_process_zero:

@@ -13,7 +13,7 @@ Lightning has no hook around both, so the callback replaces the module's `traini
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +24,6 @@ from dograph.choices import Mode
 from dograph.errors import ConfigError, RunError
 from dograph.integrations.requirements import entry, require_mixer, summary
 from dograph.mixers.base import Mixer
-from dograph.sketch.gradients import MicroBatchResult
 from dograph.sketch.sketcher import Sketcher
 from dograph.types import Signals
 
@@ -58,7 +57,8 @@ def attach(
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     require_mixer(mixer, sources)
     _require_trainer(trainer)
-    attached = LightningMixer(mixer, model, mode, tokens, sources, options)
+    options |= {"mode": mode, "refresh": mixer.refresh(None)}
+    attached = LightningMixer(mixer, model, tokens, sources, options)
     callback = type("MixerCallback", (base,), {"state_key": KEY})()
     for name in (*EVENTS, "state_dict", "load_state_dict"):
         setattr(callback, name, getattr(attached, name))
@@ -71,21 +71,17 @@ class LightningMixer:
 
     mixer: Mixer
     model: nn.Module
-    mode: Mode
     tokens: str | int
     sources: str | int | None
-    options: dict[str, Any]
+    options: dict[str, Any]  # of the sketcher
     started: bool = False  # or restored: the mixer keeps the warm-up of its first start
     weighed: int | None = None  # the last step that has weights
-    result: MicroBatchResult | None = None
     record: ExitStack = field(default_factory=ExitStack)  # open from the forward to the backward
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """The model is on its device now, and a checkpoint is loaded."""
-        _require_trainer(trainer)
         _require_module(module, self.model, trainer)
-        refresh = self.mixer.refresh(None)
-        self.sketcher = Sketcher(self.model, mode=self.mode, refresh=refresh, **self.options)
+        self.sketcher = Sketcher(self.model, **self.options)
         if not self.started and trainer.global_step:
             raise RunError(
                 f"training goes on at step {trainer.global_step}, but the checkpoint has no state "
@@ -94,13 +90,9 @@ class LightningMixer:
         if not self.started:
             self.mixer.warm_up(int(trainer.estimated_stepping_batches))
         self.started = True
-        self.stock_step, self.stock_backward = module.training_step, module.backward
-
-        @wraps(self.stock_step)  # Lightning looks at its arguments
-        def training_step(*args: Any) -> Any:
-            return self.training_step(trainer, *args)
-
-        module.training_step, module.backward = training_step, self.backward
+        self.stock_step, module.backward = module.training_step, self.backward
+        # Lightning looks at the arguments of the step that is wrapped.
+        module.training_step = wraps(self.stock_step)(partial(self.training_step, trainer))
 
     def training_step(self, trainer: Any, batch: Any, *args: Any) -> Any:
         step, wrapper = trainer.global_step, trainer.strategy.model
@@ -119,10 +111,11 @@ class LightningMixer:
                 return None
             loss_b = output["loss"] if isinstance(output, Mapping) else output
             source_b = None if self.sources is None else entry(batch, self.sources)
-            self.result = self.sketcher.sketch(loss_b)
-            (self.weight_b,) = self.sketcher.weigh([self.result], self, source_b)
+            result = self.sketcher.sketch(loss_b)
+            (weight_b,) = self.sketcher.weigh([result], self, source_b)
+            self.fill_grad = partial(result.backward, weight_b)
             self.record, self.weighed = stack.pop_all(), step
-        loss = (self.weight_b.to(loss_b.dtype) * loss_b).sum()
+        loss = (weight_b.to(loss_b.dtype) * loss_b).sum()
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
 
     def weigh(self, signals: Signals) -> Tensor:
@@ -131,15 +124,12 @@ class LightningMixer:
         self.unweighted, self.weight_B = signals.loss_B.mean(), self.mixer.weigh(signals)
         return self.weight_B
 
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Fill `.grad`; leaving the first record compares it with the model's own backward."""
+    def backward(self, loss: Tensor, *_: Any) -> None:
+        """Leaving the first record compares the gradient with that of the model's own backward."""
         with self.record:
-            if self.sketcher.reduces and self.result is not None:
-                self.result.backward(self.weight_b)
+            self.fill_grad()
+            if self.sketcher.reduces:  # otherwise DDP did
                 self.sketcher.average_gradients()
-            else:
-                self.stock_backward(loss, *args, **kwargs)
-        self.result = None
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         every = trainer.log_every_n_steps
@@ -206,7 +196,7 @@ def _require_module(module: Any, model: nn.Module, trainer: Any) -> None:
             f"{name} has a backward of its own, or automatic_optimization=False; use Sketcher in "
             "it as in a loop of your own (docs/own-loop.md), without attach"
         )
-    if getattr(module, "_compiler_ctx", None) is not None:
+    if module._compiler_ctx is not None:
         raise ConfigError(f"{name} is compiled as a whole; compile the model inside it instead")
     if getattr(trainer.strategy, "_ddp_comm_hook", None) is not None:
         raise ConfigError("ddp_comm_hook: the sketcher averages gradients without it; leave it out")

@@ -37,10 +37,10 @@ def entry(batch: Any, name: str | int) -> Tensor:
     try:
         value: Tensor = batch[name]
     except (KeyError, IndexError, TypeError):
-        held = sorted(batch) if isinstance(batch, Mapping) else f"{type(batch).__name__} entries"
+        held = sorted(batch) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
         raise ConfigError(
-            f"the batch has no {name}, only {held}; a sample needs its tokens, for the Trainer of "
-            "transformers also labels, and its source if `sources` is set"
+            f"the batch has no {name}, only {held}; it must hold tokens (for transformers also "
+            "labels), and sources if `sources` is set"
         ) from None
     return value
 

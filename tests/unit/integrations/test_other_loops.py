@@ -152,7 +152,7 @@ def test_batches_of_other_forms_and_extra_outputs(corpus):
     assert torch.equal(mixer.source_B, batches[1][2])
     trainer = make_trainer(max_steps=2)
     attach(trainer, module.model, mixer, dim=DIM, tokens=3, sources=2)
-    with pytest.raises(ConfigError, match="the batch has no 3, only list entries"):
+    with pytest.raises(ConfigError, match="the batch has no 3, only a list"):
         trainer.fit(module, DataLoader(batches, batch_size=None))
 
 
