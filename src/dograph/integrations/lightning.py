@@ -98,9 +98,8 @@ class LightningMixer:
         step, wrapper = trainer.global_step, trainer.strategy.model
         if step == self.weighed:
             raise ConfigError(
-                f"training_step runs a second time before update {step + 1} (gradient "
-                "accumulation, LBFGS, an update that was left out): each part would be weighted "
-                "alone. Make one update per batch, or use Sketcher in a loop of your own"
+                f"training_step runs a second time before update {step + 1} (accumulation): each "
+                "batch would be weighted alone. Make one update per batch, or use your own loop"
             )
         with ExitStack() as stack:
             stack.enter_context(self.sketcher.record(entry(batch, self.tokens), step))
@@ -161,10 +160,7 @@ def _callback_class(trainer: Any) -> Any:
         package, found, _ = kind.__module__.partition(".trainer.trainer")
         if found and kind.__name__ == "Trainer":
             return import_module(f"{package}.callbacks").Callback
-    raise ConfigError(
-        f"{type(trainer).__name__} is not a Trainer of lightning or pytorch_lightning; for that of "
-        "transformers use dograph.integrations.hf"
-    )
+    raise ConfigError(f"{type(trainer).__name__} is not a Trainer of lightning; make one of those")
 
 
 def _require_trainer(trainer: Any) -> None:
@@ -172,8 +168,7 @@ def _require_trainer(trainer: Any) -> None:
     strategy = type(trainer.strategy).__name__
     if strategy not in STRATEGIES:
         raise ConfigError(
-            f'strategy {strategy}: attach supports one device and DDP; use strategy="ddp", or '
-            "Sketcher in a loop of your own"
+            f'strategy {strategy} shards or moves parameters; use one device, or strategy="ddp"'
         )
     if trainer.precision not in PRECISIONS:
         raise ConfigError(
@@ -204,9 +199,7 @@ def _require_module(module: Any, model: nn.Module, trainer: Any) -> None:
         raise ConfigError("the run has no end, of which the warm-up is a part; set max_steps")
     optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
     if len(optimizers) != 1 or "LBFGS" in optimizers:
-        raise ConfigError(
-            f"optimizers {optimizers}: attach needs one that runs training_step once per update"
-        )
+        raise ConfigError(f"optimizers {optimizers}: use one that runs training_step once a step")
     own = {id(parameter) for parameter in model.parameters()}
     others = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in own]
     if others:

@@ -9,12 +9,14 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from corpora import write_corpus
-from dograph import DoGraph
+from dograph import DoGraph, Sketcher
 from dograph.errors import ConfigError, RunError
 from dograph.integrations.lightning import attach
 from dograph.mixers.base import Mixer
@@ -32,7 +34,7 @@ from other_loops import (
     make_trainer,
     open_loader,
 )
-from trainers import DIM, VOCABULARY, build, furthest, parameters
+from trainers import DIM, VOCABULARY, build, furthest, losses, parameters
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,21 @@ def test_accelerate_resumes_to_the_bit(corpus, tmp_path):
     again, mixer, _ = accelerated(corpus, tmp_path / "saved", resume=True, seed=5)
     assert len(mixer.given) == STEPS - SAVED
     assert furthest(parameters(again), parameters(whole)) == 0.0
+
+
+def test_a_loss_scaler_of_accelerate_stops_before_the_first_update(corpus):
+    """What mixed_precision="fp16" makes on a GPU: no loss was scaled."""
+    Accelerator(cpu=True)
+    model, scaler = build(), torch.amp.GradScaler("cpu")
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = AcceleratedOptimizer(plain, device_placement=False, scaler=scaler)
+    before, token_BT = parameters(model), next(iter(open_loader(corpus)))["input_ids"]
+    sketcher = Sketcher(model, dim=DIM)
+    with sketcher.record(token_BT):
+        sketcher.backward(losses(model(token_BT).logits, token_BT), Kept())
+    with pytest.raises(AssertionError, match="_scale is None"):
+        optimizer.step()
+    assert furthest(parameters(model), before) == 0
 
 
 @pytest.mark.slow
@@ -222,7 +239,7 @@ def with_manual(module):
         (lambda: with_manual(Module()), "automatic_optimization=False; use Sketcher in it"),
         (Backward, "Backward has a backward of its own"),
         (Second, r"\['other.weight', 'other.bias'\] of Second are trained, but not part"),
-        (Memory, r"optimizers \['LBFGS'\]: attach needs one"),
+        (Memory, r"optimizers \['LBFGS'\]: use one that runs"),
         (Several, "multiple optimizers is only supported with manual optimization"),
         (Endless, "the run has no end"),
         (Mean, r"one loss for each of the 8 recorded samples, got shape \(\)"),
@@ -249,7 +266,7 @@ class Referring(Mixer):
     [
         ({"accumulate_grad_batches": 2}, Kept, "accumulate_grad_batches=2: each micro-batch"),
         ({"precision": "16-true"}, Kept, "precision=16-true: sketches underflow"),
-        ({"strategy": "fsdp"}, Kept, "strategy FSDPStrategy: attach supports one device and DDP"),
+        ({"strategy": "fsdp"}, Kept, "strategy FSDPStrategy shards or moves parameters"),
         ({}, Uniform, "Uniform decides what to draw"),
         ({}, Referring, "Referring needs"),
         ({}, lambda: DoGraph(keep_source_shares=True), "needs the source of every sample"),
