@@ -115,7 +115,8 @@ def use(bin_, cwd):
     dograph = bin_ / "dograph"
     run(dograph, "doctor", cwd=cwd)
     run(dograph, "data", "prepare", "demo", "--out", "data/demo", cwd=cwd)
-    run(dograph, "train", "demo", "train.steps=5", "run=runs/demo", cwd=cwd)
+    few = ("train.steps=5", "eval.max_samples_per_source=4")
+    run(dograph, "train", "demo", *few, "run=runs/demo", cwd=cwd)
     run(dograph, "report", "runs/demo", "--out", "page.html", cwd=cwd)
     assert "<title>" in (cwd / "page.html").read_text()
 
