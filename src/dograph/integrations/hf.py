@@ -266,8 +266,7 @@ class AttachedMixer:
             )
             num_valid_b = (self.target_bT != IGNORED).sum(dim=1).clamp_min(1)
             loss_b = nll_n.view_as(self.target_bT).sum(dim=1) / num_valid_b
-            sketches = self.mode == "twopass"
-            result = self.sketcher.sketch(loss_b) if sketches else MicroBatchResult(loss_b)
+            result = self.sketcher.sketch(loss_b) if self.mode else MicroBatchResult(loss_b)
         result.source_B = self.source_b
         self.results.append(result.without_gradient())
         weighted_b: Tensor = self._weigh().to(loss_b.dtype) * loss_b

@@ -52,14 +52,13 @@ def attach(
 
     The mixer's state is saved in every checkpoint and restored by `fit(ckpt_path=...)`.
     """
-    base = _callback_class(trainer)
-    if any(callback.state_key == KEY for callback in trainer.callbacks):
+    callback = type("MixerCallback", (_callback_class(trainer),), {"state_key": KEY})()
+    if any(other.state_key == KEY for other in trainer.callbacks):
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     require_mixer(mixer, sources)
     _require_trainer(trainer)
     options |= {"mode": mode, "refresh": mixer.refresh(None)}
     attached = LightningMixer(mixer, model, tokens, sources, options)
-    callback = type("MixerCallback", (base,), {"state_key": KEY})()
     for name in (*EVENTS, "state_dict", "load_state_dict"):
         setattr(callback, name, getattr(attached, name))
     trainer.callbacks.append(callback)
