@@ -27,6 +27,7 @@ class LineChart:
     y_name: str = ""  # only in figures; on the page the note says it
     log_y: bool = False
     zero: bool = False  # the y axis starts at zero
+    steps: int = 1  # the x axis goes from 1 to at least this step
     faint: bool = False  # the page also draws the raw values
 
 

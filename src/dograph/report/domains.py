@@ -191,7 +191,8 @@ def domain_lines(columns: Columns, buckets: int, *, lasting: bool) -> list[LineC
             own = curve(*columns.get(f"domains/{name}/{part}"), buckets)
             series.append(replace(own, name=f"domain {name}", index=int(name), dots=False))
         faint = len(series) <= 4
-        charts.append(LineChart(title, series, note, y_name=f"domain {part}", faint=faint))
+        look = LineChart(title, series, note, y_name=f"domain {part}", zero=True, faint=faint)
+        charts.append(replace(look, steps=columns.last_step))
     return charts
 
 

@@ -23,12 +23,13 @@ from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, Tabl
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
 from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
 from dograph.report.one_run import RunData
-from dograph.report.series import FEW
+from dograph.report.render import asset
+from dograph.report.series import FEW, IDENTICAL
 
 COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and two
-COLOURS = (
-    "#0072b2", "#d55e00", "#007a5a", "#b0447f", "#8f6b00", "#3f8fd2", "#6d3fa0", "#5d6470",
-)  # fmt: skip
+# The colours of the page's light theme, by their names in page.css, which alone defines them.
+PAGE = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}),", asset("page.css")))
+COLOURS = tuple(PAGE[f"c{index}"] for index in range(8))
 MARKS = ("o", "s", "^", "D", "v", "P", "X")  # seven, so that marks and eight colours vary together
 DASHES = ("-", "--", ":", "-.")
 # For areas, which have no marks: a new one every four series, because colour-blind readers may see
@@ -51,8 +52,7 @@ STYLE = {
     "svg.hashsalt": "dograph",  # the same run gives the same file
     "text.parse_math": False,  # a $ in a source's name is a $
 }
-ASIDE = 0.1  # horizontal distance of points at the same single step
-GREY = "#555555"  # reference lines
+ASIDE = 0.02  # distance of points at the same single step, as a fraction of all steps
 MARKED = 6  # marks on a line of many points
 LETTERS = 15  # that fit into an inch of a legend
 PROBES_ACROSS, TASKS_ACROSS = 6, 5  # panels in a row
@@ -108,7 +108,7 @@ def draw_curves(data: PageData) -> Figures:
         if "runs" in charts:  # a method with one run is drawn like the run, with its raw values
             single = {one.index: one for one in charts["runs"].series}
             series = [
-                one if one.low else replace(single[one.index], name=one.name, dash=0)
+                one if one.low else replace(single.get(one.index, one), name=one.name, dash=0)
                 for one in chart.series
             ]
             chart = replace(chart, series=series)
@@ -253,9 +253,10 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
 
     At a single step, points are drawn side by side so that they do not cover each other.
     """
-    steps = {x for one in chart.series for x in one.x}
-    for one in chart.series:
-        x = [where + ASIDE * one.index for where in one.x] if len(steps) == 1 else one.x
+    steps = {x for one in chart.series for x in one.x} | {chart.steps}
+    aside = ASIDE * max(steps) if all(len(one.x) == 1 for one in chart.series) else 0.0
+    for k, one in enumerate(chart.series, start=1):
+        x = [where - aside * (len(chart.series) - k) for where in one.x]
         own, num = colour(one.index), len(x)
         if one.raw is not None:
             axis.plot(one.raw.x, one.raw.y, color=own, alpha=0.25, linewidth=0.5)
@@ -282,9 +283,9 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
     ticker = require("matplotlib.ticker", "figures")
     whole = ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
     axis.xaxis.set_major_locator(whole)
-    if len(steps) == 1:
-        middle = sum(steps) + ASIDE * (len(chart.series) - 1) / 2
-        axis.set_xticks([middle], [f"{sum(steps):g}"])
+    if chart.zero:
+        axis.set_ylim(bottom=0)
+    axis.set_xlim(min(1, *steps) - MARGIN * max(steps), (1 + MARGIN) * max(steps))
     if chart.log_y:  # with plain numbers, because STYLE turns formulas off
         axis.set(yscale="log")
         axis.yaxis.set_major_formatter(ticker.LogFormatter())
@@ -303,7 +304,7 @@ def draw_scatter(
             *([part[n] for n in own] for part in place_2N),
             s=6,
             marker=mark(max(index, 0)),
-            facecolors="#999999" if index < 0 else [face(index)],
+            facecolors=PAGE["c7"] if index < 0 else [face(index)],
             edgecolors="none" if index < len(COLOURS) else colour(index),
             linewidths=0 if index < len(COLOURS) else 0.5,
             label=label,
@@ -345,7 +346,7 @@ def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
         axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
     for line in (chart.reference, chart.chance):
         if line is not None:
-            axis.axvline(line, color=GREY, linewidth=0.6, linestyle="--")
+            axis.axvline(line, color=PAGE["soft"], linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     label_rows(axis, names)
 
@@ -356,10 +357,12 @@ def draw_heat(axis: Any, table: PageTable) -> None:
         for j, cell in enumerate(row[1:]):
             assert isinstance(cell, TableCell)
             change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
-            ink = "white" if shade > 0.7 else "black"
+            ink = PAGE["paper"] if shade > 0.7 else PAGE["ink"]
             axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
     shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
-    axis.imshow(shades, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
+    colormap = require("matplotlib.colors", "figures").LinearSegmentedColormap
+    colours = colormap.from_list("page", [PAGE[name] for name in ("low", "paper", "high")])
+    axis.imshow(shades, cmap=colours, vmin=-1, vmax=1, aspect="auto")
     axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
     axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
@@ -371,7 +374,7 @@ def draw_graph(axis: Any, graph: PlacedGraph) -> None:
     for edge in graph.edges:
         ends = zip(place[edge["first"]], place[edge["second"]], strict=True)
         style, width = "-" if edge["cosine"] > 0 else ":", 0.3 + 3 * abs(edge["cosine"])
-        axis.plot(*ends, style, color="#888888", linewidth=width, zorder=1)
+        axis.plot(*ends, style, color=PAGE["ink"], alpha=0.4, linewidth=width, zorder=1)
     for node in graph.nodes:
         own, where = colour(node["domain"]), place[node["domain"]]
         share, weight = (node_radius(x) for x in (node["share"], node["weight"] or node["share"]))
@@ -399,7 +402,7 @@ def add_legend(axis: Any, where: str = "upper") -> None:
     """
     figure = axis.figure
     handles, labels = axis.get_legend_handles_labels()
-    if len(labels) < 2:
+    if len(labels) < 2 and not "".join(labels).endswith(IDENTICAL):
         return
     width, height = figure.get_size_inches()
     lines = [textwrap.fill(label, int(LETTERS * width)) for label in labels]

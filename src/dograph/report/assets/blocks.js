@@ -7,7 +7,7 @@ const STYLES = {
   soft,
   claim: (text) => el("p", { class: "claim" }, named(text)),
   heading: (text) => el("h3", {}, named(text)),
-  command: (text) => el("pre", { class: "command", tabindex: "0" }, el("code", {}, text)),
+  command: (text) => el("pre", { class: "command", tabindex: "0" }, el("code", {}, named(text))),
   list: (items) => list(items),
   "soft list": (items) => list(items, "soft"),
   warnings: (items) =>

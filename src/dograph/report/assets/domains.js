@@ -111,7 +111,7 @@ function placePoints({ points, width, size, caption }, probe, source_N) {
   });
   const shares = probe.explained[state.basis === "own" ? 1 : 0];
   const [first, second] = shares.map((share) => (100 * share).toFixed(1));
-  caption.textContent = `step ${probe.step}: the axes explain ${first} % and ${second} % of the variance`;
+  caption.textContent = `step ${probe.step}: ${first} % and ${second} % of the variance`;
 }
 
 function graphPart(own, probeAt, graphAt) {
