@@ -78,11 +78,12 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
     if out is None:
         shown = console.open_console()
         shown.print(recorded.node_table(graph, f"domains after step {graph.step}"))
+        _describe(run, graph.step, "domain", "probe cluster")
         shown.print(recorded.edge_table(graph))
         if (agreement := recorded.agreement_table(run, skipped)) is not None:
             shown.print(agreement)
     else:
-        write_graph(graph, out)
+        write_graph(graph, out, _describe(run, graph.step))
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
     if (note := recorded.numbering(run)) is not None:
         print(f"note: {note}")
@@ -118,6 +119,7 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
             rows.append([str(domain["domain"]), f"{domain['samples']:.0f}", *shares, *sizes])
         columns = ("domain", "samples", "share", "weight", "weight/share", *norms)
         print_table(columns, rows, title="domains", **PLAIN)
+        _describe(run, step, "domain")
     numbers = ["sample", *(name for name, values in per_sample.items() if values is not None)]
     numbers += ["document", "offset"]
     rows = []
@@ -130,10 +132,13 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
 
 
 def _samples(run: Path, step: int, as_json: bool) -> None:
-    from dograph.eval.recorded import samples_of_step
+    from dograph.eval.recorded import labels_of_steps, samples_of_step
+    from dograph.train.run_dir import RunDirectory
 
     skipped = Skipped()
     samples, rows = samples_of_step(run, step, skipped), []
+    known = labels_of_steps(RunDirectory(run), {step}, skipped).get(step, {}).get("domain")
+    more = ["domain"] if known else []
     warn(skipped.warnings())
     if as_json:
         for sample in samples:
@@ -141,11 +146,40 @@ def _samples(run: Path, step: int, as_json: bool) -> None:
         return
     for sample in samples:
         place, text = f"{sample['input']}:{sample['line']}", _preview(sample, SHOW_PREVIEW)
-        cells = [sample[name] for name in ("sample", "source", "epoch", "document", "offset")]
+        sample["domain"] = known[len(rows)] if known else None
+        names = ("sample", "source", *more, "epoch", "document", "offset")
+        cells = [sample[name] for name in names]
         rows.append([str(cell).replace("[", "\\[") for cell in (*cells, place, text)])
     words = ("source", "document", "offset", "input", "text")
-    columns = ("sample", "source", "epoch", *words[1:])
+    columns = ("sample", "source", *more, "epoch", *words[1:])
     print_table(columns, rows, words, title=f"{run}, step {step}: {len(rows)} samples")
+    _describe(run, step, "domain")
+
+
+def _describe(run: Path, step: int, *kinds: str) -> dict[int, str]:
+    """Print what sets domains apart; return the most telling words of each.
+
+    Domains of a batch have no such words: clusters of the probe rows are in their place, and
+    printed only if they are one of `kinds`.
+    """
+    from rich.markup import escape
+
+    from dograph.eval.describe import corpus_of, describe_domains
+    from dograph.eval.recorded import domains_last
+    from dograph.train.run_dir import RunDirectory
+
+    directory = RunDirectory.open(run)
+    corpus, is_lasting = corpus_of(directory), domains_last(directory.config())
+    profiles, rows = describe_domains(directory, corpus, step), []
+    for number, own in profiles.items():
+        texts = [_preview({"text": block.text(corpus)}, PREVIEW) for block in own.typical if corpus]
+        cells = (", ".join(own.words), ", ".join(own.sources), "\n".join(texts))
+        rows.append([str(number), str(own.samples), *map(escape, cells)])
+    kind, words = "domain" if is_lasting else "probe cluster", ("words", "sources", "texts")
+    if rows and kind in kinds:
+        title = f"what sets {kind}s apart; sources: share (of all samples); texts: typical ones"
+        print_table((kind, "samples", *words), rows, words, title=title, **PLAIN)
+    return {number: own.name for number, own in profiles.items() if is_lasting}
 
 
 def _preview(sample: dict[str, Any], length: int) -> str:

@@ -13,7 +13,9 @@ from dograph.report.series import Series
 from dograph.stats import Estimate
 
 TextStyle = Literal["soft", "claim", "heading", "command"]
-GroupStyle = Literal["list", "soft list", "warnings", "facts", "legend", "group", "grid", "folded"]
+GroupStyle = Literal[
+    "list", "soft list", "warnings", "facts", "legend", "samples", "group", "grid", "folded"
+]
 NumberFormat = Literal["number", "signed", "fixed"]
 
 
@@ -117,7 +119,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageBlock:
-    """A text, a list of texts, names and values (facts), names with colours (legend), or items.
+    """A text, a list of texts, facts (names and values), a legend, texts of samples, or items.
 
     Items are one below the other (group), side by side (grid), or hidden until opened (folded).
     """

@@ -138,14 +138,13 @@ def draw_domains(domains: DomainsView) -> Figures:
     below = "" if domains.has_identity else domains.numbering
     if domains.probes:
         yield "pca", _draw_probes(domains)
-    weights = domains.lines[0]
-    if weights.series:
+    for weights in (chart for chart in domains.lines[:1] if chart.series):
         smoothed = replace(weights, series=[replace(one, raw=None) for one in weights.series])
-        yield "weights", line_figure(smoothed, 2.3, below=below)
+        yield "weights", line_figure(smoothed, 2.3)
     if domains.graphs:
         last = domains.graphs[-1]
         figure, axes = sheet(COLUMN, COLUMN, below=below)
-        draw_graph(axes[0, 0], last)
+        draw_graph(axes[0, 0], last, domains.names)
         yield "graph", figure
         labels, bars_of = composition(domains.sources, [last])
         bars = [(f"domain {domain}", parts) for domain, ((_, parts),) in bars_of.items()]
@@ -367,8 +366,8 @@ def draw_heat(axis: Any, table: PageTable) -> None:
     axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
 
-def draw_graph(axis: Any, graph: PlacedGraph) -> None:
-    """Discs are shares, rings are weights, lines are cosines."""
+def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:
+    """Discs are shares, rings are weights, lines are cosines; below a disc its telling words."""
     circle = require("matplotlib.patches", "figures").Circle
     place = {node["domain"]: (node["x"], node["y"]) for node in graph.nodes}
     for edge in graph.edges:
@@ -383,6 +382,9 @@ def draw_graph(axis: Any, graph: PlacedGraph) -> None:
         ring.set_linestyle(dashes(node["domain"]))
         axis.add_patch(ring)
         axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
+        if words := names.get(str(node["domain"])):
+            below = (where[0], where[1] - max(share, weight))
+            axis.text(*below, words, ha="center", va="top", zorder=4, fontsize=5.5)
     axis.set(aspect="equal", title=f"step {graph.step:,}")
     axis.autoscale_view()
     axis.set_axis_off()

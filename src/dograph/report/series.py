@@ -6,7 +6,6 @@ Shapes: N rows that have the column.
 import json
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
@@ -17,7 +16,7 @@ import numpy as np
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
-from dograph.errors import DographError
+from dograph.eval.describe import corpus_of
 from dograph.renamed import with_new_metrics
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import RunDirectory
@@ -141,12 +140,7 @@ class OpenRun:
 
     def read(self) -> None:
         self.columns.read()
-        self.corpus = None
-        with suppress(DographError, OSError):
-            corpus = Corpus(self.config.data.corpus)
-            states = sorted(self.files.checkpoints.glob("step-*/state.json"))
-            if not states or read_json(states[-1]).get("corpus") == corpus.digest:
-                self.corpus = corpus
+        self.corpus = corpus_of(self.files)
 
     def as_trained(self) -> RunConfig:
         """The settings with edits of the mixture, which make the mixer a different method."""

@@ -21,7 +21,7 @@ const svg = (tag, attributes, ...children) =>
   fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 // A name from outside, isolated so that right-to-left text does not reorder what follows. It may
 // break after a separator, and after each letter of a word too long for half a phone's line.
-const BREAKS = /(?<=\w[/_=:])(?=\w)|(?<=[^\s/_=:-]{28})(?=\S)/;
+const BREAKS = /(?<=\w[/_=:])(?=\w\w)|(?<=[^\s/_=:-]{28})(?=\S)/;
 const named = (text) =>
   el("bdi", {}, String(text).split(BREAKS).flatMap((part, k) => (k ? [el("wbr"), part] : part)));
 const soft = (text) => el("p", { class: "soft" }, named(text));
