@@ -78,12 +78,12 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
     if out is None:
         shown = console.open_console()
         shown.print(recorded.node_table(graph, f"domains after step {graph.step}"))
-        _describe(run, graph.step, "domain", "probe cluster")
+        _describe(run, graph.step)
         shown.print(recorded.edge_table(graph))
         if (agreement := recorded.agreement_table(run, skipped)) is not None:
             shown.print(agreement)
     else:
-        write_graph(graph, out, _describe(run, graph.step))
+        write_graph(graph, out, _describe(run, graph.step, is_shown=False))
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
     if (note := recorded.numbering(run)) is not None:
         print(f"note: {note}")
@@ -119,7 +119,6 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
             rows.append([str(domain["domain"]), f"{domain['samples']:.0f}", *shares, *sizes])
         columns = ("domain", "samples", "share", "weight", "weight/share", *norms)
         print_table(columns, rows, title="domains", **PLAIN)
-        _describe(run, step, "domain")
     numbers = ["sample", *(name for name, values in per_sample.items() if values is not None)]
     numbers += ["document", "offset"]
     rows = []
@@ -129,6 +128,7 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
         rows.append([*shown, escape(str(sample["source"])), escape(_preview(sample, PREVIEW))])
     words = ("source", "text")
     print_table([*numbers, *words], rows, words, title="samples", **PLAIN)
+    _describe(run, step)
 
 
 def _samples(run: Path, step: int, as_json: bool) -> None:
@@ -153,33 +153,31 @@ def _samples(run: Path, step: int, as_json: bool) -> None:
     words = ("source", "document", "offset", "input", "text")
     columns = ("sample", "source", *more, "epoch", *words[1:])
     print_table(columns, rows, words, title=f"{run}, step {step}: {len(rows)} samples")
-    _describe(run, step, "domain")
+    _describe(run, step)
 
 
-def _describe(run: Path, step: int, *kinds: str) -> dict[int, str]:
-    """Print what sets domains apart; return the most telling words of each.
-
-    Domains of a batch have no such words: clusters of the probe rows are in their place, and
-    printed only if they are one of `kinds`.
-    """
+def _describe(run: Path, step: int, *, is_shown: bool = True) -> dict[int, str]:
+    """Print what sets domains that last apart; return the most telling words of each."""
     from rich.markup import escape
 
     from dograph.eval.describe import corpus_of, describe_domains
     from dograph.eval.recorded import domains_last
     from dograph.train.run_dir import RunDirectory
 
-    directory = RunDirectory.open(run)
-    corpus, is_lasting = corpus_of(directory), domains_last(directory.config())
-    profiles, rows = describe_domains(directory, corpus, step), []
+    directory, rows = RunDirectory.open(run), list[list[str]]()
+    if not domains_last(directory.config()):
+        return {}
+    corpus = corpus_of(directory)
+    profiles = describe_domains(directory, corpus, step)
     for number, own in profiles.items():
         texts = [_preview({"text": block.text(corpus)}, PREVIEW) for block in own.typical if corpus]
         cells = (", ".join(own.words), ", ".join(own.sources), "\n".join(texts))
         rows.append([str(number), str(own.samples), *map(escape, cells)])
-    kind, words = "domain" if is_lasting else "probe cluster", ("words", "sources", "texts")
-    if rows and kind in kinds:
-        title = f"what sets {kind}s apart; sources: share (of all samples); texts: typical ones"
-        print_table((kind, "samples", *words), rows, words, title=title, **PLAIN)
-    return {number: own.name for number, own in profiles.items() if is_lasting}
+    if rows and is_shown:
+        title = "what sets domains apart; sources: share (of all samples); texts: typical ones"
+        words = ("words", "sources", "texts")
+        print_table(("domain", "samples", *words), rows, words, title=title, **PLAIN)
+    return {number: own.name for number, own in profiles.items()}
 
 
 def _preview(sample: dict[str, Any], length: int) -> str:

@@ -231,12 +231,11 @@ def _probed_rows(
     sources, rows = values["sources"], [dict(row) for row in values["rows"]]
     if not rows or not all(isinstance(name, str) for name in sources):
         raise ValueError("it does not name its sources and rows")
-    keys = ("source", "row", "document")
-    number = {tuple(row[key] for key in keys): n for n, row in enumerate(rows)}
+    number = {(row["source"], row["row"], row["document"]): n for n, row in enumerate(rows)}
     nearest = {}
     for own in values.get("domains") or []:
-        near = own["nearest"]
-        nearest[int(own["domain"])] = [number[tuple(one[key] for key in keys)] for one in near]
+        near = ((row["source"], row["row"], row["document"]) for row in own["nearest"])
+        nearest[int(own["domain"])] = [number[place] for place in near]
     return list(sources), rows, nearest
 
 

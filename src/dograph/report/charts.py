@@ -29,7 +29,6 @@ class LineChart:
     y_name: str = ""  # only in figures; on the page the note says it
     log_y: bool = False
     zero: bool = False  # the y axis starts at zero
-    steps: int = 1  # the x axis goes from 1 to at least this step
     faint: bool = False  # the page also draws the raw values
 
 
@@ -136,7 +135,6 @@ class LossCharts:
 
     names: list[str]  # sources
     view: Literal["methods", "runs"]  # selected at first
-    steps: int
     charts: list[tuple[str, str | None, LineChart]]  # source or "total", view, chart
 
 

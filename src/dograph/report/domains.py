@@ -48,15 +48,10 @@ NO_IDENTITY = (
     "here follows a domain over steps; the graph shows the domains of one batch at a time."
 )
 DESCRIBED = (
-    "Words that are in more of its samples than in those of all others together (log-odds with a "
-    "prior against rare words, at least 3 standard errors), and sources that it has more of than "
-    "all samples, whose share is in brackets. "
+    "words that are in more of its samples than in those of all others together (at least 3 "
+    "standard errors), and sources that it has more of than all samples (in brackets)"
 )
-RECENTLY = "Counted over the samples of the last steps."
-CLUSTERED = (
-    "Domains of a batch do not last, but the probe rows do: these are clusters of their gradients "
-    "at the last probe."
-)
+CLUSTERED = "; the clusters are those of the probe rows, which last, at the last probe"
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
@@ -216,8 +211,8 @@ def domain_lines(columns: Columns, buckets: int, profiles: Profiles) -> list[Lin
             index = int(name)
             series.append(replace(own, name=name_of(index, profiles), index=index, dots=False))
         faint = len(series) <= 4
-        look = LineChart(title, series, LASTING, y_name=f"domain {part}", zero=True, faint=faint)
-        charts.append(replace(look, steps=columns.last_step))
+        y_name = f"domain {part}"
+        charts.append(LineChart(title, series, LASTING, y_name=y_name, zero=True, faint=faint))
     return charts
 
 
@@ -272,11 +267,11 @@ def profile_blocks(
         typical = [example(run.corpus, block, texts) for block in own.typical if run.corpus]
         title = name_of(j, profiles, kind)
         folded.append(PageBlock("folded", [PageBlock("samples", typical)], title))
-    heads = [kind, "samples", *(TableCell(name, left=True) for name in ("words", "sources"))]
-    blocks = [
+    left_heads = [TableCell(name, left=True) for name in ("words", "sources")]
+    blocks: list[PageItem] = [
         PageBlock("heading", f"What sets {kind}s apart"),
-        PageBlock("soft", DESCRIBED + (RECENTLY if lasting else CLUSTERED)),
-        PageTable("what sets them apart", heads, rows),
+        PageBlock("soft", DESCRIBED + ("" if lasting else CLUSTERED)),
+        PageTable("what sets them apart", [kind, "samples", *left_heads], rows),
         PageBlock("folded", folded, "Typical texts", "typical"),
     ]
     return blocks if rows else []

@@ -29,7 +29,7 @@ from dograph.report.series import FEW, IDENTICAL
 COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and two
 # The colours of the page's light theme, by their names in page.css, which alone defines them.
 PAGE = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}),", asset("page.css")))
-COLOURS = tuple(PAGE[f"c{index}"] for index in range(8))
+COLOURS: tuple[str, ...] = tuple(PAGE[f"c{index}"] for index in range(8))
 MARKS = ("o", "s", "^", "D", "v", "P", "X")  # seven, so that marks and eight colours vary together
 DASHES = ("-", "--", ":", "-.")
 # For areas, which have no marks: a new one every four series, because colour-blind readers may see
@@ -113,14 +113,14 @@ def draw_curves(data: PageData) -> Figures:
             ]
             chart = replace(chart, series=series)
         if chart.series:
-            yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1)
+            yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1, steps=data.steps)
 
 
 def draw_run(data: PageData, run: RunData, stem: str) -> Figures:
     """Losses by source, health, and domains."""
     chart = sections.source_chart(run)
     if chart.series:
-        yield f"{stem}sources", line_figure(chart, 2.3)
+        yield f"{stem}sources", line_figure(chart, 2.3, steps=run.steps)
     charts = sections.health_charts(replace(data, runs=[run], groups={run.group: [run.name]}))
     if charts:
         figure, axes = panels(len(charts), 2, 1.6)
@@ -239,21 +239,21 @@ def panels(num: int, across: int, row_height: float, more: float = 0.0) -> tuple
     return figure, list(axes.flat[:num])
 
 
-def line_figure(chart: LineChart, height: float, *, lone: bool = False, below: str = "") -> Any:
-    """A line chart in one column, with a legend above it and a text below it."""
-    figure, axes = sheet(COLUMN, height, below=below)
-    draw_lines(axes[0, 0], chart, lone=lone)
+def line_figure(chart: LineChart, height: float, *, lone: bool = False, steps: int = 1) -> Any:
+    """A line chart in one column, with a legend above it; its x axis has at least these steps."""
+    figure, axes = sheet(COLUMN, height)
+    draw_lines(axes[0, 0], chart, lone=lone, steps=steps)
     add_legend(axes[0, 0])
     return figure
 
 
-def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
+def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False, steps: int = 1) -> None:
     """Smoothed lines, and raw ones behind them; a lone line needs no marks.
 
     At a single step, points are drawn side by side so that they do not cover each other.
     """
-    steps = {x for one in chart.series for x in one.x} | {chart.steps}
-    aside = ASIDE * max(steps) if all(len(one.x) == 1 for one in chart.series) else 0.0
+    last = max([steps, *(x for one in chart.series for x in one.x)])
+    aside = ASIDE * last if all(len(one.x) == 1 for one in chart.series) else 0.0
     for k, one in enumerate(chart.series, start=1):
         x = [where - aside * (len(chart.series) - k) for where in one.x]
         own, num = colour(one.index), len(x)
@@ -284,7 +284,7 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
     axis.xaxis.set_major_locator(whole)
     if chart.zero:
         axis.set_ylim(bottom=0)
-    axis.set_xlim(min(1, *steps) - MARGIN * max(steps), (1 + MARGIN) * max(steps))
+    axis.set_xlim(1 - MARGIN * last, (1 + MARGIN) * last)
     if chart.log_y:  # with plain numbers, because STYLE turns formulas off
         axis.set(yscale="log")
         axis.yaxis.set_major_formatter(ticker.LogFormatter())

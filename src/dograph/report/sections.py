@@ -73,7 +73,7 @@ Columns = Mapping[str, Callable[[Row], Entry]]
 
 def page_json(data: PageData) -> str:
     """Everything the page shows, under the names that its script reads."""
-    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "texts")}
+    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "texts", "steps")}
     sections = {name: build(data) for name, (_, build) in SECTIONS.items()}
     return as_json({**about, "sections": sections})
 
@@ -183,11 +183,10 @@ def curves(data: PageData) -> list[PageItem]:
         charts.append(("total", None, source_chart(runs[0])))
     for metric, (title, note) in PER_RUN.items():
         if metric in metrics:
-            series = run_series(data, metric)
-            chart = LineChart(title, series, note, zero=True, steps=data.steps)
+            chart = LineChart(title, run_series(data, metric), note, zero=True)
             charts.append(("total", None, chart))
     repeated = any(len(names) > 1 for names in data.groups.values())
-    return [LossCharts(sources, "methods" if repeated else "runs", data.steps, charts)]
+    return [LossCharts(sources, "methods" if repeated else "runs", charts)]
 
 
 def loss_charts(data: PageData, metric: str, title: str) -> dict[str | None, LineChart]:
@@ -196,9 +195,7 @@ def loss_charts(data: PageData, metric: str, title: str) -> dict[str | None, Lin
     note = "nats per token, held-out text" if held_out else "nats per token"
     y_name = f"{'validation' if held_out else 'training'} loss (nats)"
     few, several = len(data.runs) <= 6, len(data.runs) > 1
-    runs = LineChart(
-        title, run_series(data, metric), note, y_name=y_name, faint=few, steps=data.steps
-    )
+    runs = LineChart(title, run_series(data, metric), note, y_name=y_name, faint=few)
     if not several:
         return {None: runs}
     bands = []
@@ -249,8 +246,7 @@ def source_chart(run: RunData) -> LineChart:
         for index, source in enumerate(run.sources)
     ]
     note, y_name = "nats per token, held-out text", "validation loss (nats)"
-    title = "Validation loss by source"
-    return LineChart(title, series, note, y_name=y_name, steps=run.steps)
+    return LineChart("Validation loss by source", series, note, y_name=y_name)
 
 
 def health(data: PageData) -> list[PageItem]:
@@ -271,9 +267,8 @@ def health_charts(data: PageData) -> list[LineChart]:
         note = note.format(batch=data.runs[0].config.train.batch_size)
         note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
-        zero, steps = metric in SHARES, data.steps
-        chart = LineChart(title, series, note, log_y=log, zero=zero, faint=few, steps=steps)
-        charts.append(chart)
+        is_share = metric in SHARES
+        charts.append(LineChart(title, series, note, log_y=log, zero=is_share, faint=few))
     return charts
 
 

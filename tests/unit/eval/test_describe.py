@@ -7,8 +7,10 @@ import re
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
+from typer.testing import CliRunner
 
 from corpora import write_corpus
+from dograph.cli.main import app
 from dograph.data.corpus import Corpus, Manifest
 from dograph.eval.describe import (
     EXCERPT,
@@ -20,10 +22,11 @@ from dograph.eval.describe import (
     telling_words,
 )
 from dograph.eval.recorded import samples_of_step
+from dograph.report.collect import collect, open_subjects
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 from dograph.types import Mixture
-from page_runs import write_probes, write_run
+from page_runs import write_graphs, write_probes, write_run
 
 
 def test_z_is_that_of_monroe_colaresi_and_quinn():
@@ -86,8 +89,8 @@ def run(tmp_path_factory):
     """Domain 1 has every sample of one source, and each source has its own words."""
     folder = tmp_path_factory.mktemp("described")
     corpus = write_corpus(folder / "corpus")
-    words = {f"word{'abcdefghij'[i // 10]}{'abcdefghij'[i % 10]} ": i for i in range(100)}
-    Tokenizer(models.WordLevel(words, unk_token="wordaa ")).save(str(corpus / "tokenizer.json"))
+    words = {f"word{'abcdefghij'[i // 10]} {i}": i for i in range(100)}  # ten words, and numbers
+    Tokenizer(models.WordLevel(words, unk_token="worda 0")).save(str(corpus / "tokenizer.json"))
     manifest = Manifest.read(corpus)
     named = manifest.tokenizer.model_copy(update={"file": "tokenizer.json"})
     manifest.model_copy(update={"tokenizer": named}).write(corpus)
@@ -96,9 +99,9 @@ def run(tmp_path_factory):
     sampler.remix(0, Mixture({"alpha": 0.25, "beta": 0.5, "gamma": 0.25}), reason="plan")
     (run / "weights.jsonl").write_text(sampler.log.dump())
     with open(run / "samples.jsonl", "w") as file:
-        for step in range(10, 61, 10):  # rows only every 10 steps
+        for step in range(2, 61, 2):  # rows only every 2 steps
             rows = samples_of_step(run, step)
-            domain = [int(row["source"] == "beta") for row in rows]
+            domain = [int(row["source"] == "gamma") for row in rows]
             file.write(json.dumps({"step": step, "weight": [1.0] * 8, "domain": domain}) + "\n")
         file.write('{"step": 61, "weight": [1.')  # cut by a crash
     return run
@@ -107,15 +110,16 @@ def run(tmp_path_factory):
 def test_samples_are_found_again_and_counted(run):
     directory = RunDirectory(run)
     profiles = describe_domains(directory, corpus_of(directory), 40)
-    rows = [row for step in (10, 20, 30, 40) for row in samples_of_step(run, step)]
-    own = [row for row in rows if row["source"] == "beta"]
+    rows = [row for step in range(2, 41, 2) for row in samples_of_step(run, step)]
+    own = [row for row in rows if row["source"] == "gamma"]
     assert profiles[1].samples == len(own)
     assert profiles[0].samples == len(rows) - len(own)
-    assert profiles[1].sources == [f"beta 100% ({len(own) / len(rows):.0%})"]
+    assert profiles[1].sources == [f"gamma 100% ({len(own) / len(rows):.0%})"]
     assert 1 <= len(profiles[1].typical) <= 3
-    assert {block.stratum.entry.source for block in profiles[1].typical} == {"beta"}
+    assert {block.stratum.entry.source for block in profiles[1].typical} == {"gamma"}
     texts = {row["text"] for row in own}
     assert {block.text(corpus_of(directory)) for block in profiles[1].typical} <= texts
+    assert profiles[1].words
     for word in profiles[1].words:
         found = [bool(re.search(rf"\b{word}\b", str(row["text"]))) for row in rows]
         share = [
@@ -144,3 +148,28 @@ def test_domains_of_a_batch_are_replaced_by_clusters_of_the_last_probe(run, tmp_
     profiles = describe_domains(directory, corpus_of(directory))
     assert [own.samples for own in profiles.values()] == [4, 4, 4]
     assert all(len(own.typical) == 3 and len(own.sources) == 1 for own in profiles.values())
+
+
+def test_show_and_graph_files_have_the_words(run, tmp_path):
+    write_graphs(run, num_domains=2)
+    directory = RunDirectory(run)
+    profiles = describe_domains(directory, corpus_of(directory), 60)
+    assert profiles[1].name
+    shown = {}
+    for what in (["graph"], ["weights", "--step", "60"], ["samples", "--step", "60"]):
+        found = CliRunner().invoke(app, ["show", what[0], str(run), *what[1:]])
+        assert found.exit_code == 0, found.output
+        shown[what[0]] = found.output
+        assert "what sets domains apart" in found.output
+        assert profiles[1].words[0] in found.output
+    assert "domain" in shown["samples"].splitlines()[2]
+    for ending in ("dot", "graphml"):
+        file = tmp_path / f"graph.{ending}"
+        assert (
+            CliRunner().invoke(app, ["show", "graph", str(run), "--out", str(file)]).exit_code == 0
+        )
+        assert f"domain 1: {profiles[1].name}; beta 100 %" in file.read_text()
+    data = collect(open_subjects([run])).runs[0].domains
+    assert data.names["1"] == profiles[1].name
+    assert [one.name for one in data.lines[0].series][1] == f"domain 1: {profiles[1].name}"
+    assert [item.title for item in data.described if getattr(item, "id", "") == "typical"]

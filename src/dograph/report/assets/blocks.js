@@ -39,9 +39,9 @@ const RANGES = { all: "all steps", 0.5: "last half", 0.25: "last quarter", 0.1: 
 const VIEWS = { methods: "methods: mean over seeds", runs: "single runs" };
 
 // Loss charts with menus: all sources or one, single runs or methods, all steps or the last.
-function lossCharts({ names, view, steps, charts }) {
+function lossCharts({ names, view, charts }) {
   const chosen = state.view || view;
-  const range = state.range === "all" ? null : [steps * (1 - Number(state.range)), steps];
+  const range = state.range === "all" ? null : [data.steps * (1 - Number(state.range)), data.steps];
   const isWanted = ([source, own]) =>
     (state.source === "every" ? source !== "total" : source === state.source.replace("=", "")) &&
     (!own || own === chosen);

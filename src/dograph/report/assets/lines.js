@@ -62,7 +62,7 @@ function extent(series, chart) {
   const used = chart.log_y ? ys.filter((value) => value > 0) : ys;
   if (!used.length) return null;
   const [y0, y1] = bounds(used);
-  const across = chart.range || bounds([1, chart.steps, ...xs]);
+  const across = chart.range || bounds([1, data.steps, ...xs]);
   if (chart.log_y) return { xs: across, ys: [y0, Math.max(y1, y0 * 1.0001)] };
   const margin = (y1 - y0) * 0.04 || Math.abs(y1) * 0.05 || 1;
   const fromZero = chart.zero || (y0 === 0 && y1 === 0);
