@@ -4,7 +4,6 @@ Its files:
 
     .json      a line of graph.jsonl
     .graphml   for Gephi, yEd, Cytoscape, networkx
-    .dot       for Graphviz; edges with a cosine <= 0 are not drawn
 
 Shapes: M domains, N samples whose domain and source are known.
 """
@@ -56,7 +55,6 @@ def mmd_squared(gram_MM: Tensor) -> Tensor:
 
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-NO_WORDS: Mapping[int, str] = {}
 _FIGURES = ("share", "weight", "norm", "gradient_norm", "spread")
 
 
@@ -145,12 +143,11 @@ def build_graph(
     return DomainGraph(step, nodes, [Edge(j, k, cosines[j][k], distances[j][k]) for j, k in pairs])
 
 
-def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] = NO_WORDS) -> None:
+def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None = None) -> None:
     """Write the graph in the format of the file's extension; `words` are part of the labels."""
     formats: dict[str, Callable[[DomainGraph], str]] = {
         ".json": lambda graph: json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n",
         ".graphml": lambda graph: to_graphml(graph, words),
-        ".dot": lambda graph: to_dot(graph, words),
     }
     if path.suffix not in formats:
         raise ConfigError(
@@ -162,7 +159,7 @@ def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] = NO_WO
     write_text(path, formats[path.suffix](graph))
 
 
-def to_graphml(graph: DomainGraph, words: Mapping[int, str] = NO_WORDS) -> str:
+def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> str:
     """GraphML with every number as an attribute, and one attribute `source: NAME` per source."""
     names = sorted({name for node in graph.nodes for name in node.sources})
     keys = [("label", "node", "string"), ("samples", "node", "int")]
@@ -187,7 +184,7 @@ def to_graphml(graph: DomainGraph, words: Mapping[int, str] = NO_WORDS) -> str:
         ]
 
     for node in graph.nodes:
-        values = {"label": _title(node, words), "samples": node.samples}
+        values = {"label": _title(node, (words or {}).get(node.domain)), "samples": node.samples}
         values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
         values |= {f"source: {name}": count for name, count in node.sources.items()}
         lines += [f'    <node id="n{node.domain}">', *data("node", values), "    </node>"]
@@ -198,32 +195,14 @@ def to_graphml(graph: DomainGraph, words: Mapping[int, str] = NO_WORDS) -> str:
     return "\n".join([*lines, "  </graph>", "</graphml>", ""])
 
 
-def to_dot(graph: DomainGraph, words: Mapping[int, str] = NO_WORDS) -> str:
-    """Graphviz: the area of a node is its share, the width of an edge its cosine."""
-    lines = [f"graph {_quoted(f'step {graph.step}')} {{", "  node [shape=circle, fixedsize=true];"]
-    for node in graph.nodes:
-        width = 3 * node.share**0.5
-        lines.append(f"  {node.domain} [label={_quoted(_title(node, words))}, width={width:.4f}];")
-    for edge in (edge for edge in graph.edges if edge.cosine > 0):
-        drawn = f"weight={edge.cosine:.6f}, penwidth={5 * edge.cosine:.4f}"
-        lines.append(f"  {edge.first} -- {edge.second} [{drawn}];")
-    return "\n".join([*lines, "}", ""])
-
-
-def _title(node: Node, words: Mapping[int, str]) -> str:
+def _title(node: Node, words: str | None) -> str:
     """The domain's number, its telling words, and its two largest sources."""
     largest = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
     text = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in largest)
-    said = "; ".join(part for part in (words.get(node.domain), text) if part)
+    said = "; ".join(part for part in (words, text) if part)
     return f"domain {node.domain}" + (f": {said}" if said else "")
 
 
 def _xml(text: str) -> str:
     """Replace characters that XML cannot hold, escaped or not."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _quoted(text: str) -> str:
-    """A string of DOT: backslashes, quotes and line breaks escaped."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
