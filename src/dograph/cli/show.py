@@ -135,7 +135,7 @@ def _samples(run: Path, step: int, as_json: bool) -> None:
     from dograph.train.run_dir import RunDirectory
 
     skipped = Skipped()
-    samples, rows = samples_of_step(run, step, skipped), []
+    samples, rows = samples_of_step(run, step, skipped), list[list[str]]()
     known = labels_of_steps(RunDirectory(run), {step}, skipped).get(step, {}).get("domain")
     more = ["domain"] if known else []
     warn(skipped.warnings())

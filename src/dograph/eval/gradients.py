@@ -231,11 +231,10 @@ def _probed_rows(
     sources, rows = values["sources"], [dict(row) for row in values["rows"]]
     if not rows or not all(isinstance(name, str) for name in sources):
         raise ValueError("it does not name its sources and rows")
-    number = {(row["source"], row["row"], row["document"]): n for n, row in enumerate(rows)}
-    nearest = {}
+    nearest, keys = dict[int, list[int]](), ("source", "row", "document")
+    number = {tuple(map(row.get, keys)): n for n, row in enumerate(rows)}
     for own in values.get("domains") or []:
-        near = ((row["source"], row["row"], row["document"]) for row in own["nearest"])
-        nearest[int(own["domain"])] = [number[place] for place in near]
+        nearest[int(own["domain"])] = [number[tuple(map(row.get, keys))] for row in own["nearest"]]
     return list(sources), rows, nearest
 
 
