@@ -48,10 +48,10 @@ NO_IDENTITY = (
     "here follows a domain over steps; the graph shows the domains of one batch at a time."
 )
 DESCRIBED = (
-    "words that are in more of its samples than in those of all others together (at least 3 "
-    "standard errors), and sources that it has more of than all samples (in brackets)"
+    "Words: in more of its samples than in those of all others together, by at least 3 standard "
+    "errors. Sources: with a larger share here than in all samples (in brackets)."
 )
-CLUSTERED = "; the clusters are those of the probe rows, which last, at the last probe"
+CLUSTERED = " Samples here are the probe rows, which last, clustered at the last probe."
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
