@@ -23,7 +23,10 @@ DIST = ROOT / "dist"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ",".join(sorted(set(PROJECT["optional-dependencies"]) - {"dev"}))
 PINNED = ("-c", str(ROOT / "constraints.txt"))
-OLDEST = [f"{name}=={least}.*" for name, least in (d.split(">=") for d in PROJECT["dependencies"])]
+REQUIRED = [*PROJECT["dependencies"]]
+for extra in EXTRAS.split(","):
+    REQUIRED += PROJECT["optional-dependencies"][extra]
+OLDEST = sorted({f"{name}=={least}.*" for name, least in (r.split(">=") for r in REQUIRED)})
 GIGABYTES = 15  # for a torch with its CUDA libraries, downloaded and installed
 
 # By name: what is installed, with which options of pip, and whether torch comes from the network.
@@ -31,7 +34,7 @@ ENVIRONMENTS = {
     "minimal": ("{wheel}", PINNED, False),
     "sdist": ("{sdist}", PINNED, False),
     "extras": (f"{{wheel}}[{EXTRAS}]", PINNED, False),
-    "oldest": ("{wheel}", OLDEST, True),
+    "oldest": (f"{{wheel}}[{EXTRAS}]", OLDEST, True),
     "newest": (f"{{wheel}}[{EXTRAS}]", ("--upgrade", "--upgrade-strategy", "eager"), True),
 }
 NOT_HERE = ("No matching distribution found for torch", "No space left", "Max retries exceeded")
@@ -66,7 +69,7 @@ class Failed(Exception):
 
 
 def run(*command, cwd=ROOT):
-    print("$", *(str(part).replace(str(ROOT), ".")[:60] for part in command), flush=True)
+    print("$", *(" ".join(str(part).split())[:90] for part in command), flush=True)
     hidden = {"PYTHONPATH", "VIRTUAL_ENV"}  # nothing of this tree may be found
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
@@ -108,8 +111,8 @@ def check_contents(built):
     print(f"wheel and sdist hold the {len(files)} files of the package")
 
 
-def use(bin_, cwd):
-    """Run the installed command from corpus to report."""
+def use(bin_, cwd, *, extras):
+    """Run the installed command from corpus to report, and the examples that need extras."""
     print(run(bin_ / "python", "-c", MODULES, cwd=cwd).strip(), flush=True)
     run(bin_ / "pip", "check", cwd=cwd)
     dograph = bin_ / "dograph"
@@ -119,6 +122,8 @@ def use(bin_, cwd):
     run(dograph, "train", "demo", *few, "run=runs/demo", cwd=cwd)
     run(dograph, "report", "runs/demo", "--out", "page.html", cwd=cwd)
     assert "<title>" in (cwd / "page.html").read_text()
+    for name in ("accelerate_loop", "hf_trainer", "lightning_trainer") if extras else ():
+        run(bin_ / "python", ROOT / "examples" / f"{name}.py", cwd=cwd)
 
 
 def main(names):
@@ -143,7 +148,7 @@ def main(names):
                 bin_ = make_environment(folder)
                 target = what.format(**{kind: str(path) for kind, path in built.items()})
                 run(bin_ / "pip", "install", "--quiet", target, *options)
-                use(bin_, folder)
+                use(bin_, folder, extras="[" in what)
                 results[name] = f"passed in {time.monotonic() - start:.0f} s"
             except Failed as error:
                 reason = next((line for line in NOT_HERE if line in str(error)), None)
