@@ -103,6 +103,25 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(parts, monkeypatch):
     disk.assert_outlasts_a_crash(run.checkpoint(1))
 
 
+def test_a_kill_before_the_end_leaves_no_checkpoint(parts, monkeypatch):
+    make, run = parts
+
+    class Killed(BaseException):
+        """Not an error that anything would clean up after."""
+
+    def kill(*_):
+        raise Killed
+
+    for module, call in ((os, "fsync"), (os, "rename")):
+        monkeypatch.setattr(module, call, kill)
+        with pytest.raises(Killed):
+            write_checkpoint(run, 1, make(), None)
+        monkeypatch.undo()
+        assert run.checkpoint_steps() == []
+    write_checkpoint(run, 1, make(), None)
+    read_checkpoint(run, 1, make())
+
+
 def test_another_corpus_is_refused(parts):
     make, run = parts
     write_checkpoint(run, 1, make(), None)
