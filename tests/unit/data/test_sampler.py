@@ -212,6 +212,14 @@ def test_errors_name_what_is_wrong(corpus, tmp_path):
         sampler.remix(3, EQUAL, "test")
 
 
+def test_every_step_has_an_order_of_its_own(corpus):
+    """Three samples of each source a step, whose places differ from step to step."""
+    sampler = open_sampler(corpus, batch_size=9)
+    orders = [tuple(sampler.draw(step).stratum_B.tolist()) for step in range(8)]
+    assert {tuple(sorted(order)) for order in orders} == {(0, 0, 0, 1, 1, 1, 2, 2, 2)}
+    assert len(set(orders)) == 8
+
+
 def test_seeds_change_the_order(corpus):
     assert samples(open_sampler(corpus, seed=0).draw(0)) != samples(
         open_sampler(corpus, seed=1).draw(0)

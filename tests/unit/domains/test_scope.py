@@ -108,4 +108,6 @@ def test_a_run_may_start_in_the_middle_of_a_projection(name):
 
 @pytest.mark.parametrize("name", SCOPES)
 def test_domains_once_known_are_never_lost_under_one_projection(name):
-    assert run(SCOPES[name](), 1000, 4 * NEEDED[name]) == list(range(NEEDED[name], 4 * NEEDED[name]))
+    assert run(SCOPES[name](), 1000, 4 * NEEDED[name]) == list(
+        range(NEEDED[name], 4 * NEEDED[name])
+    )

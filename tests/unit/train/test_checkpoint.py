@@ -10,6 +10,7 @@ from corpora import write_corpus
 from disk_calls import DiskCalls
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
+from dograph.data.sampler import WAYPOINT_STEPS
 from dograph.errors import RunError
 from dograph.mixers.base import Mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
@@ -56,6 +57,7 @@ def test_round_trip_of_everything(parts):
     state, other = make(), make()
     state.mixer.average, state.mixer.count = torch.tensor([1.0, 2.0, 3.0]), 7
     state.mixer.names = ["x"]
+    state.sampler.drawn(2 * WAYPOINT_STEPS)  # a log that reaches beyond the checkpoint
     write_checkpoint(run, 300, state, None)
     read_checkpoint(run, 300, other)
     assert other.mixer.count == 7
