@@ -145,6 +145,14 @@ def test_a_token_outside_of_the_vocabulary_is_refused_where_it_is_read(tmp_path)
     assert corpus.train[1].read_block(0, 1234).max() < 100
 
 
+def test_equal_digests_mean_equal_tokens(tmp_path):
+    """The third corpus has the names and sizes of the others, but other tokens."""
+    one, same = (Corpus(write_corpus(tmp_path / name)).digest for name in ("one", "same"))
+    other = Corpus(write_corpus(tmp_path / "other", document_tokens=41)).digest
+    assert one == same
+    assert one != other
+
+
 def test_a_negative_token_is_refused_where_it_is_read(tmp_path):
     """Files of other tools may hold signed numbers."""
     entry = Corpus(write_corpus(tmp_path)).train[0].entry.model_copy(update={"dtype": "int16"})
