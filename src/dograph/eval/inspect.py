@@ -9,7 +9,7 @@ Shapes: N rows, T tokens, K sketch, M domains, G sources.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -267,15 +267,13 @@ def _compared(
     sketch_NK: Tensor, source_N: Tensor, sources: list[str], num_permutations: int, seed: int
 ) -> list[Pair]:
     """Pairs of sources, those farthest apart first."""
-    mmd = pairwise_mmd(
+    found = pairwise_mmd(
         sketch_NK, source_N, len(sources), num_permutations=num_permutations, seed=seed
     )
     pairs = []
-    for g, h in combinations(range(len(sources)), 2):
-        both = (float(mmd.mmd_squared_GG[g, h]), float(mmd.separation_GG[g, h]))
-        mmd_squared, separation = (value if isfinite(value) else None for value in both)
-        p_value = float(mmd.p_value_GG[g, h])
-        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
+    for (g, h), pair in found.items():
+        figures = (value if isfinite(value) else None for value in pair[:2])
+        pairs.append(Pair(sources[g], sources[h], *figures, pair.p_value))
     return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 
 
