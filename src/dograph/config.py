@@ -207,8 +207,6 @@ class LogConfig(Section):
 
 
 class RunConfig(Section):
-    """All settings of a run."""
-
     seed: int = setting(0, "of the weights, the data order and the mixer", ge=0)
     run: str = setting("runs/demo", "directory of the run")
     data: DataConfig = Field(default_factory=DataConfig)

@@ -207,7 +207,6 @@ class Arm:
     laps: list[list[Lap]] = field(default_factory=list)
 
     def step(self) -> list[Lap]:
-        """One more step."""
         laps = self.advance(self.done)
         self.done += 1
         return laps

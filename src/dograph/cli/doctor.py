@@ -29,8 +29,6 @@ MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "missing": "[red]missi
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
-
     part: Part
     name: str
     status: Literal["ok", "missing", "warn"]
@@ -145,7 +143,6 @@ def _memory_and_disk() -> Iterator[Finding]:
 
 
 def _devices(torch: "ModuleType") -> Iterator[Finding]:
-    """The CPU and the GPUs."""
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()

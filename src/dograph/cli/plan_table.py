@@ -34,15 +34,11 @@ class TableOptions(Options):
 
 
 class RegMixTable(TableOptions):
-    """Options of RegMix from a table."""
-
     surrogate: str | None = None  # None: the one that best ranks left-out runs
     top: int | None = None  # simulated mixtures that are averaged
 
 
 class MixingLawTable(TableOptions):
-    """Options of the mixing law from a table."""
-
     law: str | None = None  # exponential (None) or transfer
 
 

@@ -46,8 +46,6 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectRequest:
-    """What to inspect."""
-
     model: str  # a preset, or any causal LM by path or Hugging Face name
     corpus: Path
     rows: int = 256  # in total, shared equally among the sources
@@ -80,8 +78,6 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class NearestSample:
-    """A sample near its domain's centroid."""
-
     domain: int
     source: str
     document: int
@@ -115,7 +111,6 @@ class Inspection:
 
 
 def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> Inspection:
-    """Sketch, compare, cluster."""
     corpus = Corpus(request.corpus)
     report(f"loading {request.model}", 0, 0)
     model, seq_len, notes = open_subject(request, corpus)

@@ -21,8 +21,6 @@ ROUNDING = 1e-12
 
 
 class PairMMD(NamedTuple):
-    """Two groups."""
-
     mmd_squared: float
     separation: float  # MMD^2 over mean spread
     p_value: float  # Holm-corrected over all pairs

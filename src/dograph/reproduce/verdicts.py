@@ -161,7 +161,6 @@ class Claim:
     line: str = ""
 
     def judge(self, ours: Estimate) -> Self:
-        """By one difference."""
         return self.judge_all({"": ours})
 
     def judge_against(

@@ -255,7 +255,6 @@ class CheckedRecord:
             return tensors_of(self.sketcher.model(*args, **kwargs), graph=torch.is_grad_enabled())
 
     def autocast(self) -> torch.autocast:
-        """As in the record."""
         kind, half = self.token_BT.device.type, self.half
         return torch.autocast(kind, half or torch.bfloat16, enabled=half is not None)
 

@@ -97,7 +97,6 @@ def _excluded(model: nn.Module, exclude: tuple[str, ...], canonical: Mapping[int
 
 
 def rule_of(path: str, module: Any, own: dict[str, str], given: Given) -> Rule | None:
-    """The layer's rule, or None."""
     for kind in type(module).__mro__:
         if kind in given:
             return GivenRule(path, module, own, rule=given[kind])
