@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.choices import CUTTING, EXPLICIT, MODES, TWO_SIDED, Kind, Mode
-from dograph.config import DEFAULT_DIM, Refresh
+from dograph.choices import CUTTING, MODES, Kind, Mode
+from dograph.config import DEFAULT_DIM, Refresh, mode_conflicts
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
@@ -120,18 +120,10 @@ class Sketcher:
 
     def _require_fitting(self) -> None:
         """Refuse a model, mode and projection that do not fit together."""
-        mode, kind = self.mode, self.projection.kind
-        if self.reduces and self.sharded:
-            raise ConfigError(
-                f"mode {mode} cannot fill the gradients of sharded parameters (FSDP2); "
-                "use mode twopass, or head"
-            )
-        if kind not in TWO_SIDED and mode not in EXPLICIT:
-            raise ConfigError(
-                f"projection={kind} needs full gradients, but mode={mode} has none; use mode "
-                "exact or reference, or projection rademacher or two-sided"
-            )
-        if mode == "topdown":
+        kind = self.projection.kind
+        for refusal in mode_conflicts(self.mode, kind, shards=self.sharded):
+            raise ConfigError(refusal)
+        if self.mode == "topdown":
             name, blocks = blocks_of(self.model)
             if not 1 <= self.top_blocks <= len(blocks):
                 raise ConfigError(
