@@ -309,7 +309,8 @@ def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> It
         )
     if "sketch" not in mixer.needs:
         return
-    yield from mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch.")
+    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
+        yield f"mixer.name={config.mixer.name} needs sketches, and {refusal}"
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
         yield (
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
