@@ -107,15 +107,16 @@ def _packages() -> Iterator[Finding]:
         if needs.marker is None:
             detail = problem or f"{version} (needs {needs.specifier})"
             yield check("core", name, not problem, detail, f"pip install '{name}{needs.specifier}'")
-        for extra, own in extras.items() if needs.marker is not None else ():
+            continue
+        for extra, own in extras.items():
             if needs.marker.evaluate({"extra": extra}):
                 own.append((problem, f"{name} {version}"))
-    for extra, needs in extras.items():
-        if problems := [problem for problem, _ in needs if problem]:
+    for extra, own in extras.items():
+        if problems := [problem for problem, _ in own if problem]:
             remedy = f"pip install 'dograph[{extra}]'"
             yield Finding("extra", extra, "missing", "; ".join(problems), remedy)
         else:
-            yield Finding("extra", extra, "ok", ", ".join(version for _, version in needs))
+            yield Finding("extra", extra, "ok", ", ".join(version for _, version in own))
 
 
 def _version(distribution: str) -> str | None:

@@ -267,8 +267,8 @@ def _compared(
     )
     pairs = []
     for (g, h), pair in found.items():
-        figures = (value if isfinite(value) else None for value in pair[:2])
-        pairs.append(Pair(sources[g], sources[h], *figures, pair.p_value))
+        mmd_squared, separation = (value if isfinite(value) else None for value in pair[:2])
+        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, pair.p_value))
     return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 
 

@@ -203,8 +203,8 @@ class ModelTree:
         changed = [
             name
             for held, key, value, trained, name in self.entries
-            if held.get(key) is not value
-            or (trained is not None and value.requires_grad != trained)
+            if (trained is not None and value.requires_grad != trained)
+            or held.get(key) is not value
         ]
         changed += [name for held, size, name in self.sizes if len(held) != size]
         if changed:
