@@ -207,8 +207,6 @@ class LogConfig(Section):
 
 
 class RunConfig(Section):
-    """All settings of a run."""
-
     seed: int = setting(0, "of the weights, the data order and the mixer", ge=0)
     run: str = setting("runs/demo", "directory of the run")
     data: DataConfig = Field(default_factory=DataConfig)
@@ -294,7 +292,7 @@ def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1)
 
 
 def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Iterator[str]:
-    train, sketch, mode = config.train, config.sketch, config.sketch.mode
+    train, sketch = config.train, config.sketch
     if train.batch_size < processes:
         yield (
             f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
@@ -311,22 +309,27 @@ def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> It
         )
     if "sketch" not in mixer.needs:
         return
-    if train.shard and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
-        yield (
-            f"train.shard=true with sketch.mode={mode}, which computes the gradients of whole "
-            f"weights; mixer {config.mixer.name} needs sketches: set sketch.mode to "
-            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
-        )
-    if sketch.projection not in TWO_SIDED and mode not in EXPLICIT:
-        yield (
-            f"sketch.projection={sketch.projection} needs per-sample gradients in full, which "
-            f"sketch.mode={mode} does not hold; set sketch.mode to {' or '.join(EXPLICIT)}, or "
-            f"sketch.projection to {' or '.join(TWO_SIDED)}"
-        )
+    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
+        yield f"mixer.name={config.mixer.name} needs sketches, and {refusal}"
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
         yield (
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"
+        )
+
+
+def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
+    """What a sketch mode cannot do; names of settings begin with `of`."""
+    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
+        yield (
+            f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
+            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
+        )
+    if kind not in TWO_SIDED and mode not in EXPLICIT:
+        yield (
+            f"{of}projection={kind} needs per-sample gradients in full, which {of}mode={mode} does "
+            f"not hold; set {of}mode to {' or '.join(EXPLICIT)}, or {of}projection to "
+            f"{' or '.join(TWO_SIDED)}"
         )
 
 

@@ -78,7 +78,6 @@ def reproduce(
 def _run(
     wanted: "Wanted", request: "EvalRequest", where: tuple[str, int | None], *, dry_run: bool
 ) -> None:
-    """Check everything, train what is missing, and show the results."""
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
     from dograph.reproduce.artefacts import build_asks, require_corpus
