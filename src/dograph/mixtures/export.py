@@ -9,7 +9,9 @@ import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from importlib.resources import files
 from pathlib import PurePosixPath
+from string import Template
 from typing import Any, NamedTuple
 
 from dograph.errors import ConfigError, did_you_mean
@@ -114,9 +116,18 @@ def file_kind(place: str) -> str | None:
     return FILE_KINDS.get(suffixes[-1]) if suffixes and not place.startswith(HUB) else None
 
 
-def _dict(sources: Sources, field: str) -> str:
-    """The lines of a Python dict from names to a field."""
-    return "".join(f"    {source.name!r}: {getattr(source, field)!r},\n" for source in sources)
+def _filled(template: str, sources: Sources, **more: Sequence[str]) -> str:
+    """A module from templates/, with dicts by source: of its place, its weight, and of `more`."""
+    values = {
+        "places": [repr(s.place) for s in sources],
+        "weights": [repr(s.weight) for s in sources],
+    }
+    lines = {
+        name: "\n".join(f"    {s.name!r}: {own}," for s, own in zip(sources, owns, strict=True))
+        for name, owns in (values | more).items()
+    }
+    text = files("dograph.mixtures").joinpath("templates", f"{template}.txt").read_text("utf-8")
+    return Template(text).substitute(lines)
 
 
 def _axolotl(sources: Sources) -> Exported:
@@ -158,12 +169,12 @@ def _hf(sources: Sources) -> Exported:
     Checked by running the text with datasets 5.2.0. Probabilities must sum to 1; with
     "all_exhausted" a source of probability 0 would never end the stream, so zeros are left out.
     """
-    loaded = ""
+    loaded = []
     for source in sources:
         kind = file_kind(source.place)
         what = repr(source.place.removeprefix(HUB))
         what = f"{kind!r}, data_files={source.place!r}" if kind else what
-        loaded += f'    {source.name!r}: load_dataset({what}, split="train", streaming=True),\n'
+        loaded.append(f'load_dataset({what}, split="train", streaming=True)')
     lines = [
         "Hugging Face datasets: one stream of a mixture.",
         """Probabilities count examples; they are shares of tokens where examples are equally
@@ -172,20 +183,7 @@ def _hf(sources: Sources) -> Exported:
         """The stream ends once every source was read through, others repeat until then;
         dataset.repeat(None) never ends.""",
     ]
-    text = f"""from datasets import interleave_datasets, load_dataset
-
-sources = {{
-{loaded}}}
-weights = {{
-{_dict(sources, "weight")}}}
-dataset = interleave_datasets(
-    [sources[name] for name in weights],
-    probabilities=list(weights.values()),
-    seed=42,
-    stopping_strategy="all_exhausted",
-)
-"""
-    return lines, text
+    return lines, _filled("hf", sources, loaded=loaded)
 
 
 def _levanter(sources: Sources) -> Exported:
@@ -213,56 +211,13 @@ _BLOCKS = """Weights count items; with TokensLoader an item is a block of equall
 they are shares of tokens."""
 
 
-def _folders(sources: Sources) -> str:
-    """PLACES and WEIGHTS by name, for litdata and LitGPT."""
-    places = f"PLACES = {{  # folders made by litdata.optimize\n{_dict(sources, 'place')}}}\n"
-    return places + f"WEIGHTS = {{\n{_dict(sources, 'weight')}}}\n"
-
-
-def _stream(block_size: str, seed: str, indent: int) -> str:
-    """The litdata expression that reads the whole mixture."""
-    text = f"""CombinedStreamingDataset(
-    [
-        StreamingDataset(
-            PLACES[name],
-            item_loader=TokensLoader(block_size={block_size}),
-            shuffle=True,
-            drop_last=True,
-            seed={seed},
-        )
-        for name in WEIGHTS
-    ],
-    weights=list(WEIGHTS.values()),
-    seed={seed},
-    iterate_over_all=False,
-)
-"""
-    return textwrap.indent(text, " " * indent).lstrip()
-
-
 def _litdata(sources: Sources) -> Exported:
     """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
 
     Checked by running the text with litdata 0.2.76. `iterate_over_all`, true by default, refuses
     weights; without it the stream ends when one dataset does, and starts again at the next epoch.
     """
-    text = f'''from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader
-
-{_folders(sources)}
-
-def train_dataset(block_size, seed=42):
-    """Blocks of `block_size` tokens: the model's context and one more."""
-    return {_stream("block_size", "seed", 4)}'''
-    return ["litdata: one stream of a mixture.", _BLOCKS], text
-
-
-_LITGPT_IMPORTS = """from dataclasses import dataclass, field
-from typing import Optional
-
-from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, TokensLoader
-from litgpt.data import DataModule
-from litgpt.tokenizer import Tokenizer
-"""
+    return ["litdata: one stream of a mixture.", _BLOCKS], _filled("litdata", sources)
 
 
 def _litgpt(sources: Sources) -> Exported:
@@ -279,49 +234,7 @@ def _litgpt(sources: Sources) -> Exported:
         {val_path: data/validation}}""",
         _BLOCKS,
     ]
-    text = f'''{_LITGPT_IMPORTS}
-{_folders(sources)}
-
-@dataclass
-class Mixture(DataModule):
-    """Draws from the folders in PLACES with WEIGHTS."""
-
-    val_path: str = "data/validation"
-    seed: int = 42
-    num_workers: int = 8
-    batch_size: int = field(init=False, repr=False, default=1)
-    seq_length: int = field(init=False, repr=False, default=2048)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def connect(
-        self,
-        tokenizer: Optional[Tokenizer] = None,
-        batch_size: int = 1,
-        max_seq_length: Optional[int] = None,
-    ) -> None:
-        self.batch_size = batch_size
-        self.seq_length = (max_seq_length or 2048) + 1  # the next token as well
-
-    def train_dataloader(self) -> StreamingDataLoader:
-        dataset = {_stream("self.seq_length", "self.seed", 8)}\
-        return self._loader(dataset)
-
-    def val_dataloader(self) -> StreamingDataLoader:
-        loader = TokensLoader(block_size=self.seq_length)
-        return self._loader(StreamingDataset(self.val_path, item_loader=loader))
-
-    def _loader(self, dataset) -> StreamingDataLoader:
-        return StreamingDataLoader(
-            dataset,
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            pin_memory=True,
-            drop_last=True,
-        )
-'''
-    return lines, text
+    return lines, _filled("litgpt", sources)
 
 
 def _megatron(sources: Sources) -> Exported:
