@@ -1,10 +1,11 @@
 """The choices that a run makes: their values, and what each does and costs (choices.yaml)."""
 
 import textwrap
-from importlib.resources import files
 from typing import Literal, NamedTuple, get_args
 
 import yaml
+
+from dograph.files import package_text
 
 Mode = Literal["full", "twopass", "topdown", "head", "exact", "reference"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -31,7 +32,7 @@ class ChoiceText(NamedTuple):
     use: str
 
 
-_TEXTS = yaml.safe_load(files("dograph").joinpath("choices.yaml").read_text("utf-8"))
+_TEXTS = yaml.safe_load(package_text("choices.yaml"))
 CHOICES: dict[str, dict[str, ChoiceText]] = {
     setting: {value: ChoiceText(**texts) for value, texts in values.items()}
     for setting, values in _TEXTS.items()

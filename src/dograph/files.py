@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ def sync_file(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def package_text(name: str) -> str:
+    """The text of a file that comes with this package, by its path in it."""
+    return resources.files("dograph").joinpath(name).read_text("utf-8")
 
 
 def plain(value: Any) -> Any:

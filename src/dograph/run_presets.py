@@ -1,13 +1,12 @@
 """Runs by name (run_presets.yaml): settings over the defaults of `dograph.config`."""
 
-from importlib.resources import files
 from typing import Any
 
 import yaml
 
-RUN_PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
-    files("dograph").joinpath("run_presets.yaml").read_text("utf-8")
-)
+from dograph.files import package_text
+
+RUN_PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(package_text("run_presets.yaml"))
 
 
 def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -15,6 +14,7 @@ import yaml
 from dograph.data.corpus import Split
 from dograph.data.formats import ARCHIVES, dataset_splits
 from dograph.errors import CorpusError
+from dograph.files import package_text
 
 Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
 
@@ -62,9 +62,9 @@ def walk(folder: Path) -> Iterator[Path]:
     if folder.is_file():
         yield folder
         return
-    for root, folders, names in os.walk(folder, onerror=unreadable):
+    for root, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(root) / name for name in sorted(names) if not name.startswith("."))
+        yield from (Path(root) / name for name in sorted(files) if not name.startswith("."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Recipe:
         return {source: size / total for source, size in self.table.items()}
 
 
-_RECIPES = yaml.safe_load(files("dograph.data").joinpath("recipes.yaml").read_text("utf-8"))
+_RECIPES = yaml.safe_load(package_text("data/recipes.yaml"))
 RECIPES: Mapping[str, Recipe] = {name: Recipe(name, **own) for name, own in _RECIPES.items()}
 
 # The first of these that an input has is its validation split.

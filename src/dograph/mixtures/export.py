@@ -9,12 +9,12 @@ import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from importlib.resources import files
 from pathlib import PurePosixPath
 from string import Template
 from typing import Any, NamedTuple
 
 from dograph.errors import ConfigError, did_you_mean
+from dograph.files import package_text
 from dograph.mixtures.file import as_yaml
 from dograph.types import Mixture
 
@@ -126,8 +126,7 @@ def _filled(template: str, sources: Sources, **more: Sequence[str]) -> str:
         name: "\n".join(f"    {s.name!r}: {own}," for s, own in zip(sources, owns, strict=True))
         for name, owns in (values | more).items()
     }
-    text = files("dograph.mixtures").joinpath("templates", f"{template}.txt").read_text("utf-8")
-    return Template(text).substitute(lines)
+    return Template(package_text(f"mixtures/templates/{template}.txt")).substitute(lines)
 
 
 def _axolotl(sources: Sources) -> Exported:
