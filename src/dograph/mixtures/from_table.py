@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, did_you_mean, listed
 from dograph.mixtures.convex import ConvexLaw, find_optimum
 from dograph.mixtures.proposals import DRAWS, TOP, simulate
 from dograph.mixtures.surrogates import (
@@ -25,7 +25,7 @@ from dograph.mixtures.surrogates import (
     score,
     score_table,
 )
-from dograph.mixtures.tables import MixtureTable, listed
+from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dograph.errors import ConfigError, DographError, require
+from dograph.errors import ConfigError, DographError, listed, require
 from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
-from dograph.mixtures.tables import MixtureTable, listed
+from dograph.mixtures.tables import MixtureTable
 from dograph.progress import Progress, counted
 from dograph.rng import stream
 

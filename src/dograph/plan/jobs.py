@@ -30,10 +30,9 @@ from torch import Tensor
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
-from dograph.errors import DographError, RunError
+from dograph.errors import DographError, RunError, listed
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
-from dograph.mixtures.tables import listed
 from dograph.progress import Progress, duration
 from dograph.records import read_metrics
 from dograph.renamed import with_old_settings
