@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError, field_validator
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.files import write_text
@@ -29,10 +29,8 @@ BUDGET_FACTOR = 4.0  # warn about plans for a token budget this many times small
 EXAMPLE = "weights:\n  C4: 0.7\n  Book: 0.3"
 
 
-class Provenance(BaseModel):
+class Provenance(BaseModel, extra="allow", frozen=True):
     """How a mixture was made. Unknown keys are kept; `mismatches` warns about them."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     method: str
     made_by: str  # the program and its version, or the authors
@@ -56,10 +54,8 @@ class Provenance(BaseModel):
         return dict(_plain(known, "provenance"))
 
 
-class MixtureFile(BaseModel):
+class MixtureFile(BaseModel, extra="forbid", frozen=True):
     """The content of a mixture file. Weights sum to 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights: dict[str, float]
     provenance: Provenance | None = None
