@@ -403,7 +403,19 @@ def settings_called(name: str) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers."""
+    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers.
+
+    A name that is there twice is refused, of which PyYAML would silently keep the last.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f'"{key.value}" is there twice, again in line {line}')
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         value = super().construct_object(node, deep=True)

@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ValidationError, field_validator
 
+from dograph.config import load_yaml
 from dograph.errors import ConfigError, did_you_mean
 from dograph.files import write_text
 from dograph.types import Mixture
@@ -84,19 +85,6 @@ class RunFacts:
     tokens: int  # training tokens of the whole run
 
 
-class _EachNameOnce(yaml.SafeLoader):
-    """YAML that refuses duplicate keys, of which PyYAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f'"{key.value}" is there twice, again in line {line}')
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def as_yaml(content: Any) -> str:
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
@@ -119,7 +107,7 @@ def write_mixture(path: Path, file: MixtureFile) -> None:
 def read_mixture_file(path: Path) -> MixtureFile:
     """Read a mixture file. Only `weights` are required; they are divided by their sum."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachNameOnce)
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the mixture file {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
