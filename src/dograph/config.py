@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
+from dograph.files import load_yaml
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
 from dograph.run_presets import merge as merge
@@ -33,7 +34,6 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
 MAX_NAME = 255  # bytes in the name of a file
-MAX_BITS = 63  # of a whole number, without its sign
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -400,42 +400,6 @@ def setting_names() -> list[str]:
 def settings_called(name: str) -> list[str]:
     """Dotted names of the settings with this last part."""
     return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers.
-
-    A name that is there twice is refused, of which PyYAML would silently keep the last.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f'"{key.value}" is there twice, again in line {line}')
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        value = super().construct_object(node, deep=True)
-        if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
-            what = "binary data" if isinstance(value, bytes) else "a number of more than 64 bits"
-            raise yaml.constructor.ConstructorError(None, None, f"found {what}", node.start_mark)
-        return value
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
-)
-
-
-def load_yaml(text: str) -> Any:
-    """Raises a YAMLError, or a ValueError for a date that does not exist."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except RecursionError:
-        raise ValueError("values are nested too deeply") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -21,9 +21,8 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ValidationError, field_validator
 
-from dograph.config import load_yaml
 from dograph.errors import ConfigError, did_you_mean
-from dograph.files import write_text
+from dograph.files import load_yaml, write_text
 from dograph.types import Mixture
 
 BUDGET_FACTOR = 4.0  # warn about plans for a token budget this many times smaller or larger
