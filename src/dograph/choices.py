@@ -3,9 +3,7 @@
 import textwrap
 from typing import Literal, NamedTuple, get_args
 
-import yaml
-
-from dograph.files import package_text
+from dograph.files import load_yaml, package_text
 
 Mode = Literal["full", "twopass", "topdown", "head", "exact", "reference"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -32,7 +30,7 @@ class ChoiceText(NamedTuple):
     use: str
 
 
-_TEXTS = yaml.safe_load(package_text("choices.yaml"))
+_TEXTS = load_yaml(package_text("choices.yaml"))
 CHOICES: dict[str, dict[str, ChoiceText]] = {
     setting: {value: ChoiceText(**texts) for value, texts in values.items()}
     for setting, values in _TEXTS.items()

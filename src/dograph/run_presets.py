@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import yaml
+from dograph.files import load_yaml, package_text
 
-from dograph.files import package_text
-
-RUN_PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(package_text("run_presets.yaml"))
+RUN_PRESETS: dict[str, dict[str, Any]] = load_yaml(package_text("run_presets.yaml"))
 
 
 def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:

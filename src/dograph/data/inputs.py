@@ -9,12 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
-import yaml
-
 from dograph.data.corpus import Split
 from dograph.data.formats import ARCHIVES, dataset_splits
 from dograph.errors import CorpusError
-from dograph.files import package_text
+from dograph.files import load_yaml, package_text
 
 Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
 
@@ -84,7 +82,7 @@ class Recipe:
         return {source: size / total for source, size in self.table.items()}
 
 
-_RECIPES = yaml.safe_load(package_text("data/recipes.yaml"))
+_RECIPES = load_yaml(package_text("data/recipes.yaml"))
 RECIPES: Mapping[str, Recipe] = {name: Recipe(name, **own) for name, own in _RECIPES.items()}
 
 # The first of these that an input has is its validation split.

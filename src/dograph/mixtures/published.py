@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import yaml
-
 from dograph.errors import ConfigError, did_you_mean
-from dograph.files import package_text
+from dograph.files import load_yaml, package_text
 from dograph.mixtures.file import MixtureFile, Provenance, squash
 from dograph.types import Mixture
 
@@ -14,7 +12,7 @@ LEAST_FIT = 0.5  # a corpus must have sources with at least this share of a pres
 
 BY_NAME = "give weights by the corpus' own names: mixer.weights, or a mixture file"
 
-_PUBLISHED = yaml.safe_load(package_text("mixtures/published.yaml"))
+_PUBLISHED = load_yaml(package_text("mixtures/published.yaml"))
 # By collection: a corpus' spelling of a source, squashed, and our name for it.
 CANONICAL: Mapping[str, Mapping[str, str]] = {
     collection: {
