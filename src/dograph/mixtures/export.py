@@ -1,20 +1,17 @@
-"""A mixture in the configuration formats of eight trainers, and as plain YAML or JSON.
+"""A mixture in the configuration formats of six trainers, and as plain YAML or JSON.
 
 Each trainer has a writer that returns comments on what its weights mean, and the file's content.
 """
 
 import json
-import math
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePosixPath
-from string import Template
 from typing import Any, NamedTuple
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.files import package_text
 from dograph.mixtures.file import as_yaml
 from dograph.types import Mixture
 
@@ -32,7 +29,6 @@ class ExportSource(NamedTuple):
     name: str
     weight: float  # as printed
     place: str  # path, pattern of paths, or hf:NAME
-    tokens: int  # 0 if unknown
 
 
 Sources = Sequence[ExportSource]
@@ -47,13 +43,8 @@ class ExportFormat(NamedTuple):
     reads_hub: bool = False  # if not, it reads token files prepared for it
 
 
-def export_mixture(
-    name: str,
-    mixture: Mapping[str, float],
-    places: Mapping[str, str],
-    sizes: Mapping[str, int] | None = None,
-) -> str:
-    """The configuration text of a mixture for the trainer `name`; `sizes` are in tokens."""
+def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+    """The configuration text of a mixture for the trainer `name`."""
     for source in places:
         if source not in mixture:
             what = f'--place names "{source}", which the mixture does not have'
@@ -76,7 +67,7 @@ def export_mixture(
                 f"--place {source}={place}: this trainer reads prepared token files, not the "
                 "Hugging Face hub; give the path of the files"
             )
-        sources.append(ExportSource(source, weight, place, (sizes or {}).get(source, 0)))
+        sources.append(ExportSource(source, weight, place))
     lines, content = trainer.write(sources)
     if zero := [source for source, weight in mixture.items() if weight == 0]:
         lines.append(f"left out, weight 0: {', '.join(zero)}")
@@ -116,50 +107,9 @@ def file_kind(place: str) -> str | None:
     return FILE_KINDS.get(suffixes[-1]) if suffixes and not place.startswith(HUB) else None
 
 
-def _filled(template: str, sources: Sources, **more: Sequence[str]) -> str:
-    """A module from templates/, with dicts by source: of its place, its weight, and of `more`."""
-    values = {
-        "places": [repr(s.place) for s in sources],
-        "weights": [repr(s.weight) for s in sources],
-    }
-    lines = {
-        name: "\n".join(f"    {s.name!r}: {own}," for s, own in zip(sources, owns, strict=True))
-        for name, owns in (values | more).items()
-    }
-    return Template(package_text(f"mixtures/templates/{template}.txt")).substitute(lines)
-
-
-def _axolotl(sources: Sources) -> Exported:
-    """The `datasets` of a configuration.
-
-    Against `SFTDataset` (axolotl-ai-cloud/axolotl 07e83ab) with the `weight` of pull request 3690
-    (merged May 2026): 0 < weight <= 1 is the part of a dataset's examples that is kept, drawn
-    before tokenising; what is kept is concatenated. It is not a sampling weight, so a mixture w
-    over sources with T tokens is kept_s = c w_s / T_s, with c as large as kept <= 1 allows.
-    """
-    if missing := [source.name for source in sources if source.tokens <= 0]:
-        raise ConfigError(
-            "axolotl's weight is the part of a dataset to keep, so the size of every source must "
-            f"be known; missing: {', '.join(missing)}. Give --corpus DIR, or --size NAME=TOKENS"
-        )
-    most = max(source.weight / source.tokens for source in sources)
-    datasets, kept_tokens = [], 0.0
-    for source in sources:
-        # Nine digits, rounded down so that it stays <= 1, but never to 0.
-        kept = max(math.floor(source.weight / source.tokens / most * 1e9), 1) / 1e9
-        kept_tokens += kept * source.tokens
-        kind = file_kind(source.place)
-        entry = {"path": source.place.removeprefix(HUB)} | ({"ds_type": kind} if kind else {})
-        datasets.append(entry | {"type": "completion", "split": "train", "weight": kept})
-    used = kept_tokens / sum(source.tokens for source in sources)
-    lines = [
-        "Axolotl (from May 2026 on): the datasets of a configuration.",
-        f"""weight is the part of a dataset's examples that is kept, not a sampling weight: these
-        keep {used:.1%} of all tokens, and what is kept has the mixture's shares of tokens.
-        Streaming ignores it.""",
-        f"the mixture: {', '.join(f'{source.name} {source.weight!r}' for source in sources)}",
-    ]
-    return lines, {"datasets": datasets, "shuffle_merged_datasets": True}
+def _dict(sources: Sources, field: str) -> str:
+    """The lines of a Python dict from names to a field."""
+    return "".join(f"    {source.name!r}: {getattr(source, field)!r},\n" for source in sources)
 
 
 def _hf(sources: Sources) -> Exported:
@@ -168,12 +118,12 @@ def _hf(sources: Sources) -> Exported:
     Checked by running the text with datasets 5.2.0. Probabilities must sum to 1; with
     "all_exhausted" a source of probability 0 would never end the stream, so zeros are left out.
     """
-    loaded = []
+    loaded = ""
     for source in sources:
         kind = file_kind(source.place)
         what = repr(source.place.removeprefix(HUB))
         what = f"{kind!r}, data_files={source.place!r}" if kind else what
-        loaded.append(f'load_dataset({what}, split="train", streaming=True)')
+        loaded += f'    {source.name!r}: load_dataset({what}, split="train", streaming=True),\n'
     lines = [
         "Hugging Face datasets: one stream of a mixture.",
         """Probabilities count examples; they are shares of tokens where examples are equally
@@ -182,7 +132,20 @@ def _hf(sources: Sources) -> Exported:
         """The stream ends once every source was read through, others repeat until then;
         dataset.repeat(None) never ends.""",
     ]
-    return lines, _filled("hf", sources, loaded=loaded)
+    text = f"""from datasets import interleave_datasets, load_dataset
+
+sources = {{
+{loaded}}}
+weights = {{
+{_dict(sources, "weight")}}}
+dataset = interleave_datasets(
+    [sources[name] for name in weights],
+    probabilities=list(weights.values()),
+    seed=42,
+    stopping_strategy="all_exhausted",
+)
+"""
+    return lines, text
 
 
 def _levanter(sources: Sources) -> Exported:
@@ -206,34 +169,44 @@ def _levanter(sources: Sources) -> Exported:
     return lines, {"data": {"components": components, "train_weights": weights}}
 
 
-_BLOCKS = """Weights count items; with TokensLoader an item is a block of equally many tokens, so
-they are shares of tokens."""
-
-
 def _litdata(sources: Sources) -> Exported:
     """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
 
     Checked by running the text with litdata 0.2.76. `iterate_over_all`, true by default, refuses
     weights; without it the stream ends when one dataset does, and starts again at the next epoch.
     """
-    return ["litdata: one stream of a mixture.", _BLOCKS], _filled("litdata", sources)
-
-
-def _litgpt(sources: Sources) -> Exported:
-    """A Python module with the data module `Mixture`, since none of LitGPT's own takes a mixture.
-
-    LitGPT 0.5.13 takes any importable subclass of `litgpt.data.DataModule` as `data` of its
-    pretrain command; its LitData reads one folder, and TinyLlama's two have weights written into
-    the code. Checked with LitGPT 0.5.13's own parser and litdata 0.2.76.
-    """
     lines = [
-        """LitGPT: a data module of a mixture. Save it as mixture_data.py where you start,
-        then: PYTHONPATH=. litgpt pretrain MODEL --data mixture_data.Mixture""",
-        """or in the configuration: data: {class_path: mixture_data.Mixture, init_args:
-        {val_path: data/validation}}""",
-        _BLOCKS,
+        "litdata: one stream of a mixture.",
+        """Weights count items; with TokensLoader an item is a block of equally many tokens, so
+        they are shares of tokens.""",
     ]
-    return lines, _filled("litgpt", sources)
+    text = f'''from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader
+
+PLACES = {{  # folders made by litdata.optimize
+{_dict(sources, "place")}}}
+WEIGHTS = {{
+{_dict(sources, "weight")}}}
+
+
+def train_dataset(block_size, seed=42):
+    """Blocks of `block_size` tokens: the model's context and one more."""
+    return CombinedStreamingDataset(
+        [
+            StreamingDataset(
+                PLACES[name],
+                item_loader=TokensLoader(block_size=block_size),
+                shuffle=True,
+                drop_last=True,
+                seed=seed,
+            )
+            for name in WEIGHTS
+        ],
+        weights=list(WEIGHTS.values()),
+        seed=seed,
+        iterate_over_all=False,
+    )
+'''
+    return lines, text
 
 
 def _megatron(sources: Sources) -> Exported:
@@ -259,7 +232,7 @@ def _nanotron(sources: Sources) -> Exported:
     Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` (huggingface/nanotron 00708b8):
     as many weights as folders, a stage that starts at step 1, and no key that the classes lack.
     """
-    names, weights, places, _ = (list(column) for column in zip(*sources, strict=True))
+    names, weights, places = (list(column) for column in zip(*sources, strict=True))
     lines = [
         "nanotron: put this into the configuration in place of its data_stages.",
         """Weights count samples of tokens.sequence_length tokens, so they are shares of
@@ -295,11 +268,9 @@ def _olmo_core(sources: Sources) -> Exported:
 TRAINERS: Mapping[str, ExportFormat] = {
     "hf": ExportFormat(_hf, reads_hub=True),
     "litdata": ExportFormat(_litdata),
-    "litgpt": ExportFormat(_litgpt),
     "nanotron": ExportFormat(_nanotron),
     "olmo-core": ExportFormat(_olmo_core, "data/{}/*.npy"),
     "megatron": ExportFormat(_megatron, "data/{}_text_document"),
     "levanter": ExportFormat(_levanter, "data/{}/*.jsonl.gz", reads_hub=True),
-    "axolotl": ExportFormat(_axolotl, reads_hub=True),
 }
-FORMATS = [*(name for name in TRAINERS if name != "axolotl"), "yaml", "json", "axolotl"]
+FORMATS = [*TRAINERS, "yaml", "json"]
