@@ -23,10 +23,8 @@ from pydantic.fields import FieldInfo
 
 from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
-from dograph.files import load_yaml
+from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
-from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
-from dograph.run_presets import merge as merge
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -418,6 +416,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 # How a name, a file and overrides become one configuration.
+
+RUN_PRESETS: dict[str, dict[str, Any]] = load_yaml(package_text("run_presets.yaml"))
+
+
+def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """Nested values, later ones winning key by key."""
+    merged = dict(base)
+    for other in others:
+        for key, value in other.items():
+            old = merged.get(key)
+            both = isinstance(old, dict) and isinstance(value, dict)
+            merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
