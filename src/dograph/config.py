@@ -23,9 +23,8 @@ from pydantic.fields import FieldInfo
 
 from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
+from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
-from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
-from dograph.run_presets import merge as merge
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -33,7 +32,6 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
 MAX_NAME = 255  # bytes in the name of a file
-MAX_BITS = 63  # of a whole number, without its sign
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -405,30 +403,6 @@ def settings_called(name: str) -> list[str]:
     return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        value = super().construct_object(node, deep=True)
-        if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
-            what = "binary data" if isinstance(value, bytes) else "a number of more than 64 bits"
-            raise yaml.constructor.ConstructorError(None, None, f"found {what}", node.start_mark)
-        return value
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
-)
-
-
-def load_yaml(text: str) -> Any:
-    """Raises a YAMLError, or a ValueError for a date that does not exist."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except RecursionError:
-        raise ValueError("values are nested too deeply") from None
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as nested values."""
     try:
@@ -445,6 +419,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 # How a name, a file and overrides become one configuration.
+
+RUN_PRESETS: dict[str, dict[str, Any]] = load_yaml(package_text("run_presets.yaml"))
+
+
+def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """Nested values, later ones winning key by key."""
+    merged = dict(base)
+    for other in others:
+        for key, value in other.items():
+            old = merged.get(key)
+            both = isinstance(old, dict) and isinstance(value, dict)
+            merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
