@@ -13,9 +13,10 @@ from dograph.progress import duration
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
+    from dograph.train.run_dir import RunDirectory
 
-# Settings that may change when a run is resumed, because its numbers do not depend on them.
-RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
+# Settings that may change when a run is resumed: all but train.steps leave its numbers alone.
+RESUMABLE = ("log", "checkpoint", "train.device", "train.shard", "train.steps")
 
 
 def train(
@@ -24,6 +25,9 @@ def train(
     ),
     resume: Path | None = option(None, "continue this run exactly where it stopped"),
     mixture: str | None = option(None, "with --resume: a mixture file or preset, from now on"),
+    strict: bool = option(False, "with --resume: refuse a damaged checkpoint", "--strict"),
+    fork: Path | None = option(None, "start a new run from a checkpoint of this one"),
+    at: int | None = option(None, "with --fork: the step of the checkpoint (default: newest)"),
     print_config: bool = option(False, "print all settings and stop", "--print-config"),
     dry_run: bool = option(False, "estimate memory, tokens, epochs and time; stop", "--dry-run"),
 ) -> None:
@@ -39,6 +43,8 @@ def train(
     dograph train recipe.yaml --dry-run                  the cost
     dograph train --resume runs/demo                     continue after Ctrl-C, a kill or a crash
     dograph train --resume runs/demo --mixture new.yaml  continue with another mixture
+    dograph train --resume runs/demo train.steps=400     train longer
+    dograph train --fork runs/demo run=runs/b optim.lr=1e-4  a new run from its last checkpoint
     torchrun --nproc-per-node 8 -m dograph train recipe.yaml
 
     All settings and presets: docs/configuration.md. Settings of a run: --print-config.
@@ -53,8 +59,12 @@ def train(
         )
     if mixture is not None and (print_config or dry_run):
         raise ConfigError("--mixture changes a run; leave out --print-config and --dry-run")
+    if (strict and resume is None) or (at is not None and fork is None) or (fork and resume):
+        raise ConfigError("--strict goes with --resume, --at with --fork, and not both of these")
     if resume is not None:
         config = _resumed(resume, settings or [])
+    elif fork is not None:
+        parent, at, config = _forked(fork, at, settings or [])
     else:
         config = resolve_config(*console.split_settings(settings or []))
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
@@ -65,11 +75,15 @@ def train(
     if os.environ.get("RANK", "0") == "0":  # torch, the corpus and the model take seconds to load
         what = f"forecast of {config.run}" if dry_run else config.run
         steps = "resuming" if resume else f"{config.train.steps} steps"
+        steps += f" from step {at} of {fork}" if fork else ""
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     _check(config)
     if dry_run:
         _print_forecast(config)
-    elif number := _run(config, resume=resume is not None, mixture=mixture):
+        return
+    origin = None if fork is None else (parent, at, settings or [])
+    number = _run(config, origin, resume=resume is not None, mixture=mixture, strict=strict)
+    if number:
         sys.exit(128 + number)
 
 
@@ -109,29 +123,73 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     return parse_config(merge(values, changes, {"run": str(run)}), str(run), changes)
 
 
-def _run(config: "RunConfig", *, resume: bool, mixture: str | None) -> int:
+def _forked(
+    fork: Path, at: int | None, settings: list[str]
+) -> tuple["RunDirectory", int, "RunConfig"]:
+    """The run and the checkpoint that a fork starts from, and its configuration."""
+    from dograph.config import resolve_config
+    from dograph.train.assembly import with_steps
+    from dograph.train.run_dir import RunDirectory
+
+    parent = RunDirectory.open(fork)
+    old, steps = parent.config(), parent.checkpoint_steps()
+    step = max(steps, default=0) if at is None else at
+    if step not in steps:
+        raise ConfigError(
+            f"{fork} has no checkpoint of step {step}, only of {steps}: one is written every "
+            f"checkpoint.every={old.checkpoint.every} steps, and the newest checkpoint.keep="
+            f"{old.checkpoint.keep} are kept; choose one with --at, or set these in the next run"
+        )
+    if not any(setting.startswith("run=") for setting in settings):
+        raise ConfigError(f"--fork {fork}: name the new run, as in run={fork}-2")
+    config = resolve_config(str(parent.config_file), settings)
+    if config.model.model_copy(update={"dropout": old.model.dropout}) != old.model:
+        raise ConfigError(
+            "a fork goes on with the weights of its parent, so only model.dropout may differ; for "
+            "another model start a new run"
+        )
+    train = with_steps(old.train, config.train.steps, step)
+    if train.steps <= step:
+        raise ConfigError(f"{fork} ends after step {step}; give the fork more: train.steps=N")
+    train = config.train.model_copy(update={"extended": train.extended})
+    return parent, step, config.model_copy(update={"train": train})
+
+
+def _run(
+    config: "RunConfig",
+    fork: tuple["RunDirectory", int, list[str]] | None,
+    *,
+    resume: bool,
+    mixture: str | None,
+    strict: bool,
+) -> int:
     """Train, and show the losses; returns the number of the signal that stopped it, or 0."""
     from dograph.cli.show import print_losses
-    from dograph.train.assembly import mixture_warnings
     from dograph.train.distributed import open_world
-    from dograph.train.forecast import repeat_warnings
-    from dograph.train.trainer import resume_run, start_run
+    from dograph.train.forecast import start_warnings
+    from dograph.train.trainer import fork_run, resume_run, start_run
 
     with open_world(config.train.device) as world:
         if world.is_main:
             ensured(config.data.corpus)
         world.barrier()
         config = console.with_corpus(config)
-        trainer = resume_run(config, world, mixture) if resume else start_run(config, world)
+        if fork is not None and world.is_main:
+            say(fork_run(config, *fork))
+        world.barrier()
+        if resume or fork is not None:
+            trainer = resume_run(config, world, mixture, strict=strict)
+        else:
+            trainer = start_run(config, world)
         run = trainer.run
         trainer.edits.listen()
         if world.is_main:
             edits = [edit for step, edit in trainer.edits.due.items() if step >= trainer.done]
-            for edit in edits:
-                say(edit.line)
+            for line in (*trainer.notes, *(edit.line for edit in edits)):
+                say(line)
+            warn(trainer.warnings)
             warn(f"{edit.given}: {note}" for edit in edits for note in edit.notes)
-            warn(mixture_warnings(config, trainer.corpus))
-            warn(repeat_warnings(config, trainer.state.sampler, trainer.state.mixer))
+            warn(start_warnings(config, trainer.corpus, trainer.state.sampler, trainer.state.mixer))
         if trainer.done >= config.train.steps:
             say(f"{run.path} is complete: {trainer.done} steps")
         try:
