@@ -7,7 +7,6 @@ import json
 import math
 import os
 import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,19 +37,6 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def keep_start(path: Path, size: int) -> None:
-    """Cut a file to its first `size` bytes; those who follow it see a new file, not a shorter one.
-
-    A kill on the way leaves it as it was.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    shutil.copyfile(path, temporary)
-    os.truncate(temporary, size)
-    sync_file(temporary)
-    os.replace(temporary, path)
-    sync_file(path.parent)
 
 
 def sync_file(path: Path) -> None:

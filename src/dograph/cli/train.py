@@ -60,7 +60,7 @@ def train(
     if mixture is not None and (print_config or dry_run):
         raise ConfigError("--mixture changes a run; leave out --print-config and --dry-run")
     if (strict and resume is None) or (at is not None and fork is None) or (fork and resume):
-        raise ConfigError("--strict goes with --resume, --at with --fork, and not both of these")
+        raise ConfigError("--strict is for --resume and --at for --fork; give one of these two")
     if resume is not None:
         config = _resumed(resume, settings or [])
     elif fork is not None:
@@ -233,12 +233,8 @@ def _print_forecast(config: "RunConfig") -> None:
         "time on this machine (estimate)": f"{duration(costs.seconds)} at {speed}",
     }
     print_table(("", ""), facts.items(), ("",), title="forecast", show_header=False)
-    most = config.data.warn_epochs
-    is_often = any(epochs > most for epochs in costs.epochs.values())
-    rows = []
-    for source, weight in costs.weights.items():
-        epochs = costs.epochs[source]
-        note = [f"more than {most:g}" if epochs > most else ""] if is_often else []
-        rows.append([source, f"{weight:.4f}", f"{epochs:.2f}", *note])
-    columns = ("source", "weight", "epochs", *([""] if is_often else []))
-    print_table(columns, rows, ("source", ""), title=f"what {mixer.name} would draw")
+    rows = [
+        [source, f"{costs.weights[source]:.4f}", f"{n:.2f}"] for source, n in costs.epochs.items()
+    ]
+    print_table(("source", "weight", "epochs"), rows, title=f"what {mixer.name} would draw")
+    warn(costs.warnings)

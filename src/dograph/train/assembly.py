@@ -44,7 +44,7 @@ def with_steps(train: TrainConfig, steps: int, done: int) -> TrainConfig:
     if steps == train.steps:
         return train
     if steps <= done:
-        raise ConfigError(f"train.steps={steps}: the run has made {done} steps; give more")
+        raise ConfigError(f"train.steps={steps}: the run has made {done}; give more than that")
     before = [(until, length) for until, length in train.extended if until < done]
     if done:
         before.append((done, train.steps_at(done - 1)))

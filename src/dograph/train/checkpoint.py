@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -77,18 +76,14 @@ def write_checkpoint(
         ) from error
 
 
-def seal(
-    folder: Path,
-    step: int,
-    corpus: str,
-    mixer: dict[str, Any] | None,  # its state without tensors; None: it starts here, in a fork
-    known: Mapping[str, str] = MappingProxyType({}),  # digests
-) -> None:
-    """Write the state of a checkpoint with the digests of its files, and force all to disk."""
+def seal(folder: Path, step: int, corpus: str, mixer: dict[str, Any] | None) -> None:
+    """Write the state of a checkpoint with the digests of its files, and force all to disk.
+
+    `mixer` is its state without tensors; None: it starts here, in a fork.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != STATE)
     facts: dict[str, Any] = {"version": 1, "step": step, "corpus": corpus, "mixer": mixer}
-    names = {str(path.relative_to(folder)): path for path in files}
-    facts["sha256"] = {name: known.get(name) or sha256_of(path) for name, path in names.items()}
+    facts["sha256"] = {str(path.relative_to(folder)): sha256_of(path) for path in files}
     write_json(folder / STATE, facts | {"state_sha256": _digest(facts)})
     for path in (*files, folder / MODEL, folder):
         sync_file(path)

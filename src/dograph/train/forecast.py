@@ -254,6 +254,7 @@ class Forecast:
     flops: float
     flops_per_second: float
     seconds: float
+    warnings: list[str]
 
 
 def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
@@ -287,6 +288,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         flops=flops,
         flops_per_second=speed,
         seconds=flops / (EFFICIENCY * speed),
+        warnings=start_warnings(config, corpus, sampler, mixer),
     )
 
 

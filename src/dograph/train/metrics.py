@@ -282,11 +282,7 @@ class Probes:
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
         lengths = [train.steps, *(steps for _, steps in train.extended)]
-        due = {(round(fraction * steps), steps) for fraction in fractions for steps in lengths}
-        # At the time: with the number of steps that the run had before or after this one.
-        self.steps = frozenset(
-            at for at, steps in due if steps in (train.steps_at(at - 1), train.steps_at(at))
-        )
+        self.steps = frozenset(round(part * steps) for part in fractions for steps in lengths)
         # Checkpointed activations are kept in full here (layers recompute in training mode only).
         saving = train.activation_checkpointing
         self.at_once = 1 if saving else train.micro_batch_size or AT_ONCE

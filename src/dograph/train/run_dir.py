@@ -17,22 +17,11 @@ from urllib.parse import urlsplit
 
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import DographError, RunError, require
-from dograph.files import keep_start, sync_file, write_json, write_text
-from dograph.records import (
-    DAMAGE,
-    LONGEST,
-    Row,
-    Skipped,
-    StepGaps,
-    checked_step,
-    parse_object,
-    read_lines,
-    step_of,
-)
+from dograph.files import sync_file, write_bytes, write_json, write_text
+from dograph.records import DAMAGE, LONGEST, Row, StepGaps, checked_step, parse_object, step_of
 
 CHECKPOINT = "step-{:08d}"
 FORK = "fork.json"  # the parent of a run that was forked
-UNMIXED = {"step", "train", "valid", "data", "optim", "time", "memory"}  # areas of metrics
 EVAL = "eval.json"  # of `dograph eval`, for the model of a complete run
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
 PROJECT = "dograph"  # the name of the project in W&B and Trackio
@@ -152,30 +141,26 @@ class RunDirectory:
     def cut(self, step: int, every: int = 1) -> tuple[int, list[str]]:
         """Drop the rows and probes of steps after `step`, which will be repeated.
 
-        Returns the last step that was recorded, and warnings about the rows that are kept:
-        damaged ones, and steps without rows, which are at most `every` steps apart.
+        Returns the last step that was recorded, and a warning if rows before `step` are missing or
+        damaged; they are at most `every` steps apart.
         """
         self.metrics_file.touch()
-        last, skipped, gaps = 0, Skipped(), StepGaps(every)
+        last, gaps = 0, StepGaps(every)
         for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
-            kept, unknown = 0, list[int]()  # size; damaged lines since the last one that is kept
-            for number, (end, made) in enumerate(_steps(file), start=1):
-                last = max(last, made or 0)
-                if made is None:
-                    unknown.append(number)
-                elif made <= step:
-                    if file == self.metrics_file:
-                        gaps.add(made)
-                    for damaged in unknown:
-                        skipped.add(file, "it has no step", damaged)
-                    kept, unknown = end, []
-            if file.is_file() and kept < file.stat().st_size:
-                keep_start(file, kept)
+            size = 0  # that is kept
+            for end, made in _steps(file):
+                last = max(last, made)
+                size = end if made <= step else size
+                if file == self.metrics_file:
+                    gaps.add(min(made, step + 1))
+            if file.is_file() and size < file.stat().st_size:
+                with open(file, "rb") as old:
+                    write_bytes(file, old.read(size))
         gaps.add(step + 1)  # its rows were written before its checkpoint
         for path in self.probes.glob("step-*"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
                 path.unlink()
-        return last, skipped.warnings() + gaps.warnings(self.metrics_file)
+        return last, gaps.warnings(self.metrics_file)
 
     def set_aside(self, step: int) -> list[str]:
         """Rename checkpoints of steps after `step`, which are damaged; returns their new names."""
@@ -200,21 +185,6 @@ class RunDirectory:
             link.unlink()
         self.validation_file.unlink(missing_ok=True)
 
-    def copy_records(self, parent: "RunDirectory", *, whole: bool) -> None:
-        """Take over what a parent has recorded; without `whole` only what no mixer decides."""
-        if not whole:
-            rows = read_lines(parent.metrics_file, dict[str, Any])
-            with open(self.metrics_file, "w", encoding="utf-8") as file:
-                for row in rows:
-                    own = {n: x for n, x in row.items() if n.partition("/")[0] in UNMIXED}
-                    file.write(json.dumps(own) + "\n")
-            return
-        for file in (parent.metrics_file, parent.samples_file, parent.graph_file):
-            if file.is_file():
-                shutil.copyfile(file, self.path / file.name)
-        if parent.probes.is_dir():
-            shutil.copytree(parent.probes, self.probes)
-
     def link_model(self, step: int) -> None:
         """Point `model` at the model of a checkpoint."""
         link, temporary = self.path / "model", self.path / ".model.tmp"
@@ -224,17 +194,16 @@ class RunDirectory:
         sync_file(self.path)
 
 
-def _steps(file: Path) -> Iterator[tuple[int, int | None]]:
-    """Of each line: where it ends, in bytes, and its step; None if it is damaged."""
-    if not file.is_file():
-        return
-    with open(file, "rb") as lines:
-        while line := lines.readline(LONGEST):
-            step = step_of(line) if line.endswith(b"\n") else None
-            if step is None and line.endswith(b"\n"):  # damaged, or of another program
+def _steps(file: Path) -> Iterator[tuple[int, int]]:
+    """Of each whole line: where it ends, in bytes, and its step; damaged ones are left out."""
+    if file.is_file():
+        with open(file, "rb") as lines:
+            while line := lines.readline(LONGEST):
                 with suppress(*DAMAGE):
-                    step = checked_step(parse_object(line))
-            yield lines.tell(), step
+                    step = step_of(line)  # else of another program, or damaged
+                    step = checked_step(parse_object(line)) if step is None else step
+                    if line.endswith(b"\n"):
+                        yield lines.tell(), step
 
 
 def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:

@@ -29,33 +29,17 @@ from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
-from dograph.train import metrics
-from dograph.train.assembly import (
-    CorpusLab,
-    facts_of,
-    open_model,
-    open_sampler,
-    require_same_tokenizer,
-    settled,
-    with_steps,
-)
-from dograph.train.checkpoint import (
-    MIXER,
-    STATE,
-    WEIGHT_LOG,
-    TrainingState,
-    check_checkpoint,
-    newest_whole,
-    read_checkpoint,
-    seal,
-    write_checkpoint,
-)
+from dograph.records import checked_step, read_lines
+from dograph.train import assembly, checkpoint, metrics
+from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
+from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_request
 from dograph.train.run_dir import FORK, RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer, rate_change
 
 SETTLED_AFTER = 3  # steps; then everything is built and compiled
+UNMIXED = ("step", "train", "valid", "data", "optim", "time", "memory")  # metrics of every mixer
 NAMED = 5  # samples named in the message of a non-finite loss; the file has all
 
 
@@ -87,8 +71,8 @@ def resume_run(
     run = RunDirectory.open(Path(config.run))
     if world.is_main:
         run.lock()
-    stored, (whole, damage) = run.config(), newest_whole(run, world, strict=strict)
-    train = with_steps(stored.train, config.train.steps, whole or 0)
+    stored, (whole, damage) = run.config(), checkpoint.newest_whole(run, world, strict=strict)
+    train = assembly.with_steps(stored.train, config.train.steps, whole or 0)
     config = config.model_copy(
         update={"train": config.train.model_copy(update={"extended": train.extended})}
     )
@@ -115,9 +99,9 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
     """
     run, old, corpus = RunDirectory(Path(config.run)), parent.config(), Corpus(config.data.corpus)
     run.refuse_existing()
-    state, config = check_checkpoint(parent.checkpoint(step)), settled(config)
+    state, config = checkpoint.check_checkpoint(parent.checkpoint(step)), settled(config)
     if state["corpus"] != corpus.digest:
-        require_same_tokenizer(old, corpus)
+        assembly.require_same_tokenizer(old, corpus)
     batches = [(own.seed, own.data.seq_len, own.train.batch_size) for own in (old, config)]
     same_data = state["corpus"] == corpus.digest and batches[0] == batches[1]
     mixers = [(own.mixer, own.sketch) for own in (settled(old), config)]
@@ -127,15 +111,18 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
     try:
         shutil.rmtree(new.path, ignore_errors=True)
         shutil.copytree(source, folder)
-        for name, is_same in ((MIXER, same_mixer), (WEIGHT_LOG, same_data)):
+        for name, is_same in ((checkpoint.MIXER, same_mixer), (checkpoint.WEIGHT_LOG, same_data)):
             if not is_same:
                 (folder / name).unlink()
         mixer = state["mixer"] if same_mixer else None
-        seal(folder, step, corpus.digest, mixer, state["sha256"])
-        new.copy_records(parent, whole=same_mixer)
-        new.cut(step)
+        checkpoint.seal(folder, step, corpus.digest, mixer)
+        with open(new.metrics_file, "w", encoding="utf-8") as file:
+            rows = read_lines(parent.metrics_file, lambda row: (checked_step(row), row))
+            for row in (row for made, row in rows if made <= step):
+                kept = {name: x for name, x in row.items() if name.partition("/")[0] in UNMIXED}
+                file.write(json.dumps(kept) + "\n")
         facts = {"parent": str(parent.path.resolve()), "step": step, "settings": given}
-        write_json(new.path / FORK, facts | {"state_sha256": sha256_of(source / STATE)})
+        write_json(new.path / FORK, facts | {"state_sha256": sha256_of(source / checkpoint.STATE)})
         write_json(new.path / "env.json", describe_environment())
         write_text(new.config_file, config.dump())
         os.rename(new.path, run.path)
@@ -207,7 +194,7 @@ class Trainer:
     def resume(self, whole: int | None, damage: list[str]) -> None:
         """Start from a checkpoint, or from step 0 if there is none yet (None)."""
         self.done = whole or 0
-        if whole is None or not read_checkpoint(self.run, whole, self.state):
+        if whole is None or not checkpoint.read_checkpoint(self.run, whole, self.state):
             self.begin()
         self.edits.open(self.done)
         if self.world.is_main:
@@ -305,7 +292,7 @@ class Trainer:
     @property
     def ends(self) -> bool:
         """Whether the run ends here, or did before it was extended: it can be repeated exactly."""
-        return self.is_over or [self.done] * 2 in map(list, self.config.train.extended)
+        return self.is_over or (self.done, self.done) in self.config.train.extended
 
     def write_metrics(self) -> None:
         """Copy the steps since the last call to the host, check and write them."""
@@ -405,7 +392,9 @@ class Trainer:
 
     def save(self) -> None:
         self.files.sync()
-        write_checkpoint(self.run, self.done, self.state, self.tokenizer, main=self.world.is_main)
+        checkpoint.write_checkpoint(
+            self.run, self.done, self.state, self.tokenizer, main=self.world.is_main
+        )
         if self.world.is_main:
             self.tidy()
         self.world.barrier()

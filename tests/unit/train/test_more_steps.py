@@ -48,7 +48,7 @@ def extended(twelve, tmp_path_factory):
 
 
 def cosine(step, steps):
-    """The learning rate of a step from 0, after a warm-up of 2 steps, by the formula of the docs."""
+    """The learning rate of a step from 0, after a warm-up of 2 steps, by the docs."""
     part = (step - 2) / (steps - 1 - 2)
     return 2e-4 + (2e-3 - 2e-4) * (1 + math.cos(math.pi * part)) / 2
 
@@ -151,7 +151,7 @@ def test_fewer_steps_lower_the_rate_without_a_warning(corpus, tmp_path):
     assert trainer.warnings == []
     assert "schedule of 9 steps" in trainer.notes[0]
     for steps in (6, 7):
-        with pytest.raises(ConfigError, match="has made 7 steps"):
+        with pytest.raises(ConfigError, match="has made 7;"):
             go_on(tmp_path / "run", settings=[f"train.steps={steps}"])
     assert RunDirectory(tmp_path / "run").config().train.steps == 9
 
