@@ -3,8 +3,10 @@
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
 from corpora import write_corpus
+from dograph.cli.main import app
 from dograph.errors import RunError
 from dograph.train.checkpoint import newest_whole
 from dograph.train.run_dir import RunDirectory
@@ -120,3 +122,48 @@ def test_a_run_that_was_never_saved_begins_again(corpus, tmp_path):
     assert again.done == 0
     assert "2 steps are repeated" in again.notes[0]
     again.run.unlock()
+
+
+def call(*arguments):
+    """A command in this process: what it printed as warnings and errors."""
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    return result.stderr + str(result.exception or "")
+
+
+def test_the_command_says_it_in_one_line_and_strict_refuses(run, whole):
+    broken = damage(run, 12)
+    assert f"{broken} is damaged" in call("train", "--resume", run.path, "--strict")
+    said = call("train", "--resume", run.path)
+    [line] = [line for line in said.splitlines() if "damaged" in line]
+    assert line.startswith(f"warning: {broken} is damaged or missing. The run goes on from step 10")
+    assert_same(run.path, whole)
+
+
+def test_lost_rows_are_told_by_every_command(run, tmp_path):
+    """Metrics of seven lines, and a checkpoint of step 12."""
+    whole = run.metrics_file.read_text().splitlines(keepends=True)
+    run.metrics_file.write_text("".join(whole[:7]))
+    lost = f"warning: {run.metrics_file} has no rows of steps 8 to 12: they are lost"
+    assert lost in call("train", "--resume", run.path)
+    run.metrics_file.write_text("".join([*whole[:7], *whole[-2:]]))
+    lost = f"{run.metrics_file} has no rows of steps 8 to 11: they are lost"
+    assert f"warning: {lost}" in call("show", "losses", run.path)
+    page = tmp_path / "page.html"
+    assert f"warning: run: {lost}" in call("report", run.path, "--out", page)
+    assert lost in page.read_text()
+
+
+def test_a_broken_middle_line_stops_no_command(run, whole, tmp_path):
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    lines[5] = lines[5][:30] + "\0\0\0\n"
+    run.metrics_file.write_text("".join(lines))
+    shutil.rmtree(run.checkpoint(12))
+    for command in (
+        ("show", "losses", run.path),
+        ("report", run.path, "--out", tmp_path / "page.html"),
+        ("train", "--resume", run.path),
+        ("show", "losses", run.path),
+    ):
+        assert "rror" not in call(*command), command
+    model = "model/model.safetensors"
+    assert (run.path / model).read_bytes() == (whole / model).read_bytes()
