@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from dograph.config import RunConfig
     from dograph.train.run_dir import RunDirectory
 
+    Parent = tuple[RunDirectory, int, list[str]]  # of a fork: its step, and the settings given
+
 # Settings that may change when a run is resumed: all but train.steps leave its numbers alone.
 RESUMABLE = ("log", "checkpoint", "train.device", "train.shard", "train.steps")
 
 
 def train(
-    settings: list[str] | None = argument(
-        None, "a YAML file or a preset; settings", console.CONFIG
-    ),
+    settings: list[str] | None = argument(None, "YAML file or preset; settings", console.CONFIG),
     resume: Path | None = option(None, "continue this run exactly where it stopped"),
     mixture: str | None = option(None, "with --resume: a mixture file or preset, from now on"),
     strict: bool = option(False, "with --resume: refuse a damaged checkpoint", "--strict"),
@@ -61,29 +61,25 @@ def train(
         raise ConfigError("--mixture changes a run; leave out --print-config and --dry-run")
     if (strict and resume is None) or (at is not None and fork is None) or (fork and resume):
         raise ConfigError("--strict is for --resume and --at for --fork; give one of these two")
+    parent = None
     if resume is not None:
         config = _resumed(resume, settings or [])
     elif fork is not None:
-        parent, at, config = _forked(fork, at, settings or [])
+        config, parent = _forked(fork, at, settings or [])
     else:
         config = resolve_config(*console.split_settings(settings or []))
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
-    if print_config:
-        _check(config)
-        print(config.dump(), end="")
-        return
-    if os.environ.get("RANK", "0") == "0":  # torch, the corpus and the model take seconds to load
+    # torch, the corpus and the model take seconds to load
+    if os.environ.get("RANK", "0") == "0" and not print_config:
         what = f"forecast of {config.run}" if dry_run else config.run
         steps = "resuming" if resume else f"{config.train.steps} steps"
-        steps += f" from step {at} of {fork}" if fork else ""
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     _check(config)
-    if dry_run:
+    if print_config:
+        print(config.dump(), end="")
+    elif dry_run:
         _print_forecast(config)
-        return
-    origin = None if fork is None else (parent, at, settings or [])
-    number = _run(config, origin, resume=resume is not None, mixture=mixture, strict=strict)
-    if number:
+    elif number := _run(config, parent, resume=resume, mixture=mixture, strict=strict):
         sys.exit(128 + number)
 
 
@@ -123,10 +119,8 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     return parse_config(merge(values, changes, {"run": str(run)}), str(run), changes)
 
 
-def _forked(
-    fork: Path, at: int | None, settings: list[str]
-) -> tuple["RunDirectory", int, "RunConfig"]:
-    """The run and the checkpoint that a fork starts from, and its configuration."""
+def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig", "Parent"]:
+    """The configuration of a fork, and the checkpoint that it starts from."""
     from dograph.config import resolve_config
     from dograph.train.assembly import with_steps
     from dograph.train.run_dir import RunDirectory
@@ -152,14 +146,14 @@ def _forked(
     if train.steps <= step:
         raise ConfigError(f"{fork} ends after step {step}; give the fork more: train.steps=N")
     train = config.train.model_copy(update={"extended": train.extended})
-    return parent, step, config.model_copy(update={"train": train})
+    return config.model_copy(update={"train": train}), (parent, step, settings)
 
 
 def _run(
     config: "RunConfig",
-    fork: tuple["RunDirectory", int, list[str]] | None,
+    parent: "Parent | None",
     *,
-    resume: bool,
+    resume: Path | None,
     mixture: str | None,
     strict: bool,
 ) -> int:
@@ -174,13 +168,13 @@ def _run(
             ensured(config.data.corpus)
         world.barrier()
         config = console.with_corpus(config)
-        if fork is not None and world.is_main:
-            say(fork_run(config, *fork))
+        if parent is not None and world.is_main:
+            say(fork_run(config, *parent))
         world.barrier()
-        if resume or fork is not None:
-            trainer = resume_run(config, world, mixture, strict=strict)
-        else:
+        if resume is None and parent is None:
             trainer = start_run(config, world)
+        else:
+            trainer = resume_run(config, world, mixture, strict=strict)
         run = trainer.run
         trainer.edits.listen()
         if world.is_main:

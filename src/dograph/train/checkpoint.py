@@ -100,7 +100,7 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> bool:
     Damage must have been looked for: `newest_whole`, `check_checkpoint`.
     """
     folder = run.checkpoint(step)
-    stored = read_state(folder)
+    stored = json.loads((folder / STATE).read_text(encoding="utf-8"))
     if stored["corpus"] != state.corpus_digest:
         raise RunError(
             f"the corpus is not the one that {run.path} was trained on: its tokens have changed "
@@ -133,36 +133,30 @@ def newest_whole(
             damage.append(str(error))
     whole, damage = json.loads(world.share(json.dumps([whole, damage])))
     if damage and (strict or whole is None):
-        before = f"Without --strict the run goes on from step {whole}"
-        anew = f"Restore one, or start anew: dograph train {run.config_file} run={run.path}-2"
-        lead = "" if whole is not None else f"{run.path} has no checkpoint that is whole: "
-        raise RunError(f"{lead}{'; '.join(damage)}. {anew if whole is None else before}")
+        remedy = f"Without --strict the run goes on from step {whole}"
+        if whole is None:
+            anew = f"dograph train {run.config_file} run={run.path}-2"
+            remedy = (
+                f"{run.path} has no checkpoint that is whole; restore one, or start anew: {anew}"
+            )
+        raise RunError(f"{'; '.join(damage)}. {remedy}")
     return whole, damage
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint, after checking the digests of its files."""
-    state = read_state(folder)
-    for name, digest in state["sha256"].items():
-        try:
-            is_whole = sha256_of(folder / name) == digest
-        except OSError:
-            is_whole = False
-        if not is_whole:
-            raise RunError(f"{folder / name} is damaged or missing")
-    return state
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint, after checking its own digest, which older ones do not have."""
+    """The state of a checkpoint, after checking its digest (older ones have none) and its files."""
+    name = STATE
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if state.pop("state_sha256", None) not in (None, _digest(state)):
-            raise ValueError("it is not what its digest says")
-        state = {name: state[name] for name in ("corpus", "mixer", "sha256")}
+            raise ValueError("it has another digest")
+        facts = {key: state[key] for key in ("corpus", "mixer", "sha256")}
+        for name, digest in facts["sha256"].items():
+            if sha256_of(folder / name) != digest:
+                raise ValueError("it has another digest")
     except (OSError, *DAMAGE) as error:
-        raise RunError(f"{folder / STATE} is damaged or missing ({error})") from error
-    return state
+        raise RunError(f"{folder / name} is damaged or missing") from error
+    return facts
 
 
 def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

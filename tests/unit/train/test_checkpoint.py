@@ -155,7 +155,7 @@ def test_a_missing_state_is_told_in_words(parts):
     write_checkpoint(run, 1, make(), None)
     (run.checkpoint(1) / "state.json").unlink()
     with pytest.raises(RunError, match=r"state\.json is damaged or missing"):
-        read_checkpoint(run, 1, make())
+        check_checkpoint(run.checkpoint(1))
 
 
 def test_a_start_that_was_killed_can_start_again(tmp_path):

@@ -38,8 +38,8 @@ def parent(corpus, tmp_path_factory):
 def forked(parent, directory, *settings, at=5):
     """The fork before its first step, and what is said about it."""
     given = [f"run={directory}", *settings]
-    source, step, config = _forked(parent, at, given)
-    note = fork_run(config, source, step, given)
+    config, origin = _forked(parent, at, given)
+    note = fork_run(config, *origin)
     return resume_run(config, ALONE), note
 
 
