@@ -50,7 +50,7 @@ def compare(
     if dry_run:
         from dograph.compare.session import forecast_lines, open_corpus
 
-        print("\n".join(forecast_lines(ask, open_corpus(ask))))
+        print("\n".join(forecast_lines(ask, open_corpus(ask, say))))
     else:
         _run(ask, console.open_pool(ask.config.train.device, on, workers))
 

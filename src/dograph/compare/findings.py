@@ -54,7 +54,8 @@ class Spread:
         if self.deviation is None or self.seeds < 2 or not math.isfinite(self.deviation):
             return Estimate(self.mean)
         error = self.deviation / math.sqrt(self.seeds)
-        return Estimate(self.mean, stats.t_interval(self.mean, error, self.seeds - 1))
+        interval = stats.t_interval(self.mean, error, self.seeds - 1)
+        return Estimate(self.mean, interval).within(stats.ABOVE_ZERO)
 
 
 @dataclass(frozen=True, slots=True)
