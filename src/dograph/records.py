@@ -8,7 +8,7 @@ one object. A crash, a full disk or a hand can leave lines cut, overwritten or f
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -138,10 +138,10 @@ def metrics_row(values: dict[str, Any]) -> Row:
     return row
 
 
-def unpacked(values: dict[str, Any]) -> dict[str, Any]:
+def unpacked(values: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics and graphs under the names of docs/runs.md, from the compact form on disk.
 
-    There a quantity of all domains is one list, a field of all edges is one list, and a perplexity
+    There a quantity of all domains is one list, and so is a field of all nodes or edges. Perplexity
     is not written: it follows from the loss.
     """
     row: dict[str, Any] = {}
@@ -153,9 +153,9 @@ def unpacked(values: dict[str, Any]) -> dict[str, Any]:
         row[name] = value
         if name.endswith("/loss_nats"):
             row[f"{name.removesuffix('loss_nats')}ppl"] = math.exp(min(value, 700.0))
-        elif name == "edges" and value.__class__ is dict:
-            edges = zip(*value.values(), strict=True)
-            row[name] = [dict(zip(value, edge, strict=True)) for edge in edges]
+        elif name in ("nodes", "edges") and value.__class__ is dict:
+            fields = zip(*value.values(), strict=True)
+            row[name] = [dict(zip(value, one, strict=True)) for one in fields]
     return row
 
 

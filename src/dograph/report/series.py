@@ -17,6 +17,7 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
+from dograph.records import DAMAGE, unpacked
 from dograph.renamed import with_new_metrics
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import RunDirectory
@@ -73,7 +74,8 @@ class Columns:
         try:
             row = json.loads(with_new_metrics(line))
             step = int(row["step"])
-        except (ValueError, KeyError, TypeError):
+            row = unpacked(row) if b"[" in line else row  # only whole rows have domains
+        except DAMAGE:
             self.damaged += 1
             return
         self.last_step = max(self.last_step, step)

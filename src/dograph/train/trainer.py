@@ -224,12 +224,16 @@ class Trainer:
             bad = next(i for i, record in enumerate(records) if bool(record.halted))
         whole = records[:bad]
         if self.world.is_main and self.state.mixer.needs:
-            self.files.write("samples", metrics.sample_rows(whole))
+            kept = [
+                x for x in whole if bad is not None or metrics.is_logged(self.config, x.step + 1)
+            ]
+            self.files.write("samples", metrics.sample_rows(kept))
         rows = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
+        rows = metrics.logged(rows, self.config, whole=bad is not None)
         if bad is None:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
-            rows[-1] |= {
+            totals = {
                 "time/step_seconds": seconds / len(rows),
                 "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
@@ -237,7 +241,8 @@ class Trainer:
             # Not when the run stops early: its rows must equal those of an unstopped run.
             if is_due(self.done, self.config.log.every) or self.is_over:
                 epochs = self.state.sampler.epochs(self.done)
-                rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
+                totals |= {f"data/{source}/epochs": value for source, value in epochs.items()}
+            rows[-1] |= metrics.rounded(totals)
         self.files.write_metrics(rows)
         self.write_weights()
         if bad is not None:
@@ -310,7 +315,7 @@ class Trainer:
             self.progress.say(f"step {self.done}: validation loss {mean:.4f} nats")
         if world.is_main and self.state.mixer.has_domains:
             graph = self.state.mixer.graph(self.corpus.sources, self.done)
-            self.files.write("graph", [] if graph is None else [graph.to_json()])
+            self.files.write("graph", [] if graph is None else [metrics.graph_row(graph)])
 
     def save(self) -> None:
         self.files.sync()
