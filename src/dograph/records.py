@@ -141,14 +141,18 @@ def metrics_row(values: dict[str, Any]) -> Row:
 def unpacked(values: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics and graphs under the names of docs/runs.md, from the compact form on disk.
 
-    There a quantity of all domains is one list, and so is a field of all nodes or edges. Perplexity
-    is not written: it follows from the loss.
+    There a quantity of all domains is one list, and so is a field of all nodes or edges. Values by
+    source are one object, with * for the source in its name. Perplexity is not written: it follows
+    from the loss.
     """
     row: dict[str, Any] = {}
     for name, value in values.items():
         if value.__class__ is list and "/" in name:
             area, _, quantity = name.partition("/")
             row |= {f"{area}/{j}/{quantity}": one for j, one in enumerate(value)}
+            continue
+        if value.__class__ is dict and "*" in name:
+            row |= unpacked({name.replace("*", own, 1): one for own, one in value.items()})
             continue
         row[name] = value
         if name.endswith("/loss_nats"):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -19,6 +20,7 @@ from dograph.cli.main import main
 from dograph.data.corpus import Manifest
 from dograph.eval.recorded import samples_of_step
 from dograph.records import unpacked
+from long_runs import SOURCES, write_long_run
 
 SETTINGS = (
     "data.seq_len=32",
@@ -44,7 +46,7 @@ DOGRAPH = (
 )
 
 
-SHORT = {"step", "train/loss_nats", "train/ppl", "optim/lr", "optim/grad_norm"}
+SHORT = {"step", "train/loss_nats", "train/ppl", "optim/grad_norm"}
 LOGGED = [5, 6, 10, 12, 15, 18, 20, 24]  # with log.every=5 and eval.every=6
 
 
@@ -135,7 +137,9 @@ def test_samples_and_metrics_tell_the_same(whole):
 
 
 def test_a_short_row_per_step_and_what_is_in_it_is_that_of_a_detailed_run(whole, detailed):
-    short, long = ([row for row in rows(run) if "optim/lr" in row] for run in (whole, detailed))
+    short, long = (
+        [row for row in rows(run) if "train/loss_nats" in row] for run in (whole, detailed)
+    )
     assert [row["step"] for row in short] == [row["step"] for row in long] == list(range(1, 25))
     for row, other in zip(short, long, strict=True):
         own, all_of = ({k for k in x if not k.startswith("data/")} for x in (row, other))
@@ -145,10 +149,27 @@ def test_a_short_row_per_step_and_what_is_in_it_is_that_of_a_detailed_run(whole,
     assert lines(whole / "samples.jsonl") == [dense[step] for step in LOGGED]
 
 
+def test_long_runs_of_other_tests_are_written_as_a_run_writes_its_own(whole, tmp_path):
+    simulated = write_long_run(tmp_path / "run", 60)
+
+    def names(run, file, part):
+        """Of the last line that has `part`, without times and sources."""
+        (*_, line) = (x for x in (run / file).read_text().splitlines() if part in x)
+        own = {k: v for k, v in json.loads(line).items() if not k.startswith("time/")}
+        inner = {k: set(v) for k, v in own.items() if k in ("nodes", "edges")}
+        sources = "/(alpha|beta|gamma|" + "|".join(SOURCES) + ")/"
+        return {re.sub(sources, "/*/", name) for name in own}, inner
+
+    metrics = ['{"step":4,', '"data/*/epochs"', '"valid/mean/loss_nats"']  # a short row, whole ones
+    kinds = [("metrics.jsonl", part) for part in metrics]
+    for file, part in [*kinds, ("samples.jsonl", ""), ("graph.jsonl", "")]:
+        assert names(simulated, file, part) == names(whole, file, part), (file, part)
+
+
 def test_the_graph_is_that_of_the_last_batches(detailed):
     graphs = lines(detailed / "graph.jsonl")
     assert [graph["step"] for graph in graphs] == [12, 18, 24]  # domains from the 11th step on
-    last, metrics = graphs[-1], [row for row in rows(detailed) if "optim/lr" in row][-1]
+    last, metrics = graphs[-1], [row for row in rows(detailed) if "train/loss_nats" in row][-1]
     counts = [dict.fromkeys(("alpha", "beta", "gamma"), 0) for _ in range(3)]
     for sample in lines(detailed / "samples.jsonl")[-10:]:
         shown = samples_of_step(detailed, sample["step"])
@@ -228,7 +249,7 @@ def test_domains_of_one_batch_are_numbered_alike_everywhere(corpus, tmp_path):
     own = ("mixer.recipe=paper", "mixer.warmup_ratio=0", "train.steps=3", "optim.warmup_steps=0")
     own += ("log.every=1",)
     dograph("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, *DOGRAPH, *own)
-    trained = [row for row in rows(directory) if "optim/lr" in row]
+    trained = [row for row in rows(directory) if "train/loss_nats" in row]
     for row, sample in zip(trained, lines(directory / "samples.jsonl"), strict=True):
         counts = [sample["domain"].count(j) for j in range(3)]
         assert counts == [row[f"domains/{j}/samples"] for j in range(3)]

@@ -74,7 +74,8 @@ class Columns:
         try:
             row = json.loads(with_new_metrics(line))
             step = int(row["step"])
-            row = unpacked(row) if b"[" in line else row  # only whole rows have domains
+            if b"[" in line or b"*" in line:  # not a short row
+                row = unpacked(row)
         except DAMAGE:
             self.damaged += 1
             return

@@ -48,7 +48,7 @@ from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketche
 Blocks = dict[str, list[np.ndarray]]  # validation tokens by source
 NEAREST = 8  # rows named for each domain
 AT_ONCE = 16  # probe rows computed together if train.micro_batch_size is not set
-SHORT = ("step", "train/loss_nats", "optim/lr", "optim/grad_norm")  # in the row of every step
+SHORT = ("step", "train/loss_nats", "optim/grad_norm")  # in the row of every step
 RARE = "weights/fallback"  # in the row of every step where it is not 0
 DIGITS = 7  # significant ones, those of a float32, of what is recorded of a step
 
@@ -64,7 +64,7 @@ def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
 def step_rows(
     records: Sequence[StepRecord], sources: list[str], bytes_per_token: Mapping[str, float | None]
 ) -> list[dict[str, Any]]:
-    """One whole row per step; the tensors of all steps are copied to the host together.
+    """One whole row per step, `unpacked`; the tensors of all steps go to the host together.
 
     Vectors of the mixer's report have one entry per domain. Its values per sample go to
     samples.jsonl instead.
@@ -86,11 +86,11 @@ def step_rows(
     for n, record in enumerate(records):
         row: dict[str, Any] = {"step": record.step + 1}
         row |= loss_row("train", float(loss_NB[n].mean()), None)
-        for s, source in enumerate(sources):
-            own_B = source_NB[n] == s
-            if own_B.any():
-                mean = float(loss_NB[n][own_B].mean())
-                row |= loss_row(f"train/{source}", mean, bytes_per_token[source])
+        own = {source: loss_NB[n][source_NB[n] == s] for s, source in enumerate(sources)}
+        nats = {source: float(loss_b.mean()) for source, loss_b in own.items() if len(loss_b)}
+        known = {source: size for source in nats if (size := bytes_per_token[source])}
+        row["train/*/loss_nats"] = nats
+        row["train/*/bits_per_byte"] = {s: nats[s] / known[s] / math.log(2) for s in known}
         row["train/weighted_loss_nats"] = float((weight_NB[n] * loss_NB[n]).sum())
         row["weights/effective_samples"] = float(1 / (weight_NB[n] ** 2).sum())
         row["optim/lr"] = record.lr
@@ -126,9 +126,11 @@ def logged(
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and lists of them, by name, with the digits that are recorded."""
+    """Numbers, lists and objects of them, by name, with the digits that are recorded."""
 
     def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return rounded(value)
         if isinstance(value, list):
             return [short(one) for one in value]
         return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

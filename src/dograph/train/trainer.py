@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from safetensors.torch import save_file
@@ -233,15 +233,14 @@ class Trainer:
         if bad is None:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
-            totals = {
+            totals: dict[str, Any] = {
                 "time/step_seconds": seconds / len(rows),
                 "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
             if is_due(self.done, self.config.log.every) or self.is_over:
-                epochs = self.state.sampler.epochs(self.done)
-                totals |= {f"data/{source}/epochs": value for source, value in epochs.items()}
+                totals["data/*/epochs"] = self.state.sampler.epochs(self.done)
             rows[-1] |= metrics.rounded(totals)
         self.files.write_metrics(rows)
         self.write_weights()

@@ -13,7 +13,7 @@ from dograph.config import RunConfig, resolve_config
 from dograph.domains.graph import DomainGraph, Edge, Node
 from dograph.eval.recorded import parse_graph
 from dograph.mixers.registry import build_mixer
-from dograph.records import read_metrics
+from dograph.records import read_metrics, unpacked
 from dograph.train.metrics import (
     RunFiles,
     graph_row,
@@ -50,13 +50,18 @@ def test_step_rows_split_the_loss_by_source():
         laps=[("sketch", 1.0, 1.5), ("weigh", 1.5, 1.75), ("sketch", 1.75, 2.0)],
     )
     (row,) = step_rows([record], ["a", "b", "c"], {"a": 4.0, "b": 4.0, "c": None})
+    assert row["train/*/loss_nats"].keys() == {"a", "c"}
+    row = unpacked(row)
     assert row["step"] == 5
     assert (row["weights/a"], row["weights/b"]) == (0.25, 2.0)
-    assert row["domains/c"] == [0.0, 1.0]
+    assert (row["domains/0/c"], row["domains/1/c"]) == (0.0, 1.0)
     assert (row["time/sketch_ms"], row["time/weigh_ms"]) == (750.0, 250.0)
     assert row["train/loss_nats"] == pytest.approx(2.75)
     assert row["train/a/loss_nats"] == pytest.approx(3.0)
     assert row["train/c/loss_nats"] == pytest.approx(2.5)
+    assert row["train/c/ppl"] == pytest.approx(math.exp(2.5))
+    bits = {name: x for name, x in row.items() if name.endswith("/bits_per_byte")}
+    assert bits == {"train/a/bits_per_byte": pytest.approx(3.0 / 4.0 / math.log(2))}
     assert not any(name.startswith("train/b/") for name in row)
     assert row["train/weighted_loss_nats"] == pytest.approx(0.4 + 0.6 + 0.6 + 0.5)
     assert row["weights/effective_samples"] == pytest.approx(1 / 0.3)
@@ -64,8 +69,13 @@ def test_step_rows_split_the_loss_by_source():
 
 def test_most_rows_are_short_but_a_fallback_is_in_all_of_them():
     config = resolve_config(None, ["train.steps=23", "log.every=10", "eval.every=7"])
-    row = {"train/loss_nats": 2.0, "optim/lr": 1e-3, "optim/grad_norm": 1 / 3}
-    more = {"weights/fallback": 0.0, "domains/share": [1 / 3, 2 / 3], "memory/peak_bytes": 2**33}
+    row = {"train/loss_nats": 2.0, "optim/grad_norm": 1 / 3}
+    more = {
+        "optim/lr": 1e-3,
+        "weights/fallback": 0.0,
+        "domains/share": [1 / 3, 2 / 3],
+        "memory/peak_bytes": 2**33,
+    }
     rows = [{"step": step, **row, **more} for step in range(1, 24)]
     rows[4]["weights/fallback"] = 1.0
     written = {own.pop("step"): own for own in logged(rows, config)}
@@ -77,7 +87,7 @@ def test_most_rows_are_short_but_a_fallback_is_in_all_of_them():
     assert written[7]["memory/peak_bytes"] == 2**33
     assert all("domains/share" in own for own in logged(rows, config, whole=True))
     never = resolve_config(None, ["train.steps=9", "log.every=10", "eval.every=0"])
-    assert [len(own) > 4 for own in logged(rows[:3], never)] == [False] * 3
+    assert [len(own) for own in logged(rows[:3], never)] == [3] * 3
 
 
 def test_rows_on_disk_and_in_a_sink_name_the_same(tmp_path):
