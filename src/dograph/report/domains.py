@@ -6,7 +6,8 @@ Shapes: N probe rows, M domains.
 import math
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.linalg import orthogonal_procrustes
@@ -15,7 +16,7 @@ from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.eval.recorded import domains_last, labels_of_steps
+from dograph.eval.recorded import domains_last, labels_of_steps, step_of
 from dograph.records import read_lines, unpacked
 from dograph.report.charts import BarChart, LineChart, PageBlock, PageItem, ScatterChart
 from dograph.report.series import Columns, OpenRun, curve, read_json, rounded
@@ -25,10 +26,12 @@ ROUNDS = 60  # of moving overlapping nodes apart
 EXAMPLES = 5  # texts per domain
 TEXT_LENGTH = 480  # characters of each text
 GRAPHS_WITH_TEXTS = 4  # if domains are those of one batch
+MOST_GRAPHS = 100
 COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
 NO_PROBE_ROWS = "No probe row is in this domain, or there are no probes."
+Item = TypeVar("Item")
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
@@ -99,7 +102,7 @@ def example(
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded: list[Any] = list(read_lines(run.files.graph_file, unpacked))
+    recorded, total = recorded_graphs(run.files.graph_file)
     notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
     try:
         if any(run.files.probes.glob("step-*.json")):
@@ -108,6 +111,8 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         notes.append(str(error))
     if not probes and not recorded and not columns.between("domains/", "/weight"):
         return None
+    if len(recorded) < total:
+        notes.append(f"{len(recorded)} of {total:,} graphs, evenly spaced.")
     lasting = domains_last(run.config)
     if not lasting:
         notes.append(
@@ -147,6 +152,19 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     )
 
 
+def recorded_graphs(file: Path) -> tuple[list[dict[str, Any]], int]:
+    """Evenly spaced ones with the first and the last, and the number of all."""
+    steps: list[int | None] = []
+
+    def look(line: bytes) -> bool:
+        steps.append(step_of(line))
+        return False
+
+    list(read_lines(file, unpacked, wanted=look))
+    chosen = set(_evenly(steps, MOST_GRAPHS))
+    return list(read_lines(file, unpacked, wanted=lambda x: step_of(x) in chosen)), len(steps)
+
+
 def with_samples(
     run: OpenRun, corpus: Corpus, graphs: list[PlacedGraph], texts: Texts
 ) -> list[PlacedGraph]:
@@ -174,8 +192,8 @@ def with_samples(
     return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
 
 
-def _evenly(graphs: list[PlacedGraph], num: int) -> list[PlacedGraph]:
-    """At most `num` graphs, evenly spaced, with the first and the last."""
+def _evenly(graphs: list[Item], num: int) -> list[Item]:
+    """At most `num` of them, evenly spaced, with the first and the last."""
     if len(graphs) <= num:
         return graphs
     return [graphs[round(k * (len(graphs) - 1) / (num - 1))] for k in range(num)]

@@ -5,6 +5,7 @@ Shapes: N rows that have the column.
 
 import json
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -24,6 +25,7 @@ from dograph.train.run_dir import RunDirectory
 
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
+REPORTED = 5000  # lines between reports of progress
 FEW = 40  # lines of at most this many points have a marker at every point
 # Columns that no chart shows: other units of a loss, and counts and norms.
 _UNUSED = ("/ppl", "/bits_per_byte", "/samples", "/gradient_norm", "/mean_norm")
@@ -53,8 +55,11 @@ class Columns:
         self._offset = 0
         self._inode: int | None = None
 
-    def read(self) -> bool:
-        """Read complete lines added since the last call; return whether there were any."""
+    def read(self, report: Callable[[int], None] = lambda _: None) -> bool:
+        """Read complete lines added since the last call; return whether there were any.
+
+        `report` is called now and then with the number of bytes that have been read.
+        """
         if not self.path.is_file():
             return False
         status = self.path.stat()
@@ -64,10 +69,12 @@ class Columns:
         before = self._offset
         with open(self.path, "rb") as file:
             file.seek(before)
-            for line in file:
+            for number, line in enumerate(file):
                 if line.endswith(b"\n"):
                     self._offset += len(line)
                     self._add(line)
+                if number % REPORTED == 0:
+                    report(self._offset - before)
         return self._offset > before
 
     def _add(self, line: bytes) -> None:
@@ -138,8 +145,14 @@ class OpenRun:
         """Drop the metrics, so that the next `read` starts over."""
         self.columns = Columns(self.files.metrics_file)
 
-    def read(self) -> None:
-        self.columns.read()
+    @property
+    def megabytes(self) -> int:
+        """Of metrics."""
+        file = self.files.metrics_file
+        return file.stat().st_size // 10**6 if file.is_file() else 0
+
+    def read(self, report: Callable[[int], None]) -> None:
+        self.columns.read(report)
         self.corpus = None
         with suppress(DographError, OSError):
             corpus = Corpus(self.config.data.corpus)
