@@ -55,23 +55,13 @@ def explain_step(path: Path, step: int, skipped: Skipped | None = None) -> Expla
     """The explanation of a step, counted from 1."""
     run = RunDirectory.open(path)
     config = run.config()
-    near: int | None = None
-
-    def look(line: bytes) -> bool:
-        nonlocal near
-        made = step_of(line)
-        if made is not None and IN_WHOLE_ROWS.encode() in line:
-            near = made if near is None or abs(made - step) < abs(near - step) else near
-        return made in (step, None)
-
-    rows = read_metrics(run.metrics_file, skipped, look)
+    rows = read_metrics(run.metrics_file, skipped, lambda line: step_of(line) in (step, None))
     row = next((row for row in rows if row["step"] == step and IN_WHOLE_ROWS in row), None)
     if row is None:
         _require_step(run, step)
         raise RunError(
-            f"{run.metrics_file} has no weights of step {step}: they are recorded every "
-            f"log.every={config.log.every} steps, with validations and at the end; the nearest "
-            f"are of step {near}"
+            f"{run.metrics_file} has no weights of step {step}: they are recorded every log.every="
+            f"{config.log.every} steps, at validations and at the end; ask for such a step"
         )
     try:
         return _explanation(run, config, row, skipped)

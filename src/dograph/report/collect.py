@@ -169,11 +169,9 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     methods = [(run.origin, run.label) if run.label and run.origin else None for run in opened]
     groups = group_names([run.as_trained() for run in opened], methods)
     by_group: dict[str, list[str]] = {}
-    with counted("{done}/{total} MB of metrics", sum(run.megabytes for run in opened)) as display:
-        read = 0
+    with counted("{done}/{total} runs", len(opened)) as display:
         for run, name, group in zip(opened, names, groups, strict=True):
-            run.read(lambda own, read=read, name=name: display.update(read + own // 10**6, name))
-            read += run.megabytes
+            run.read(lambda share, n=name: display.update(len(runs), f"reading {n}: {share:.0%}"))
             by_group.setdefault(group, []).append(name)
             runs.append(run_data(run, name, group, buckets, texts))
             if not keep:

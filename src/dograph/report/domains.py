@@ -6,8 +6,7 @@ Shapes: N probe rows, M domains.
 import math
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from scipy.linalg import orthogonal_procrustes
@@ -31,7 +30,6 @@ COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
 NO_PROBE_ROWS = "No probe row is in this domain, or there are no probes."
-Item = TypeVar("Item")
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
@@ -102,7 +100,7 @@ def example(
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded, total = recorded_graphs(run.files.graph_file)
+    recorded: list[Any] = recorded_graphs(run)
     notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
     try:
         if any(run.files.probes.glob("step-*.json")):
@@ -111,8 +109,6 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         notes.append(str(error))
     if not probes and not recorded and not columns.between("domains/", "/weight"):
         return None
-    if len(recorded) < total:
-        notes.append(f"{len(recorded)} of {total:,} graphs, evenly spaced.")
     lasting = domains_last(run.config)
     if not lasting:
         notes.append(
@@ -152,17 +148,16 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     )
 
 
-def recorded_graphs(file: Path) -> tuple[list[dict[str, Any]], int]:
-    """Evenly spaced ones with the first and the last, and the number of all."""
-    steps: list[int | None] = []
+def recorded_graphs(run: OpenRun) -> list[dict[str, Any]]:
+    """All of them, or about MOST_GRAPHS evenly spaced ones with the last."""
+    every, last = run.config.eval.every, run.columns.last_step
+    stride = every * math.ceil(last / MOST_GRAPHS / max(every, 1))
 
-    def look(line: bytes) -> bool:
-        steps.append(step_of(line))
-        return False
+    def is_shown(line: bytes) -> bool:
+        step = step_of(line) or 0
+        return stride <= every or step % stride == 0 or step > last - every
 
-    list(read_lines(file, unpacked, wanted=look))
-    chosen = set(_evenly(steps, MOST_GRAPHS))
-    return list(read_lines(file, unpacked, wanted=lambda x: step_of(x) in chosen)), len(steps)
+    return list(read_lines(run.files.graph_file, unpacked, wanted=is_shown))
 
 
 def with_samples(
@@ -192,8 +187,8 @@ def with_samples(
     return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
 
 
-def _evenly(graphs: list[Item], num: int) -> list[Item]:
-    """At most `num` of them, evenly spaced, with the first and the last."""
+def _evenly(graphs: list[PlacedGraph], num: int) -> list[PlacedGraph]:
+    """At most `num` graphs, evenly spaced, with the first and the last."""
     if len(graphs) <= num:
         return graphs
     return [graphs[round(k * (len(graphs) - 1) / (num - 1))] for k in range(num)]

@@ -55,10 +55,10 @@ class Columns:
         self._offset = 0
         self._inode: int | None = None
 
-    def read(self, report: Callable[[int], None] = lambda _: None) -> bool:
+    def read(self, report: Callable[[float], None] = lambda _: None) -> bool:
         """Read complete lines added since the last call; return whether there were any.
 
-        `report` is called now and then with the number of bytes that have been read.
+        `report` is called now and then with the share that has been read.
         """
         if not self.path.is_file():
             return False
@@ -74,7 +74,7 @@ class Columns:
                     self._offset += len(line)
                     self._add(line)
                 if number % REPORTED == 0:
-                    report(self._offset - before)
+                    report(self._offset / status.st_size)
         return self._offset > before
 
     def _add(self, line: bytes) -> None:
@@ -145,13 +145,7 @@ class OpenRun:
         """Drop the metrics, so that the next `read` starts over."""
         self.columns = Columns(self.files.metrics_file)
 
-    @property
-    def megabytes(self) -> int:
-        """Of metrics."""
-        file = self.files.metrics_file
-        return file.stat().st_size // 10**6 if file.is_file() else 0
-
-    def read(self, report: Callable[[int], None]) -> None:
+    def read(self, report: Callable[[float], None]) -> None:
         self.columns.read(report)
         self.corpus = None
         with suppress(DographError, OSError):

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import IO, Any
@@ -54,8 +54,8 @@ DIGITS = 7  # significant ones, those of a float32, of what is recorded of a ste
 
 
 def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
-    """A loss under its three names."""
-    row = {f"{prefix}/loss_nats": nats, f"{prefix}/ppl": math.exp(min(nats, 700.0))}
+    """A loss under two of its names; `unpacked` adds the perplexity."""
+    row = {f"{prefix}/loss_nats": nats}
     if bytes_per_token:
         row[f"{prefix}/bits_per_byte"] = nats / bytes_per_token / math.log(2)
     return row
@@ -112,30 +112,18 @@ def is_logged(config: RunConfig, step: int) -> bool:
     return step == config.train.steps or any(every and step % every == 0 for every in intervals)
 
 
-def logged(
-    rows: Sequence[dict[str, Any]], config: RunConfig, *, whole: bool = False
-) -> list[dict[str, Any]]:
-    """What is written of rows: everything if `whole` or where `is_logged`, else a few numbers."""
-    written = []
-    for row in rows:
-        if not whole and not is_logged(config, row["step"]):
-            names = (*SHORT, RARE) if row.get(RARE) else SHORT
-            row = {name: row[name] for name in names}
-        written.append(rounded(row))
-    return written
+def logged(row: dict[str, Any], config: RunConfig, *, whole: bool) -> dict[str, Any]:
+    """What is written of a row: everything if `whole` or `is_logged`, else a few numbers."""
+    if not whole and not is_logged(config, row["step"]):
+        row = {name: row[name] for name in ((*SHORT, RARE) if row.get(RARE) else SHORT)}
+    return rounded(row)
 
 
-def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, lists and objects of them, by name, with the digits that are recorded."""
-
-    def short(value: Any) -> Any:
-        if isinstance(value, dict):
-            return rounded(value)
-        if isinstance(value, list):
-            return [short(one) for one in value]
-        return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-    return {name: short(value) for name, value in values.items()}
+def rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with the digits that are recorded, in nested values too."""
+    text, short = json.dumps(values), f"{{:.{DIGITS}g}}"
+    result: dict[str, Any] = json.loads(text, parse_float=lambda x: float(short.format(float(x))))
+    return result
 
 
 def graph_row(graph: DomainGraph) -> dict[str, Any]:
@@ -290,7 +278,7 @@ class RunFiles:
         about = (self.run.path, self.run.path.name, self.config.model_dump(mode="json"), done + 1)
         self.sinks = [open_sink(sink, *about) for sink in self.config.log.sinks]
 
-    def write(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append to one of the files; other ranks than the first do nothing."""
         if name in self._files:
             lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
@@ -298,14 +286,10 @@ class RunFiles:
             self._files[name].flush()
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append to the metrics, here without what `unpacked` adds, and in the sinks."""
-
-        def follows(name: str, row: Mapping[str, Any]) -> bool:
-            return name.endswith("/ppl") and f"{name.removesuffix('ppl')}loss_nats" in row
-
-        self.write("metrics", [{k: row[k] for k in row if not follows(k, row)} for row in rows])
-        for row in map(unpacked, rows if self.sinks else ()):
-            for sink in self.sinks:
+        """Append to the metrics, here and, under the names of docs/runs.md, in the sinks."""
+        self.write("metrics", rows)
+        for sink in self.sinks:
+            for row in map(unpacked, rows):
                 sink.log(row["step"], {k: v for k, v in row.items() if k != "step"})
 
     def sync(self) -> None:

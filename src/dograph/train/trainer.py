@@ -27,7 +27,7 @@ from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
-from dograph.progress import Progress
+from dograph.progress import Progress, duration
 from dograph.train import metrics
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
@@ -116,6 +116,7 @@ class Trainer:
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written, plus time of probes
+        self.is_timed = False  # whether it was said how long the run takes
         self.last_weights: WeightEntry | None = None  # the newest one on disk
 
     def begin(self) -> None:
@@ -146,13 +147,15 @@ class Trainer:
         asked, first, loader = 0, self.done, self.open_loader()
         total, silent = config.train.steps, not self.world.is_main
         self.files.open(first)
-        self.progress = Progress("step {done}/{total}", total, done=first, silent=silent)
+        given = {"done": first, "silent": silent, "steady": True}
+        self.progress = Progress("step {done}/{total}", total, **given)
         self.lap_start = time.monotonic()
         try:
             self.lap_start += self.probes.take(self.done)
             with Interrupts() as interrupts:
                 while self.done < total and not asked:
                     record = self.advance(loader)
+                    self.progress.tick(self.done)
                     if self.done - first == SETTLED_AFTER:
                         # Models, compiled graphs and their guards are hundreds of thousands of
                         # objects: a garbage collection over them takes tens of milliseconds.
@@ -228,8 +231,8 @@ class Trainer:
                 x for x in whole if bad is not None or metrics.is_logged(self.config, x.step + 1)
             ]
             self.files.write("samples", metrics.sample_rows(kept))
-        rows = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
-        rows = metrics.logged(rows, self.config, whole=bad is not None)
+        steps = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
+        rows = [metrics.logged(row, self.config, whole=bad is not None) for row in steps]
         if bad is None:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
@@ -242,6 +245,13 @@ class Trainer:
             if is_due(self.done, self.config.log.every) or self.is_over:
                 totals["data/*/epochs"] = self.state.sampler.epochs(self.done)
             rows[-1] |= metrics.rounded(totals)
+            settled = self.done - len(rows) >= self.progress.first + SETTLED_AFTER
+            if settled and not (self.is_timed or self.is_over):  # forecasts can be far off
+                left, self.is_timed = self.config.train.steps - self.done, True
+                about = duration(left * seconds / len(rows))
+                self.progress.say(
+                    f"measured: {seconds / len(rows):.3g} s a step; {left} take {about}"
+                )
         self.files.write_metrics(rows)
         self.write_weights()
         if bad is not None:

@@ -28,7 +28,7 @@ from dograph.types import Signals
 
 
 def test_a_loss_under_its_three_names():
-    row = loss_row("valid/C4", 2.0, bytes_per_token=4.0)
+    row = unpacked(loss_row("valid/C4", 2.0, bytes_per_token=4.0))
     assert row["valid/C4/loss_nats"] == 2.0
     assert row["valid/C4/ppl"] == pytest.approx(math.exp(2))
     assert row["valid/C4/bits_per_byte"] == pytest.approx(2.0 / math.log(2) / 4.0)
@@ -78,16 +78,17 @@ def test_most_rows_are_short_but_a_fallback_is_in_all_of_them():
     }
     rows = [{"step": step, **row, **more} for step in range(1, 24)]
     rows[4]["weights/fallback"] = 1.0
-    written = {own.pop("step"): own for own in logged(rows, config)}
+    written = {row["step"]: logged(row, config, whole=False) for row in rows}
+    assert all(own.pop("step") == step for step, own in written.items())
     assert [step for step in written if "domains/share" in written[step]] == [7, 10, 14, 20, 21, 23]
     short = {**row, "optim/grad_norm": 0.3333333}
     assert written[1] == written[22] == short
     assert written[5] == short | {"weights/fallback": 1.0}
     assert written[7]["domains/share"] == [0.3333333, 0.6666667]
     assert written[7]["memory/peak_bytes"] == 2**33
-    assert all("domains/share" in own for own in logged(rows, config, whole=True))
+    assert all("domains/share" in logged(row, config, whole=True) for row in rows)
     never = resolve_config(None, ["train.steps=9", "log.every=10", "eval.every=0"])
-    assert [len(own) for own in logged(rows[:3], never)] == [3] * 3
+    assert [len(logged(row, never, whole=False)) for row in rows[:3]] == [3] * 3
 
 
 def test_rows_on_disk_and_in_a_sink_name_the_same(tmp_path):
@@ -96,14 +97,16 @@ def test_rows_on_disk_and_in_a_sink_name_the_same(tmp_path):
     files.open(0)
     seen = []
     files.sinks = [SimpleNamespace(log=lambda *own: seen.append(own), close=lambda: None)]
-    row = {"step": 3, **loss_row("train", 2.0, None), "domains/share": [0.25, 0.75], "x/ppl": 9.0}
+    row = {"step": 3, **loss_row("train", 2.0, None), "domains/share": [0.25, 0.75]}
+    row |= {"data/*/epochs": {"a": 0.5, "0": 2.0}}
     files.write_metrics([row])
     files.close()
     line = (tmp_path / "metrics.jsonl").read_text()
-    told = '{"step":3,"train/loss_nats":2.0,"domains/share":[0.25,0.75],"x/ppl":9.0}\n'
-    assert line == told
-    shares = {"domains/0/share": 0.25, "domains/1/share": 0.75}
-    named = {**loss_row("train", 2.0, None), **shares, "x/ppl": 9.0}
+    parts = ('"train/loss_nats":2.0', '"domains/share":[0.25,0.75]', '"a":0.5,"0":2.0}}')
+    assert line == '{{"step":3,{},{},"data/*/epochs":{{{}\n'.format(*parts)
+    named = {"train/loss_nats": 2.0, "train/ppl": math.exp(2.0)}
+    named |= {"domains/0/share": 0.25, "domains/1/share": 0.75}
+    named |= {"data/a/epochs": 0.5, "data/0/epochs": 2.0}
     assert seen == [(3, named)]
     assert list(read_metrics(tmp_path / "metrics.jsonl")) == [{"step": 3, **named}]
 
