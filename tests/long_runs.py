@@ -17,6 +17,9 @@ from safetensors.torch import save_file
 from corpora import write_corpus
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, even_blocks
+from dograph.train.distributed import World
+from dograph.train.run_dir import RunDirectory
+from dograph.train.trainer import Trainer
 
 SOURCES = ("ArXiv", "Book", "C4", "CommonCrawl", "Github", "StackExchange", "Wikipedia")
 DOMAINS, BATCH, SEQ_LEN, WAYPOINT = 11, 48, 16, 256
@@ -73,6 +76,16 @@ def write_long_run(folder, steps, *, compact=True, graphs=True):
             file.writelines(graph[n % TAILS] % n for n in range(EVAL, steps + 1, EVAL))
     write_small_files(folder, corpus, steps)
     return folder
+
+
+def write_last_checkpoint(folder):
+    """That of the last step, so that the run can be resumed; its weights are not trained."""
+    run = RunDirectory(folder)
+    trainer = Trainer(run.config(), run, World(rank=0, size=1, device=torch.device("cpu")))
+    trainer.begin()
+    run.checkpoints.mkdir()
+    trainer.done = trainer.config.train.steps
+    trainer.save()
 
 
 def write_rows(folder, steps, tails, *, compact):
@@ -203,3 +216,4 @@ def write_small_files(folder, corpus, steps):
 
 if __name__ == "__main__":
     write_long_run(sys.argv[1], int(sys.argv[2]), compact="old" not in sys.argv[3:])
+    write_last_checkpoint(Path(sys.argv[1]))
