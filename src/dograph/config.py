@@ -105,7 +105,9 @@ def refused(name: str, problem: Any, field: FieldInfo | None) -> str:
     given, allowed = shortened(repr(problem["input"])), problem["msg"]
     if problem["type"] == "literal_error":
         values = re.findall("'([^']*)'", problem["ctx"]["expected"])
-        return f"{name}={given}; {did_you_mean(str(problem['input']), values)}"
+        meant = did_you_mean(str(problem["input"]), values)
+        every = "" if meant.startswith("allowed") else f" allowed: {', '.join(sorted(values))}"
+        return f"{name}={given}; {meant}{every}"
     kinds = {field.annotation, *get_args(field.annotation)} if field is not None else set()
     if bool in kinds:
         allowed = "give true or false"

@@ -4,8 +4,6 @@ OUT/ask.json       the request; the same command continues it
 OUT/plans/         mixtures of the planned methods, and their cost
 OUT/cells/         one run directory per method and seed
 OUT/compare.json   all findings
-OUT/methods.csv    one row per method
-OUT/cells.csv      one row per cell
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +14,9 @@ from typing import Any
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
 from dograph.compare.findings import REPORT, Findings, build_findings
-from dograph.compare.tables import CELLS, METHODS, as_csv, cell_row, method_row
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
-from dograph.files import plain, write_json, write_text
+from dograph.files import plain, write_json
 from dograph.mixers.registry import build_mixer
 from dograph.plan.jobs import Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
@@ -69,8 +66,6 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
             # The proxies of the folder's plans: this request may have no planned method.
             stored = read_record(ask.out / REPORT, dict[str, Any]) or {}
             everything = replace(everything, proxy=stored.get("proxy"))
-    write_text(ask.out / CELLS, as_csv([cell_row(cell) for cell in everything.cells]))
-    write_text(ask.out / METHODS, as_csv([method_row(method) for method in everything.methods]))
     write_json(ask.out / REPORT, plain(everything))
     return findings
 
