@@ -107,6 +107,11 @@ class PageData:
     task_notes: list[str]
     texts: list[str]
 
+    @property
+    def steps(self) -> int:
+        """Of the longest run: all charts have the same range of steps."""
+        return max((run.steps for run in self.runs), default=0)
+
 
 @dataclass(slots=True)
 class Subjects:

@@ -85,6 +85,7 @@ class RunData:
     steps: int
     facts: dict[str, str]
     losses: dict[str, Estimate]  # last validation: sources, then summaries
+    bits: dict[str, float | None]  # the same in bits per byte
     epochs: dict[str, float | None]  # by source
     warnings: list[str]
     curves: dict[str, Series]  # by the name of the metric
@@ -123,6 +124,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         steps=columns.last_step,
         facts=_facts(run, cost),
         losses=losses,
+        bits={name: columns.last(f"valid/{name}/bits_per_byte") for name in losses},
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings_of(run),
         curves=curves,
