@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -54,6 +55,12 @@ def test_it_ends_with_a_table_and_the_paths_of_the_run_and_its_page(scheduled):
 def test_repeats_are_warned_about_before_training(scheduled):
     _, _, err = scheduled
     assert "warning: gamma would be read through" in err
+
+
+def test_the_run_says_once_how_long_it_takes_by_its_own_steps(scheduled):
+    _, _, err = scheduled
+    (line,) = (line for line in err.splitlines() if line.startswith("measured: "))
+    assert re.fullmatch(r"measured: \S+ s a step, about \d+ s for the other 8", line)
 
 
 def test_the_schedule_was_followed(scheduled):

@@ -32,7 +32,7 @@ from dograph.train.step import strategy_of
 
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
-TIMED_TOKENS, TIMED_SECONDS = 512, 2.0  # of a measurement of speed; GPUs take 16 times as many
+TIMED_TOKENS, TIMED_SECONDS = 512, 1.0  # of a measurement of speed; GPUs take 16 times as many
 
 
 class AttentionShape(NamedTuple):
@@ -314,11 +314,11 @@ def measure_speed(config: RunConfig, corpus: Corpus) -> float:
 
     train_once()
     start, times = time.monotonic(), 0
-    while (seconds := time.monotonic() - start) < TIMED_SECONDS:
+    while not times or time.monotonic() - start < TIMED_SECONDS:
         train_once()
         times += 1
     shape = AttentionShape(1, model.model.config.hidden_size)
-    return times * count_flops(model, shape, num, length).step / seconds
+    return times * count_flops(model, shape, num, length).step / (time.monotonic() - start)
 
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:

@@ -247,11 +247,9 @@ class Trainer:
             rows[-1] |= metrics.rounded(totals)
             settled = self.done - len(rows) >= self.progress.first + SETTLED_AFTER
             if settled and not (self.is_timed or self.is_over):  # forecasts can be far off
-                left, self.is_timed = self.config.train.steps - self.done, True
-                about = duration(left * seconds / len(rows))
-                self.progress.say(
-                    f"measured: {seconds / len(rows):.3g} s a step; {left} take {about}"
-                )
+                each, left = seconds / len(rows), self.config.train.steps - self.done
+                about, self.is_timed = f"about {duration(each * left)}", True
+                self.progress.say(f"measured: {each:.3g} s a step, {about} for the other {left}")
         self.files.write_metrics(rows)
         self.write_weights()
         if bad is not None:
