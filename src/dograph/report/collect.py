@@ -176,7 +176,11 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     by_group: dict[str, list[str]] = {}
     with counted("{done}/{total} runs", len(opened)) as display:
         for run, name, group in zip(opened, names, groups, strict=True):
-            run.read(lambda share, n=name: display.update(len(runs), f"reading {n}: {share:.0%}"))
+
+            def show(share: float, name: str = name) -> None:
+                display.update(len(runs), f"reading {name}: {share:.0%}")
+
+            run.read(show)
             by_group.setdefault(group, []).append(name)
             runs.append(run_data(run, name, group, buckets, texts))
             if not keep:

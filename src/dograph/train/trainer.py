@@ -147,8 +147,8 @@ class Trainer:
         asked, first, loader = 0, self.done, self.open_loader()
         total, silent = config.train.steps, not self.world.is_main
         self.files.open(first)
-        given = {"done": first, "silent": silent, "steady": True}
-        self.progress = Progress("step {done}/{total}", total, **given)
+        count = "step {done}/{total}"
+        self.progress = Progress(count, total, done=first, silent=silent, steady=True)
         self.lap_start = time.monotonic()
         try:
             self.lap_start += self.probes.take(self.done)
