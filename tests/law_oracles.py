@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from dograph.mixtures import convex
-from dograph.mixtures.mixing_laws import ExponentialLaw, huber
+from dograph.mixtures.mixing_laws import ExponentialLaw
 
 
 def gradient(law, weight_S):
@@ -120,7 +120,11 @@ def two_source_law(weight_NS, loss_N):
     best = np.argmax(np.abs(covariance_C) / np.linalg.norm(log_CN, axis=1))
     slope = covariance_C[best] / (share_N @ share_N)
     at_mean = np.log(loss_N - c_C[best]).mean()
-    error_N = c_C[best] + np.exp(at_mean + slope * share_N) - loss_N
     log_k = at_mean + slope * (0.5 - weight_NS[:, 0].mean())
-    law = ExponentialLaw(c_C[best], log_k, np.array([slope / 2, -slope / 2]))
-    return replace(law, huber=huber(error_N[None], 0.02)[0][0])
+    return ExponentialLaw(c_C[best], log_k, np.array([slope / 2, -slope / 2]))
+
+
+def hubers_loss(law, weight_NS, loss_N):
+    """The sum over the runs, at the authors' delta: what a fit minimizes."""
+    error_N = np.abs(law.predict(weight_NS) - loss_N)
+    return np.where(error_N <= 0.05, error_N**2 / 2, 0.05 * (error_N - 0.025)).sum()

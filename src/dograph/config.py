@@ -17,15 +17,15 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic.fields import FieldInfo
 
 from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
+from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
-from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
-from dograph.run_presets import merge as merge
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -33,7 +33,6 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
 MAX_NAME = 255  # bytes in the name of a file
-MAX_BITS = 63  # of a whole number, without its sign
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -177,6 +176,16 @@ class TrainConfig(Section):
     compile: bool = setting(False, "torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = setting(False, "less memory, one more forward")
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
+    extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: Any) -> dict[str, Any]:
+        """Without `extended` if it is empty, so that the keys of stored runs stay the same."""
+        return {name: value for name, value in dump(self).items() if value != []}
+
+    def steps_at(self, step: int) -> int:
+        """The value of `steps` when the run made step `step`, counted from 0."""
+        return next((steps for until, steps in self.extended if step < until), self.steps)
 
     @property
     def half(self) -> bool:
@@ -207,8 +216,6 @@ class LogConfig(Section):
 
 
 class RunConfig(Section):
-    """All settings of a run."""
-
     seed: int = setting(0, "of the weights, the data order and the mixer", ge=0)
     run: str = setting("runs/demo", "directory of the run")
     data: DataConfig = Field(default_factory=DataConfig)
@@ -289,21 +296,16 @@ class MixerNeeds(Protocol):
 
 def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
     """Refuse settings that do not work with the mixer, or with the number of processes."""
-    for refusal in _mixer_conflicts(config, mixer, processes):
-        raise ConfigError(refusal)
-
-
-def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Iterator[str]:
-    train, sketch, mode = config.train, config.sketch, config.sketch.mode
+    train, sketch = config.train, config.sketch
     if train.batch_size < processes:
-        yield (
+        raise ConfigError(
             f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
             "processes; raise it or start fewer"
         )
     # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
     # micro-batches can be divided evenly.
     if train.shard and train.micro_batch_size == 1 and train.batch_size % processes:
-        yield (
+        raise ConfigError(
             f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
             f"{train.batch_size} on {processes} processes: some would have one micro-batch more "
             "than others; make train.batch_size a multiple of the processes, or "
@@ -311,22 +313,27 @@ def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> It
         )
     if "sketch" not in mixer.needs:
         return
-    if train.shard and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
-        yield (
-            f"train.shard=true with sketch.mode={mode}, which computes the gradients of whole "
-            f"weights; mixer {config.mixer.name} needs sketches: set sketch.mode to "
-            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
-        )
-    if sketch.projection not in TWO_SIDED and mode not in EXPLICIT:
-        yield (
-            f"sketch.projection={sketch.projection} needs per-sample gradients in full, which "
-            f"sketch.mode={mode} does not hold; set sketch.mode to {' or '.join(EXPLICIT)}, or "
-            f"sketch.projection to {' or '.join(TWO_SIDED)}"
-        )
+    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
+        raise ConfigError(f"mixer.name={config.mixer.name} needs sketches, and {refusal}")
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
-        yield (
+        raise ConfigError(
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"
+        )
+
+
+def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
+    """What a sketch mode cannot do; names of settings begin with `of`."""
+    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
+        yield (
+            f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
+            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
+        )
+    if kind not in TWO_SIDED and mode not in EXPLICIT:
+        yield (
+            f"{of}projection={kind} needs per-sample gradients in full, which {of}mode={mode} does "
+            f"not hold; set {of}mode to {' or '.join(EXPLICIT)}, or {of}projection to "
+            f"{' or '.join(TWO_SIDED)}"
         )
 
 
@@ -402,30 +409,6 @@ def settings_called(name: str) -> list[str]:
     return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        value = super().construct_object(node, deep=True)
-        if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
-            what = "binary data" if isinstance(value, bytes) else "a number of more than 64 bits"
-            raise yaml.constructor.ConstructorError(None, None, f"found {what}", node.start_mark)
-        return value
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
-)
-
-
-def load_yaml(text: str) -> Any:
-    """Raises a YAMLError, or a ValueError for a date that does not exist."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except RecursionError:
-        raise ValueError("values are nested too deeply") from None
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as nested values."""
     try:
@@ -434,8 +417,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-    if content is None:
-        return {}
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold settings (name: value), got {type(content).__name__}")
     return content
@@ -443,13 +425,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 # How a name, a file and overrides become one configuration.
 
+RUN_PRESETS: dict[str, dict[str, Any]] = load_yaml(package_text("run_presets.yaml"))
+
+
+def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """Nested values, later ones winning key by key."""
+    merged = dict(base)
+    for other in others:
+        for key, value in other.items():
+            old = merged.get(key)
+            both = isinstance(old, dict) and isinstance(value, dict)
+            merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
 
 def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
     """A preset or a YAML file (which may name a preset as its base), then dotted overrides."""
     name = name or "demo"
-    if name in RUN_PRESETS:
-        values = RUN_PRESETS[name]
-    elif Path(name).is_file():
+    if name not in RUN_PRESETS and Path(name).is_file():
         values = read_yaml(Path(name))
         values = merge(_preset(values.pop("preset", "demo")), values)
     else:

@@ -19,12 +19,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from dograph.config import Options
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, ProxyResult, require_sources
 from dograph.mixtures.from_table import MEAN, Method, Target, propose_from_table
 from dograph.mixtures.power_laws import LossCurve, Place, nest
 from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures
-from dograph.mixtures.surrogates import SURROGATES
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
@@ -140,7 +139,8 @@ class RegMixOptions(SweepOptions):
     owner: ClassVar[str] = "regmix"
 
     num_proxies: int = Field(64, ge=4)
-    surrogate: str | None = None  # None: by cross-validation
+    # None: by cross-validation
+    surrogate: Literal["lightgbm", "exponential", "transfer", "ridge", "linear"] | None = None
     top: int = Field(TOP, ge=1)
     draws: int = Field(DRAWS, ge=1)
 
@@ -150,9 +150,6 @@ class RegMixOptions(SweepOptions):
             raise ConfigError(
                 f"mixer.draws={self.draws}: give a whole number of at least mixer.top={self.top}"
             )
-        if self.surrogate is not None and self.surrogate not in SURROGATES:
-            near = did_you_mean(str(self.surrogate), SURROGATES)
-            raise ConfigError(f"mixer.surrogate={self.surrogate!r}; {near}")
         return self
 
 

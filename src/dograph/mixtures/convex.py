@@ -26,15 +26,11 @@ ROUNDING = 1e-14  # of the largest slope: rounding error of a gap of 0
 
 @dataclass(frozen=True)
 class ConvexLaw(ABC):
-    """A law of one loss, convex in a linear form of the mixture: L(r) = c + at(form . r)[0].
-
-    `huber` is the sum of Huber's loss over the fitted runs; `notes` say what they leave open.
-    """
+    """A law of one loss, convex in a linear form of the mixture: L(r) = c + at(form . r)[0]."""
 
     c: float  # the level that the form adds to
-    huber: float = field(default=0.0, kw_only=True)
     converged: bool = field(default=True, kw_only=True)
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)  # what the fitted runs leave open
 
     @cached_property
     @abstractmethod

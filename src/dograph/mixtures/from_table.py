@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, did_you_mean, listed
 from dograph.mixtures.convex import ConvexLaw, find_optimum
 from dograph.mixtures.proposals import DRAWS, TOP, simulate
 from dograph.mixtures.surrogates import (
@@ -18,7 +18,6 @@ from dograph.mixtures.surrogates import (
     SURROGATES,
     Choice,
     Judged,
-    OnFit,
     PlanObjective,
     choose_surrogate,
     fit_objective,
@@ -26,7 +25,7 @@ from dograph.mixtures.surrogates import (
     score,
     score_table,
 )
-from dograph.mixtures.tables import MixtureTable, listed
+from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]
@@ -57,7 +56,6 @@ def propose_from_table(
     test_table: MixtureTable | None = None,
     draws: int = DRAWS,
     top: int = TOP,
-    progress: OnFit | None = None,
 ) -> Proposal:
     """The mixture with the lowest loss predicted from runs of other mixtures.
 
@@ -73,7 +71,7 @@ def propose_from_table(
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
     rows = _Rows(table, target, prior, caps)
     runs = rows.weight_NS, rows.loss_NV
-    choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed, progress=progress)
+    choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed)
     objective = fit_objective(SURROGATES[choice.name], *runs, rows.share_V, seed=seed)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":

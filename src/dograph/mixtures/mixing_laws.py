@@ -290,7 +290,6 @@ def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0)
         c=float(point_P[0]),
         log_k=float(point_P[1] - fit.mean_S @ t_S),
         t_S=t_S,
-        huber=float(huber(fit.residual(point_P)[None, :num_runs], DELTA)[0][0]),
         converged=converged,
         notes=tuple(notes),
     )
@@ -456,12 +455,10 @@ def fit_transfer(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) ->
     room_S = np.where(falls_S, worth_S / np.where(falls_S, -move_S, 1.0), np.inf)
     worth_S = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
     law = TransferLaw(c, alpha, worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha))
-    error_N = law.predict(weight_NS) - loss_N
     still = "a token counts like one of the mean mixture, by convention"
     smallest = "differences between sources"
     notes = _open_questions(weight_NS, rank, rank + 3, still, smallest, law.c <= 0)
-    total = float(huber(error_N[None], DELTA)[0][0])
-    return replace(law, huber=total, converged=converged, notes=(*notes, *_at_bounds(law)))
+    return replace(law, converged=converged, notes=(*notes, *_at_bounds(law)))
 
 
 def _at_bounds(law: TransferLaw) -> Iterator[str]:

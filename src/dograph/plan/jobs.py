@@ -30,10 +30,9 @@ from torch import Tensor
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
-from dograph.errors import DographError, RunError
+from dograph.errors import DographError, RunError, listed
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
-from dograph.mixtures.tables import listed
 from dograph.progress import Progress, duration
 from dograph.records import read_metrics
 from dograph.renamed import with_old_settings
@@ -255,6 +254,7 @@ def _trained(config: RunConfig) -> Result:
         run = RunDirectory(Path(config.run))
         trainer = (resume_run if run.config_file.is_file() else start_run)(config, world)
         at_end.callback(trainer.run.unlock)
+        print("".join(f"warning: {text}\n" for text in trainer.warnings), end="")
         if signal_number := trainer.train():
             raise Stopped(signal_number)
         result = _result(trainer)
@@ -275,9 +275,8 @@ def _result(trainer: Trainer) -> Result:
             seconds += row["time/step_seconds"] * (row["step"] - last)
             last = row["step"]
         if "valid/mean/loss_nats" in row:
-            matches = [re.fullmatch("valid/(.*)/loss_nats", name) for name in row]
-            names = [match[1] for match in matches if match and match[1] not in SUMMARIES]
-            losses = {name: row[f"valid/{name}/loss_nats"] for name in names}
+            found = [re.fullmatch("valid/(.*)/loss_nats", name) for name in row]
+            losses = {m[1]: row[m[0]] for m in found if m and m[1] not in SUMMARIES}
             curve.append((int(row["step"]), losses))
     return Result(
         losses=curve[-1][1] if curve else {},

@@ -39,13 +39,15 @@ ENVIRONMENT = {
 
 
 class JobError(RunError):
-    """A job that fails every time."""
+    """A job that fails every time; `trace` says where."""
 
-    def __init__(self, job: Job, what: str) -> None:
+    def __init__(self, job: Job, what: str, trace: str | None = None) -> None:
         super().__init__(
             f'"{job.label}"{what}\n  its folder: {job.config.run}\n  its log: {log_of(job.config)}'
         )
         self.job = job
+        if trace is not None:
+            self.add_note(trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,6 @@ OnDone = Callable[[Job, Result], None]
 OnStart = Callable[[Job], None]
 OnDeath = Callable[[Job, str], None]
 Work = Generator[tuple[int, Result | Failure] | None, None, None]
-
-
-def job_failed(job: Job, reason: str, trace: str | None = None) -> JobError:
-    """The error for a job that raised an exception."""
-    error = JobError(job, f" failed: {reason}")
-    if trace is not None:
-        error.add_note(trace)
-    return error
 
 
 def job_lost(job: Job, why: str) -> JobError:
@@ -135,7 +129,7 @@ class Pool(ABC):
                         continue
                     index, result = answer
                     if isinstance(result, Failure):
-                        raise job_failed(jobs[index], result.reason, result.trace)
+                        raise JobError(jobs[index], f" failed: {result.reason}", result.trace)
                     results[index] = result
                     on_done(jobs[index], result)
         except Exception:
@@ -256,7 +250,7 @@ class RayPool(Pool):
                     try:
                         answered = self._ray.get(task)
                     except self._ray.exceptions.RayTaskError as error:
-                        raise job_failed(jobs[index], str(error)) from error
+                        raise JobError(jobs[index], f" failed: {error}") from error
                     except self._ray.exceptions.RayError as error:
                         raise job_lost(jobs[index], type(error).__name__) from error
                     yield index, answered

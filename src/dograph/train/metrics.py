@@ -108,8 +108,9 @@ def step_rows(
 
 def is_logged(config: RunConfig, step: int) -> bool:
     """Whether everything is recorded of a step (from 1). Stopping and resuming must not matter."""
-    intervals = (config.log.every, config.eval.every)
-    return step == config.train.steps or any(every and step % every == 0 for every in intervals)
+    train, intervals = config.train, (config.log.every, config.eval.every)
+    ends = step == train.steps or (step, step) in train.extended  # as `Trainer.ends`
+    return ends or any(every and step % every == 0 for every in intervals)
 
 
 def logged(row: dict[str, Any], config: RunConfig, *, whole: bool) -> dict[str, Any]:
@@ -317,7 +318,8 @@ class Probes:
         wanted = probe.rows if self.sketcher else 0
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
-        self.steps = frozenset(round(fraction * train.steps) for fraction in fractions)
+        lengths = [train.steps, *(steps for _, steps in train.extended)]
+        self.steps = frozenset(round(part * steps) for part in fractions for steps in lengths)
         # Checkpointed activations are kept in full here (layers recompute in training mode only).
         saving = train.activation_checkpointing
         self.at_once = 1 if saving else train.micro_batch_size or AT_ONCE
