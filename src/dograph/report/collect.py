@@ -14,6 +14,7 @@ from dograph.compare.findings import REPORT, Findings, MethodFindings
 from dograph.config import RunConfig
 from dograph.errors import RunError
 from dograph.eval.evaluate import limited_tasks
+from dograph.progress import counted
 from dograph.report.charts import DotChart, DotRow
 from dograph.report.domains import Texts
 from dograph.report.one_run import RunData, run_data
@@ -173,11 +174,17 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     methods = [(run.origin, run.label) if run.label and run.origin else None for run in opened]
     groups = group_names([run.as_trained() for run in opened], methods)
     by_group: dict[str, list[str]] = {}
-    for run, name, group in zip(opened, names, groups, strict=True):
-        by_group.setdefault(group, []).append(name)
-        runs.append(run_data(run, name, group, buckets, texts))
-        if not keep:
-            run.forget()
+    with counted("{done}/{total} runs", len(opened)) as display:
+        for run, name, group in zip(opened, names, groups, strict=True):
+
+            def show(share: float, name: str = name) -> None:
+                display.update(len(runs), f"reading {name}: {share:.0%}")
+
+            run.read(show)
+            by_group.setdefault(group, []).append(name)
+            runs.append(run_data(run, name, group, buckets, texts))
+            if not keep:
+                run.forget()
     compared = subjects.comparisons
     comparisons = [Comparison(path.resolve().name, Findings.read(path)) for path in compared]
     tasks, task_notes = tasks_of(runs)

@@ -21,7 +21,7 @@ from dograph.eval.describe import (
     probe_blocks,
 )
 from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.eval.recorded import domains_last
+from dograph.eval.recorded import domains_last, step_of
 from dograph.records import read_lines, unpacked
 from dograph.report.charts import (
     BarChart,
@@ -38,6 +38,7 @@ from dograph.report.series import Columns, OpenRun, curve, rounded
 ROUNDS = 60  # of moving overlapping nodes apart
 EXAMPLES = 3  # texts per domain
 GRAPHS_WITH_TEXTS = 4  # if domains are those of one batch
+MOST_GRAPHS = 100
 COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
@@ -126,7 +127,7 @@ def example(corpus: Corpus, block: Block, texts: Texts) -> ExampleText:
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded: list[Any] = list(read_lines(run.files.graph_file, unpacked))
+    recorded: list[Any] = recorded_graphs(run)
     notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
     try:
         if any(run.files.probes.glob("step-*.json")):
@@ -174,6 +175,18 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         ],
         notes=notes,
     )
+
+
+def recorded_graphs(run: OpenRun) -> list[dict[str, Any]]:
+    """All of them, or about MOST_GRAPHS evenly spaced ones with the last."""
+    every, last = run.config.eval.every, run.columns.last_step
+    stride = every * math.ceil(last / MOST_GRAPHS / max(every, 1))
+
+    def is_shown(line: bytes) -> bool:
+        step = step_of(line) or 0
+        return stride <= every or step % stride == 0 or step > last - every
+
+    return list(read_lines(run.files.graph_file, unpacked, wanted=is_shown))
 
 
 def with_samples(

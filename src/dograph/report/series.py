@@ -5,7 +5,7 @@ Shapes: N rows that have the column.
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
@@ -17,13 +17,14 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.eval.describe import corpus_of
-from dograph.records import StepGaps
+from dograph.records import DAMAGE, StepGaps, unpacked
 from dograph.renamed import with_new_metrics
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import FORK, RunDirectory
 
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
+REPORTED = 5000  # lines between reports of progress
 NAMED = 4  # names of identical lines in a legend
 IDENTICAL = "(identical)"  # after the names of a line that is drawn once; as in lines.js
 FEW = 40  # lines of at most this many points have a marker at every point
@@ -55,8 +56,11 @@ class Columns:
         self._offset = 0
         self._inode: int | None = None
 
-    def read(self) -> bool:
-        """Read complete lines added since the last call; return whether there were any."""
+    def read(self, report: Callable[[float], None] = lambda _: None) -> bool:
+        """Read complete lines added since the last call; return whether there were any.
+
+        `report` is called now and then with the share that has been read.
+        """
         if not self.path.is_file():
             return False
         status = self.path.stat()
@@ -66,17 +70,21 @@ class Columns:
         before = self._offset
         with open(self.path, "rb") as file:
             file.seek(before)
-            for line in file:
+            for number, line in enumerate(file):
                 if line.endswith(b"\n"):
                     self._offset += len(line)
                     self._add(line)
+                if number % REPORTED == 0:
+                    report(self._offset / status.st_size)
         return self._offset > before
 
     def _add(self, line: bytes) -> None:
         try:
             row = json.loads(with_new_metrics(line))
             step = int(row["step"])
-        except (ValueError, KeyError, TypeError):
+            if b"[" in line or b"*" in line:  # not a short row
+                row = unpacked(row)
+        except DAMAGE:
             self.damaged += 1
             return
         self.last_step = max(self.last_step, step)
@@ -140,8 +148,8 @@ class OpenRun:
         """Drop the metrics, so that the next `read` starts over."""
         self.columns = Columns(self.files.metrics_file, self.config.log.every)
 
-    def read(self) -> None:
-        self.columns.read()
+    def read(self, report: Callable[[float], None]) -> None:
+        self.columns.read(report)
         self.corpus = corpus_of(self.files)
 
     @property
