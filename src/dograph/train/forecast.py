@@ -23,6 +23,7 @@ from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.models.presets import Shape
+from dograph.processes import machine_memory
 from dograph.sketch.cover import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
@@ -286,6 +287,52 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         flops=flops,
         flops_per_second=speed,
         seconds=flops / (EFFICIENCY * speed),
+    )
+
+
+def memory_problem(
+    config: RunConfig, corpus: Corpus, device: torch.device, world_size: int = 1
+) -> str | None:
+    """Why a run cannot fit into the memory of a rank's device; None if it may fit.
+
+    Counted is only what every run of these settings holds at the same time, so that nothing is
+    refused that could run: of the activations eight of the model's width in each layer (two norms'
+    inputs, attention and its output, the feed-forward layer), or one with checkpointing.
+    """
+    try:
+        model, train = open_shape(config, corpus), config.train
+    except RuntimeError:  # a model of one's own that cannot be built without memory
+        return None
+    facts, needs = model.model.config, build_mixer(config.mixer.name, config.mixer.options).needs
+    batch, sketches = train.batch_size, "sketch" in needs
+    at_once = min(train.micro_batch_size or batch, -(-batch // world_size))
+    tokens, size = at_once * config.data.seq_len, 2 if train.half else WIDE
+    kept = getattr(facts, "num_hidden_layers", 0) * (1 if train.activation_checkpointing else 8)
+    head = 0 if sketches and config.sketch.mode == "head" else WIDE * model.vocab_size
+    parts = {  # bytes, by what to change
+        "the model: choose a smaller one": 16
+        * sum(p.numel() for p in model.parameters())
+        // (world_size if train.shard else 1),
+        "samples at once: lower train.micro_batch_size or data.seq_len": tokens
+        * (size * kept * getattr(facts, "hidden_size", 0) + head),
+        "the batch: lower train.batch_size": 24 * batch
+        + 8 * batch * config.data.seq_len // world_size,
+        # the sum over layers, and that of the output layer, which has four times as many numbers
+        "the sketches: lower sketch.dim or train.batch_size": WIDE
+        * config.sketch.dim
+        * (batch + 4 * at_once)
+        if sketches
+        else 0,
+    }
+    on_gpu = device.type == "cuda"
+    there = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_memory()
+    if (needed := sum(parts.values())) <= there:
+        return None
+    what = max(parts, key=lambda name: parts[name])
+    return (
+        f"this run needs at least {needed / 2**30:,.1f} GiB of memory, and "
+        f"{device if on_gpu else 'this machine'} has {there / 2**30:.1f} GiB. Most of it, "
+        f"{parts[what] / 2**30:,.1f} GiB, is for {what}"
     )
 
 

@@ -33,6 +33,7 @@ from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_request
+from dograph.train.forecast import memory_problem
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer
 
@@ -96,6 +97,8 @@ class Trainer:
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
         torch.use_deterministic_algorithms(config.train.deterministic)
+        if problem := memory_problem(config, self.corpus, world.device, world.size):
+            raise ConfigError(problem)
         model = open_model(config, self.corpus)
         if config.train.activation_checkpointing:
             model.model.gradient_checkpointing_enable({"use_reentrant": False})
