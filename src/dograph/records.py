@@ -70,7 +70,7 @@ def read_lines(
         try:
             record = parse(parse_object(line))
         except DAMAGE as error:
-            skipped.add(path, _reason(error), number)
+            skipped.add(path, reason(error), number)
         else:
             yield record
 
@@ -88,7 +88,7 @@ def read_last(
         try:
             return parse(parse_object(line))
         except DAMAGE as error:
-            skipped.add(path, _reason(error), number)
+            skipped.add(path, reason(error), number)
     return None
 
 
@@ -106,7 +106,7 @@ def _wanted_lines(
     except FileNotFoundError:
         return
     except OSError as error:
-        skipped.add(path, _reason(error))
+        skipped.add(path, reason(error))
 
 
 def read_record(
@@ -119,7 +119,7 @@ def read_record(
         return None
     except (OSError, *DAMAGE) as error:
         if skipped is not None:
-            skipped.add(path, _reason(error))
+            skipped.add(path, reason(error))
         return None
 
 
@@ -167,6 +167,14 @@ def checked_step(values: dict[str, Any]) -> int:
     return int(step)
 
 
+def is_later(line: bytes, step: int) -> bool:
+    """Whether a line is the record of a later step; a damaged one is not, and readers name it."""
+    try:
+        return checked_step(parse_object(line)) > step
+    except DAMAGE:
+        return False
+
+
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
     while line := file.readline(LONGEST):
         if len(line) == LONGEST and not line.endswith(b"\n"):
@@ -186,7 +194,8 @@ def parse_object(text: bytes) -> dict[str, Any]:
     return values
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What is wrong with a record, in a few words."""
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON from character {error.pos} on"
     if isinstance(error, UnicodeError):

@@ -3,6 +3,7 @@
 Shapes: N probe rows, M domains.
 """
 
+import json
 import math
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -14,11 +15,11 @@ from scipy.linalg import orthogonal_procrustes
 from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
-from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.eval.recorded import domains_last, labels_of_steps
-from dograph.records import read_lines, unpacked
+from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
+from dograph.eval.recorded import domains_last, labels_of_steps, parse_graph
+from dograph.records import read_lines, read_record, unpacked
 from dograph.report.charts import BarChart, LineChart, PageBlock, PageItem, ScatterChart
-from dograph.report.series import Columns, OpenRun, curve, read_json, rounded
+from dograph.report.series import Columns, OpenRun, curve, rounded
 from dograph.train.assembly import open_sampler
 
 ROUNDS = 60  # of moving overlapping nodes apart
@@ -99,14 +100,22 @@ def example(
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded: list[Any] = list(read_lines(run.files.graph_file, unpacked))
+    places: dict[int, np.ndarray] = {}
+
+    def placed(values: dict[str, Any]) -> PlacedGraph:
+        parse_graph(values)  # raises if it is damaged, as the next line does for NaN
+        json.dumps(values, allow_nan=False)
+        return place_graph(unpacked(values), places)
+
+    graphs = list(read_lines(run.files.graph_file, placed, run.skipped))
     notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
-    try:
-        if any(run.files.probes.glob("step-*.json")):
-            probes = [read_probe(run.path, step) for step in probed_steps(run.path)]
-    except RunError as error:
-        notes.append(str(error))
-    if not probes and not recorded and not columns.between("domains/", "/weight"):
+    has_probes = any(run.files.probes.glob("step-*.json"))
+    for step in probed_steps(run.path) if has_probes else []:
+        try:
+            probes.append(read_probe(run.path, step))
+        except RunError as error:
+            run.skipped.notes.append(str(error))
+    if not probes and not graphs and not columns.between("domains/", "/weight"):
         return None
     lasting = domains_last(run.config)
     if not lasting:
@@ -121,7 +130,6 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
         views = probe_views(run, probes, texts, lasting=lasting)
-    graphs = place_graphs(recorded)
     if corpus is not None and not lasting:
         graphs = with_samples(run, corpus, graphs, texts)
     title, no_examples = "Texts nearest its centroid, probe after step", NO_PROBE_ROWS
@@ -129,7 +137,7 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         steps = ", ".join(str(graph.step) for graph in graphs if graph.examples)
         title = "Samples in this domain, step"
         no_examples = f"Samples are shown for steps {steps}." if steps else "No samples recorded."
-    named = {name for graph in recorded for node in graph["nodes"] for name in node["sources"]}
+    named = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
     sources = probes[-1].sources if probes else sorted(named)
     return DomainsView(
         has_identity=lasting,
@@ -264,53 +272,55 @@ def probe_views(
     For lasting domains the examples are the rows that the probe lists as nearest the centroid.
     """
     strata = {s.entry.stratum: s for s in run.corpus.validation} if run.corpus else {}
-    on_last, on_own = probe_pca(run.path, basis="last").at, probe_pca(run.path, basis="own").at
-    views = []
-    for probe in probes:
-        both = [on_last[probe.step], on_own[probe.step]]
-        last, own = ([rounded(xs, 4) for xs in one.coordinate_NC.T.numpy()] for one in both)
-        record = read_json(run.files.probe(probe.step))
-        rows = {(row["source"], row["row"], row["document"]): row for row in record["rows"]}
+
+    def examples_of(values: dict[str, Any]) -> dict[str, list[ExampleText]]:
+        rows = {(row["source"], row["row"], row["document"]): row for row in values["rows"]}
         examples: dict[str, list[ExampleText]] = {}
-        for domain in (record["domains"] or []) if lasting else []:
+        for domain in (values["domains"] or []) if lasting else []:
             shown = examples.setdefault(str(domain["domain"]), [])
             for near in domain["nearest"][:EXAMPLES]:
                 source, row, document = near["source"], near["row"], near["document"]
                 stratum = strata.get(rows[source, row, document]["stratum"])
                 shown.append(example(run, source, document, stratum, row, texts))
+        return examples
+
+    views = []
+    for probe in probes:
+        on_last = principal(probe.sketch_NK, like_NK=probes[-1].sketch_NK)
+        both = [on_last, principal(probe.sketch_NK)]
+        last, own = ([rounded(xs, 4) for xs in one.coordinate_NC.T.numpy()] for one in both)
+        examples = read_record(run.files.probe(probe.step), examples_of, run.skipped) or {}
         explained = [rounded(one.explained_C.numpy(), 4) for one in both]
         label = probe.label_N.tolist()
         views.append(ProbeView(probe.step, last, own, explained, label, examples))
     return views
 
 
-def place_graphs(graphs: list[dict[str, Any]]) -> list[PlacedGraph]:
-    """Graphs with coordinates that approximate the distances between mean gradients.
+def place_graph(graph: dict[str, Any], places: dict[int, np.ndarray]) -> PlacedGraph:
+    """The graph with coordinates that approximate the distances between mean gradients.
 
-    Each graph is rotated towards the one before, so that a node that moves has really moved.
+    It is rotated towards the `places` of the one before, so that a node that moves has really
+    moved, and they are replaced by its own.
     """
-    placed: list[PlacedGraph] = []
-    before: dict[int, np.ndarray] = {}
-    for graph in graphs:
-        index = {node["domain"]: i for i, node in enumerate(graph["nodes"])}
-        distance_MM = np.zeros((len(index), len(index)))
-        for edge in graph["edges"]:
-            i, j = index[edge["first"]], index[edge["second"]]
-            distance_MM[i, j] = distance_MM[j, i] = max(edge["mmd_squared"], 0.0) ** 0.5
-        place_M2 = classical_scaling(distance_MM)
-        both = [name for name in index if name in before]
-        if len(both) > 1:
-            own = np.array([place_M2[index[name]] for name in both])
-            place_M2 = place_M2 @ orthogonal_procrustes(own, [before[name] for name in both])[0]
-        before = {name: place_M2[i] for name, i in index.items()}
-        # The larger of two circles: share and weight.
-        radius = [node_radius(max(n["share"], n["weight"] or 0.0)) for n in graph["nodes"]]
-        apart_M2 = move_apart(place_M2, 1.15 * np.array(radius))
-        nodes, edges = ([_shortened(one) for one in graph[k]] for k in ("nodes", "edges"))
-        for node, place in zip(nodes, apart_M2.round(3).tolist(), strict=True):
-            node["x"], node["y"] = place
-        placed.append(PlacedGraph(graph["step"], nodes, edges))
-    return placed
+    index = {node["domain"]: i for i, node in enumerate(graph["nodes"])}
+    distance_MM = np.zeros((len(index), len(index)))
+    for edge in graph["edges"]:
+        i, j = index[edge["first"]], index[edge["second"]]
+        distance_MM[i, j] = distance_MM[j, i] = max(edge["mmd_squared"], 0.0) ** 0.5
+    place_M2 = classical_scaling(distance_MM)
+    both = [name for name in index if name in places]
+    if len(both) > 1:
+        own = np.array([place_M2[index[name]] for name in both])
+        place_M2 = place_M2 @ orthogonal_procrustes(own, [places[name] for name in both])[0]
+    # The larger of two circles: share and weight.
+    radius = [node_radius(max(n["share"], n["weight"] or 0.0)) for n in graph["nodes"]]
+    apart_M2 = move_apart(place_M2, 1.15 * np.array(radius))
+    nodes, edges = ([_shortened(one) for one in graph[k]] for k in ("nodes", "edges"))
+    for node, place in zip(nodes, apart_M2.round(3).tolist(), strict=True):
+        node["x"], node["y"] = place
+    places.clear()
+    places.update({name: place_M2[i] for name, i in index.items()})
+    return PlacedGraph(graph["step"], nodes, edges)
 
 
 def classical_scaling(distance_MM: np.ndarray) -> np.ndarray:

@@ -90,13 +90,13 @@ def render(data: PageData, *, live: bool = False) -> str:
     return _BLANK.sub(lambda match: blanks[match[1]], asset("page.html"))
 
 
-def write_page(paths: Sequence[Path], out: Path) -> int:
-    """Write the page of these runs and comparisons; return how many runs it shows."""
+def write_page(paths: Sequence[Path], out: Path) -> PageData:
+    """Write the page of these runs and comparisons; return what it shows."""
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: the folder {out.parent} does not exist; create it first")
     data = collect(open_subjects(paths))
     write_text(out, render(data))
-    return len(data.runs)
+    return data
 
 
 def page_at_end(folder: Path) -> Path | None:

@@ -3,12 +3,10 @@
 Shapes: N rows that have the column.
 """
 
-import json
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +15,21 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
-from dograph.renamed import with_new_metrics
+from dograph.records import DAMAGE, Skipped, checked_step, parse_object, read_record, reason
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import RunDirectory
 
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
+MOST = 1e300  # larger numbers, infinite ones and NaN are not drawn
 FEW = 40  # lines of at most this many points have a marker at every point
 # Columns that no chart shows: other units of a loss, and counts and norms.
 _UNUSED = ("/ppl", "/bits_per_byte", "/samples", "/gradient_norm", "/mean_norm")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file."""
-    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return values if isinstance(values, dict) else {}
+def read_json(path: Path, skipped: Skipped | None = None) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no file, or if it is damaged."""
+    return read_record(path, dict, skipped) or {}
 
 
 class Columns:
@@ -48,8 +46,8 @@ class Columns:
     def _clear(self) -> None:
         self._columns: dict[str, tuple[array[int], array[float]] | None] = {}  # None: not used
         self.last_step = 0
-        self.damaged = 0  # lines that are not JSON
-        self._offset = 0
+        self.skipped = Skipped()  # damaged lines
+        self._offset = self._lines = 0
         self._inode: int | None = None
 
     def read(self) -> bool:
@@ -65,16 +63,16 @@ class Columns:
             file.seek(before)
             for line in file:
                 if line.endswith(b"\n"):
-                    self._offset += len(line)
+                    self._offset, self._lines = self._offset + len(line), self._lines + 1
                     self._add(line)
         return self._offset > before
 
     def _add(self, line: bytes) -> None:
         try:
-            row = json.loads(with_new_metrics(line))
-            step = int(row["step"])
-        except (ValueError, KeyError, TypeError):
-            self.damaged += 1
+            row = parse_object(line)
+            step = checked_step(row)
+        except DAMAGE as error:
+            self.skipped.add(self.path, reason(error), self._lines)
             return
         self.last_step = max(self.last_step, step)
         columns = self._columns
@@ -83,7 +81,7 @@ class Columns:
                 is_shown = name != "step" and not name.endswith(_UNUSED)
                 columns[name] = (array("q"), array("d")) if is_shown else None
             column = columns[name]
-            if column is not None and value.__class__ in (int, float) and isfinite(value):
+            if column is not None and value.__class__ in (int, float) and abs(value) < MOST:
                 column[0].append(step)
                 column[1].append(value)
 
@@ -125,6 +123,7 @@ class OpenRun:
     config: RunConfig = field(init=False)
     columns: Columns = field(init=False)
     corpus: Corpus | None = field(init=False, default=None)  # None if moved or changed
+    skipped: Skipped = field(init=False, default_factory=Skipped)  # damage that readers found
 
     def __post_init__(self) -> None:
         self.files = RunDirectory.open(self.path)
@@ -137,7 +136,7 @@ class OpenRun:
 
     def read(self) -> None:
         self.columns.read()
-        self.corpus = None
+        self.skipped, self.corpus = Skipped(), None
         with suppress(DographError, OSError):
             corpus = Corpus(self.config.data.corpus)
             states = sorted(self.files.checkpoints.glob("step-*/state.json"))
@@ -147,7 +146,7 @@ class OpenRun:
     def as_trained(self) -> RunConfig:
         """The settings with edits of the mixture, which make the mixer a different method."""
         edits = []
-        for edit in edits_of(self.files):
+        for edit in edits_of(self.files, Skipped()):
             weights = " ".join(f"{name} {weight:.3g}" for name, weight in edit.new.items())
             edits.append(f"after {edit.step}: {weights}")
         update = {"edited": "; ".join(edits)} if edits else {}

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import DographError, RunError, require
 from dograph.files import sync_file, write_bytes, write_json, write_text
-from dograph.records import Row
+from dograph.records import Row, is_later
 
 CHECKPOINT = "step-{:08d}"
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
@@ -142,7 +142,7 @@ class RunDirectory:
             if file.is_file():
                 written = file.read_bytes().splitlines(keepends=True)
                 whole = [line for line in written if line.endswith(b"\n")]
-                write_bytes(file, b"".join(x for x in whole if json.loads(x)["step"] <= step))
+                write_bytes(file, b"".join(x for x in whole if not is_later(x, step)))
         for path in self.probes.glob("step-*"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
                 path.unlink()

@@ -148,10 +148,10 @@ class Trainer:
         config, on_cpu = self.config, self.world.device.type == "cpu"
         asked, first, loader = 0, self.done, self.open_loader()
         total, silent = config.train.steps, not self.world.is_main
-        self.files.open(first)
         self.progress = Progress("step {done}/{total}", total, done=first, silent=silent)
         self.lap_start = time.monotonic()
         try:
+            self.files.open(first)
             self.lap_start += self.probes.take(self.done)
             with Interrupts() as interrupts:
                 while self.done < total and not asked:
