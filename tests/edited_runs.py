@@ -33,9 +33,10 @@ def begin(corpus, directory, *more, mixer="static", world=ALONE):
     return start_run(configured(corpus, directory, *more, mixer=mixer), world)
 
 
-def go_on(directory, mixture=None, world=ALONE):
-    config = resolve_config(str(directory / "config.yaml"), [f"run={directory}"])
-    return resume_run(config, world, None if mixture is None else str(mixture))
+def go_on(directory, mixture=None, world=ALONE, *, settings=(), strict=False):
+    config = resolve_config(str(directory / "config.yaml"), [f"run={directory}", *settings])
+    mixture = None if mixture is None else str(mixture)
+    return resume_run(config, world, mixture, strict=strict)
 
 
 def stop_after(trainer, step):

@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -105,7 +106,9 @@ def refused(name: str, problem: Any, field: FieldInfo | None) -> str:
     given, allowed = shortened(repr(problem["input"])), problem["msg"]
     if problem["type"] == "literal_error":
         values = re.findall("'([^']*)'", problem["ctx"]["expected"])
-        return f"{name}={given}; {did_you_mean(str(problem['input']), values)}"
+        meant = did_you_mean(str(problem["input"]), values)
+        every = "" if meant.startswith("allowed") else f" allowed: {', '.join(sorted(values))}"
+        return f"{name}={given}; {meant}{every}"
     kinds = {field.annotation, *get_args(field.annotation)} if field is not None else set()
     if bool in kinds:
         allowed = "give true or false"
@@ -175,6 +178,16 @@ class TrainConfig(Section):
     compile: bool = setting(False, "torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = setting(False, "less memory, one more forward")
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
+    extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: Any) -> dict[str, Any]:
+        """Without `extended` if it is empty, so that the keys of stored runs stay the same."""
+        return {name: value for name, value in dump(self).items() if value != []}
+
+    def steps_at(self, step: int) -> int:
+        """The value of `steps` when the run made step `step`, counted from 0."""
+        return next((steps for until, steps in self.extended if step < until), self.steps)
 
     @property
     def half(self) -> bool:
@@ -287,21 +300,16 @@ class MixerNeeds(Protocol):
 
 def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
     """Refuse settings that do not work with the mixer, or with the number of processes."""
-    for refusal in _mixer_conflicts(config, mixer, processes):
-        raise ConfigError(refusal)
-
-
-def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Iterator[str]:
     train, sketch, mode = config.train, config.sketch, config.sketch.mode
     if train.batch_size < processes:
-        yield (
+        raise ConfigError(
             f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
             "processes; raise it or start fewer"
         )
     # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
     # micro-batches can be divided evenly.
     if train.shard and train.micro_batch_size == 1 and train.batch_size % processes:
-        yield (
+        raise ConfigError(
             f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
             f"{train.batch_size} on {processes} processes: some would have one micro-batch more "
             "than others; make train.batch_size a multiple of the processes, or "
@@ -310,19 +318,19 @@ def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> It
     if "sketch" not in mixer.needs:
         return
     if train.shard and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
-        yield (
+        raise ConfigError(
             f"train.shard=true with sketch.mode={mode}, which computes the gradients of whole "
             f"weights; mixer {config.mixer.name} needs sketches: set sketch.mode to "
             f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
         )
     if sketch.projection not in TWO_SIDED and mode not in EXPLICIT:
-        yield (
+        raise ConfigError(
             f"sketch.projection={sketch.projection} needs per-sample gradients in full, which "
             f"sketch.mode={mode} does not hold; set sketch.mode to {' or '.join(EXPLICIT)}, or "
             f"sketch.projection to {' or '.join(TWO_SIDED)}"
         )
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
-        yield (
+        raise ConfigError(
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"
         )
@@ -432,8 +440,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-    if content is None:
-        return {}
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold settings (name: value), got {type(content).__name__}")
     return content
@@ -445,9 +452,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
     """A preset or a YAML file (which may name a preset as its base), then dotted overrides."""
     name = name or "demo"
-    if name in RUN_PRESETS:
-        values = RUN_PRESETS[name]
-    elif Path(name).is_file():
+    if name not in RUN_PRESETS and Path(name).is_file():
         values = read_yaml(Path(name))
         values = merge(_preset(values.pop("preset", "demo")), values)
     else:

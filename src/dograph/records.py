@@ -7,6 +7,7 @@ one object. A crash, a full disk or a hand can leave lines cut, overwritten or f
 
 import json
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -167,12 +168,10 @@ def checked_step(values: dict[str, Any]) -> int:
     return int(step)
 
 
-def is_later(line: bytes, step: int) -> bool:
-    """Whether a line is the record of a later step; a damaged one is not, and readers name it."""
-    try:
-        return checked_step(parse_object(line)) > step
-    except DAMAGE:
-        return False
+def step_of(line: bytes) -> int | None:
+    """The step of a line that starts with it, as ours do, without parsing the line."""
+    match = re.match(rb'{"step": ?(\d{1,16})[,}]', line)
+    return None if match is None else int(match[1])
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

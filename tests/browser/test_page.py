@@ -192,14 +192,6 @@ def test_light_and_dark(page, single):
     assert page.run(paper) == "rgb(255, 255, 255)"
     page.size(1280, dark=True)
     assert page.run(paper) == "rgb(20, 23, 27)"
-    page.click("#theme")
-    assert page.run(paper) == "rgb(255, 255, 255)"
-    page.click("#theme")
-    page.size(1280)
-    assert page.run(paper) == "rgb(20, 23, 27)"
-    page.open(single)
-    assert page.run(paper) == "rgb(20, 23, 27)"
-    page.click("#theme")
 
 
 def test_text_has_contrast_in_both_themes(page, single):

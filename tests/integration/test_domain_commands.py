@@ -144,7 +144,7 @@ def test_graph_shows_and_exports(whole, tmp_path):
     out, _ = dograph("show", "graph", whole)
     assert "domains after step 24" in out
     graphs = lines(whole / "graph.jsonl")
-    for ending in ("json", "graphml", "dot"):
+    for ending in ("json", "graphml"):
         out, _ = dograph("show", "graph", whole, "--step", 18, "--out", tmp_path / f"g.{ending}")
         assert "3 domains after step 18" in out
     assert json.loads((tmp_path / "g.json").read_text()) == graphs[1]

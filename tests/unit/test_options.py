@@ -62,7 +62,7 @@ def test_whole_numbers(value):
 
 def test_words_and_flags():
     told = refusal(Tried, scope="stram")
-    assert told == "mixer.scope='stram'; did you mean \"stream\"?"
+    assert told == "mixer.scope='stram'; did you mean \"stream\"? allowed: batch, stream"
     assert refusal(Tried, scope=3) == "mixer.scope=3; allowed: batch, stream"
     for value in ("yes", 1, None):
         assert refusal(Tried, flag=value) == f"mixer.flag={value!r}: give true or false"

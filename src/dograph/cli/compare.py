@@ -43,14 +43,14 @@ def compare(
 
     Runs with the same seed are a pair: the same initial weights and shuffles. From 5 seeds on
     differences are tested (paired t interval, Holm-corrected over the rows). After Ctrl-C, a kill
-    or a crash the same command continues; seeds can be added. OUT has compare.json, methods.csv,
-    cells.csv and every run. How to read the table: docs/compare.md.
+    or a crash the same command continues; seeds can be added. OUT has compare.json
+    and every run. How to read the table: docs/compare.md.
     """  # noqa: D301
     ask = _ask(settings or [], proxy or [], locals())
     if dry_run:
         from dograph.compare.session import forecast_lines, open_corpus
 
-        print("\n".join(forecast_lines(ask, open_corpus(ask))))
+        print("\n".join(forecast_lines(ask, open_corpus(ask, say))))
     else:
         _run(ask, console.open_pool(ask.config.train.device, on, workers))
 

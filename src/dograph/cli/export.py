@@ -1,23 +1,17 @@
 """dograph export: a mixture as the configuration text of another trainer."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dograph.cli.console import argument, option, parse_pairs, require_writable, say, warn
 from dograph.errors import ConfigError, did_you_mean
 
-if TYPE_CHECKING:
-    from dograph.mixtures.file import MixtureFile
-
 
 def export(
     mixture: str | None = argument(None, "a mixture file, a published mixture, or a run"),
-    to: str = option(
-        "yaml", "hf, litdata, litgpt, nanotron, olmo-core, megatron, levanter, axolotl, yaml, json"
-    ),
+    to: str = option("yaml", "hf, litdata, nanotron, olmo-core, megatron, levanter, yaml, json"),
     place: list[str] | None = option(None, "NAME=PATH or NAME=hf:DATASET of a source; repeatable"),
-    size: list[str] | None = option(None, "NAME=TOKENS of a source, for axolotl; repeatable"),
-    corpus: Path | None = option(None, "a prepared corpus, for the names and sizes of sources"),
+    corpus: Path | None = option(None, "a prepared corpus, whose names of sources are used"),
     out: Path | None = option(None, "a file to write to (default: standard output)"),
 ) -> None:
     """Write a mixture as the configuration of another trainer.
@@ -27,9 +21,8 @@ def export(
     dograph export mixture.yaml --to nanotron --place C4=/data/c4
     dograph export runs/demo --to hf            the last mixture of a run
     dograph export regmix-pile --to megatron --out blend.sh
-    dograph export mixture.yaml --to axolotl --corpus data/spj
 
-    Trainers count weights in different units (tokens, documents, epochs): the output and
+    Trainers count weights in different units (tokens, samples, documents): the output and
     docs/mixtures.md say which.
     """  # noqa: D301
     from dograph.files import write_text
@@ -39,7 +32,7 @@ def export(
         print("\n".join(FORMATS))
         return
     if mixture is None:
-        if to != "yaml" or place or size or corpus or out:
+        if to != "yaml" or place or corpus or out:
             raise ConfigError(
                 "name a mixture file, a run or a published mixture; dograph export, without "
                 "arguments, lists the published ones"
@@ -50,9 +43,7 @@ def export(
         raise ConfigError(
             f"--out {out} is the mixture itself, whose provenance would be lost; name another file"
         )
-    file, sizes = _find_mixture(mixture, corpus)
-    sizes |= {name: _tokens(name, given) for name, given in parse_pairs(size, "--size").items()}
-    text = export_mixture(to, file.weights, parse_pairs(place, "--place"), sizes)
+    text = export_mixture(to, _find_weights(mixture, corpus), parse_pairs(place, "--place"))
     if out is None:
         print(text, end="")
         return
@@ -62,27 +53,26 @@ def export(
     say(f"{out} is written")
 
 
-def _find_mixture(name: str, corpus: Path | None) -> tuple["MixtureFile", dict[str, int]]:
-    """What `name` stands for, under the names of `corpus` where one is given, and its sizes."""
+def _find_weights(name: str, corpus: Path | None) -> Mapping[str, float]:
+    """The mixture that `name` stands for; a published one under the names of `corpus`, if given."""
     from dograph.data.corpus import Corpus
-    from dograph.mixtures.file import MixtureFile, read_mixture_file
+    from dograph.mixtures.file import read_mixture_file
     from dograph.mixtures.published import PRESETS
 
-    sizes = Corpus(corpus).tokens_by_source() if corpus is not None else {}
     path = Path(name)
     if path.is_dir():
-        return MixtureFile(weights=_last_weights(path)), sizes
+        return _last_weights(path)
     if path.exists():
-        return read_mixture_file(path), sizes
+        return read_mixture_file(path).weights
     if name not in PRESETS:
         raise ConfigError(
             f"{name} is no file, no run and no published mixture; {did_you_mean(name, PRESETS)}"
         )
-    if not sizes:
-        return PRESETS[name].file, sizes
-    fitted, notes = PRESETS[name].fit(list(sizes))
+    if corpus is None:
+        return PRESETS[name].file.weights
+    fitted, notes = PRESETS[name].fit(Corpus(corpus).sources)
     warn(notes)
-    return MixtureFile(weights=dict(fitted.weights)), sizes
+    return fitted.weights
 
 
 def _print_presets() -> None:
@@ -120,13 +110,3 @@ def _last_weights(run: Path) -> dict[str, float]:
     for source, weight in zip(strata.values(), last.weight_S.tolist(), strict=True):
         totals[source] += weight
     return totals
-
-
-def _tokens(name: str, given: str) -> int:
-    try:
-        tokens = int(float(given))
-    except (ValueError, OverflowError):
-        tokens = 0
-    if tokens <= 0:
-        raise ConfigError(f'--size {name} takes a number of tokens > 0, got "{given}"')
-    return tokens

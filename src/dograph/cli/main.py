@@ -1,4 +1,4 @@
-"""The `dograph` command: its verbs, and answers to spellings that have changed."""
+"""The `dograph` command and its verbs."""
 
 import errno
 import os
@@ -20,57 +20,18 @@ VERBS = (
 # Errors of disks and places. Other OSErrors, such as a missing file, keep their traceback.
 DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EIO)
 PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-# Spellings of earlier versions, as typed after `dograph` (or options alone), and the new ones.
-OLD_SPELLINGS = {
-    "losses": "dograph show losses RUN...",
-    "graph": "dograph show graph RUN",
-    "explain": "dograph show weights RUN --step STEP",
-    "data show": "dograph show samples RUN --step STEP",
-    "watch": "dograph report RUN... --watch",
-    "figures": "dograph report RUN... --figures DIR",
-    "--ray-address": "--on ray://HOST:PORT, or --on ray with the variable RAY_ADDRESS set",
-    "plan --target": "mixer.target=NAME; several: mixer.target={NAME: SHARE, ...}",
-    "plan --surrogate": "mixer.surrogate=NAME (of mixing-law: mixer.law=NAME)",
-    "plan --prior": "mixer.prior=FILE",
-    "plan --cap": "mixer.caps={NAME: SHARE, ...}",
-    "plan --max-epochs": "mixer.max_epochs=NUMBER",
-    "plan --top": "mixer.top=NUMBER",
-    "reproduce --sizes": "model.preset=NAME,NAME",
-    "export --list": "dograph export, without arguments",
-    "eval --max-length": "data.seq_len=TOKENS",
-    "bench --model": "model.preset=NAME",
-    "bench --batch": "train.batch_size=NUMBER",
-    "bench --micro-batch": "train.micro_batch_size=NUMBER",
-    "bench --recipe": "mixer.recipe=NAME",
-    "bench --compile": "train.compile=true",
-    "bench --no-compile": "train.compile=false",
-    "data prepare --eot-id": "--eot ID",
-}
-
-
-def refuse_old(ctx: Any, word: str) -> None:
-    """Raise an error with the new spelling if `word` is one of an earlier version."""
-    path = word
-    while ctx.parent is not None:  # the program's own name may be `python -m dograph`
-        path, ctx = f"{ctx.info_name} {path}", ctx.parent
-    if new := OLD_SPELLINGS.get(path) or OLD_SPELLINGS.get(word):
-        raise ConfigError(f"dograph {path} has a new spelling: {new}")
 
 
 class Group(TyperGroup):
-    """A group of commands that knows the commands of earlier versions."""
+    """A group of commands in our order."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """As in `VERBS`, after `data`: a corpus comes first."""
         return sorted(self.commands, key=lambda name: name != "data")
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        refuse_old(ctx, args[0])
-        return super().resolve_command(ctx, args)
-
 
 class Command(TyperCommand):
-    """A command that answers an unknown option with the setting or the new spelling for it."""
+    """A command that answers an unknown option with the setting of that name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
@@ -82,7 +43,6 @@ class Command(TyperCommand):
                 raise
             error: Any = wrong
         option: str = error.option_name
-        refuse_old(ctx, option)
         if all(parameter.name != "settings" for parameter in self.params):
             raise error
         near = sorted(name for name in error.possibilities or [] if name != "--help")

@@ -39,8 +39,9 @@ def report(
         from dograph.report.render import write_page
 
         data = write_page(runs, out)
+        own = (f"{run.name}: {text}" for run in data.runs for text in run.warnings)
+        warn([*data.damage, *own])
         number, size = len(data.runs), out.stat().st_size / 1e6
-        warn([*data.damage, *(text for run in data.runs for text in run.damage)])
         print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
 
 

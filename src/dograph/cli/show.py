@@ -25,7 +25,7 @@ def show(
     what: What = argument(..., "losses, graph, weights or samples", "WHAT"),
     runs: list[Path] = argument(..., "run directories; several for losses", "RUNS"),
     step: int | None = option(None, "a step, counted from 1; for graph by default the newest"),
-    out: Path | None = option(None, "for graph: the .json, .graphml or .dot file to write"),
+    out: Path | None = option(None, "for graph: the .json or .graphml file to write"),
     as_json: bool = console.AS_JSON,
 ) -> None:
     """Show what a run has recorded. Nothing is trained or replayed.
@@ -39,7 +39,6 @@ def show(
     dograph show losses runs/natural runs/dograph             one column per run
     dograph show graph runs/mine                              the newest domain graph, as tables
     dograph show graph runs/mine --step 500 --out g.graphml   for Gephi, Cytoscape, networkx
-    dograph show graph runs/mine --out graph.dot              for Graphviz: dot -Tsvg graph.dot
     dograph show weights runs/mine --step 500
     dograph show weights runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
     dograph show samples runs/mine --step 100 --json          whole texts, one JSON object per line

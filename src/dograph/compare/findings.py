@@ -20,6 +20,7 @@ from dograph.eval.recorded import read_validation
 from dograph.plan.jobs import Result
 from dograph.records import Skipped, read_record
 from dograph.stats import (
+    ABOVE_ZERO,
     LEAST_SEEDS,
     METRICS,
     Estimate,
@@ -65,7 +66,8 @@ class Spread:
         if self.deviation is None or self.seeds < 2 or not math.isfinite(self.deviation):
             return Estimate(self.mean)
         error = self.deviation / math.sqrt(self.seeds)
-        return Estimate(self.mean, t_interval(self.mean, error, self.seeds - 1))
+        interval = t_interval(self.mean, error, self.seeds - 1)
+        return Estimate(self.mean, interval).within(ABOVE_ZERO)
 
 
 @dataclass(frozen=True, slots=True)

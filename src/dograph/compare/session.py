@@ -4,8 +4,6 @@ OUT/ask.json       the request; the same command continues it
 OUT/plans/         mixtures of the planned methods, and their cost
 OUT/cells/         one run directory per method and seed
 OUT/compare.json   all findings
-OUT/methods.csv    one row per method
-OUT/cells.csv      one row per cell
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +14,9 @@ from typing import Any
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
 from dograph.compare.findings import REPORT, Findings, build_findings
-from dograph.compare.tables import CELLS, METHODS, as_csv, cell_row, method_row
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
-from dograph.files import plain, write_json, write_text
+from dograph.files import plain, write_json
 from dograph.mixers.registry import build_mixer
 from dograph.plan.jobs import Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
@@ -27,7 +24,7 @@ from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
 from dograph.records import read_record
 from dograph.train.assembly import CorpusLab, open_sampler
-from dograph.train.forecast import EFFICIENCY, measure_matmul, planned_epochs
+from dograph.train.forecast import EFFICIENCY, measure_matmul, start_warnings
 
 
 def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) -> Findings:
@@ -37,7 +34,7 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     may hold more than is requested: only what is requested is trained and returned, but
     compare.json has every finished cell of the folder, so that a narrow request removes nothing.
     """
-    corpus = open_corpus(ask)
+    corpus = open_corpus(ask, say)
     whole = ask.take_folder(corpus, shared=shares_folder)
     plans = make_plans(ask, pool, say)
     cells = lay_out(ask, corpus, plans)
@@ -69,17 +66,17 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
             # The proxies of the folder's plans: this request may have no planned method.
             stored = read_record(ask.out / REPORT, dict[str, Any]) or {}
             everything = replace(everything, proxy=stored.get("proxy"))
-    write_text(ask.out / CELLS, as_csv([cell_row(cell) for cell in everything.cells]))
-    write_text(ask.out / METHODS, as_csv([method_row(method) for method in everything.methods]))
     write_json(ask.out / REPORT, plain(everything))
     return findings
 
 
-def open_corpus(ask: Ask) -> Corpus:
+def open_corpus(ask: Ask, say: Say = lambda text: None) -> Corpus:
     """The corpus, after checks that it has validation text and that every method can draw from it.
 
     A misspelt source would otherwise fail only in the cell that uses it, perhaps days later.
+    Warnings are given once, with the methods that they hold for.
     """
+    warnings: dict[str, list[str]] = {}
     corpus = Corpus(ask.config.data.corpus)
     if not corpus.validation:
         raise ConfigError(
@@ -94,9 +91,12 @@ def open_corpus(ask: Ask) -> Corpus:
         sampler = open_sampler(config, corpus)
         try:
             sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), reason="plan")
-            planned_epochs(config, sampler, mixer)  # also checks later stages of a schedule
+            for text in start_warnings(config, corpus, sampler, mixer):  # checks later stages, too
+                warnings.setdefault(text, []).append(method.label)
         except DographError as error:
             raise ConfigError(f"{method.label}: {error}") from error
+    for text, labels in warnings.items():
+        say(f"warning ({', '.join(labels)}): {text}")
     return corpus
 
 

@@ -1,11 +1,9 @@
-"""Tables of a comparison: on a terminal, and as CSV."""
+"""Tables of a comparison on a terminal."""
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -13,11 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dograph.compare.findings import CellFindings, Contrast, Findings, MethodFindings
+from dograph.compare.findings import Findings, MethodFindings
 from dograph.progress import duration
 from dograph.stats import METRICS
 
-METHODS, CELLS = "methods.csv", "cells.csv"
 SOURCES_ACROSS = 5  # columns of the table by source
 
 
@@ -114,54 +111,3 @@ def _source_cells(method: MethodFindings, sources: Sequence[str]) -> list[str]:
             cell += f" {contrast.mean:+.4f}{'!' if contrast.is_claimed else ''}"
         cells.append(cell)
     return cells
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns are those of all rows, in the order of their first use; None is empty."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def cell_row(cell: CellFindings) -> dict[str, Any]:
-    row = {name: getattr(cell, name) for name in ("label", "method", "seed", "steps", "tokens")}
-    for kind, values in (("loss_", cell.summaries), ("loss/", cell.losses)):
-        row |= {f"{kind}{name}": value for name, value in values.items()}
-    return row | _costs(cell) | {"command": cell.command, "error": cell.error}
-
-
-def method_row(method: MethodFindings) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "method": method.label,
-        "mixer": method.mixer["name"],
-        "seeds": len(method.cells) - len(method.failed),
-        "one_plan_for_all_seeds": method.one_plan_for_all_seeds,
-        "steps": " ".join(map(str, method.steps)),
-    }
-    for name in METRICS:
-        row[f"loss_{name}"] = method.losses[name].mean if method.losses else None
-        if method.differences:
-            row |= _difference_columns(name, method.differences[name])
-    row |= {f"loss/{name}": spread.mean for name, spread in method.sources.items()}
-    for name, contrast in (method.differences.sources if method.differences else {}).items():
-        row |= _difference_columns(f"source/{name}", contrast)
-    return row | _costs(method)
-
-
-def _difference_columns(name: str, contrast: Contrast) -> dict[str, Any]:
-    row: dict[str, Any] = {"": contrast.mean}
-    for kind in ("interval", "simultaneous", "over_items"):
-        ends = getattr(contrast, kind)
-        row |= {f"_{kind}_{end}": getattr(ends, end, None) for end in ("low", "high")}
-    row |= {f"_{part}": getattr(contrast, part) for part in ("p", "p_holm", "claim")}
-    return {f"difference_{name}{column}": value for column, value in row.items()}
-
-
-def _costs(row: CellFindings | MethodFindings) -> dict[str, Any]:
-    costs: dict[str, Any] = {f"epochs/{name}": value for name, value in row.epochs.items()}
-    for name, cost in (("flops", row.flops), ("seconds", row.seconds)):
-        costs |= {f"{name}_{part}": value for part, value in asdict(cost).items()} if cost else {}
-    return costs | {"peak_bytes": row.peak_bytes}

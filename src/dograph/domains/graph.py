@@ -4,7 +4,6 @@ Its files:
 
     .json      a line of graph.jsonl
     .graphml   for Gephi, yEd, Cytoscape, networkx
-    .dot       for Graphviz; edges with a cosine <= 0 are not drawn
 
 Shapes: M domains, N samples whose domain and source are known.
 """
@@ -149,7 +148,6 @@ def write_graph(graph: DomainGraph, path: Path) -> None:
     formats: dict[str, Callable[[DomainGraph], str]] = {
         ".json": lambda graph: json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n",
         ".graphml": to_graphml,
-        ".dot": to_dot,
     }
     if path.suffix not in formats:
         raise ConfigError(
@@ -197,18 +195,6 @@ def to_graphml(graph: DomainGraph) -> str:
     return "\n".join([*lines, "  </graph>", "</graphml>", ""])
 
 
-def to_dot(graph: DomainGraph) -> str:
-    """Graphviz: the area of a node is its share, the width of an edge its cosine."""
-    lines = [f"graph {_quoted(f'step {graph.step}')} {{", "  node [shape=circle, fixedsize=true];"]
-    for node in graph.nodes:
-        width = 3 * node.share**0.5
-        lines.append(f"  {node.domain} [label={_quoted(_title(node))}, width={width:.4f}];")
-    for edge in (edge for edge in graph.edges if edge.cosine > 0):
-        drawn = f"weight={edge.cosine:.6f}, penwidth={5 * edge.cosine:.4f}"
-        lines.append(f"  {edge.first} -- {edge.second} [{drawn}];")
-    return "\n".join([*lines, "}", ""])
-
-
 def _title(node: Node) -> str:
     """The domain's number and its two largest sources."""
     largest = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
@@ -219,9 +205,3 @@ def _title(node: Node) -> str:
 def _xml(text: str) -> str:
     """Replace characters that XML cannot hold, escaped or not."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _quoted(text: str) -> str:
-    """A string of DOT: backslashes, quotes and line breaks escaped."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -110,7 +110,7 @@ class Inspection:
         """Write inspection.json, and the graph in every format."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "inspection.json", asdict(self))
-        for ending in ("json", "graphml", "dot"):
+        for ending in ("json", "graphml"):
             write_graph(self.graph, folder / f"graph.{ending}")
 
 

@@ -1,10 +1,9 @@
-"""A mixture in the configuration formats of eight trainers, and as plain YAML or JSON.
+"""A mixture in the configuration formats of six trainers, and as plain YAML or JSON.
 
 Each trainer has a writer that returns comments on what its weights mean, and the file's content.
 """
 
 import json
-import math
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,6 @@ class ExportSource(NamedTuple):
     name: str
     weight: float  # as printed
     place: str  # path, pattern of paths, or hf:NAME
-    tokens: int  # 0 if unknown
 
 
 Sources = Sequence[ExportSource]
@@ -45,13 +43,8 @@ class ExportFormat(NamedTuple):
     reads_hub: bool = False  # if not, it reads token files prepared for it
 
 
-def export_mixture(
-    name: str,
-    mixture: Mapping[str, float],
-    places: Mapping[str, str],
-    sizes: Mapping[str, int] | None = None,
-) -> str:
-    """The configuration text of a mixture for the trainer `name`; `sizes` are in tokens."""
+def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
+    """The configuration text of a mixture for the trainer `name`."""
     for source in places:
         if source not in mixture:
             what = f'--place names "{source}", which the mixture does not have'
@@ -74,7 +67,7 @@ def export_mixture(
                 f"--place {source}={place}: this trainer reads prepared token files, not the "
                 "Hugging Face hub; give the path of the files"
             )
-        sources.append(ExportSource(source, weight, place, (sizes or {}).get(source, 0)))
+        sources.append(ExportSource(source, weight, place))
     lines, content = trainer.write(sources)
     if zero := [source for source, weight in mixture.items() if weight == 0]:
         lines.append(f"left out, weight 0: {', '.join(zero)}")
@@ -117,39 +110,6 @@ def file_kind(place: str) -> str | None:
 def _dict(sources: Sources, field: str) -> str:
     """The lines of a Python dict from names to a field."""
     return "".join(f"    {source.name!r}: {getattr(source, field)!r},\n" for source in sources)
-
-
-def _axolotl(sources: Sources) -> Exported:
-    """The `datasets` of a configuration.
-
-    Against `SFTDataset` (axolotl-ai-cloud/axolotl 07e83ab) with the `weight` of pull request 3690
-    (merged May 2026): 0 < weight <= 1 is the part of a dataset's examples that is kept, drawn
-    before tokenising; what is kept is concatenated. It is not a sampling weight, so a mixture w
-    over sources with T tokens is kept_s = c w_s / T_s, with c as large as kept <= 1 allows.
-    """
-    if missing := [source.name for source in sources if source.tokens <= 0]:
-        raise ConfigError(
-            "axolotl's weight is the part of a dataset to keep, so the size of every source must "
-            f"be known; missing: {', '.join(missing)}. Give --corpus DIR, or --size NAME=TOKENS"
-        )
-    most = max(source.weight / source.tokens for source in sources)
-    datasets, kept_tokens = [], 0.0
-    for source in sources:
-        # Nine digits, rounded down so that it stays <= 1, but never to 0.
-        kept = max(math.floor(source.weight / source.tokens / most * 1e9), 1) / 1e9
-        kept_tokens += kept * source.tokens
-        kind = file_kind(source.place)
-        entry = {"path": source.place.removeprefix(HUB)} | ({"ds_type": kind} if kind else {})
-        datasets.append(entry | {"type": "completion", "split": "train", "weight": kept})
-    used = kept_tokens / sum(source.tokens for source in sources)
-    lines = [
-        "Axolotl (from May 2026 on): the datasets of a configuration.",
-        f"""weight is the part of a dataset's examples that is kept, not a sampling weight: these
-        keep {used:.1%} of all tokens, and what is kept has the mixture's shares of tokens.
-        Streaming ignores it.""",
-        f"the mixture: {', '.join(f'{source.name} {source.weight!r}' for source in sources)}",
-    ]
-    return lines, {"datasets": datasets, "shuffle_merged_datasets": True}
 
 
 def _hf(sources: Sources) -> Exported:
@@ -209,117 +169,42 @@ def _levanter(sources: Sources) -> Exported:
     return lines, {"data": {"components": components, "train_weights": weights}}
 
 
-_BLOCKS = """Weights count items; with TokensLoader an item is a block of equally many tokens, so
-they are shares of tokens."""
-
-
-def _folders(sources: Sources) -> str:
-    """PLACES and WEIGHTS by name, for litdata and LitGPT."""
-    places = f"PLACES = {{  # folders made by litdata.optimize\n{_dict(sources, 'place')}}}\n"
-    return places + f"WEIGHTS = {{\n{_dict(sources, 'weight')}}}\n"
-
-
-def _stream(block_size: str, seed: str, indent: int) -> str:
-    """The litdata expression that reads the whole mixture."""
-    text = f"""CombinedStreamingDataset(
-    [
-        StreamingDataset(
-            PLACES[name],
-            item_loader=TokensLoader(block_size={block_size}),
-            shuffle=True,
-            drop_last=True,
-            seed={seed},
-        )
-        for name in WEIGHTS
-    ],
-    weights=list(WEIGHTS.values()),
-    seed={seed},
-    iterate_over_all=False,
-)
-"""
-    return textwrap.indent(text, " " * indent).lstrip()
-
-
 def _litdata(sources: Sources) -> Exported:
     """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
 
     Checked by running the text with litdata 0.2.76. `iterate_over_all`, true by default, refuses
     weights; without it the stream ends when one dataset does, and starts again at the next epoch.
     """
+    lines = [
+        "litdata: one stream of a mixture.",
+        """Weights count items; with TokensLoader an item is a block of equally many tokens, so
+        they are shares of tokens.""",
+    ]
     text = f'''from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader
 
-{_folders(sources)}
+PLACES = {{  # folders made by litdata.optimize
+{_dict(sources, "place")}}}
+WEIGHTS = {{
+{_dict(sources, "weight")}}}
+
 
 def train_dataset(block_size, seed=42):
     """Blocks of `block_size` tokens: the model's context and one more."""
-    return {_stream("block_size", "seed", 4)}'''
-    return ["litdata: one stream of a mixture.", _BLOCKS], text
-
-
-_LITGPT_IMPORTS = """from dataclasses import dataclass, field
-from typing import Optional
-
-from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, TokensLoader
-from litgpt.data import DataModule
-from litgpt.tokenizer import Tokenizer
-"""
-
-
-def _litgpt(sources: Sources) -> Exported:
-    """A Python module with the data module `Mixture`, since none of LitGPT's own takes a mixture.
-
-    LitGPT 0.5.13 takes any importable subclass of `litgpt.data.DataModule` as `data` of its
-    pretrain command; its LitData reads one folder, and TinyLlama's two have weights written into
-    the code. Checked with LitGPT 0.5.13's own parser and litdata 0.2.76.
-    """
-    lines = [
-        """LitGPT: a data module of a mixture. Save it as mixture_data.py where you start,
-        then: PYTHONPATH=. litgpt pretrain MODEL --data mixture_data.Mixture""",
-        """or in the configuration: data: {class_path: mixture_data.Mixture, init_args:
-        {val_path: data/validation}}""",
-        _BLOCKS,
-    ]
-    text = f'''{_LITGPT_IMPORTS}
-{_folders(sources)}
-
-@dataclass
-class Mixture(DataModule):
-    """Draws from the folders in PLACES with WEIGHTS."""
-
-    val_path: str = "data/validation"
-    seed: int = 42
-    num_workers: int = 8
-    batch_size: int = field(init=False, repr=False, default=1)
-    seq_length: int = field(init=False, repr=False, default=2048)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def connect(
-        self,
-        tokenizer: Optional[Tokenizer] = None,
-        batch_size: int = 1,
-        max_seq_length: Optional[int] = None,
-    ) -> None:
-        self.batch_size = batch_size
-        self.seq_length = (max_seq_length or 2048) + 1  # the next token as well
-
-    def train_dataloader(self) -> StreamingDataLoader:
-        dataset = {_stream("self.seq_length", "self.seed", 8)}\
-        return self._loader(dataset)
-
-    def val_dataloader(self) -> StreamingDataLoader:
-        loader = TokensLoader(block_size=self.seq_length)
-        return self._loader(StreamingDataset(self.val_path, item_loader=loader))
-
-    def _loader(self, dataset) -> StreamingDataLoader:
-        return StreamingDataLoader(
-            dataset,
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            pin_memory=True,
-            drop_last=True,
-        )
+    return CombinedStreamingDataset(
+        [
+            StreamingDataset(
+                PLACES[name],
+                item_loader=TokensLoader(block_size=block_size),
+                shuffle=True,
+                drop_last=True,
+                seed=seed,
+            )
+            for name in WEIGHTS
+        ],
+        weights=list(WEIGHTS.values()),
+        seed=seed,
+        iterate_over_all=False,
+    )
 '''
     return lines, text
 
@@ -347,7 +232,7 @@ def _nanotron(sources: Sources) -> Exported:
     Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` (huggingface/nanotron 00708b8):
     as many weights as folders, a stage that starts at step 1, and no key that the classes lack.
     """
-    names, weights, places, _ = (list(column) for column in zip(*sources, strict=True))
+    names, weights, places = (list(column) for column in zip(*sources, strict=True))
     lines = [
         "nanotron: put this into the configuration in place of its data_stages.",
         """Weights count samples of tokens.sequence_length tokens, so they are shares of
@@ -383,11 +268,9 @@ def _olmo_core(sources: Sources) -> Exported:
 TRAINERS: Mapping[str, ExportFormat] = {
     "hf": ExportFormat(_hf, reads_hub=True),
     "litdata": ExportFormat(_litdata),
-    "litgpt": ExportFormat(_litgpt),
     "nanotron": ExportFormat(_nanotron),
     "olmo-core": ExportFormat(_olmo_core, "data/{}/*.npy"),
     "megatron": ExportFormat(_megatron, "data/{}_text_document"),
     "levanter": ExportFormat(_levanter, "data/{}/*.jsonl.gz", reads_hub=True),
-    "axolotl": ExportFormat(_axolotl, reads_hub=True),
 }
-FORMATS = [*(name for name in TRAINERS if name != "axolotl"), "yaml", "json", "axolotl"]
+FORMATS = [*TRAINERS, "yaml", "json"]

@@ -35,7 +35,7 @@ MINI: dict[str, Any] = {
     "train": {"steps": 700, "batch_size": 48},
     "eval": {"every": 0, "max_samples_per_source": 128},
     "probe": {"rows": 0},
-    "checkpoint": {"every": 200, "keep": 1},
+    "checkpoint": {"every": 200, "keep": 2},
 }
 ON_CUDA: dict[str, Any] = {"train": {"dtype": "bfloat16", "compile": True}}
 SHORT: dict[str, Any] = {"train": {"steps": 400}}

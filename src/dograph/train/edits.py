@@ -210,8 +210,7 @@ class Edits:
         if done >= self.config.train.steps:
             raise ConfigError(
                 f"{self.run.path} is complete after {done} steps: none is left to draw by another "
-                f"mixture. Train on in a new run: model.preset=null "
-                f"model.path={self.run.path}/model mixer.name=static mixer.file=FILE"
+                f"mixture. Give it more: dograph train --resume {self.run.path} train.steps=N"
             )
         if (why := self.mixer.refuses_edits()) is not None:
             raise ConfigError(

@@ -74,7 +74,7 @@ PARTS = "train.micro_batch_size=4"
         ([], ["model.preset=gpt2-samll"], 'did you mean "gpt2-small"'),
         ([], ["mixer.recipe=sfae"], 'did you mean "safe"'),
         ([], ["mixer.name=doge"], "set mixer.name=dograph"),
-        ([], ["train.dtype=float16"], "train.dtype: .*'bfloat16'"),
+        ([], ["train.dtype=float16"], "train.dtype='float16'; .*allowed: bfloat16, float32"),
         (["topdown"], ["sketch.top_blocks=5"], "has 4 blocks; give 1 to 4"),
         (["full"], [PARTS, "sketch.accumulation=lagged"], "use sketch.accumulation=two_sweeps"),
         (["head"], [PARTS, "sketch.accumulation=keep"], "would hold every micro-batch"),

@@ -83,18 +83,6 @@ def test_the_mixture_a_run_ended_with(tmp_path, corpus):
         run(corpus)
 
 
-def test_sizes_for_axolotl(tmp_path, corpus):
-    mixture = tmp_path / "m.yaml"
-    mixture.write_text("weights: {c4: 0.5, wiki: 0.5}\n")
-    kept = yaml.safe_load(run(mixture, "--to", "axolotl", "--corpus", corpus).stdout)["datasets"]
-    assert [d["weight"] for d in kept] == pytest.approx([1 / 3, 1])
-    sized = ("--size", "c4=1e9", "--size", "wiki=2e9")
-    kept = yaml.safe_load(run(mixture, "--to", "axolotl", *sized).stdout)["datasets"]
-    assert [d["weight"] for d in kept] == [1, 0.5]
-    with pytest.raises(ConfigError, match='takes a number of tokens > 0, got "many"'):
-        run(mixture, "--to", "axolotl", "--size", "c4=many")
-
-
 def test_lists():
     shown = run().stdout
     assert all(name in shown for name in PRESETS)

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from dograph.cli.main import OLD_SPELLINGS, app
+from dograph.cli.main import app
 from dograph.errors import ConfigError
 
 
@@ -42,21 +42,6 @@ def test_other_mistakes_and_commands_are_answered_as_before():
     assert (found.exit_code, "Missing argument" in found.output) == (2, True)
     found = CliRunner().invoke(app, ["doctor", "--steps", "3"])
     assert (found.exit_code, "No such option" in found.output) == (2, True)
-
-
-@pytest.mark.parametrize("program", ["dograph", "python -m dograph"])
-@pytest.mark.parametrize("old", OLD_SPELLINGS)
-def test_old_spellings_are_answered_with_the_new_one_in_a_line(old, program):
-    typed = f"compare {old}" if old.startswith("--") else old
-    found = CliRunner().invoke(app, [*typed.split(), "x"], prog_name=program)
-    assert isinstance(found.exception, ConfigError)
-    assert str(found.exception) == f"dograph {typed} has a new spelling: {OLD_SPELLINGS[old]}"
-    assert "\n" not in str(found.exception)
-
-
-def test_old_spellings_are_not_in_the_help():
-    shown = CliRunner().invoke(app, ["--help"]).output
-    assert not {"losses", "watch", "figures", "explain"} & set(shown.split())
 
 
 @pytest.mark.parametrize(

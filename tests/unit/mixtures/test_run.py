@@ -1,10 +1,9 @@
 """Exports to libraries that can be installed: their text is run, and draws are counted.
 
-litdata and LitGPT are installed without what they ask for: tests/loaders.txt.
+litdata is installed without what it asks for: tests/loaders.txt.
 """
 
 import json
-import sys
 from itertools import islice
 
 import numpy as np
@@ -54,7 +53,7 @@ def chunks(tmp_path):
     from litdata.streaming.writer import BinaryWriter
 
     places = {}
-    for number, name in enumerate([*DRAWN, "validation"]):
+    for number, name in enumerate(DRAWN):
         places[name] = str(tmp_path / f"chunks{number}")
         loader = litdata.TokensLoader(block_size=17)
         writer = BinaryWriter(places[name], chunk_bytes="1MB", item_loader=loader)
@@ -73,33 +72,6 @@ def count(blocks):
 
 
 def test_litdata(chunks):
-    places = {name: chunks[name] for name in DRAWN}
     made = {}
-    exec(export_mixture("litdata", MIXTURE, places), made)
+    exec(export_mixture("litdata", MIXTURE, chunks), made)
     assert_drawn(count(islice(made["train_dataset"](block_size=17), 3000)))
-
-
-def test_litgpt(chunks, tmp_path, monkeypatch):
-    """LitGPT's own command-line parser takes the data module, and its loaders serve it."""
-    pytest.importorskip("litgpt", reason="installed as the head of this file says")
-    jsonargparse = pytest.importorskip("jsonargparse")
-    from litgpt.data import DataModule
-    from litgpt.pretrain import setup
-
-    places = {name: chunks[name] for name in DRAWN}
-    (tmp_path / "mixture_data.py").write_text(export_mixture("litgpt", MIXTURE, places))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mixture_data", raising=False)
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_function_arguments(setup, as_positional=True)
-    given = {"val_path": chunks["validation"], "num_workers": 0}
-    config = {"class_path": "mixture_data.Mixture", "init_args": given}
-    arguments = ["pythia-14m", "--data", json.dumps(config)]
-    for line in (arguments, ["pythia-14m", "--data=mixture_data.Mixture", "--data.num_workers=0"]):
-        data = parser.instantiate_classes(parser.parse_args(line)).data
-        assert isinstance(data, DataModule)
-        data.connect(tokenizer=None, batch_size=4, max_seq_length=16)
-        batches = islice(data.train_dataloader(), 750)
-        assert_drawn(count(block for batch in batches for block in batch))
-        if line is arguments:
-            assert next(iter(data.val_dataloader())).unique().tolist() == [len(DRAWN)]

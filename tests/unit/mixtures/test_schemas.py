@@ -16,9 +16,7 @@ from dograph.mixtures.export import FORMATS, export_mixture
 from dograph.mixtures.file import read_mixture_file
 
 MIXTURE = {"C4": 0.61, "Pile-CC": 0.2999, 'it\'s: "#odd"': 0.0901, "none": 0.0}
-ODD = 'it\'s: "#odd"'
 PLACES = {"C4": "/data/c4", "Pile-CC": "/data/pile cc/x"}
-SIZES = {"C4": 4_000_000, "Pile-CC": 1_000_000, ODD: 5_000_000, "none": 7}
 
 
 class Strict(BaseModel):
@@ -107,21 +105,8 @@ class Levanter(Strict):
     data: LevanterData
 
 
-class AxolotlDataset(Strict):
-    path: str
-    type: str
-    split: str | None = None
-    ds_type: Literal["json", "arrow", "text", "parquet", "csv"] | None = None
-    weight: Annotated[float, Field(gt=0, le=1)]
-
-
-class Axolotl(Strict):
-    datasets: list[AxolotlDataset]
-    shuffle_merged_datasets: bool
-
-
 def exported(name, mixture=MIXTURE, places=PLACES):
-    return export_mixture(name, mixture, places, SIZES)
+    return export_mixture(name, mixture, places)
 
 
 def test_nanotron():
@@ -169,26 +154,6 @@ def test_megatron():
     }
 
 
-def test_axolotl_keeps_what_gives_the_mixture():
-    places = PLACES | {"Pile-CC": "/data/cc.jsonl", "C4": "hf:allenai/c4"}
-    parsed = Axolotl.model_validate(yaml.safe_load(exported("axolotl", places=places)))
-    by_path = {dataset.path: dataset for dataset in parsed.datasets}
-    assert by_path["/data/cc.jsonl"].ds_type == "json"
-    assert by_path["allenai/c4"].ds_type is None
-    names = [name for name, weight in MIXTURE.items() if weight]
-    tokens = [d.weight * SIZES[name] for d, name in zip(parsed.datasets, names, strict=True)]
-    shares = dict(zip(names, (t / sum(tokens) for t in tokens), strict=True))
-    assert shares == pytest.approx({name: MIXTURE[name] for name in names}, rel=1e-6)
-    assert max(dataset.weight for dataset in parsed.datasets) == 1
-    thirds = {"a": 1 / 3, "b": 2 / 3}  # kept parts of 0.5 x 3 / 7: never more than there is
-    text = export_mixture("axolotl", thirds, {}, {"a": 7, "b": 6})
-    kept = [d["weight"] for d in yaml.safe_load(text)["datasets"]]
-    assert kept == [pytest.approx(3 / 7, abs=1e-5), 1.0]
-    assert kept[0] == int(0.333333 / 7 / (0.666667 / 6) * 1e9) / 1e9  # rounded down
-    with pytest.raises(ConfigError, match=r"missing: C4.*--size NAME=TOKENS"):
-        export_mixture("axolotl", MIXTURE, PLACES)
-
-
 def test_yaml_is_a_mixture_file_and_json_the_same(tmp_path):
     path = tmp_path / "mixture.yaml"
     path.write_text(exported("yaml"))
@@ -210,6 +175,6 @@ def test_names_that_do_not_exist():
         exported("nanotrom")
     with pytest.raises(ConfigError, match='"c4", which the mixture does not have'):
         export_mixture("hf", MIXTURE, {"c4": "/x"})
-    for name in ("litdata", "litgpt", "nanotron", "olmo-core", "megatron"):
+    for name in ("litdata", "nanotron", "olmo-core", "megatron"):
         with pytest.raises(ConfigError, match="hub; give the path"):
             exported(name, places={"C4": "hf:allenai/c4"})

@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, and damage is noticed."""
 
+import json
 import os
 from dataclasses import replace
 
@@ -13,7 +14,12 @@ from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.mixers.base import Mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
-from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
+from dograph.train.checkpoint import (
+    TrainingState,
+    check_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import build_optimizer
 
@@ -78,7 +84,40 @@ def test_damage_is_noticed(parts, name):
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(RunError, match=rf"{name} is damaged"):
-        read_checkpoint(run, 1, make())
+        check_checkpoint(run.checkpoint(1))
+
+
+def test_every_bit_of_the_state_is_checked(parts):
+    """A flipped digit of a mixer's value leaves valid JSON."""
+    make, run = parts
+    state = make()
+    state.mixer.count = 777
+    write_checkpoint(run, 1, state, None)
+    path = run.checkpoint(1) / "state.json"
+    path.write_text(path.read_text().replace('"count": 777', '"count": 767'))
+    with pytest.raises(RunError, match=r"state\.json is damaged"):
+        check_checkpoint(run.checkpoint(1))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": 1}', '{"sha256": {}}', "\0" * 40])
+def test_a_state_of_another_kind_is_damage(parts, text):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    (run.checkpoint(1) / "state.json").write_text(text)
+    with pytest.raises(RunError, match=r"state\.json is damaged"):
+        check_checkpoint(run.checkpoint(1))
+
+
+def test_a_checkpoint_without_a_digest_of_its_state_is_read(parts):
+    """As earlier versions wrote them."""
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    path = run.checkpoint(1) / "state.json"
+    state = json.loads(path.read_text())
+    del state["state_sha256"]
+    path.write_text(json.dumps(state))
+    check_checkpoint(run.checkpoint(1))
+    assert read_checkpoint(run, 1, make())
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(parts, monkeypatch):
@@ -116,7 +155,7 @@ def test_a_missing_state_is_told_in_words(parts):
     write_checkpoint(run, 1, make(), None)
     (run.checkpoint(1) / "state.json").unlink()
     with pytest.raises(RunError, match=r"state\.json is damaged or missing"):
-        read_checkpoint(run, 1, make())
+        check_checkpoint(run.checkpoint(1))
 
 
 def test_a_start_that_was_killed_can_start_again(tmp_path):

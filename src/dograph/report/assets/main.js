@@ -30,25 +30,6 @@ function redraw(...names) {
   drawRest();
 }
 
-function setUpThemes() {
-  const themes = [["system", "light dark"], ["light", "light"], ["dark", "dark"]];
-  const button = document.getElementById("theme");
-  let chosen = 0;
-  const choose = (number) => {
-    chosen = number;
-    const [name, scheme] = themes[chosen];
-    document.documentElement.style.colorScheme = scheme;
-    button.textContent = `Theme: ${name}`;
-  };
-  // Some browsers refuse storage to files on disk: the theme then lasts as long as the page.
-  try { chosen = Number(localStorage.getItem("dograph-theme")) || 0; } catch { /* see above */ }
-  choose(themes[chosen] ? chosen : 0);
-  button.addEventListener("click", () => {
-    choose((chosen + 1) % themes.length);
-    try { localStorage.setItem("dograph-theme", chosen); } catch { /* see above */ }
-  });
-}
-
 // While a run is training: ask the server on this machine for new data and draw it.
 async function follow(version, wait) {
   const line = document.getElementById("live");
@@ -69,6 +50,5 @@ async function follow(version, wait) {
   setTimeout(() => follow(next.version, next.wait), 1000 * next.wait);
 }
 
-setUpThemes();
 show(JSON.parse(document.getElementById("data").textContent));
 if (document.body.dataset.live === "yes") follow("", 2);
