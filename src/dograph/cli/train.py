@@ -209,16 +209,12 @@ def _print_forecast(config: "RunConfig") -> None:
     """What a run would cost and draw, as tables."""
     from dograph.data.corpus import Corpus
     from dograph.mixers.registry import mixer_class
-    from dograph.train.distributed import pick_device
-    from dograph.train.forecast import EFFICIENCY, forecast, memory_problem
+    from dograph.train.forecast import EFFICIENCY, forecast
 
     def size(count: int) -> str:
         return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
-    corpus, device = Corpus(ensured(config.data.corpus)), pick_device(config.train.device)
-    if problem := memory_problem(config, corpus, device):
-        warn([problem])
-    costs, mixer = forecast(config, corpus), config.mixer
+    costs, mixer = forecast(config, Corpus(ensured(config.data.corpus))), config.mixer
     print(f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}")
     shared = ", shared by all ranks" if config.train.shard else ""
     speed = f"{EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} TFLOP/s measured"

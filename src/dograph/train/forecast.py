@@ -289,54 +289,47 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         flops=flops,
         flops_per_second=speed,
         seconds=flops / (EFFICIENCY * speed),
-        warnings=start_warnings(config, corpus, sampler, mixer),
+        warnings=memory_problem(config, corpus, pick_device(train.device))
+        + start_warnings(config, corpus, sampler, mixer),
     )
 
 
 def memory_problem(
-    config: RunConfig, corpus: Corpus, device: torch.device, world_size: int = 1
-) -> str | None:
-    """Why a run cannot fit into the memory of a rank's device; None if it may fit.
+    config: RunConfig, corpus: Corpus, device: torch.device, ranks: int = 1
+) -> list[str]:
+    """Why a run cannot fit into the memory of a rank's device; empty if it may fit.
 
     Counted is only what every run of these settings holds at the same time, so that nothing is
     refused that could run: of the activations eight of the model's width in each layer (two norms'
     inputs, attention and its output, the feed-forward layer), or one with checkpointing.
     """
     try:
-        model, train = open_shape(config, corpus), config.train
+        model, train, length = open_shape(config, corpus), config.train, config.data.seq_len
     except RuntimeError:  # a model of one's own that cannot be built without memory
-        return None
+        return []
     facts, needs = model.model.config, build_mixer(config.mixer.name, config.mixer.options).needs
-    batch, sketches = train.batch_size, "sketch" in needs
-    at_once = min(train.micro_batch_size or batch, -(-batch // world_size))
-    tokens, size = at_once * config.data.seq_len, 2 if train.half else WIDE
-    kept = getattr(facts, "num_hidden_layers", 0) * (1 if train.activation_checkpointing else 8)
-    head = 0 if sketches and config.sketch.mode == "head" else WIDE * model.vocab_size
-    parts = {  # bytes, by what to change
-        "the model: choose a smaller one": 16
-        * sum(p.numel() for p in model.parameters())
-        // (world_size if train.shard else 1),
-        "samples at once: lower train.micro_batch_size or data.seq_len": tokens
-        * (size * kept * getattr(facts, "hidden_size", 0) + head),
-        "the batch: lower train.batch_size": 24 * batch
-        + 8 * batch * config.data.seq_len // world_size,
-        # the sum over layers, and that of the output layer, which has four times as many numbers
-        "the sketches: lower sketch.dim or train.batch_size": WIDE
-        * config.sketch.dim
-        * (batch + 4 * at_once)
-        if sketches
-        else 0,
+    batch, sketches, parameters = train.batch_size, "sketch" in needs, model.parameters()
+    some = min(train.micro_batch_size or batch, -(-batch // ranks))  # samples at once
+    kept = 1 if train.activation_checkpointing else 8
+    kept *= getattr(facts, "num_hidden_layers", 0) * getattr(facts, "hidden_size", 0)
+    logits = 0 if sketches and config.sketch.mode == "head" else WIDE * model.vocab_size
+    state = 16 * sum(p.numel() for p in parameters) // (ranks if train.shard else 1)
+    activations = some * length * (kept * (2 if train.half else WIDE) + logits)
+    # of all layers summed, and of the output layer, which has four times as many numbers
+    sketch = WIDE * config.sketch.dim * (batch + 4 * some) if sketches else 0
+    parts = {
+        "the model: choose a smaller one": state,
+        "samples at once: lower train.micro_batch_size or data.seq_len": activations,
+        "the batch: lower train.batch_size": 24 * batch + 8 * batch * length // ranks,
+        "the sketches: lower sketch.dim or train.batch_size": sketch,
     }
     on_gpu = device.type == "cuda"
     there = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_memory()
-    if (needed := sum(parts.values())) <= there:
-        return None
-    what = max(parts, key=lambda name: parts[name])
-    return (
-        f"this run needs at least {needed / 2**30:,.1f} GiB of memory, and "
-        f"{device if on_gpu else 'this machine'} has {there / 2**30:.1f} GiB. Most of it, "
-        f"{parts[what] / 2**30:,.1f} GiB, is for {what}"
-    )
+    what, needed = max(parts, key=lambda name: parts[name]), sum(parts.values())
+    place, most = device if on_gpu else "this machine", parts[what] / 2**30
+    text = f"this run needs at least {needed / 2**30:,.1f} GiB of memory, and {place} has "
+    text += f"{there / 2**30:.1f} GiB. Most of it, {most:,.1f} GiB, is for {what}"
+    return [text] if needed > there else []
 
 
 def measure_matmul(config: RunConfig, width: int) -> float:

@@ -160,7 +160,7 @@ class Trainer:
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
         torch.use_deterministic_algorithms(config.train.deterministic)
-        if problem := memory_problem(config, self.corpus, world.device, world.size):
+        for problem in memory_problem(config, self.corpus, world.device, world.size):
             raise ConfigError(problem)
         model = open_model(config, self.corpus)
         if config.train.activation_checkpointing:

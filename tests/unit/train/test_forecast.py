@@ -117,7 +117,8 @@ def test_what_cannot_fit_is_told_with_the_figures_and_what_to_lower(
     corpus, monkeypatch, overrides, cause
 ):
     monkeypatch.setattr(forecasts, "machine_memory", lambda: 16 << 30)
-    problem = memory_problem(configure(corpus, "mixer.name=natural", *overrides), corpus, CPU)
+    config = configure(corpus, "mixer.name=natural", *overrides)
+    [problem] = memory_problem(config, corpus, CPU)
     assert cause in problem
     assert "this machine has 16.0 GiB" in problem
 
@@ -131,18 +132,18 @@ def test_what_a_run_is_known_to_need_is_less_than_what_it_takes(corpus, monkeypa
     most = 2 * forecast(config, corpus).state_bytes + 100 * 4 * 10 * 5120
     for there, fits in ((least, False), (most, True)):
         monkeypatch.setattr(forecasts, "machine_memory", lambda there=there: there)
-        assert (memory_problem(config, corpus, CPU) is None) == fits
+        assert (memory_problem(config, corpus, CPU) == []) == fits
 
 
 def test_shards_and_checkpointing_count(corpus, monkeypatch):
     monkeypatch.setattr(forecasts, "machine_memory", lambda: 30 << 30)
     large = configure(corpus, "mixer.name=natural", "model.preset=llama-3.2-3b", "train.shard=true")
-    assert memory_problem(large, corpus, CPU) is not None
-    assert memory_problem(large, corpus, CPU, world_size=4) is None
+    assert memory_problem(large, corpus, CPU)
+    assert not memory_problem(large, corpus, CPU, ranks=4)
     long = ["train.batch_size=40000", "mixer.name=natural", "model.preset=demo", "data.seq_len=256"]
-    assert "needs at least" in memory_problem(configure(corpus, *long), corpus, CPU)
+    assert memory_problem(configure(corpus, *long), corpus, CPU)
     long.append("train.activation_checkpointing=true")
-    assert memory_problem(configure(corpus, *long), corpus, CPU) is None
+    assert not memory_problem(configure(corpus, *long), corpus, CPU)
 
 
 def warnings_of(corpus, *settings):
