@@ -51,9 +51,13 @@ def write_run(
     sources=SOURCES,
     every=20,
     model="tiny",
+    worse=0.0,
     **own,
 ):
-    """A run of `steps` steps. `own` are further columns by step: name=callable."""
+    """A run of `steps` steps. `own` are further columns by step: name=callable.
+
+    `worse` is added to its losses: runs with the same seed are else identical.
+    """
     folder.mkdir(parents=True)
     total = steps if total is None else total
     values = {
@@ -70,11 +74,12 @@ def write_run(
     with open(folder / "metrics.jsonl", "w") as file:
         for step in range(1, steps + 1):
             row = step_row(step, rng, mixer, sources, own)
+            row = {k: v + worse if k.endswith("loss_nats") else v for k, v in row.items()}
             file.write(json.dumps(row) + "\n")
             if valid and (step % every == 0 or step == steps):
-                file.write(json.dumps(valid_row(step, sources, seed)) + "\n")
+                file.write(json.dumps(valid_row(step, sources, seed, worse)) + "\n")
     if valid and steps == total:
-        write_validation(folder, steps, sources, seed)
+        write_validation(folder, steps, sources, seed, worse)
     return folder
 
 
@@ -95,17 +100,18 @@ def step_row(step, rng, mixer, sources, own):
     return row | {name: make(step) for name, make in own.items()}
 
 
-def valid_row(step, sources, seed):
-    nats = {s: 3.0 + 0.1 * k + 1.0 / step + 0.01 * seed for k, s in enumerate(sources)}
+def valid_row(step, sources, seed, worse=0.0):
+    nats = {s: 3.0 + 0.1 * k + 1.0 / step + 0.01 * seed + worse for k, s in enumerate(sources)}
     row = {"step": step} | {f"valid/{s}/loss_nats": value for s, value in nats.items()}
+    row |= {f"valid/{s}/bits_per_byte": value / 3 for s, value in nats.items()}
     mean = sum(nats.values()) / len(nats)
     summaries = {"mean": mean, "natural": mean, "worst": max(nats.values())}
     return row | {f"valid/{name}/loss_nats": value for name, value in summaries.items()}
 
 
-def write_validation(folder, step, sources, seed):
+def write_validation(folder, step, sources, seed, worse=0.0):
     """Blocks whose mean is the last validation's loss."""
-    row = valid_row(step, sources, seed)
+    row = valid_row(step, sources, seed, worse)
     with open(folder / "validation.jsonl", "w") as file:
         for source in sources:
             middle = row[f"valid/{source}/loss_nats"]
@@ -199,7 +205,8 @@ def wide_choice(folder):
         for mixer, options in methods:
             for seed in (0, 1):
                 told = "-".join(map(str, [model, mixer, *options.values(), seed]))
-                run = write_run(folder / told, mixer=mixer, options=options, seed=seed, model=model)
+                own = {"mixer": mixer, "options": options, "seed": seed, "model": model}
+                run = write_run(folder / told, worse=0.01 * len(runs), **own)
                 write_eval(run, 0.5 + 0.01 * len(runs))
                 runs.append(run)
     return runs

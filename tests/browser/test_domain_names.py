@@ -16,14 +16,14 @@ NAMES = """
   document.querySelectorAll('#domains details').forEach((n) => { n.open = true; });
   const chart = (start) => [...document.querySelectorAll('#domains figure')]
     .find((n) => n.querySelector('figcaption').textContent.startsWith(start));
-  const keys = (start) => said(chart(start).querySelectorAll('.legend bdi'));
+  const keys = (start) => said(chart(start)?.querySelectorAll('.legend bdi') || []);
   return {
     nodes: [...document.querySelectorAll('#graph .node')]
       .map((n) => n.getAttribute('aria-label').split(':')[0]),
     drawn: texts('#graph .node text').map((text) => `domain ${text}`),
     weights: keys('Domain weights'),
     shares: keys('Share of samples'),
-    made: texts('figcaption').filter((text) => /^Domain [0-9]/.test(text)),
+    made: texts('figcaption').filter((text) => /^domain [0-9]/.test(text)),
     panel: texts('#domain-panel h3'),
   };
 """
@@ -31,15 +31,13 @@ ROWS = "return document.querySelector('#pca-domain').closest('figure').textConte
 WORDS = """
   const chart = (start) => [...document.querySelectorAll('#domains figure')]
     .find((n) => n.querySelector('figcaption').textContent.startsWith(start));
-  const made = [...document.querySelectorAll('#domains h3')]
-    .find((n) => n.textContent.startsWith('Sources in each domain'));
+  const caption = (start) => chart(start)?.querySelector('figcaption').textContent;
   return {
     section: document.querySelector('#domains .body > .soft')?.textContent || '',
-    graph: chart('Domain graph').querySelector('figcaption').textContent,
-    weights: chart('Domain weights').querySelector('figcaption').textContent,
-    shares: chart('Share of samples').querySelector('figcaption').textContent,
-    made: made.parentNode.querySelector('p.soft').textContent,
+    graph: caption('Domain graph'),
     panel: document.querySelector('#domain-panel').textContent,
+    ...(chart('Domain weights') ? { weights: caption('Domain weights') } : {}),
+    ...(chart('Share of samples') ? { shares: caption('Share of samples') } : {}),
   };
 """
 
@@ -78,6 +76,11 @@ def test_a_domain_has_one_name(page, request, which):
     opened(page, request.getfixturevalue(which))
     named = page.run(NAMES)
     assert [name.lower() for name in named.pop("panel")] == ["domain 0"]
+    over_time = {place: named.pop(place) for place in ("weights", "shares", "made")}
+    if which == "lasting":
+        named |= over_time
+    else:  # domains without identity have no panels over time
+        assert over_time == {"weights": [], "shares": [], "made": []}
     for place, names in named.items():
         assert [re.match(r"domain \d+", name.lower())[0] for name in names] == [
             "domain 0",
@@ -95,6 +98,7 @@ def test_ranks_are_said_to_be_ranks_wherever_they_stand(page, passing):
             words,
         )
     assert "of another step is another domain" in page.run(WORDS)["panel"]
+    assert "no chart here follows a domain over steps" in page.run(WORDS)["section"]
 
 
 def test_identities_are_not_called_ranks(page, lasting):

@@ -58,8 +58,8 @@ def single(run, folder):
 @pytest.fixture(scope="module")
 def many(folder):
     runs = [
-        write_run(folder / f"{mixer}-{seed}", mixer=mixer, seed=seed)
-        for mixer in ("natural", "uniform")
+        write_run(folder / f"{mixer}-{seed}", mixer=mixer, seed=seed, worse=worse)
+        for mixer, worse in (("natural", 0.0), ("uniform", 0.1))
         for seed in (0, 1)
     ]
     write_page(runs, folder / "many.html")

@@ -21,8 +21,8 @@ VALID = """
 
 def test_one_validation_shows_its_interval_and_no_other_step(page, tmp_path):
     runs = [
-        write_run(tmp_path / f"{mixer}-{seed}", mixer=mixer, seed=seed, every=60)
-        for mixer in ("natural", "uniform")
+        write_run(tmp_path / f"{mixer}-{seed}", mixer=mixer, seed=seed, every=60, worse=worse)
+        for mixer, worse in (("natural", 0.0), ("uniform", 0.1))
         for seed in (0, 1)
     ]
     write_page(runs, tmp_path / "page.html")

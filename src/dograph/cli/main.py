@@ -18,7 +18,7 @@ VERBS = (
     *("eval", "show", "inspect", "report", "bench", "doctor"),
 )
 # Errors of disks and places. Other OSErrors, such as a missing file, keep their traceback.
-DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EIO)
+DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 

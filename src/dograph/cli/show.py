@@ -77,11 +77,12 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
     if out is None:
         shown = console.open_console()
         shown.print(recorded.node_table(graph, f"domains after step {graph.step}"))
+        _describe(run, graph.step)
         shown.print(recorded.edge_table(graph))
         if (agreement := recorded.agreement_table(run, skipped)) is not None:
             shown.print(agreement)
     else:
-        write_graph(graph, out)
+        write_graph(graph, out, _describe(run, graph.step, is_shown=False))
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
     if (note := recorded.numbering(run)) is not None:
         print(f"note: {note}")
@@ -126,13 +127,17 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
         rows.append([*shown, escape(str(sample["source"])), escape(_preview(sample, PREVIEW))])
     words = ("source", "text")
     print_table([*numbers, *words], rows, words, title="samples", **PLAIN)
+    _describe(run, step)
 
 
 def _samples(run: Path, step: int, as_json: bool) -> None:
-    from dograph.eval.recorded import samples_of_step
+    from dograph.eval.recorded import labels_of_steps, samples_of_step
+    from dograph.train.run_dir import RunDirectory
 
     skipped = Skipped()
-    samples, rows = samples_of_step(run, step, skipped), []
+    samples, rows = samples_of_step(run, step, skipped), list[list[str]]()
+    known = labels_of_steps(RunDirectory(run), {step}, skipped).get(step, {}).get("domain")
+    more = ["domain"] if known else []
     warn(skipped.warnings())
     if as_json:
         for sample in samples:
@@ -140,11 +145,38 @@ def _samples(run: Path, step: int, as_json: bool) -> None:
         return
     for sample in samples:
         place, text = f"{sample['input']}:{sample['line']}", _preview(sample, SHOW_PREVIEW)
-        cells = [sample[name] for name in ("sample", "source", "epoch", "document", "offset")]
+        sample["domain"] = known[len(rows)] if known else None
+        names = ("sample", "source", *more, "epoch", "document", "offset")
+        cells = [sample[name] for name in names]
         rows.append([str(cell).replace("[", "\\[") for cell in (*cells, place, text)])
     words = ("source", "document", "offset", "input", "text")
-    columns = ("sample", "source", "epoch", *words[1:])
+    columns = ("sample", "source", *more, "epoch", *words[1:])
     print_table(columns, rows, words, title=f"{run}, step {step}: {len(rows)} samples")
+    _describe(run, step)
+
+
+def _describe(run: Path, step: int, *, is_shown: bool = True) -> dict[int, str]:
+    """Print what sets domains that last apart; return the most telling words of each."""
+    from rich.markup import escape
+
+    from dograph.eval.describe import corpus_of, describe_domains
+    from dograph.eval.recorded import domains_last
+    from dograph.train.run_dir import RunDirectory
+
+    directory, rows = RunDirectory.open(run), list[list[str]]()
+    if not domains_last(directory.config()):
+        return {}
+    corpus = corpus_of(directory)
+    profiles = describe_domains(directory, corpus, step)
+    for number, own in profiles.items():
+        texts = [_preview({"text": block.text(corpus)}, PREVIEW) for block in own.typical if corpus]
+        cells = (", ".join(own.words), ", ".join(own.sources), "\n".join(texts))
+        rows.append([str(number), str(own.samples), *map(escape, cells)])
+    if rows and is_shown:
+        title = "what sets domains apart; sources: share (of all samples); texts: typical ones"
+        words = ("words", "sources", "texts")
+        print_table(("domain", "samples", *words), rows, words, title=title, **PLAIN)
+    return {number: own.name for number, own in profiles.items()}
 
 
 def _preview(sample: dict[str, Any], length: int) -> str:

@@ -11,7 +11,7 @@ Shapes: M domains, N samples whose domain and source are known.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -143,11 +143,11 @@ def build_graph(
     return DomainGraph(step, nodes, [Edge(j, k, cosines[j][k], distances[j][k]) for j, k in pairs])
 
 
-def write_graph(graph: DomainGraph, path: Path) -> None:
-    """Write the graph in the format of the file's extension."""
+def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None = None) -> None:
+    """Write the graph in the format of the file's extension; `words` are part of the labels."""
     formats: dict[str, Callable[[DomainGraph], str]] = {
         ".json": lambda graph: json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n",
-        ".graphml": to_graphml,
+        ".graphml": lambda graph: to_graphml(graph, words),
     }
     if path.suffix not in formats:
         raise ConfigError(
@@ -159,7 +159,7 @@ def write_graph(graph: DomainGraph, path: Path) -> None:
     write_text(path, formats[path.suffix](graph))
 
 
-def to_graphml(graph: DomainGraph) -> str:
+def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> str:
     """GraphML with every number as an attribute, and one attribute `source: NAME` per source."""
     names = sorted({name for node in graph.nodes for name in node.sources})
     keys = [("label", "node", "string"), ("samples", "node", "int")]
@@ -184,7 +184,7 @@ def to_graphml(graph: DomainGraph) -> str:
         ]
 
     for node in graph.nodes:
-        values = {"label": _title(node), "samples": node.samples}
+        values = {"label": _title(node, (words or {}).get(node.domain)), "samples": node.samples}
         values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
         values |= {f"source: {name}": count for name, count in node.sources.items()}
         lines += [f'    <node id="n{node.domain}">', *data("node", values), "    </node>"]
@@ -195,11 +195,12 @@ def to_graphml(graph: DomainGraph) -> str:
     return "\n".join([*lines, "  </graph>", "</graphml>", ""])
 
 
-def _title(node: Node) -> str:
-    """The domain's number and its two largest sources."""
+def _title(node: Node, words: str | None) -> str:
+    """The domain's number, its telling words, and its two largest sources."""
     largest = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
     text = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in largest)
-    return f"domain {node.domain}" + (f": {text}" if text else "")
+    said = "; ".join(part for part in (words, text) if part)
+    return f"domain {node.domain}" + (f": {said}" if said else "")
 
 
 def _xml(text: str) -> str:

@@ -22,7 +22,7 @@ up to sqrt(2) too wide.
 Shapes: N rows, S sources.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -161,6 +161,7 @@ class Probe:
     source_N: Tensor  # int64, index into sources
     label_N: Tensor  # int64: the mixer's domains, -1 before it has any
     loss_N: Tensor  # nats
+    nearest: dict[int, list[int]] = field(default_factory=dict)  # rows nearest each centroid
 
     def keeping(self, least: int) -> tuple["Probe", list[str]]:
         """The rows of sources with at least `least` of them, and the names of the other sources."""
@@ -174,6 +175,7 @@ class Probe:
             source_N=(kept_S.cumsum(dim=0) - 1)[self.source_N[row_N]],
             label_N=self.label_N[row_N],
             loss_N=self.loss_N[row_N],
+            nearest={},  # by the numbers of all rows
         )
         return kept, list(compress(self.sources, ~kept_S))
 
@@ -203,7 +205,7 @@ def read_probe(run: Path, step: int) -> Probe:
     about = read_record(file, _probed_rows, skipped)
     if about is None:
         raise RunError(f"{'; '.join(skipped.warnings())}; {remedy}")
-    sources, rows = about
+    sources, rows, nearest = about
     try:
         tensors = load_file(tensor_file)
         sketch_NK, source_N = tensors["sketch"].float(), tensors["source"].long()
@@ -219,15 +221,21 @@ def read_probe(run: Path, step: int) -> Probe:
             f"{num_bad} of {len(sketch_NK)} sketches in {tensor_file} are not finite: the run had "
             f"diverged by then; {remedy}"
         )
-    return Probe(step, sources, rows, sketch_NK, source_N, label_N, loss_N)
+    return Probe(step, sources, rows, sketch_NK, source_N, label_N, loss_N, nearest)
 
 
-def _probed_rows(values: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of the sources, and the place of each row, in a probe's .json file."""
-    sources, rows = values["sources"], values["rows"]
+def _probed_rows(
+    values: dict[str, Any],
+) -> tuple[list[str], list[dict[str, Any]], dict[int, list[int]]]:
+    """Of a probe's .json file: sources, the place of each row, the rows nearest each centroid."""
+    sources, rows = values["sources"], [dict(row) for row in values["rows"]]
     if not rows or not all(isinstance(name, str) for name in sources):
         raise ValueError("it does not name its sources and rows")
-    return list(sources), [dict(row) for row in rows]
+    nearest, keys = dict[int, list[int]](), ("source", "row", "document")
+    number = {tuple(map(row.get, keys)): n for n, row in enumerate(rows)}
+    for own in values.get("domains") or []:
+        nearest[int(own["domain"])] = [number[tuple(map(row.get, keys))] for row in own["nearest"]]
+    return list(sources), rows, nearest
 
 
 # Figure 1 in coordinates: principal components of gradient directions.

@@ -13,7 +13,9 @@ from dograph.report.series import Series
 from dograph.stats import Estimate
 
 TextStyle = Literal["soft", "claim", "heading", "command"]
-GroupStyle = Literal["list", "soft list", "warnings", "facts", "legend", "group", "grid", "folded"]
+GroupStyle = Literal[
+    "list", "soft list", "warnings", "facts", "legend", "samples", "group", "grid", "folded"
+]
 NumberFormat = Literal["number", "signed", "fixed"]
 
 
@@ -116,7 +118,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageBlock:
-    """A text, a list of texts, names and values (facts), names with colours (legend), or items.
+    """A text, a list of texts, facts (names and values), a legend, texts of samples, or items.
 
     Items are one below the other (group), side by side (grid), or hidden until opened (folded).
     """
@@ -133,7 +135,6 @@ class LossCharts:
 
     names: list[str]  # sources
     view: Literal["methods", "runs"]  # selected at first
-    steps: int
     charts: list[tuple[str, str | None, LineChart]]  # source or "total", view, chart
 
 

@@ -108,6 +108,11 @@ class PageData:
     texts: list[str]
     damage: list[str]  # runs and files that could not be read
 
+    @property
+    def steps(self) -> int:
+        """Of the longest run: all charts have the same range of steps."""
+        return max((run.steps for run in self.runs), default=0)
+
 
 @dataclass(slots=True)
 class Subjects:

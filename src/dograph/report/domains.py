@@ -12,24 +12,47 @@ from typing import Any
 import numpy as np
 from scipy.linalg import orthogonal_procrustes
 
-from dograph.data.corpus import Corpus, StratumTokens
-from dograph.data.sampler import WeightLog
-from dograph.errors import DographError, RunError
+from dograph.data.corpus import Block, Corpus
+from dograph.errors import RunError
+from dograph.eval.describe import (
+    DomainProfile,
+    describe_domains,
+    excerpt,
+    labelled_samples,
+    probe_blocks,
+)
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
-from dograph.eval.recorded import domains_last, labels_of_steps, parse_graph
-from dograph.records import read_lines, read_record, unpacked
-from dograph.report.charts import BarChart, LineChart, PageBlock, PageItem, ScatterChart
+from dograph.eval.recorded import domains_last, parse_graph
+from dograph.records import read_lines, unpacked
+from dograph.report.charts import (
+    BarChart,
+    Entry,
+    LineChart,
+    PageBlock,
+    PageItem,
+    PageTable,
+    ScatterChart,
+    TableCell,
+)
 from dograph.report.series import Columns, OpenRun, curve, rounded
-from dograph.train.assembly import open_sampler
 
 ROUNDS = 60  # of moving overlapping nodes apart
-EXAMPLES = 5  # texts per domain
-TEXT_LENGTH = 480  # characters of each text
+EXAMPLES = 3  # texts per domain
 GRAPHS_WITH_TEXTS = 4  # if domains are those of one batch
 COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
 NO_PROBE_ROWS = "No probe row is in this domain, or there are no probes."
+NO_IDENTITY = (
+    "Domains are computed for each batch separately and have no identity over steps. Their "
+    f"{RANKED}: domain 0 of one step and domain 0 of another are different domains. So no chart "
+    "here follows a domain over steps; the graph shows the domains of one batch at a time."
+)
+DESCRIBED = (
+    "Words: in more of its samples than in those of all others together, by at least 3 standard "
+    "errors. Sources: with a larger share here than in all samples (in brackets)."
+)
+CLUSTERED = " Samples here are the probe rows, which last, clustered at the last probe."
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
@@ -77,24 +100,28 @@ class DomainsView:
     graphs: list[PlacedGraph]
     examples_title: str  # followed by the step of the probe or graph
     no_examples: str
-    lines: list[LineChart]  # weights and shares over steps
-    composition: list[PageItem]  # the sources of every domain
+    names: dict[str, str]  # of domains that last: their most telling words
+    lines: list[LineChart]  # weights and shares over steps, of domains that last
+    described: list[PageItem]  # what sets domains apart, and the sources of every domain
     notes: list[str]
 
 
 Texts = dict[str, int]  # the texts of a page, each once, and their index
+Profiles = dict[int, DomainProfile]
 
 
-def example(
-    run: OpenRun, source: str, document: int, stratum: StratumTokens | None, row: int, texts: Texts
-) -> ExampleText:
-    """A block of a stratum; without text if there is no corpus or it has no tokenizer."""
-    corpus, seq_len = run.corpus, run.config.data.seq_len
-    if corpus is None or stratum is None or corpus.manifest.tokenizer.file is None:
-        return ExampleText(source, document, None)
-    text = corpus.text(stratum, row * seq_len, (row + 1) * seq_len)
-    text = text[:TEXT_LENGTH] + (" …" if len(text) > TEXT_LENGTH else "")
-    return ExampleText(source, document, texts.setdefault(text, len(texts)))
+def name_of(domain: int, profiles: Profiles, kind: str = "domain") -> str:
+    """Its number, and its most telling words where there are some."""
+    words = profiles[domain].name if domain in profiles else ""
+    return f"{kind} {domain}: {words}" if words else f"{kind} {domain}"
+
+
+def example(corpus: Corpus, block: Block, texts: Texts) -> ExampleText:
+    """A block; without text if the corpus has no tokenizer."""
+    place, index = block.place(), None
+    if corpus.manifest.tokenizer.file is not None:
+        index = texts.setdefault(excerpt(block.text(corpus)), len(texts))
+    return ExampleText(str(place["source"]), int(place["document"]), index)
 
 
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
@@ -119,10 +146,7 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         return None
     lasting = domains_last(run.config)
     if not lasting:
-        notes.append(
-            "Domains are computed for each batch separately and have no identity over steps. Their "
-            f"{RANKED}: domain 0 of one step and domain 0 of another are different domains."
-        )
+        notes.append(NO_IDENTITY)
     if probes and min(probes[-1].sketch_NK.shape) > 1:  # one row has no principal components
         if corpus is None:
             where = run.config.data.corpus
@@ -137,20 +161,25 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         steps = ", ".join(str(graph.step) for graph in graphs if graph.examples)
         title = "Samples in this domain, step"
         no_examples = f"Samples are shown for steps {steps}." if steps else "No samples recorded."
-    named = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
-    sources = probes[-1].sources if probes else sorted(named)
+    known = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
+    sources = probes[-1].sources if probes else sorted(known)
+    profiles = describe_domains(run.files, corpus)
     return DomainsView(
         has_identity=lasting,
         numbering=LASTING if lasting else RANKED,
         sources=sources,
         source_N=probes[-1].source_N.tolist() if probes else [],
         probes=views,
-        scatters=scatter_charts(sources, views, lasting=lasting),
+        scatters=scatter_charts(sources, views, profiles, lasting=lasting),
         graphs=graphs,
         examples_title=title,
         no_examples=no_examples,
-        lines=domain_lines(columns, buckets, lasting=lasting),
-        composition=composition_blocks(sources, graphs, lasting=lasting),
+        names={str(j): own.name for j, own in profiles.items() if lasting},
+        lines=domain_lines(columns, buckets, profiles) if lasting else [],
+        described=[
+            *profile_blocks(run, profiles, texts, lasting=lasting),
+            *(composition_blocks(sources, graphs, profiles) if lasting else []),
+        ],
         notes=notes,
     )
 
@@ -164,21 +193,11 @@ def with_samples(
     be assigned other rows, so the samples of that batch are shown.
     """
     chosen = {graph.step for graph in _evenly(graphs, GRAPHS_WITH_TEXTS)}
-    kept = labels_of_steps(run.files, chosen)
-    try:
-        sampler = open_sampler(run.config, corpus)
-        sampler.log = WeightLog.load(run.files.weights_file, sampler.names)
-    except (DographError, OSError):
-        return graphs
     examples: dict[int, dict[str, list[ExampleText]]] = {}
-    for step in (step for step, sample in kept.items() if sample["domain"] is not None):
-        ids, own = sampler.draw(step - 1), examples.setdefault(step, {})
-        for i, domain in enumerate(kept[step]["domain"]):
-            shown = own.setdefault(str(domain), [])
-            if len(shown) < EXAMPLES:
-                stratum, document = corpus.train[int(ids.stratum_B[i])], int(ids.document_B[i])
-                block, source = int(ids.block_B[i]), stratum.entry.source
-                shown.append(example(run, source, document, stratum, block, texts))
+    for step, domain, _, block in labelled_samples(run.files, corpus, chosen):
+        shown = examples.setdefault(step, {}).setdefault(str(domain), [])
+        if len(shown) < EXAMPLES:
+            shown.append(example(corpus, block, texts))
     return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
 
 
@@ -189,22 +208,24 @@ def _evenly(graphs: list[PlacedGraph], num: int) -> list[PlacedGraph]:
     return [graphs[round(k * (len(graphs) - 1) / (num - 1))] for k in range(num)]
 
 
-def domain_lines(columns: Columns, buckets: int, *, lasting: bool) -> list[LineChart]:
-    note = LASTING if lasting else f"{RANKED}: a line is not one domain"
+def domain_lines(columns: Columns, buckets: int, profiles: Profiles) -> list[LineChart]:
+    """Weights and shares of domains that last."""
     titles = {"weight": "Domain weights", "share": "Share of samples by domain"}
     charts = []
     for part, title in titles.items():
         series = []
         for name in columns.between("domains/", f"/{part}"):
             own = curve(*columns.get(f"domains/{name}/{part}"), buckets)
-            series.append(replace(own, name=f"domain {name}", index=int(name), dots=False))
+            index = int(name)
+            series.append(replace(own, name=name_of(index, profiles), index=index, dots=False))
         faint = len(series) <= 4
-        charts.append(LineChart(title, series, note, y_name=f"domain {part}", faint=faint))
+        y_name = f"domain {part}"
+        charts.append(LineChart(title, series, LASTING, y_name=y_name, zero=True, faint=faint))
     return charts
 
 
 def scatter_charts(
-    sources: list[str], probes: list[ProbeView], *, lasting: bool
+    sources: list[str], probes: list[ProbeView], profiles: Profiles, *, lasting: bool
 ) -> list[ScatterChart]:
     """The same rows coloured by source and by domain.
 
@@ -214,11 +235,11 @@ def scatter_charts(
     if not lasting:
         group, by = "cluster", "clustered separately"
         note = (
-            "probe rows clustered at each probe, as a batch is; these clusters are not the "
-            "domains of the graph, and their numbers are not ranks"
+            "probe rows clustered at the last probe, as a batch is; a row has one colour at all "
+            "steps; clusters are not the domains of the graph, and their numbers are not ranks"
         )
     num = 1 + max((j for probe in probes for j in probe.label), default=-1)
-    names = [f"{group} {j}" for j in range(num)]
+    names = [name_of(j, profiles, group) for j in range(num)]
     title = "Gradients of held-out rows, by source"
     pca = "principal components of normalized gradient sketches"
     return [
@@ -242,20 +263,40 @@ def composition(sources: list[str], graphs: list[PlacedGraph]) -> tuple[list[str
     return labels, bars
 
 
-def composition_blocks(
-    sources: list[str], graphs: list[PlacedGraph], *, lasting: bool
+def profile_blocks(
+    run: OpenRun, profiles: Profiles, texts: Texts, *, lasting: bool
 ) -> list[PageItem]:
-    """One bar chart per domain, one bar per graph."""
+    """What sets each domain or cluster apart, as a table, and its typical texts."""
+    rows, folded, kind = list[list[Entry]](), list[PageItem](), "domain" if lasting else "cluster"
+    for j, own in profiles.items():
+        cells = (", ".join(own.words) or "none stands out", ", ".join(own.sources))
+        left = [TableCell(text, left=True) for text in cells]
+        rows.append([str(j), str(own.samples), *left])
+        typical = [example(run.corpus, block, texts) for block in own.typical if run.corpus]
+        title = name_of(j, profiles, kind)
+        folded.append(PageBlock("folded", [PageBlock("samples", typical)], title))
+    left_heads = [TableCell(name, left=True) for name in ("words", "sources")]
+    blocks: list[PageItem] = [
+        PageBlock("heading", f"What sets {kind}s apart"),
+        PageBlock("soft", DESCRIBED + ("" if lasting else CLUSTERED)),
+        PageTable("what sets them apart", [kind, "samples", *left_heads], rows),
+        PageBlock("folded", folded, "Typical texts", "typical"),
+    ]
+    return blocks if rows else []
+
+
+def composition_blocks(
+    sources: list[str], graphs: list[PlacedGraph], profiles: Profiles
+) -> list[PageItem]:
+    """One bar chart per domain that lasts, one bar per graph."""
     if not graphs:
         return []
     chosen = _evenly(graphs, COMPOSITIONS)
     labels, bars = composition(sources, chosen)
     counted = "samples of recent batches, by source"
-    if not lasting:
-        counted = f"samples of the step's batch, by source; {RANKED}: bars are different domains"
     if len(chosen) < len(graphs):
         counted += f"; {len(chosen)} of {len(graphs)} graphs, evenly spaced"
-    charts = [BarChart(f"Domain {name}", labels, bars[name], whole=True) for name in sorted(bars)]
+    charts = [BarChart(name_of(j, profiles), labels, bars[j], whole=True) for j in sorted(bars)]
     return [
         PageBlock("heading", "Sources in each domain, over time"),
         PageBlock("soft", counted),
@@ -269,29 +310,26 @@ def probe_views(
 ) -> list[ProbeView]:
     """Coordinates on the axes of the last probe and on each probe's own.
 
-    For lasting domains the examples are the rows that the probe lists as nearest the centroid.
+    Domains that last have as examples the rows nearest their centroid. Clusters are those of the
+    last probe at every step: their numbers at other probes mean other clusters.
     """
-    strata = {s.entry.stratum: s for s in run.corpus.validation} if run.corpus else {}
-
-    def examples_of(values: dict[str, Any]) -> dict[str, list[ExampleText]]:
-        rows = {(row["source"], row["row"], row["document"]): row for row in values["rows"]}
-        examples: dict[str, list[ExampleText]] = {}
-        for domain in (values["domains"] or []) if lasting else []:
-            shown = examples.setdefault(str(domain["domain"]), [])
-            for near in domain["nearest"][:EXAMPLES]:
-                source, row, document = near["source"], near["row"], near["document"]
-                stratum = strata.get(rows[source, row, document]["stratum"])
-                shown.append(example(run, source, document, stratum, row, texts))
-        return examples
-
+    corpus, seq_len = run.corpus, run.config.data.seq_len
     views = []
     for probe in probes:
         on_last = principal(probe.sketch_NK, like_NK=probes[-1].sketch_NK)
         both = [on_last, principal(probe.sketch_NK)]
         last, own = ([rounded(xs, 4) for xs in one.coordinate_NC.T.numpy()] for one in both)
-        examples = read_record(run.files.probe(probe.step), examples_of, run.skipped) or {}
+        examples: dict[str, list[ExampleText]] = {}
+        for domain, near in probe.nearest.items() if lasting else ():
+            blocks = probe_blocks(probe, corpus, seq_len) if corpus else None
+            examples[str(domain)] = [
+                example(corpus, blocks[n], texts)
+                if corpus and blocks
+                else ExampleText(probe.rows[n]["source"], probe.rows[n]["document"], None)
+                for n in near[:EXAMPLES]
+            ]
         explained = [rounded(one.explained_C.numpy(), 4) for one in both]
-        label = probe.label_N.tolist()
+        label = (probe if lasting else probes[-1]).label_N.tolist()
         views.append(ProbeView(probe.step, last, own, explained, label, examples))
     return views
 

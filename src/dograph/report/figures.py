@@ -23,12 +23,13 @@ from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, Tabl
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
 from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
 from dograph.report.one_run import RunData
-from dograph.report.series import FEW
+from dograph.report.render import asset
+from dograph.report.series import FEW, IDENTICAL
 
 COLUMN, WIDE = 3.25, 6.75  # inches: one column of a paper, and two
-COLOURS = (
-    "#0072b2", "#d55e00", "#007a5a", "#b0447f", "#8f6b00", "#3f8fd2", "#6d3fa0", "#5d6470",
-)  # fmt: skip
+# The colours of the page's light theme, by their names in page.css, which alone defines them.
+PAGE = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}),", asset("page.css")))
+COLOURS: tuple[str, ...] = tuple(PAGE[f"c{index}"] for index in range(8))
 MARKS = ("o", "s", "^", "D", "v", "P", "X")  # seven, so that marks and eight colours vary together
 DASHES = ("-", "--", ":", "-.")
 # For areas, which have no marks: a new one every four series, because colour-blind readers may see
@@ -51,8 +52,7 @@ STYLE = {
     "svg.hashsalt": "dograph",  # the same run gives the same file
     "text.parse_math": False,  # a $ in a source's name is a $
 }
-ASIDE = 0.1  # horizontal distance of points at the same single step
-GREY = "#555555"  # reference lines
+ASIDE = 0.02  # distance of points at the same single step, as a fraction of all steps
 MARKED = 6  # marks on a line of many points
 LETTERS = 15  # that fit into an inch of a legend
 PROBES_ACROSS, TASKS_ACROSS = 6, 5  # panels in a row
@@ -108,19 +108,19 @@ def draw_curves(data: PageData) -> Figures:
         if "runs" in charts:  # a method with one run is drawn like the run, with its raw values
             single = {one.index: one for one in charts["runs"].series}
             series = [
-                one if one.low else replace(single[one.index], name=one.name, dash=0)
+                one if one.low else replace(single.get(one.index, one), name=one.name, dash=0)
                 for one in chart.series
             ]
             chart = replace(chart, series=series)
         if chart.series:
-            yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1)
+            yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1, steps=data.steps)
 
 
 def draw_run(data: PageData, run: RunData, stem: str) -> Figures:
     """Losses by source, health, and domains."""
     chart = sections.source_chart(run)
     if chart.series:
-        yield f"{stem}sources", line_figure(chart, 2.3)
+        yield f"{stem}sources", line_figure(chart, 2.3, steps=run.steps)
     charts = sections.health_charts(replace(data, runs=[run], groups={run.group: [run.name]}))
     if charts:
         figure, axes = panels(len(charts), 2, 1.6)
@@ -138,14 +138,13 @@ def draw_domains(domains: DomainsView) -> Figures:
     below = "" if domains.has_identity else domains.numbering
     if domains.probes:
         yield "pca", _draw_probes(domains)
-    weights = domains.lines[0]
-    if weights.series:
+    for weights in (chart for chart in domains.lines[:1] if chart.series):
         smoothed = replace(weights, series=[replace(one, raw=None) for one in weights.series])
-        yield "weights", line_figure(smoothed, 2.3, below=below)
+        yield "weights", line_figure(smoothed, 2.3)
     if domains.graphs:
         last = domains.graphs[-1]
         figure, axes = sheet(COLUMN, COLUMN, below=below)
-        draw_graph(axes[0, 0], last)
+        draw_graph(axes[0, 0], last, domains.names)
         yield "graph", figure
         labels, bars_of = composition(domains.sources, [last])
         bars = [(f"domain {domain}", parts) for domain, ((_, parts),) in bars_of.items()]
@@ -240,22 +239,23 @@ def panels(num: int, across: int, row_height: float, more: float = 0.0) -> tuple
     return figure, list(axes.flat[:num])
 
 
-def line_figure(chart: LineChart, height: float, *, lone: bool = False, below: str = "") -> Any:
-    """A line chart in one column, with a legend above it and a text below it."""
-    figure, axes = sheet(COLUMN, height, below=below)
-    draw_lines(axes[0, 0], chart, lone=lone)
+def line_figure(chart: LineChart, height: float, *, lone: bool = False, steps: int = 1) -> Any:
+    """A line chart in one column, with a legend above it; its x axis has at least these steps."""
+    figure, axes = sheet(COLUMN, height)
+    draw_lines(axes[0, 0], chart, lone=lone, steps=steps)
     add_legend(axes[0, 0])
     return figure
 
 
-def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
+def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False, steps: int = 1) -> None:
     """Smoothed lines, and raw ones behind them; a lone line needs no marks.
 
     At a single step, points are drawn side by side so that they do not cover each other.
     """
-    steps = {x for one in chart.series for x in one.x}
-    for one in chart.series:
-        x = [where + ASIDE * one.index for where in one.x] if len(steps) == 1 else one.x
+    last = max([steps, *(x for one in chart.series for x in one.x)])
+    aside = ASIDE * last if all(len(one.x) == 1 for one in chart.series) else 0.0
+    for k, one in enumerate(chart.series, start=1):
+        x = [where - aside * (len(chart.series) - k) for where in one.x]
         own, num = colour(one.index), len(x)
         if one.raw is not None:
             axis.plot(one.raw.x, one.raw.y, color=own, alpha=0.25, linewidth=0.5)
@@ -282,9 +282,9 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False) -> None:
     ticker = require("matplotlib.ticker", "figures")
     whole = ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
     axis.xaxis.set_major_locator(whole)
-    if len(steps) == 1:
-        middle = sum(steps) + ASIDE * (len(chart.series) - 1) / 2
-        axis.set_xticks([middle], [f"{sum(steps):g}"])
+    if chart.zero:
+        axis.set_ylim(bottom=0)
+    axis.set_xlim(1 - MARGIN * last, (1 + MARGIN) * last)
     if chart.log_y:  # with plain numbers, because STYLE turns formulas off
         axis.set(yscale="log")
         axis.yaxis.set_major_formatter(ticker.LogFormatter())
@@ -303,7 +303,7 @@ def draw_scatter(
             *([part[n] for n in own] for part in place_2N),
             s=6,
             marker=mark(max(index, 0)),
-            facecolors="#999999" if index < 0 else [face(index)],
+            facecolors=PAGE["c7"] if index < 0 else [face(index)],
             edgecolors="none" if index < len(COLOURS) else colour(index),
             linewidths=0 if index < len(COLOURS) else 0.5,
             label=label,
@@ -345,7 +345,7 @@ def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
         axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
     for line in (chart.reference, chart.chance):
         if line is not None:
-            axis.axvline(line, color=GREY, linewidth=0.6, linestyle="--")
+            axis.axvline(line, color=PAGE["soft"], linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     label_rows(axis, names)
 
@@ -356,22 +356,24 @@ def draw_heat(axis: Any, table: PageTable) -> None:
         for j, cell in enumerate(row[1:]):
             assert isinstance(cell, TableCell)
             change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
-            ink = "white" if shade > 0.7 else "black"
+            ink = PAGE["paper"] if shade > 0.7 else PAGE["ink"]
             axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
     shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
-    axis.imshow(shades, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
+    colormap = require("matplotlib.colors", "figures").LinearSegmentedColormap
+    colours = colormap.from_list("page", [PAGE[name] for name in ("low", "paper", "high")])
+    axis.imshow(shades, cmap=colours, vmin=-1, vmax=1, aspect="auto")
     axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
     axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
 
-def draw_graph(axis: Any, graph: PlacedGraph) -> None:
-    """Discs are shares, rings are weights, lines are cosines."""
+def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:
+    """Discs are shares, rings are weights, lines are cosines; below a disc its telling words."""
     circle = require("matplotlib.patches", "figures").Circle
     place = {node["domain"]: (node["x"], node["y"]) for node in graph.nodes}
     for edge in graph.edges:
         ends = zip(place[edge["first"]], place[edge["second"]], strict=True)
         style, width = "-" if edge["cosine"] > 0 else ":", 0.3 + 3 * abs(edge["cosine"])
-        axis.plot(*ends, style, color="#888888", linewidth=width, zorder=1)
+        axis.plot(*ends, style, color=PAGE["ink"], alpha=0.4, linewidth=width, zorder=1)
     for node in graph.nodes:
         own, where = colour(node["domain"]), place[node["domain"]]
         share, weight = (node_radius(x) for x in (node["share"], node["weight"] or node["share"]))
@@ -380,6 +382,9 @@ def draw_graph(axis: Any, graph: PlacedGraph) -> None:
         ring.set_linestyle(dashes(node["domain"]))
         axis.add_patch(ring)
         axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
+        if words := names.get(str(node["domain"])):
+            below = (where[0], where[1] - max(share, weight))
+            axis.text(*below, words, ha="center", va="top", zorder=4, fontsize=5.5)
     axis.set(aspect="equal", title=f"step {graph.step:,}")
     axis.autoscale_view()
     axis.set_axis_off()
@@ -399,7 +404,7 @@ def add_legend(axis: Any, where: str = "upper") -> None:
     """
     figure = axis.figure
     handles, labels = axis.get_legend_handles_labels()
-    if len(labels) < 2:
+    if len(labels) < 2 and not "".join(labels).endswith(IDENTICAL):
         return
     width, height = figure.get_size_inches()
     lines = [textwrap.fill(label, int(LETTERS * width)) for label in labels]

@@ -89,6 +89,7 @@ class RunData:
     facts: dict[str, str]
     losses: dict[str, Estimate]  # last validation: sources, then summaries
     validated: int  # its step
+    bits: dict[str, float | None]  # the same in bits per byte
     epochs: dict[str, float | None]  # by source
     warnings: list[str]
     curves: dict[str, Series]  # by the name of the metric
@@ -132,6 +133,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         facts=facts,
         losses=losses,
         validated=int(max(columns.get(f"valid/mean{LOSS}")[0], default=0)),
+        bits={name: columns.last(f"valid/{name}/bits_per_byte") for name in losses},
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings + damage,
         curves=curves,

@@ -28,7 +28,7 @@ from dograph.report.charts import (
 )
 from dograph.report.collect import Comparison, PageData
 from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
-from dograph.report.series import FEW, SMOOTHED_SHARE, Series, read_json, rounded
+from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, read_json, rounded
 from dograph.stats import METRICS, t_quantile
 
 MOST_WARNINGS = 12
@@ -39,6 +39,7 @@ TOTAL_LOSSES = {
     "valid/natural/loss_nats": "Validation loss, weighted by training tokens",
     "valid/worst/loss_nats": "Validation loss, worst source",
 }
+SHARES = ("domains/nmi", "domains/batch_nmi")  # of health: their axes start at 0
 PER_RUN = {  # title and note
     "optim/lr": ("Learning rate", "of each step"),
     "time/tokens_per_second": ("Tokens per second", "wall-clock, without validation"),
@@ -72,7 +73,7 @@ Columns = Mapping[str, Callable[[Row], Entry]]
 
 def page_json(data: PageData) -> str:
     """Everything the page shows, under the names that its script reads."""
-    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "texts")}
+    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "texts", "steps")}
     sections = {name: build(data) for name, (_, build) in SECTIONS.items()}
     return as_json({**about, "sections": sections})
 
@@ -102,7 +103,7 @@ def overview(data: PageData) -> list[PageItem]:
         blocks.append(PageBlock("soft", NO_WARNINGS))
     blocks += _one_run(runs[0]) if len(runs) == 1 else _several_runs(data)
     how, most = list(HOW_TO_READ), 2 * data.buckets + 2
-    if max((run.steps for run in runs), default=0) > most:
+    if data.steps > most:
         how.insert(
             0,
             f"Curves of more than {most} points are drawn by their first and last point and the "
@@ -155,6 +156,7 @@ def loss_table(run: RunData) -> PageItem:
         "source": lambda name: name,
         "loss in nats, 95 %": lambda name: TableCell.of(run.losses[name]),
         "perplexity": lambda name: TableCell(math.exp(run.losses[name].value), digits=1),
+        "bits per byte": lambda name: TableCell(run.bits[name], "fixed", 3),
         "epochs": lambda name: TableCell(run.epochs[name], "fixed", 2),
     }
     table = table_of("validation loss by source", list(run.losses), columns)
@@ -186,8 +188,7 @@ def curves(data: PageData) -> list[PageItem]:
             chart = LineChart(title, run_series(data, metric), note, zero=True)
             charts.append(("total", None, chart))
     repeated = any(len(names) > 1 for names in data.groups.values())
-    steps = max(run.steps for run in runs)
-    return [LossCharts(sources, "methods" if repeated else "runs", steps, charts)]
+    return [LossCharts(sources, "methods" if repeated else "runs", charts)]
 
 
 def loss_charts(data: PageData, metric: str, title: str) -> dict[str | None, LineChart]:
@@ -205,9 +206,9 @@ def loss_charts(data: PageData, metric: str, title: str) -> dict[str | None, Lin
         known = [curve for curve in own if curve is not None]
         if len(known) == len(own):
             bands.append(band(known, group, index, dots=held_out))
-    shown = [series for series in bands if series.x]
+    shown = distinct([series for series in bands if series.x])
     note = f"{note}; shaded: 95 % interval over seeds"
-    return {"runs": runs, "methods": LineChart(title, shown, note, y_name=y_name)}
+    return {"runs": runs, "methods": replace(runs, series=shown, note=note, faint=False)}
 
 
 def band(curves: Sequence[Series], name: str, index: int, *, dots: bool = False) -> Series:
@@ -227,7 +228,10 @@ def band(curves: Sequence[Series], name: str, index: int, *, dots: bool = False)
 
 
 def run_series(data: PageData, metric: str) -> list[Series]:
-    """A colour per method and a dash pattern per seed; with one method, a colour per run."""
+    """A colour per method and a dash pattern per seed; with one method, a colour per run.
+
+    Identical lines, such as the learning rates of equal schedules, are drawn once.
+    """
     series, groups = [], list(data.groups)
     for k, run in enumerate(data.runs):
         curve = run.curves.get(metric)
@@ -235,7 +239,7 @@ def run_series(data: PageData, metric: str) -> list[Series]:
             index, seed = groups.index(run.group), data.groups[run.group].index(run.name)
             index, seed = (index, seed) if len(groups) > 1 else (k, 0)
             series.append(replace(curve, name=run.name, index=index, dash=seed))
-    return series
+    return distinct(series)
 
 
 def source_chart(run: RunData) -> LineChart:
@@ -265,7 +269,8 @@ def health_charts(data: PageData) -> list[LineChart]:
         note = note.format(batch=data.runs[0].config.train.batch_size)
         note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
-        charts.append(LineChart(title, series, note, log_y=log, faint=few))
+        is_share = metric in SHARES
+        charts.append(LineChart(title, series, note, log_y=log, zero=is_share, faint=few))
     return charts
 
 

@@ -4,7 +4,7 @@ Shapes: N rows that have the column.
 """
 
 from array import array
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
-from dograph.errors import DographError
+from dograph.eval.describe import corpus_of
 from dograph.records import (
     DAMAGE,
     Skipped,
@@ -30,9 +30,11 @@ from dograph.train.run_dir import FORK, RunDirectory
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
 MOST = 1e300  # larger numbers, infinite ones and NaN are not drawn
+NAMED = 4  # names of identical lines in a legend
+IDENTICAL = "(identical)"  # after the names of a line that is drawn once; as in lines.js
 FEW = 40  # lines of at most this many points have a marker at every point
-# Columns that no chart shows: other units of a loss, and counts and norms.
-_UNUSED = ("/ppl", "/bits_per_byte", "/samples", "/gradient_norm", "/mean_norm")
+# Columns that the page does not show: other units of a loss, and counts and norms.
+_UNUSED = ("/ppl", "/samples", "/gradient_norm", "/mean_norm")
 
 
 def read_json(path: Path, skipped: Skipped | None = None) -> dict[str, Any]:
@@ -88,6 +90,7 @@ class Columns:
         for name, value in row.items():  # millions of times in a long run
             if name not in columns:
                 is_shown = name != "step" and not name.endswith(_UNUSED)
+                is_shown &= name.startswith("valid/") or not name.endswith("/bits_per_byte")
                 columns[name] = (array("q"), array("d")) if is_shown else None
             column = columns[name]
             if column is not None and value.__class__ in (int, float) and abs(value) < MOST:
@@ -145,12 +148,7 @@ class OpenRun:
 
     def read(self) -> None:
         self.columns.read()
-        self.skipped, self.corpus = Skipped(), None
-        with suppress(DographError, OSError):
-            corpus = Corpus(self.config.data.corpus)
-            states = sorted(self.files.checkpoints.glob("step-*/state.json"))
-            if not states or read_json(states[-1]).get("corpus") == corpus.digest:
-                self.corpus = corpus
+        self.skipped, self.corpus = Skipped(), corpus_of(self.files)
 
     @property
     def parent(self) -> str:
@@ -183,6 +181,21 @@ class Series:
     raw: "Series | None" = None  # the values before smoothing, if x and y are smoothed
     dots: bool = False
     dash: int = 0  # dash pattern, to distinguish seeds of one method
+
+
+def distinct(series: Sequence[Series]) -> list[Series]:
+    """Each line once: identical ones become one line that is named after all of them."""
+    same: dict[str, list[Series]] = {}
+    for one in series:
+        drawn = (one.x, one.y, one.low, one.high, one.raw and one.raw.y)
+        same.setdefault(repr(drawn), []).append(one)
+    merged = []
+    for own in same.values():
+        names = [str(one.name) for one in own[:NAMED]]
+        names += [f"{len(own) - NAMED} more"] if len(own) > NAMED else []
+        name = f"{', '.join(names)} {IDENTICAL}" if len(own) > 1 else own[0].name
+        merged.append(replace(own[0], name=name))
+    return merged
 
 
 def rounded(values: np.ndarray, digits: int = DIGITS) -> list[float]:

@@ -2,18 +2,21 @@
 
 const list = (items, kind = null) =>
   el("ul", { class: kind }, items.map((text) => el("li", {}, named(text))));
+// Words of a command, which break between them and not after a hyphen.
+const words = (text) => text.split(/(\s)/).map((word) => (word.trim() ? named(word) : word));
 const fact = ([name, value]) => [el("dt", {}, name), el("dd", {}, named(value))];
 const STYLES = {
   soft,
   claim: (text) => el("p", { class: "claim" }, named(text)),
   heading: (text) => el("h3", {}, named(text)),
-  command: (text) => el("pre", { class: "command", tabindex: "0" }, el("code", {}, text)),
+  command: (text) => el("pre", { class: "command", tabindex: "0" }, el("code", {}, words(text))),
   list: (items) => list(items),
   "soft list": (items) => list(items, "soft"),
   warnings: (items) =>
     el("div", { class: "warnings", role: "note" }, el("h3", {}, "Warnings"), list(items)),
   facts: (values) => el("dl", { class: "facts" }, Object.entries(values).map(fact)),
   legend,
+  samples: (items) => el("div", {}, items.map(exampleText)),
   group: (items) => el("div", {}, items.map(item)),
   grid: (items) => el("div", { class: "grid" }, items.map(item)),
   folded: (items, { id, title }) =>
@@ -33,12 +36,12 @@ function item(record) {
 }
 
 const RANGES = { all: "all steps", 0.5: "last half", 0.25: "last quarter", 0.1: "last tenth" };
-const VIEWS = { methods: "methods: mean over seeds, 95 % interval shaded", runs: "single runs" };
+const VIEWS = { methods: "methods: mean over seeds", runs: "single runs" };
 
 // Loss charts with menus: all sources or one, single runs or methods, all steps or the last.
-function lossCharts({ names, view, steps, charts }) {
+function lossCharts({ names, view, charts }) {
   const chosen = state.view || view;
-  const range = state.range === "all" ? null : [steps * (1 - Number(state.range)), steps];
+  const range = state.range === "all" ? null : [data.steps * (1 - Number(state.range)), data.steps];
   const isWanted = ([source, own]) =>
     (state.source === "every" ? source !== "total" : source === state.source.replace("=", "")) &&
     (!own || own === chosen);

@@ -51,7 +51,7 @@ function figure({ title, note, id }, height, draw, above, ...below) {
   charts.set(plot, draw);
   visible.observe(plot);
   resized.observe(plot);
-  const caption = el("figcaption", {}, title, note ? el("span", {}, note) : null);
+  const caption = el("figcaption", {}, named(title), note ? el("span", {}, note) : null);
   const node = el("figure", { class: "chart" }, caption, above, plot, below);
   return { node, plot };
 }

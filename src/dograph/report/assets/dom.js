@@ -19,8 +19,11 @@ const el = (tag, attributes, ...children) =>
   fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) =>
   fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
-// A name from outside, isolated so that right-to-left text does not reorder what follows.
-const named = (text) => el("bdi", {}, text);
+// A name from outside, isolated so that right-to-left text does not reorder what follows. It may
+// break after a separator, and after each letter of a word too long for half a phone's line.
+const BREAKS = /(?<=\w[/_=:])(?=\w\w)|(?<=[^\s/_=:-]{28})(?=\S)/;
+const named = (text) =>
+  el("bdi", {}, String(text).split(BREAKS).flatMap((part, k) => (k ? [el("wbr"), part] : part)));
 const soft = (text) => el("p", { class: "soft" }, named(text));
 const isKnown = (value) => value !== null && value !== undefined;
 
@@ -84,12 +87,24 @@ function table({ name, heads, rows, summaries = 0, tall }) {
     return el("tr", { class: isSummary ? "summary" : null }, cells);
   };
   const head = el("tr", {}, heads.map((cell) => entry(cell, "th", "col")));
-  return el(
+  const node = el(
     "div",
     { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": name },
     el("table", {}, el("thead", {}, head), el("tbody", {}, rows.map(line))),
   );
+  cutTables.observe(node);
+  return node;
 }
+
+// Says below a table that it can be scrolled, and in which directions.
+const cutTables = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const more = target.scrollWidth > target.clientWidth + 1 ? "→" : "";
+    const below = target.scrollHeight > target.clientHeight + 1 ? "↓" : "";
+    target.dataset.more = more + below;
+    target.classList.toggle("cut", Boolean(more + below));
+  }
+});
 
 // The numbers behind a chart, as a table that is made when it is opened.
 function numbers(name, heads, rows, label = "Numbers") {

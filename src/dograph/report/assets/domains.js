@@ -30,7 +30,7 @@ function domains(runs) {
     own.probes.length ? probePart(own, probeAt) : soft(ABSENT.probes),
     own.graphs.length ? graphPart(own, probeAt, graphAt) : soft(ABSENT.graphs),
     el("div", { class: "grid" }, own.lines.map(lineChart)),
-    el("div", {}, own.composition.map(item)),
+    el("div", {}, own.described.map(item)),
   ];
 }
 
@@ -111,7 +111,7 @@ function placePoints({ points, width, size, caption }, probe, source_N) {
   });
   const shares = probe.explained[state.basis === "own" ? 1 : 0];
   const [first, second] = shares.map((share) => (100 * share).toFixed(1));
-  caption.textContent = `step ${probe.step}: the axes explain ${first} % and ${second} % of the variance`;
+  caption.textContent = `step ${probe.step}: ${first} % and ${second} % of the variance`;
 }
 
 function graphPart(own, probeAt, graphAt) {
@@ -150,7 +150,7 @@ function graphChart(own, graphAt, choose) {
   return figure(
     { title: "Domain graph", note, id: "graph" },
     320,
-    (width) => drawGraph(width, graphAt(), choose),
+    (width) => drawGraph(width, graphAt(), own.names, choose),
     null,
     numbers("the domain graph", heads, nodes, "Numbers of the domains"),
     numbers("pairs of domains", ["pair", "cosine", "MMD²"], pairs, "Numbers of the pairs"),
@@ -172,7 +172,7 @@ const sourceText = (node) =>
     .map(([name, , share]) => `${name} ${share}`)
     .join(", ");
 
-function drawGraph(width, graph, choose) {
+function drawGraph(width, graph, names, choose) {
   const focused = document.activeElement?.closest("#graph");
   const reach = graph.nodes.map((node) => radius(Math.max(node.share, node.weight || 0)) + 0.04);
   const edge = (side, axis) =>
@@ -183,8 +183,8 @@ function drawGraph(width, graph, choose) {
   const spare = (width - (left + right) * zoom) / 2;
   const x = (node) => spare + (node.x + left) * zoom;
   const y = (node) => height / 2 + ((up - down) / 2 - node.y) * zoom;
-  const label = `domain graph after step ${graph.step}`;
-  const picture = canvas({ width, height }, label, { role: "group" });
+  const title = `domain graph after step ${graph.step}`;
+  const picture = canvas({ width, height }, title, { role: "group" });
   const byName = new Map(graph.nodes.map((node) => [node.domain, node]));
   for (const { first, second, cosine } of graph.edges) {
     const [a, b] = [byName.get(first), byName.get(second)];
@@ -193,13 +193,18 @@ function drawGraph(width, graph, choose) {
     const width = 0.5 + 6 * Math.abs(cosine);
     picture.append(svg("line", { class: kind, ...ends, "stroke-width": width }));
   }
-  picture.append(...graph.nodes.map((node) => drawNode(node, x(node), y(node), zoom, choose)));
+  const draw = (node) => drawNode(node, names[node.domain], x(node), y(node), zoom, choose);
+  const label = (node) => {
+    const below = y(node) + radius(Math.max(node.share, node.weight || 0)) * zoom + 11;
+    return svg("text", { class: "words", x: x(node), y: below }, names[node.domain]?.split(",")[0]);
+  };
+  picture.append(...graph.nodes.map(draw), ...graph.nodes.map(label)); // no disc covers a label
   if (focused)
     queueMicrotask(() => picture.querySelector('[aria-pressed="true"]')?.focus());
   return picture;
 }
 
-function drawNode(node, x, y, zoom, choose) {
+function drawNode(node, words, x, y, zoom, choose) {
   const weight = node.weight === null ? node.share : node.weight;
   const larger = Math.max(radius(node.share), radius(weight)) * zoom;
   const keydown = (event) => {
@@ -215,7 +220,7 @@ function drawNode(node, x, y, zoom, choose) {
     tabindex: "0",
     "data-domain": node.domain,
     "aria-pressed": String(state.domain === node.domain),
-    "aria-label": `domain ${node.domain}: ${values}; ${sourceText(node)}`,
+    "aria-label": `domain ${node.domain}: ${words ? `${words}; ` : ""}${values}; ${sourceText(node)}`,
     click: () => choose(node.domain),
     keydown,
   };
@@ -241,6 +246,7 @@ function domainPanel(own, graph, probe, domain) {
     { class: "panel", id: "domain-panel", "aria-live": "polite" },
     el("h3", {}, `Domain ${domain}`),
     own.has_identity ? null : soft(rank),
+    own.names[domain] ? el("p", {}, "Telling words: ", named(own.names[domain])) : null,
     node ? nodeFacts(node, graph.step) : null,
     el("h4", {}, own.examples_title, from ? ` ${from.step}` : ""),
     examples.length ? examples.map(exampleText) : soft(own.no_examples),

@@ -1,6 +1,8 @@
 // Line charts: smoothed lines, faint raw values, shaded intervals, a cursor for mouse and keys.
 
 const HEIGHT = 250; // pixels
+// One line for several runs, as made by `distinct` in series.py: its name lists them.
+const isShared = (one) => one?.name?.endsWith("(identical)");
 const hidden = new Set(); // lines that the reader switched off, kept over redraws
 
 function lineChart(chart) {
@@ -33,7 +35,7 @@ function lineChart(chart) {
     chart,
     HEIGHT,
     (width) => drawLines({ width, height: HEIGHT }, shown(), chart),
-    chart.series.length > 1 ? el("div", group, chart.series.map(button)) : null,
+    chart.series.length > 1 || isShared(chart.series[0]) ? el("div", group, chart.series.map(button)) : null,
     numbers(chart.title, ["line", "step", "value", "95 %"], rows),
   );
   return node;
@@ -60,10 +62,11 @@ function extent(series, chart) {
   const used = chart.log_y ? ys.filter((value) => value > 0) : ys;
   if (!used.length) return null;
   const [y0, y1] = bounds(used);
-  if (chart.log_y) return { xs: bounds(xs), ys: [y0, Math.max(y1, y0 * 1.0001)] };
+  const across = chart.range || bounds([1, data.steps, ...xs]);
+  if (chart.log_y) return { xs: across, ys: [y0, Math.max(y1, y0 * 1.0001)] };
   const margin = (y1 - y0) * 0.04 || Math.abs(y1) * 0.05 || 1;
   const fromZero = chart.zero || (y0 === 0 && y1 === 0);
-  return { xs: bounds(xs), ys: [fromZero ? Math.min(0, y0) : y0 - margin, y1 + margin] };
+  return { xs: across, ys: [fromZero ? Math.min(0, y0) : y0 - margin, y1 + margin] };
 }
 
 function drawLines(box, series, chart) {
@@ -77,10 +80,13 @@ function drawLines(box, series, chart) {
   const inside = { x: place.left - 2, y: 0, height: box.height - 32 };
   inside.width = Math.max(box.width - place.left + 4, 1);
   // At a single step, points are drawn side by side so that they do not cover each other.
-  const apart = Math.min(14, (box.width - place.left - 24) / series.length);
+  const [right, steps] = [box.width - 12, new Set(series.flatMap((one) => one.x))];
+  const apart = Math.min(14, (right - place.left - 12) / series.length);
+  const beside = (x, k) =>
+    Math.min(x - (apart * (series.length - 1)) / 2, right - apart * (series.length - 1)) + apart * k;
   const lines = series.map((one, k) => {
-    const aside = ranges.xs[1] > ranges.xs[0] ? 0 : apart * (k - (series.length - 1) / 2);
-    return drawSeries(one, { ...place, x: (value) => place.x(value) + aside }, chart);
+    const x = (step) => (steps.size > 1 ? place.x(step) : beside(place.x(step), k));
+    return drawSeries(one, { ...place, x }, chart);
   });
   picture.append(
     ...place.layers,

@@ -10,7 +10,7 @@ let data = null;
 function show(page) {
   data = page;
   for (const name of ["title", "verdict", "made"])
-    document.getElementById(name).textContent = data[name];
+    document.getElementById(name).replaceChildren(named(data[name]));
   const open = [...document.querySelectorAll("details[open][id]")].map((node) => node.id);
   forgetCharts();
   usedIds.clear(); // the same parts get the same ids again
