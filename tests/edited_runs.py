@@ -109,6 +109,13 @@ def go_on_on_ranks(world, directory, mixture):
     return list(trainer.edits.due)
 
 
+def extend_on_ranks(world, directory, steps):
+    trainer = go_on(directory, None, world, settings=[f"train.steps={steps}"])
+    begun = trainer.done
+    finish(trainer)
+    return begun, trainer.done, trainer.config.train.extended
+
+
 def metrics(directory):
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]

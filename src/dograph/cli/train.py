@@ -139,13 +139,10 @@ def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig
             f"checkpoint.every={old.checkpoint.every} steps, and the newest checkpoint.keep="
             f"{old.checkpoint.keep} are kept; choose one with --at, or set these in the next run"
         )
-    if not any(setting.startswith("run=") for setting in settings):
-        raise ConfigError(f"--fork {fork}: name the new run, as in run={fork}-2")
     config = resolve_config(str(parent.config_file), settings)
     if config.model.model_copy(update={"dropout": old.model.dropout}) != old.model:
         raise ConfigError(
-            "a fork goes on with the weights of its parent, so only model.dropout may differ; for "
-            "another model start a new run"
+            "a fork has the weights of its parent: of model.*, only dropout may differ"
         )
     train = with_steps(old.train, config.train.steps, step)
     if train.steps <= step:

@@ -57,8 +57,7 @@ def require_same_tokenizer(old: RunConfig, corpus: Corpus) -> None:
     if (before.sha256, before.vocab_size) != (now.sha256, now.vocab_size):
         raise ConfigError(
             f"data.corpus={corpus.directory} has the tokenizer {now.name}, but {old.run} was "
-            f"trained with {before.name}: its model knows no other tokens. Prepare the corpus with "
-            f"--tokenizer {before.name}"
+            f"trained with {before.name}. Prepare the corpus with --tokenizer {before.name}"
         )
 
 

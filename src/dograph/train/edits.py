@@ -18,7 +18,7 @@ from dograph.errors import ConfigError, DographError, RunError, did_you_mean
 from dograph.files import write_json, write_text
 from dograph.mixtures.file import RunFacts, mismatches, read_mixture_file
 from dograph.mixtures.published import PRESETS
-from dograph.records import Skipped, read_lines
+from dograph.records import Skipped, read_lines, read_record
 from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World
 from dograph.train.forecast import repeat_warnings
@@ -105,7 +105,7 @@ class Requests:
 
     def read(self) -> Message | None:
         """The request or answer in the file."""
-        return _read(self.file)
+        return read_record(self.file, dict[str, Any])
 
     def place(self, request: Message) -> None:
         write_json(self.file, request)
@@ -136,18 +136,10 @@ class Requests:
             path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Message | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # requests and answers are written whole
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _moved(path: Path, to: Path) -> Message | None:
     with suppress(FileNotFoundError):
         os.rename(path, to)
-        return _read(to)
+        return read_record(to, dict[str, Any])
     return None
 
 

@@ -65,6 +65,16 @@ def test_losses_of_a_wrong_shape(tiny, token_BT, mode, reduction):
 
 
 @pytest.mark.parametrize("mode", MODES[:-1])
+def test_losses_that_share_something_are_refused(tiny, token_BT, mode):
+    """Centred on the batch, a loss has no gradient of its own sample."""
+    sketcher = Sketcher(tiny.gpt2(), mode=mode, dim=80, top_blocks=1)
+    with sketcher.record(token_BT):
+        loss_B = tiny.nll(sketcher.model, token_BT)
+        with pytest.raises(ConfigError, match="depends on other samples of the batch"):
+            sketcher.sketch(loss_B - loss_B.mean() / 2)
+
+
+@pytest.mark.parametrize("mode", MODES[:-1])
 def test_a_forward_outside_of_the_record(tiny, token_BT, mode):
     sketcher = Sketcher(tiny.gpt2(), mode=mode, dim=80, top_blocks=1)
     loss_B = tiny.nll(sketcher.model, token_BT)

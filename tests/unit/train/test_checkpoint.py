@@ -11,6 +11,7 @@ from corpora import write_corpus
 from disk_calls import DiskCalls
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
+from dograph.data.sampler import WAYPOINT_STEPS
 from dograph.errors import RunError
 from dograph.mixers.base import Mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
@@ -62,6 +63,7 @@ def test_round_trip_of_everything(parts):
     state, other = make(), make()
     state.mixer.average, state.mixer.count = torch.tensor([1.0, 2.0, 3.0]), 7
     state.mixer.names = ["x"]
+    state.sampler.drawn(2 * WAYPOINT_STEPS)  # a log that reaches beyond the checkpoint
     write_checkpoint(run, 300, state, None)
     read_checkpoint(run, 300, other)
     assert other.mixer.count == 7
@@ -140,6 +142,25 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(parts, monkeypatch):
     disk = DiskCalls(monkeypatch)
     write_checkpoint(run, 1, make(), None)
     disk.assert_outlasts_a_crash(run.checkpoint(1))
+
+
+def test_a_kill_before_the_end_leaves_no_checkpoint(parts, monkeypatch):
+    make, run = parts
+
+    class Killed(BaseException):
+        """Not an error that anything would clean up after."""
+
+    def kill(*_):
+        raise Killed
+
+    for module, call in ((os, "fsync"), (os, "rename")):
+        monkeypatch.setattr(module, call, kill)
+        with pytest.raises(Killed):
+            write_checkpoint(run, 1, make(), None)
+        monkeypatch.undo()
+        assert run.checkpoint_steps() == []
+    write_checkpoint(run, 1, make(), None)
+    read_checkpoint(run, 1, make())
 
 
 def test_another_corpus_is_refused(parts):

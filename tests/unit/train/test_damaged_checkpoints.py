@@ -10,7 +10,7 @@ from dograph.cli.main import app
 from dograph.errors import RunError
 from dograph.train.checkpoint import newest_whole
 from dograph.train.run_dir import RunDirectory
-from edited_runs import assert_same, begin, finish, go_on
+from edited_runs import assert_same, begin, extend_on_ranks, finish, go_on
 from several_ranks import on_ranks
 from tiny_steps import ALONE
 
@@ -103,14 +103,12 @@ def test_a_kill_while_it_repeats_the_steps_loses_nothing(run, whole):
     assert_same(run.path, whole)
 
 
-def chosen(world, directory):
-    return newest_whole(RunDirectory(directory), world)
-
-
 @pytest.mark.slow
-def test_all_ranks_take_the_same_checkpoint(run):
-    broken = damage(run, 12)
-    assert on_ranks(2, chosen, run.path) == [(10, [f"{broken} is damaged or missing"])] * 2
+def test_all_ranks_take_the_same_checkpoint_and_length(run):
+    damage(run, 12)
+    assert on_ranks(2, extend_on_ranks, run.path, 14) == [(10, 14, [(10, 12)])] * 2
+    assert run.checkpoint_steps() == [5, 10, 14]
+    assert run.config().train.extended == [(10, 12)]
 
 
 def test_a_run_that_was_never_saved_begins_again(corpus, tmp_path):

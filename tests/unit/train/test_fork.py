@@ -166,10 +166,9 @@ def test_what_cannot_be_forked_is_refused(parent, tmp_path, at, settings, why):
 
 
 def test_a_fork_needs_a_name_of_its_own(parent, tmp_path):
-    with pytest.raises(ConfigError, match="name the new run"):
-        _forked(parent, 5, [])
-    with pytest.raises(RunError, match="already exists"):
-        forked(parent, parent)
+    config, origin = _forked(parent, 5, [])
+    with pytest.raises(RunError, match=r"already exists.*name another"):
+        fork_run(config, *origin)
 
 
 def test_a_damaged_checkpoint_is_not_forked(parent, tmp_path):

@@ -192,3 +192,25 @@ def test_lengths_over_several_extensions():
     changed = config.model_copy(update={"train": second})
     assert rate_of(39, changed) == rate_of(39, config)
     assert "extended" not in config.dump()
+
+
+@pytest.mark.slow
+def test_domains_weights_and_probes_of_an_extension_survive_a_kill(corpus, tmp_path):
+    settings = ("mixer.num_domains=3", "mixer.recipe=safe", "mixer.kmeans_restarts=2")
+    settings += ("sketch.dim=64", "probe.rows=8", "mixer.warmup_ratio=0.2")
+    finish(begin(corpus, tmp_path / "killed", *settings, mixer="dograph"))
+    shutil.copytree(tmp_path / "killed", tmp_path / "whole", symlinks=True)
+    finish(go_on(tmp_path / "whole", settings=["train.steps=20"]))
+    stop_after(go_on(tmp_path / "killed", settings=["train.steps=20"]), 17)
+    shutil.rmtree(RunDirectory(tmp_path / "killed").checkpoint(17))  # killed: 15 is the newest
+    finish(go_on(tmp_path / "killed"))
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+    names = ["samples.jsonl", "graph.jsonl", "checkpoints/step-00000020/mixer.safetensors"]
+    names += [f"probes/step-{step:08d}.safetensors" for step in (0, 1, 4, 12, 20)]
+    for name in names:
+        one, other = (tmp_path / run / name for run in ("killed", "whole"))
+        assert one.read_bytes() == other.read_bytes(), name
+    directory = tmp_path / "again"
+    config = resolve_config(str(tmp_path / "whole" / "config.yaml"), [f"run={directory}"])
+    finish(start_run(config, ALONE))
+    assert_same(directory, tmp_path / "whole")
