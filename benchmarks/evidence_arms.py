@@ -87,7 +87,10 @@ CANDIDATES = (
     *("precision m=24, kept", "inverse-norm, all, kept"),
 )
 PLANNED = ("doremi", "doge", "regmix", "mixing-law")
-LAW = {"uniform": "transfer", "natural": "transfer-natural"}  # plan files
+LAW = {
+    "uniform": "transfer",
+    "natural": "transfer-natural",
+}  # plan files, of a law that was removed
 
 
 @dataclass(frozen=True, slots=True, order=True)
