@@ -33,9 +33,10 @@ def begin(corpus, directory, *more, mixer="static", world=ALONE):
     return start_run(configured(corpus, directory, *more, mixer=mixer), world)
 
 
-def go_on(directory, mixture=None, world=ALONE):
-    config = resolve_config(str(directory / "config.yaml"), [f"run={directory}"])
-    return resume_run(config, world, None if mixture is None else str(mixture))
+def go_on(directory, mixture=None, world=ALONE, *, settings=(), strict=False):
+    config = resolve_config(str(directory / "config.yaml"), [f"run={directory}", *settings])
+    mixture = None if mixture is None else str(mixture)
+    return resume_run(config, world, mixture, strict=strict)
 
 
 def stop_after(trainer, step):
@@ -106,6 +107,13 @@ def go_on_on_ranks(world, directory, mixture):
     trainer = go_on(directory, mixture, world)
     finish(trainer)
     return list(trainer.edits.due)
+
+
+def extend_on_ranks(world, directory, steps):
+    trainer = go_on(directory, None, world, settings=[f"train.steps={steps}"])
+    begun = trainer.done
+    finish(trainer)
+    return begun, trainer.done, trainer.config.train.extended
 
 
 def metrics(directory):

@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -176,6 +177,16 @@ class TrainConfig(Section):
     compile: bool = setting(False, "torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = setting(False, "less memory, one more forward")
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
+    extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: Any) -> dict[str, Any]:
+        """Without `extended` if it is empty, so that the keys of stored runs stay the same."""
+        return {name: value for name, value in dump(self).items() if value != []}
+
+    def steps_at(self, step: int) -> int:
+        """The value of `steps` when the run made step `step`, counted from 0."""
+        return next((steps for until, steps in self.extended if step < until), self.steps)
 
     @property
     def half(self) -> bool:
@@ -206,8 +217,6 @@ class LogConfig(Section):
 
 
 class RunConfig(Section):
-    """All settings of a run."""
-
     seed: int = setting(0, "of the weights, the data order and the mixer", ge=0)
     run: str = setting("runs/demo", "directory of the run")
     data: DataConfig = Field(default_factory=DataConfig)
@@ -288,21 +297,16 @@ class MixerNeeds(Protocol):
 
 def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
     """Refuse settings that do not work with the mixer, or with the number of processes."""
-    for refusal in _mixer_conflicts(config, mixer, processes):
-        raise ConfigError(refusal)
-
-
-def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> Iterator[str]:
-    train, sketch, mode = config.train, config.sketch, config.sketch.mode
+    train, sketch = config.train, config.sketch
     if train.batch_size < processes:
-        yield (
+        raise ConfigError(
             f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
             "processes; raise it or start fewer"
         )
     # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
     # micro-batches can be divided evenly.
     if train.shard and train.micro_batch_size == 1 and train.batch_size % processes:
-        yield (
+        raise ConfigError(
             f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
             f"{train.batch_size} on {processes} processes: some would have one micro-batch more "
             "than others; make train.batch_size a multiple of the processes, or "
@@ -310,22 +314,27 @@ def _mixer_conflicts(config: RunConfig, mixer: MixerNeeds, processes: int) -> It
         )
     if "sketch" not in mixer.needs:
         return
-    if train.shard and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
-        yield (
-            f"train.shard=true with sketch.mode={mode}, which computes the gradients of whole "
-            f"weights; mixer {config.mixer.name} needs sketches: set sketch.mode to "
-            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
-        )
-    if sketch.projection not in TWO_SIDED and mode not in EXPLICIT:
-        yield (
-            f"sketch.projection={sketch.projection} needs per-sample gradients in full, which "
-            f"sketch.mode={mode} does not hold; set sketch.mode to {' or '.join(EXPLICIT)}, or "
-            f"sketch.projection to {' or '.join(TWO_SIDED)}"
-        )
+    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
+        raise ConfigError(f"mixer.name={config.mixer.name} needs sketches, and {refusal}")
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
-        yield (
+        raise ConfigError(
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"
+        )
+
+
+def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
+    """What a sketch mode cannot do; names of settings begin with `of`."""
+    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
+        yield (
+            f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
+            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
+        )
+    if kind not in TWO_SIDED and mode not in EXPLICIT:
+        yield (
+            f"{of}projection={kind} needs per-sample gradients in full, which {of}mode={mode} does "
+            f"not hold; set {of}mode to {' or '.join(EXPLICIT)}, or {of}projection to "
+            f"{' or '.join(TWO_SIDED)}"
         )
 
 
@@ -409,8 +418,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-    if content is None:
-        return {}
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold settings (name: value), got {type(content).__name__}")
     return content
@@ -435,9 +443,7 @@ def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
 def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
     """A preset or a YAML file (which may name a preset as its base), then dotted overrides."""
     name = name or "demo"
-    if name in RUN_PRESETS:
-        values = RUN_PRESETS[name]
-    elif Path(name).is_file():
+    if name not in RUN_PRESETS and Path(name).is_file():
         values = read_yaml(Path(name))
         values = merge(_preset(values.pop("preset", "demo")), values)
     else:

@@ -7,6 +7,7 @@ one object. A crash, a full disk or a hand can leave lines cut, overwritten or f
 
 import json
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -165,6 +166,12 @@ def checked_step(values: dict[str, Any]) -> int:
     if step.__class__ is not int or not 0 <= step <= MOST_STEPS:
         raise ValueError(f"step is {str(step)[:20]!r}, not a whole number")
     return int(step)
+
+
+def step_of(line: bytes) -> int | None:
+    """The step of a line that starts with it, as ours do, without parsing the line."""
+    match = re.match(rb'{"step": ?(\d{1,16})[,}]', line)
+    return None if match is None else int(match[1])
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ ASSETS = sorted(path for path in (SOURCE / "report" / "assets").iterdir() if pat
 
 MAX_LINES = 33_000  # of Python and page assets together; only ever lowered
 MAX_MODULES = 160
-MAX_VERBS, MAX_FLAGS = 13, 85
+MAX_VERBS, MAX_FLAGS = 13, 90
 MIN_EXPLAINED = 0.132  # lines of docstrings and comments among all lines of Python
 
 

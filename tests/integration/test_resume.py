@@ -144,3 +144,23 @@ def test_two_processes_cannot_share_a_run(corpus, tmp_path):
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.communicate()
+
+
+@pytest.mark.slow
+def test_more_steps_survive_a_kill_and_a_fork_is_its_parent(whole, tmp_path):
+    killed, fork = shutil.copytree(whole, tmp_path / "killed", symlinks=True), tmp_path / "fork"
+    process = start("train", "--resume", str(killed), "train.steps=60")
+    assert wait_until(lambda: last_step(killed) >= 46, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    _, err = run("train", "--resume", str(killed))
+    assert "steps are repeated" in err
+    assert rows(killed)[: len(rows(whole))] == rows(whole)
+    assert [row["step"] for row in rows(killed) if "optim/lr" in row] == [*range(1, 61)]
+    _, err = run("train", "--fork", str(killed), "--at", "55", f"run={fork}")
+    assert "goes on with its state of step 55" in err
+    assert [row for row in rows(fork) if row["step"] > 55] == [
+        row for row in rows(killed) if row["step"] > 55
+    ]
+    for name in ("model/model.safetensors", "checkpoints/step-00000060/optimizer.safetensors"):
+        assert (fork / name).read_bytes() == (killed / name).read_bytes()

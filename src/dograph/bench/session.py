@@ -340,7 +340,6 @@ class Session:
 
 
 def arm_table(findings: Findings) -> Table:
-    """The results as a table, one row per arm."""
     options, device = findings["options"], findings["device"]
     title = (
         f"{options['model']}, {options['batch']} x {options['seq_len']} tokens, "
@@ -378,7 +377,6 @@ def arm_table(findings: Findings) -> Table:
 
 
 def footnotes(findings: Findings) -> list[str]:
-    """Notes below the table."""
     device = findings["device"]
     notes = [
         f"MFU: of {device['peak_flops_per_second'] / 1e12:,.4g} TFLOP/s ({device['peak_from']})",

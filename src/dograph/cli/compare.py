@@ -50,13 +50,12 @@ def compare(
     if dry_run:
         from dograph.compare.session import forecast_lines, open_corpus
 
-        print("\n".join(forecast_lines(ask, open_corpus(ask))))
+        print("\n".join(forecast_lines(ask, open_corpus(ask, say))))
     else:
         _run(ask, console.open_pool(ask.config.train.device, on, workers))
 
 
 def _run(ask: "Ask", pool: "Pool") -> None:
-    """Train what is missing, and show the results."""
     from dograph.compare.session import run_compare
     from dograph.compare.tables import tables
 

@@ -71,9 +71,8 @@ def mix(
 def _not_running(run: "RunDirectory", mixture: str) -> str:
     if max(run.checkpoint_steps(), default=0) >= run.config().train.steps:
         return (
-            f"{run.path} is complete: no step is left to draw with another mixture. Continue in a "
-            f"new run: model.preset=null model.path={run.path}/model mixer.name=static "
-            f"mixer.file={mixture}"
+            f"{run.path} is complete: no step is left to draw with another mixture. Give it more: "
+            f"dograph train --resume {run.path} --mixture {mixture} train.steps=N"
         )
     return (
         f"{run.path} is not running. Continue it with the new mixture: "

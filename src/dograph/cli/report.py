@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dograph.cli.console import argument, option, say
+from dograph.cli.console import argument, option, say, warn
 from dograph.errors import ConfigError
 
 
@@ -38,8 +38,9 @@ def report(
     else:
         from dograph.report.render import write_page
 
-        number = write_page(runs, out)
-        size = out.stat().st_size / 1e6
+        shown = write_page(runs, out)
+        warn(f"{run.name}: {text}" for run in shown for text in run.warnings)
+        number, size = len(shown), out.stat().st_size / 1e6
         print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
 
 

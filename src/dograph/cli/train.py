@@ -13,17 +13,21 @@ from dograph.progress import duration
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
+    from dograph.train.run_dir import RunDirectory
 
-# Settings that may change when a run is resumed, because its numbers do not depend on them.
-RESUMABLE = ("log", "checkpoint", "train.device", "train.shard")
+    Parent = tuple[RunDirectory, int, list[str]]  # of a fork: its step, and the settings given
+
+# Settings that may change when a run is resumed: all but train.steps leave its numbers alone.
+RESUMABLE = ("log", "checkpoint", "train.device", "train.shard", "train.steps")
 
 
 def train(
-    settings: list[str] | None = argument(
-        None, "a YAML file or a preset; settings", console.CONFIG
-    ),
+    settings: list[str] | None = argument(None, "YAML file or preset; settings", console.CONFIG),
     resume: Path | None = option(None, "continue this run exactly where it stopped"),
     mixture: str | None = option(None, "with --resume: a mixture file or preset, from now on"),
+    strict: bool = option(False, "with --resume: refuse a damaged checkpoint", "--strict"),
+    fork: Path | None = option(None, "start a new run from a checkpoint of this one"),
+    at: int | None = option(None, "with --fork: the step of the checkpoint (default: newest)"),
     print_config: bool = option(False, "print all settings and stop", "--print-config"),
     dry_run: bool = option(False, "estimate memory, tokens, epochs and time; stop", "--dry-run"),
 ) -> None:
@@ -39,6 +43,8 @@ def train(
     dograph train recipe.yaml --dry-run                  the cost
     dograph train --resume runs/demo                     continue after Ctrl-C, a kill or a crash
     dograph train --resume runs/demo --mixture new.yaml  continue with another mixture
+    dograph train --resume runs/demo train.steps=400     train longer
+    dograph train --fork runs/demo run=runs/b optim.lr=1e-4  a new run from its last checkpoint
     torchrun --nproc-per-node 8 -m dograph train recipe.yaml
 
     All settings and presets: docs/configuration.md. Settings of a run: --print-config.
@@ -53,23 +59,27 @@ def train(
         )
     if mixture is not None and (print_config or dry_run):
         raise ConfigError("--mixture changes a run; leave out --print-config and --dry-run")
+    if (strict and resume is None) or (at is not None and fork is None) or (fork and resume):
+        raise ConfigError("--strict is for --resume and --at for --fork; give one of these two")
+    parent = None
     if resume is not None:
         config = _resumed(resume, settings or [])
+    elif fork is not None:
+        config, parent = _forked(fork, at, settings or [])
     else:
         config = resolve_config(*console.split_settings(settings or []))
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
-    if print_config:
-        _check(config)
-        print(config.dump(), end="")
-        return
-    if os.environ.get("RANK", "0") == "0":  # torch, the corpus and the model take seconds to load
+    # torch, the corpus and the model take seconds to load
+    if os.environ.get("RANK", "0") == "0" and not print_config:
         what = f"forecast of {config.run}" if dry_run else config.run
         steps = "resuming" if resume else f"{config.train.steps} steps"
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     _check(config)
-    if dry_run:
+    if print_config:
+        print(config.dump(), end="")
+    elif dry_run:
         _print_forecast(config)
-    elif number := _run(config, resume=resume is not None, mixture=mixture):
+    elif number := _run(config, parent, resume=resume, mixture=mixture, strict=strict):
         sys.exit(128 + number)
 
 
@@ -109,29 +119,68 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
     return parse_config(merge(values, changes, {"run": str(run)}), str(run), changes)
 
 
-def _run(config: "RunConfig", *, resume: bool, mixture: str | None) -> int:
+def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig", "Parent"]:
+    """The configuration of a fork, and the checkpoint that it starts from."""
+    from dograph.config import resolve_config
+    from dograph.train.assembly import with_steps
+    from dograph.train.run_dir import RunDirectory
+
+    parent = RunDirectory.open(fork)
+    old, steps = parent.config(), parent.checkpoint_steps()
+    step = max(steps, default=0) if at is None else at
+    if step not in steps:
+        raise ConfigError(
+            f"{fork} has no checkpoint of step {step}, only of {steps}: one is written every "
+            f"checkpoint.every={old.checkpoint.every} steps, and the newest checkpoint.keep="
+            f"{old.checkpoint.keep} are kept; choose one with --at, or set these in the next run"
+        )
+    config = resolve_config(str(parent.config_file), settings)
+    if config.model.model_copy(update={"dropout": old.model.dropout}) != old.model:
+        raise ConfigError(
+            "a fork has the weights of its parent: of model.*, only dropout may differ"
+        )
+    train = with_steps(old.train, config.train.steps, step)
+    if train.steps <= step:
+        raise ConfigError(f"{fork} ends after step {step}; give the fork more: train.steps=N")
+    train = config.train.model_copy(update={"extended": train.extended})
+    return config.model_copy(update={"train": train}), (parent, step, settings)
+
+
+def _run(
+    config: "RunConfig",
+    parent: "Parent | None",
+    *,
+    resume: Path | None,
+    mixture: str | None,
+    strict: bool,
+) -> int:
     """Train, and show the losses; returns the number of the signal that stopped it, or 0."""
     from dograph.cli.show import print_losses
-    from dograph.train.assembly import mixture_warnings
     from dograph.train.distributed import open_world
-    from dograph.train.forecast import repeat_warnings
-    from dograph.train.trainer import resume_run, start_run
+    from dograph.train.forecast import start_warnings
+    from dograph.train.trainer import fork_run, resume_run, start_run
 
     with open_world(config.train.device) as world:
         if world.is_main:
             ensured(config.data.corpus)
         world.barrier()
         config = console.with_corpus(config)
-        trainer = resume_run(config, world, mixture) if resume else start_run(config, world)
+        if parent is not None and world.is_main:
+            say(fork_run(config, *parent))
+        world.barrier()
+        if resume is None and parent is None:
+            trainer = start_run(config, world)
+        else:
+            trainer = resume_run(config, world, mixture, strict=strict)
         run = trainer.run
         trainer.edits.listen()
         if world.is_main:
             edits = [edit for step, edit in trainer.edits.due.items() if step >= trainer.done]
-            for edit in edits:
-                say(edit.line)
+            for line in (*trainer.notes, *(edit.line for edit in edits)):
+                say(line)
+            warn(trainer.warnings)
             warn(f"{edit.given}: {note}" for edit in edits for note in edit.notes)
-            warn(mixture_warnings(config, trainer.corpus))
-            warn(repeat_warnings(config, trainer.state.sampler, trainer.state.mixer))
+            warn(start_warnings(config, trainer.corpus, trainer.state.sampler, trainer.state.mixer))
         if trainer.done >= config.train.steps:
             say(f"{run.path} is complete: {trainer.done} steps")
         try:
@@ -175,12 +224,8 @@ def _print_forecast(config: "RunConfig") -> None:
         "time on this machine (estimate)": f"{duration(costs.seconds)} at {speed}",
     }
     print_table(("", ""), facts.items(), ("",), title="forecast", show_header=False)
-    most = config.data.warn_epochs
-    is_often = any(epochs > most for epochs in costs.epochs.values())
-    rows = []
-    for source, weight in costs.weights.items():
-        epochs = costs.epochs[source]
-        note = [f"more than {most:g}" if epochs > most else ""] if is_often else []
-        rows.append([source, f"{weight:.4f}", f"{epochs:.2f}", *note])
-    columns = ("source", "weight", "epochs", *([""] if is_often else []))
-    print_table(columns, rows, ("source", ""), title=f"what {mixer.name} would draw")
+    rows = [
+        [source, f"{costs.weights[source]:.4f}", f"{n:.2f}"] for source, n in costs.epochs.items()
+    ]
+    print_table(("source", "weight", "epochs"), rows, title=f"what {mixer.name} would draw")
+    warn(costs.warnings)

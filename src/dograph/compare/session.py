@@ -24,7 +24,7 @@ from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
 from dograph.records import read_record
 from dograph.train.assembly import CorpusLab, open_sampler
-from dograph.train.forecast import EFFICIENCY, measure_matmul, planned_epochs
+from dograph.train.forecast import EFFICIENCY, measure_matmul, start_warnings
 
 
 def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) -> Findings:
@@ -34,7 +34,7 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     may hold more than is requested: only what is requested is trained and returned, but
     compare.json has every finished cell of the folder, so that a narrow request removes nothing.
     """
-    corpus = open_corpus(ask)
+    corpus = open_corpus(ask, say)
     whole = ask.take_folder(corpus, shared=shares_folder)
     plans = make_plans(ask, pool, say)
     cells = lay_out(ask, corpus, plans)
@@ -70,11 +70,13 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     return findings
 
 
-def open_corpus(ask: Ask) -> Corpus:
+def open_corpus(ask: Ask, say: Say = lambda text: None) -> Corpus:
     """The corpus, after checks that it has validation text and that every method can draw from it.
 
     A misspelt source would otherwise fail only in the cell that uses it, perhaps days later.
+    Warnings are given once, with the methods that they hold for.
     """
+    warnings: dict[str, list[str]] = {}
     corpus = Corpus(ask.config.data.corpus)
     if not corpus.validation:
         raise ConfigError(
@@ -89,9 +91,12 @@ def open_corpus(ask: Ask) -> Corpus:
         sampler = open_sampler(config, corpus)
         try:
             sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), reason="plan")
-            planned_epochs(config, sampler, mixer)  # also checks later stages of a schedule
+            for text in start_warnings(config, corpus, sampler, mixer):  # checks later stages, too
+                warnings.setdefault(text, []).append(method.label)
         except DographError as error:
             raise ConfigError(f"{method.label}: {error}") from error
+    for text, labels in warnings.items():
+        say(f"warning ({', '.join(labels)}): {text}")
     return corpus
 
 

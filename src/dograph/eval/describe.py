@@ -27,8 +27,8 @@ from dograph.data.corpus import Block, Corpus
 from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probed_steps, read_probe
-from dograph.eval.recorded import domains_last, labels_of_steps, step_of
-from dograph.records import read_lines, read_record
+from dograph.eval.recorded import domains_last, labels_of_steps
+from dograph.records import read_lines, read_record, step_of
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 

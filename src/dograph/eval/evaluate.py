@@ -80,8 +80,6 @@ def find_subject(name: str) -> Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """What to evaluate, and how."""
-
     benchmarks: Path | None = None  # None: the hub
     tasks: tuple[str, ...] = ()  # empty: all nine
     limit: str | None = None

@@ -1,7 +1,6 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from dograph.records import (
     read_last,
     read_lines,
     read_metrics,
+    step_of,
     unpacked,
 )
 from dograph.train.assembly import open_sampler
@@ -91,12 +91,6 @@ def _explanation(
         weights = f"its weights left {effective:.1f} of {size} samples effective{unknown}"
         reasons = [f"{name} has no domains; {weights}"]
     return Explanation(reasons, domains, sample["weight"], sample["domain"])
-
-
-def step_of(line: bytes) -> int | None:
-    """The step of a line that starts with it, as ours do, without parsing the line."""
-    match = re.match(rb'{"step": ?(\d{1,16})[,}]', line)
-    return None if match is None else int(match[1])
 
 
 def _require_step(run: RunDirectory, step: int) -> None:

@@ -121,6 +121,10 @@ class Mixer:
             return None
         return "would have to weigh micro-batches before it has seen them all"
 
+    def cautions(self, config: RunConfig) -> list[str]:
+        """Why it can hardly work with these settings, one sentence each; shown before a run."""
+        return []
+
     def weigh_lagged(self, signals: Signals, num_samples: int) -> "Tensor":
         """Weights (b,) of one micro-batch of a batch of `num_samples`, from earlier steps.
 

@@ -38,6 +38,7 @@ _PAPER: dict[str, Any] = {
     "min_effective_fraction": None,
     "warmup_ratio": 0.0,
 }
+LEAST_SAMPLES = 4  # of a domain, without a warning
 _EQUAL_DOMAINS = {"name": "precision", "q": 0.0}  # w_j = |D_j| / n
 # The defaults of `DoGraphOptions` that a recipe changes. What they are for: `dograph.choices`.
 RECIPES: dict[str, dict[str, Any]] = {
@@ -355,12 +356,27 @@ class DoGraph(Mixer):
             "source: set mixer.keep_source_shares=false"
         )
 
+    @property
+    def fit_steps(self) -> int:
+        """Steps whose samples are clustered together."""
+        lengths = {"batch": 1, "period": self.options.period_steps, "stream": FIT_BATCHES}
+        return lengths[self.options.scope]
+
+    def cautions(self, config: RunConfig) -> list[str]:
+        size, domains = config.train.batch_size, self.options.num_domains
+        if (each := size * self.fit_steps / domains) >= LEAST_SAMPLES:
+            return []
+        return [
+            f"mixer.num_domains={domains} with train.batch_size={size} leaves {each:.1f} samples "
+            f"for each domain: fewer than {LEAST_SAMPLES} are mostly noise. Lower "
+            "mixer.num_domains, raise train.batch_size, or set mixer.scope=stream"
+        ]
+
     def refresh(self, asked: Refresh | None) -> Refresh:
         """A new projection each step for domains of a batch; those that last need one."""
         if not self.domains_last:
             return "step" if asked is None else asked
-        steps = self.options.period_steps if self.options.scope == "period" else FIT_BATCHES
-        why = None
+        steps, why = self.fit_steps, None
         if asked == "step":
             why = "domains that last need sketches under one projection"
         elif isinstance(asked, int) and 0 < asked <= steps:
@@ -406,7 +422,7 @@ class DoGraph(Mixer):
             f"objective {objective}: {rule}; residual {row['weights/solver_residual']:.2g}",
             f"scope {options.scope}: {lasting if self.domains_last else passing}",
         ]
-        self.warm_up(config.train.steps)
+        self.warm_up(config.train.steps_at(0))
         if step <= self.warmup_steps:
             return [*lines, f"warm-up until step {self.warmup_steps}: {equal}"]
         if row["weights/fallback"]:

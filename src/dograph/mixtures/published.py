@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.files import load_yaml, package_text
-from dograph.mixtures.file import MixtureFile, Provenance, squash
+from dograph.mixtures.file import MixtureFile, Provenance, read_mixture_file, squash
 from dograph.types import Mixture
 
 LEAST_FIT = 0.5  # a corpus must have sources with at least this share of a preset's weight
@@ -78,3 +79,18 @@ def find_preset(name: str) -> Preset:
     if name not in PRESETS:
         raise ConfigError(f'no preset "{name}"; {did_you_mean(name, PRESETS)}')
     return PRESETS[name]
+
+
+def find_mixture(name: str, sources: Sequence[str] | None = None) -> tuple[MixtureFile, list[str]]:
+    """A mixture file, or a published mixture by name; the latter for `sources`, with notes."""
+    if Path(name).exists():
+        return read_mixture_file(Path(name)), []
+    if name not in PRESETS:
+        raise ConfigError(
+            f"{name} is no mixture file and no published mixture; {did_you_mean(name, PRESETS)}"
+        )
+    preset = PRESETS[name]
+    if sources is None:
+        return preset.file, []
+    fitted, notes = preset.fit(sources)
+    return MixtureFile(weights=dict(fitted.weights), provenance=preset.provenance), notes

@@ -254,6 +254,7 @@ def _trained(config: RunConfig) -> Result:
         run = RunDirectory(Path(config.run))
         trainer = (resume_run if run.config_file.is_file() else start_run)(config, world)
         at_end.callback(trainer.run.unlock)
+        print("".join(f"warning: {text}\n" for text in trainer.warnings), end="")
         if signal_number := trainer.train():
             raise Stopped(signal_number)
         result = _result(trainer)

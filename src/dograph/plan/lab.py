@@ -229,7 +229,7 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
         "train": {"steps": steps, "activation_checkpointing": False},
         "optim": {"warmup_steps": target.warmup_over(steps)},
         "eval": {"every": every},
-        "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 1},
+        "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 2},
         "probe": {"rows": 0},
         "log": {"sinks": []},
     }

@@ -18,7 +18,7 @@ from dograph.report.charts import DotChart, DotRow
 from dograph.report.domains import Texts
 from dograph.report.one_run import RunData, run_data
 from dograph.report.series import OpenRun, read_json
-from dograph.stats import Estimate, Interval, mean_estimate
+from dograph.stats import ABOVE_ZERO, SHARE, Estimate, Interval, mean_estimate
 from dograph.train.run_dir import RunDirectory
 
 CELLS = "cells"  # runs of a comparison
@@ -232,13 +232,13 @@ def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
     """The primary metric as in the paper (acc_norm if the task has it), with its interval."""
     scores = [task[task["primary"]] if task["primary"] else task for task in tasks]
     if len(scores) > 1:
-        return mean_estimate([score["value"] for score in scores])
+        return mean_estimate([score["value"] for score in scores]).within(SHARE)
     if not scores:
         return None
     value, error = scores[0]["value"], scores[0]["se"]
     if error is None or not math.isfinite(error):
         return Estimate(value)
-    return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error))
+    return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error)).within(SHARE)
 
 
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
@@ -254,7 +254,8 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
         return f"{len(runs)} runs, none of them validated yet."
     unfinished = sum(not run.is_complete for run in runs)
     if len(losses) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
-        mean = mean_estimate([nats.value for nats in losses.values()]).text(".4f", " ")
+        over_seeds = mean_estimate([nats.value for nats in losses.values()])
+        mean = over_seeds.within(ABOVE_ZERO).text(".4f", " ")
         seeds = f"{len(runs)} seeds of {runs[0].group}"
         return f"{seeds}: mean validation loss {mean} nats (95 % interval over seeds)."
     best = min(losses, key=lambda name: losses[name].value)
@@ -271,6 +272,7 @@ def _single_verdict(run: RunData) -> str:
         progress = f"{run.steps:,} of {run.config.train.steps:,} steps done"
     mean, nmi = run.losses.get("mean"), run.curves.get("domains/nmi")
     loss = f"mean validation loss {mean.text('.4f', ' ')} nats" if mean else ""
+    loss += f" after step {run.validated:,}" if mean and run.validated < run.steps else ""
     parts = [f"{progress}: {loss or 'no validation loss yet'}"]
     if nmi is not None:
         last = (nmi.raw or nmi).y[-1]

@@ -15,7 +15,7 @@ from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.report.domains import DomainsView, Texts, domains_of
 from dograph.report.series import OpenRun, Series, curve, read_json
-from dograph.stats import Estimate, t_interval
+from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
 from dograph.train.metrics import SUMMARIES
 
@@ -85,6 +85,7 @@ class RunData:
     steps: int
     facts: dict[str, str]
     losses: dict[str, Estimate]  # last validation: sources, then summaries
+    validated: int  # its step
     bits: dict[str, float | None]  # the same in bits per byte
     epochs: dict[str, float | None]  # by source
     warnings: list[str]
@@ -125,6 +126,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         steps=columns.last_step,
         facts=_facts(run, cost),
         losses=losses,
+        validated=int(max(columns.get(f"valid/mean{LOSS}")[0], default=0)),
         bits={name: columns.last(f"valid/{name}/bits_per_byte") for name in losses},
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings_of(run),
@@ -161,6 +163,7 @@ def warnings_of(run: OpenRun) -> list[str]:
             warnings.append(f"{text.format(most=float(value_N.max()))} ({where})")
     if columns.damaged:
         warnings.append(f"{columns.damaged} lines of metrics.jsonl could not be read")
+    warnings += columns.gaps.warnings(run.files.metrics_file)
     if columns.last_step and not columns.between("valid/", LOSS):
         warnings.append(
             "no validation loss: none was due yet, or the corpus has no validation text"
@@ -215,7 +218,7 @@ def over_blocks(value: float, parts: Sequence[tuple[float, BlockLoss]]) -> Estim
     """A weighted mean of sources with its t interval; sources are treated as independent."""
     variance = math.fsum(weight**2 * loss.variance for weight, loss in parts)
     freedom = max(1, sum(loss.blocks - 1 for _, loss in parts))
-    return Estimate(value, t_interval(value, math.sqrt(variance), freedom))
+    return Estimate(value, t_interval(value, math.sqrt(variance), freedom)).within(ABOVE_ZERO)
 
 
 def cost_of(run: OpenRun) -> StepCosts:
@@ -250,7 +253,7 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
     libraries = environment.get("libraries", {})
     return {
-        "run": str(run.path),
+        "run": str(run.path) + (f", forked from {run.parent}" if run.parent else ""),
         "model": f"{config.model.preset or config.model.path}{size}",
         "corpus": config.data.corpus,
         "mixer": config.mixer.name + (f" ({options})" if options else ""),

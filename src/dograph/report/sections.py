@@ -114,7 +114,8 @@ def overview(data: PageData) -> list[PageItem]:
 
 def _one_run(run: RunData) -> list[PageItem]:
     about = PageBlock("group", [heading("The run"), PageBlock("facts", run.facts)])
-    losses = PageBlock("group", [heading("Last validation loss"), loss_table(run)])
+    after = f"Validation loss after step {run.validated:,}" if run.losses else "Validation loss"
+    losses = PageBlock("group", [heading(after), loss_table(run)])
     columns = PageBlock("grid", [about, losses])
     return [columns, heading("Reproduce this run"), PageBlock("command", run.command)]
 
@@ -210,7 +211,7 @@ def loss_charts(data: PageData, metric: str, title: str) -> dict[str | None, Lin
 
 
 def band(curves: Sequence[Series], name: str, index: int, *, dots: bool = False) -> Series:
-    """Mean and 95 % t interval over runs, at the steps that all of them have.
+    """Mean loss and 95 % t interval over runs, at the steps that all of them have.
 
     If curves are smoothed, the interval is that of the running mean. One run has no interval.
     """
@@ -220,7 +221,7 @@ def band(curves: Sequence[Series], name: str, index: int, *, dots: bool = False)
     mean_X, num, low, high = value_NX.mean(axis=0), len(curves), None, None
     if num > 1 and shared:
         reach_X = t_quantile(num - 1) * value_NX.std(axis=0, ddof=1) / math.sqrt(num)
-        low, high = rounded(mean_X - reach_X), rounded(mean_X + reach_X)
+        low, high = rounded(np.maximum(mean_X - reach_X, 0)), rounded(mean_X + reach_X)
     mean = Series(x=shared, y=rounded(mean_X), low=low, high=high, name=name, index=index)
     return replace(mean, dots=dots and len(shared) <= FEW)
 

@@ -17,9 +17,10 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.eval.describe import corpus_of
+from dograph.records import StepGaps
 from dograph.renamed import with_new_metrics
 from dograph.train.edits import edits_of
-from dograph.train.run_dir import RunDirectory
+from dograph.train.run_dir import FORK, RunDirectory
 
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
@@ -43,13 +44,13 @@ class Columns:
     left out.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, every: int = 1) -> None:
+        self.path, self.every = path, every  # rows are at most so many steps apart
         self._clear()
 
     def _clear(self) -> None:
         self._columns: dict[str, tuple[array[int], array[float]] | None] = {}  # None: not used
-        self.last_step = 0
+        self.last_step, self.gaps = 0, StepGaps(self.every)
         self.damaged = 0  # lines that are not JSON
         self._offset = 0
         self._inode: int | None = None
@@ -79,6 +80,7 @@ class Columns:
             self.damaged += 1
             return
         self.last_step = max(self.last_step, step)
+        self.gaps.add(step)
         columns = self._columns
         for name, value in row.items():  # millions of times in a long run
             if name not in columns:
@@ -136,19 +138,26 @@ class OpenRun:
 
     def forget(self) -> None:
         """Drop the metrics, so that the next `read` starts over."""
-        self.columns = Columns(self.files.metrics_file)
+        self.columns = Columns(self.files.metrics_file, self.config.log.every)
 
     def read(self) -> None:
         self.columns.read()
         self.corpus = corpus_of(self.files)
 
+    @property
+    def parent(self) -> str:
+        """Of a fork: the run that it started from, and at which step; else empty."""
+        fork = read_json(self.path / FORK)
+        return f"{fork.get('parent')} at step {fork.get('step')}" if fork else ""
+
     def as_trained(self) -> RunConfig:
-        """The settings with edits of the mixture, which make the mixer a different method."""
+        """The settings with what makes the mixer another method: edits of the mixture, a fork."""
         edits = []
         for edit in edits_of(self.files):
             weights = " ".join(f"{name} {weight:.3g}" for name, weight in edit.new.items())
             edits.append(f"after {edit.step}: {weights}")
         update = {"edited": "; ".join(edits)} if edits else {}
+        update |= {"forked": self.parent} if self.parent else {}
         mixer = self.config.mixer.model_copy(update=update)
         return self.config.model_copy(update={"mixer": mixer})
 

@@ -35,7 +35,7 @@ MINI: dict[str, Any] = {
     "train": {"steps": 700, "batch_size": 48},
     "eval": {"every": 0, "max_samples_per_source": 128},
     "probe": {"rows": 0},
-    "checkpoint": {"every": 200, "keep": 1},
+    "checkpoint": {"every": 200, "keep": 2},
 }
 ON_CUDA: dict[str, Any] = {"train": {"dtype": "bfloat16", "compile": True}}
 SHORT: dict[str, Any] = {"train": {"steps": 400}}
@@ -87,8 +87,6 @@ def spelled_out(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """One table or figure."""
-
     name: str
     line: str  # what it shows
     where: str  # its label in the paper
@@ -111,7 +109,6 @@ class Artefact:
 
     @property
     def is_probed(self) -> bool:
-        """Whether it is made of probes."""
         return self.runs == "probes"
 
     def folder(self, scale: Scale) -> Path:
@@ -231,7 +228,6 @@ class Wanted:
 
     @property
     def named_corpus(self) -> str | None:
-        """The user's corpus."""
         return (self.changes.get("data") or {}).get("corpus")
 
     @property

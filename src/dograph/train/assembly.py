@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dograph.config import MixerConfig, RunConfig
+from dograph.config import MixerConfig, RunConfig, TrainConfig
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.errors import ConfigError
@@ -37,6 +37,28 @@ def settled(config: RunConfig) -> RunConfig:
     if model.path is not None:
         model = model.model_copy(update={"path": absolute(model.path)})
     return config.model_copy(update={"mixer": MixerConfig(name=name, **options), "model": model})
+
+
+def with_steps(train: TrainConfig, steps: int, done: int) -> TrainConfig:
+    """The settings of a run that has made `done` steps and is to make `steps` in all."""
+    if steps == train.steps:
+        return train
+    if steps <= done:
+        raise ConfigError(f"train.steps={steps}: the run has made {done}; give more than that")
+    before = [(until, length) for until, length in train.extended if until < done]
+    if done:
+        before.append((done, train.steps_at(done - 1)))
+    return train.model_copy(update={"steps": steps, "extended": before})
+
+
+def require_same_tokenizer(old: RunConfig, corpus: Corpus) -> None:
+    """Refuse a corpus whose token numbers mean other text than those that a run was trained on."""
+    before, now = Corpus(old.data.corpus).manifest.tokenizer, corpus.manifest.tokenizer
+    if (before.sha256, before.vocab_size) != (now.sha256, now.vocab_size):
+        raise ConfigError(
+            f"data.corpus={corpus.directory} has the tokenizer {now.name}, but {old.run} was "
+            f"trained with {before.name}. Prepare the corpus with --tokenizer {before.name}"
+        )
 
 
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
@@ -70,11 +92,12 @@ def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
 class CorpusLab:
     """The lab of a run that starts: facts about its corpus and budget, no proxies."""
 
-    def __init__(self, config: RunConfig, corpus: Corpus) -> None:
+    def __init__(self, config: RunConfig, corpus: Corpus, step: int = 0) -> None:
         self.target, self.corpus = config, corpus
         self.tokens: Mapping[str, int] = corpus.tokens_by_source()
         self.strata: Mapping[str, int] = {s.entry.stratum: s.entry.tokens for s in corpus.train}
-        self.budget, self.steps = config.tokens, config.train.steps
+        self.steps = config.train.steps_at(step)
+        self.budget = self.steps * config.tokens_per_step
         self.proxy_steps = self.steps  # there are none
 
     @property

@@ -5,6 +5,7 @@ time leaves the previous checkpoint intact. The model is in Hugging Face's forma
 vocabulary size. Tensors sharded by FSDP2 are gathered for it, and sharded again when they are read.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -24,6 +25,8 @@ from dograph.errors import RunError
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.base import Mixer
 from dograph.models.loss import PerSampleLoss
+from dograph.records import DAMAGE
+from dograph.train.distributed import World
 from dograph.train.run_dir import RunDirectory
 
 MODEL, WEIGHTS, OPTIMIZER = "model", "model.safetensors", "optimizer.safetensors"
@@ -59,12 +62,7 @@ def write_checkpoint(
         tensors, values = split_state(state.mixer.state_dict())
         save_file(tensors, temporary / MIXER)
         write_text(temporary / WEIGHT_LOG, state.sampler.log.cut(step).dump())
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        digests = {str(path.relative_to(temporary)): sha256_of(path) for path in files}
-        facts = {"version": 1, "step": step, "corpus": state.corpus_digest, "mixer": values}
-        write_json(temporary / STATE, facts | {"sha256": digests})
-        for path in (*files, temporary / MODEL, temporary):
-            sync_file(path)
+        seal(temporary, step, state.corpus_digest, values)
         os.rename(temporary, final)
         sync_file(run.checkpoints)
     except (OSError, SafetensorError) as error:
@@ -78,10 +76,31 @@ def write_checkpoint(
         ) from error
 
 
-def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> None:
-    """Restore the run as it was after `step` steps."""
+def seal(folder: Path, step: int, corpus: str, mixer: dict[str, Any] | None) -> None:
+    """Write the state of a checkpoint with the digests of its files, and force all to disk.
+
+    `mixer` is its state without tensors; None: it starts here, in a fork.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != STATE)
+    facts: dict[str, Any] = {"version": 1, "step": step, "corpus": corpus, "mixer": mixer}
+    facts["sha256"] = {str(path.relative_to(folder)): sha256_of(path) for path in files}
+    write_json(folder / STATE, facts | {"state_sha256": _digest(facts)})
+    for path in (*files, folder / MODEL, folder):
+        sync_file(path)
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    """Of JSON values, as they are after they have been read."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(facts))).encode()).hexdigest()
+
+
+def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> bool:
+    """Restore the run as it was after `step` steps; False if the mixer starts there, in a fork.
+
+    Damage must have been looked for: `newest_whole`, `check_checkpoint`.
+    """
     folder = run.checkpoint(step)
-    stored = check_checkpoint(folder)
+    stored = json.loads((folder / STATE).read_text(encoding="utf-8"))
     if stored["corpus"] != state.corpus_digest:
         raise RunError(
             f"the corpus is not the one that {run.path} was trained on: its tokens have changed "
@@ -89,22 +108,55 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> None:
         )
     restore_model(state.model, folder / MODEL)
     restore_optimizer(state.optimizer, state.model, load_file(folder / OPTIMIZER), step)
+    if WEIGHT_LOG in stored["sha256"]:
+        state.sampler.log = WeightLog.load(folder / WEIGHT_LOG, state.sampler.names)
+    if stored["mixer"] is None:
+        return False
     state.mixer.load_state_dict({**stored["mixer"], **load_file(folder / MIXER)})
-    state.sampler.log = WeightLog.load(folder / WEIGHT_LOG, state.sampler.names)
+    return True
+
+
+def newest_whole(
+    run: RunDirectory, world: World, *, strict: bool = False
+) -> tuple[int | None, list[str]]:
+    """The newest checkpoint that is not damaged, and the damage of newer ones; on every rank.
+
+    None if the run has no checkpoint yet. An error if all are damaged, or with `strict` one is.
+    """
+    steps, damage, whole = run.checkpoint_steps() if world.is_main else [], [], None
+    for step in reversed(steps):
+        try:
+            check_checkpoint(run.checkpoint(step))
+            whole = step
+            break
+        except RunError as error:
+            damage.append(str(error))
+    whole, damage = json.loads(world.share(json.dumps([whole, damage])))
+    if damage and (strict or whole is None):
+        remedy = f"Without --strict the run goes on from step {whole}"
+        if whole is None:
+            anew = f"dograph train {run.config_file} run={run.path}-2"
+            remedy = (
+                f"{run.path} has no checkpoint that is whole; restore one, or start anew: {anew}"
+            )
+        raise RunError(f"{'; '.join(damage)}. {remedy}")
+    return whole, damage
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint, after checking the digests of its files."""
-    remedy = f"Remove {folder} to resume from the checkpoint before it"
+    """The state of a checkpoint, after checking its digest (older ones have none) and its files."""
+    name = STATE
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder / STATE} is damaged or missing ({error}). {remedy}") from error
-    for name, digest in state["sha256"].items():
-        path = folder / name
-        if not path.is_file() or sha256_of(path) != digest:
-            raise RunError(f"{path} is damaged or missing. {remedy}")
-    return state
+        if state.pop("state_sha256", None) not in (None, _digest(state)):
+            raise ValueError("it has another digest")
+        facts = {key: state[key] for key in ("corpus", "mixer", "sha256")}
+        for name, digest in facts["sha256"].items():
+            if sha256_of(folder / name) != digest:
+                raise ValueError("it has another digest")
+    except (OSError, *DAMAGE) as error:
+        raise RunError(f"{folder / name} is damaged or missing") from error
+    return facts
 
 
 def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

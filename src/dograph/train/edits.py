@@ -14,10 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from dograph import __version__
 from dograph.config import RunConfig
-from dograph.errors import ConfigError, DographError, RunError, did_you_mean
+from dograph.errors import ConfigError, DographError, RunError
 from dograph.files import write_json, write_text
-from dograph.mixtures.file import RunFacts, mismatches, read_mixture_file
-from dograph.mixtures.published import PRESETS
+from dograph.mixtures.file import RunFacts, mismatches
+from dograph.mixtures.published import find_mixture
+from dograph.records import read_record
 from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World
 from dograph.train.forecast import repeat_warnings
@@ -104,7 +105,7 @@ class Requests:
 
     def read(self) -> Message | None:
         """The request or answer in the file."""
-        return _read(self.file)
+        return read_record(self.file, dict[str, Any])
 
     def place(self, request: Message) -> None:
         write_json(self.file, request)
@@ -135,18 +136,10 @@ class Requests:
             path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Message | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # requests and answers are written whole
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _moved(path: Path, to: Path) -> Message | None:
     with suppress(FileNotFoundError):
         os.rename(path, to)
-        return _read(to)
+        return read_record(to, dict[str, Any])
     return None
 
 
@@ -159,25 +152,15 @@ def is_open(message: Message | None, identity: str | None = None) -> bool:
 
 def read_request(name: str, facts: RunFacts) -> Message:
     """A request for the mixture file or published mixture `name`, with warnings as notes."""
-    path = Path(name)
-    if path.exists():
-        file = read_mixture_file(path)
-        given, mixture, provenance = str(path.resolve()), file.mixture, file.provenance
-        notes = mismatches(provenance, facts, file.weights)
-    elif name in PRESETS:
-        given, provenance = name, PRESETS[name].provenance
-        mixture, left_over = PRESETS[name].fit(facts.sources)
-        notes = mismatches(provenance, facts) + left_over
-    else:
-        raise ConfigError(
-            f"{name} is no mixture file and no preset; of presets, {did_you_mean(name, PRESETS)}"
-        )
+    file, left_over = find_mixture(name, facts.sources)
+    is_file = Path(name).exists()
+    notes = mismatches(file.provenance, facts, file.weights if is_file else None)
     return {
         "identity": secrets.token_hex(8),
-        "given": given,
-        "weights": dict(mixture.weights),
-        "provenance": provenance.record() if provenance else None,
-        "notes": notes,
+        "given": str(Path(name).resolve()) if is_file else name,
+        "weights": file.weights,
+        "provenance": file.provenance.record() if file.provenance else None,
+        "notes": notes + left_over,
     }
 
 
@@ -209,8 +192,7 @@ class Edits:
         if done >= self.config.train.steps:
             raise ConfigError(
                 f"{self.run.path} is complete after {done} steps: none is left to draw by another "
-                f"mixture. Train on in a new run: model.preset=null "
-                f"model.path={self.run.path}/model mixer.name=static mixer.file=FILE"
+                f"mixture. Give it more: dograph train --resume {self.run.path} train.steps=N"
             )
         if (why := self.mixer.refuses_edits()) is not None:
             raise ConfigError(

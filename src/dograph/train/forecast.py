@@ -26,7 +26,7 @@ from dograph.models.presets import Shape
 from dograph.sketch.cover import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
-from dograph.train.assembly import CorpusLab, open_sampler, open_shape
+from dograph.train.assembly import CorpusLab, mixture_warnings, open_sampler, open_shape
 from dograph.train.distributed import pick_device
 from dograph.train.step import strategy_of
 
@@ -34,6 +34,7 @@ WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 EFFICIENCY = 0.6  # of the measured matmul speed; other operations take the rest
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
 PROBE_SECONDS = 0.5
+LEAST_BLOCKS = 16  # of a validation source, without a warning
 
 
 class AttentionShape(NamedTuple):
@@ -253,6 +254,7 @@ class Forecast:
     flops: float
     flops_per_second: float
     seconds: float
+    warnings: list[str]
 
 
 def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
@@ -286,6 +288,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         flops=flops,
         flops_per_second=speed,
         seconds=flops / (EFFICIENCY * speed),
+        warnings=start_warnings(config, corpus, sampler, mixer),
     )
 
 
@@ -321,3 +324,19 @@ def repeat_warnings(config: RunConfig, sampler: Sampler, mixer: Mixer) -> list[s
         for source, epochs in planned_epochs(config, sampler, mixer).items()
         if epochs > most
     ]
+
+
+def start_warnings(config: RunConfig, corpus: Corpus, sampler: Sampler, mixer: Mixer) -> list[str]:
+    """What makes the results of a run doubtful, as far as it is known before; one line each."""
+    length, most = config.data.seq_len, config.eval.max_samples_per_source
+    blocks = dict.fromkeys(corpus.sources if corpus.validation else [], 0)
+    for stratum in corpus.validation:
+        blocks[stratum.entry.source] += stratum.num_blocks(length)
+    few = [f"{s} ({min(n, most)})" for s, n in blocks.items() if min(n, most) < LEAST_BLOCKS]
+    noisy = (
+        f"fewer than {LEAST_BLOCKS} validation blocks of {length} tokens: {', '.join(few)}. These "
+        "losses are noisy: hold out more text, lower data.seq_len, or raise "
+        f"eval.max_samples_per_source={most}"
+    )
+    notes = mixture_warnings(config, corpus) + mixer.cautions(config)
+    return notes + ([noisy] if few else []) + repeat_warnings(config, sampler, mixer)

@@ -281,7 +281,8 @@ class Probes:
         wanted = probe.rows if self.sketcher else 0
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
-        self.steps = frozenset(round(fraction * train.steps) for fraction in fractions)
+        lengths = [train.steps, *(steps for _, steps in train.extended)]
+        self.steps = frozenset(round(part * steps) for part in fractions for steps in lengths)
         # Checkpointed activations are kept in full here (layers recompute in training mode only).
         saving = train.activation_checkpointing
         self.at_once = 1 if saving else train.micro_batch_size or AT_ONCE

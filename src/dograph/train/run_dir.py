@@ -9,7 +9,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import urlsplit
@@ -17,9 +18,11 @@ from urllib.parse import urlsplit
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import DographError, RunError, require
 from dograph.files import sync_file, write_bytes, write_json, write_text
-from dograph.records import Row
+from dograph.records import DAMAGE, LONGEST, Row, StepGaps, checked_step, parse_object, step_of
 
 CHECKPOINT = "step-{:08d}"
+FORK = "fork.json"  # the parent of a run that was forked
+EVAL = "eval.json"  # of `dograph eval`, for the model of a complete run
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
 PROJECT = "dograph"  # the name of the project in W&B and Trackio
 Write = Callable[[int, Row], None]  # logs the metrics of a step
@@ -135,17 +138,52 @@ class RunDirectory:
         """The JSON file of a probe, written after its tensors: with it the probe is complete."""
         return self.probes / f"{CHECKPOINT.format(step)}.json"
 
-    def cut(self, step: int) -> None:
-        """Drop the rows and probes of steps after `step`, which will be repeated."""
+    def cut(self, step: int, every: int = 1) -> tuple[int, list[str]]:
+        """Drop the rows and probes of steps after `step`, which will be repeated.
+
+        Returns the last step that was recorded, and a warning if rows before `step` are missing or
+        damaged; they are at most `every` steps apart.
+        """
         self.metrics_file.touch()
+        last, gaps = 0, StepGaps(every)
         for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
-            if file.is_file():
-                written = file.read_bytes().splitlines(keepends=True)
-                whole = [line for line in written if line.endswith(b"\n")]
-                write_bytes(file, b"".join(x for x in whole if json.loads(x)["step"] <= step))
+            size = 0  # that is kept
+            for end, made in _steps(file):
+                last = max(last, made)
+                size = end if made <= step else size
+                if file == self.metrics_file:
+                    gaps.add(min(made, step + 1))
+            if file.is_file() and size < file.stat().st_size:
+                with open(file, "rb") as old:
+                    write_bytes(file, old.read(size))
+        gaps.add(step + 1)  # its rows were written before its checkpoint
         for path in self.probes.glob("step-*"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
                 path.unlink()
+        return last, gaps.warnings(self.metrics_file)
+
+    def set_aside(self, step: int) -> list[str]:
+        """Rename checkpoints of steps after `step`, which are damaged; returns their new names."""
+        names = []
+        for later in self.checkpoint_steps():
+            if later > step:
+                aside = self.checkpoints / f"damaged-{self.checkpoint(later).name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(self.checkpoint(later), aside)
+                names.append(aside.name)
+        return names
+
+    def reopen(self, steps: int) -> None:
+        """Remove what a complete run has, since this one has steps to make, `steps` in all.
+
+        Scores of the model of an earlier end are kept under the name of its step.
+        """
+        if (link := self.path / "model").is_symlink():
+            ended = link.readlink().parent.name.removeprefix("step-")
+            if ended.isdecimal() and int(ended) < steps and (scores := self.path / EVAL).is_file():
+                os.rename(scores, self.path / f"eval-step-{int(ended)}.json")
+            link.unlink()
+        self.validation_file.unlink(missing_ok=True)
 
     def link_model(self, step: int) -> None:
         """Point `model` at the model of a checkpoint."""
@@ -154,6 +192,18 @@ class RunDirectory:
         temporary.symlink_to(self.checkpoint(step).relative_to(self.path) / "model")
         os.replace(temporary, link)
         sync_file(self.path)
+
+
+def _steps(file: Path) -> Iterator[tuple[int, int]]:
+    """Of each whole line: where it ends, in bytes, and its step; damaged ones are left out."""
+    if file.is_file():
+        with open(file, "rb") as lines:
+            while line := lines.readline(LONGEST):
+                with suppress(*DAMAGE):
+                    step = step_of(line)  # else of another program, or damaged
+                    step = checked_step(parse_object(line)) if step is None else step
+                    if line.endswith(b"\n"):
+                        yield lines.tell(), step
 
 
 def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:

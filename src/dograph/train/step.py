@@ -110,7 +110,7 @@ class TrainStep:
         norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
         finite = torch.isfinite(loss_B).all() & torch.isfinite(norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
-        lr = learning_rate(step, self.config.optim, self.config.train.steps)
+        lr = rate_of(step, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.grad_scale, self.optimizer.found_inf = None, self.halted  # type: ignore[attr-defined]
@@ -237,7 +237,7 @@ class TrainStep:
             source_B=source_B,
             stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
             projection=self.projection_epoch(step),
-            lr=learning_rate(step, self.config.optim, self.config.train.steps),
+            lr=rate_of(step, self.config),
             vocab_size=self.vocab_size,
         )
 
@@ -332,6 +332,27 @@ def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
     decay_steps = max(total_steps - 1 - config.warmup_steps, 1)
     progress = min((step - config.warmup_steps) / decay_steps, 1.0)
     return config.lr_end + (config.lr - config.lr_end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def rate_of(step: int, config: RunConfig) -> float:
+    """The learning rate of a run's step, over the number of steps that it had at the time."""
+    train = config.train
+    steps = train.steps_at(step) if train.extended else train.steps
+    return learning_rate(step, config.optim, steps)
+
+
+def rate_change(old: RunConfig, new: RunConfig, done: int) -> tuple[str, bool]:
+    """What other settings do to the learning rate after `done` steps; whether it jumps up."""
+    before, after = rate_of(max(done - 1, 0), old), rate_of(done, new)
+    text = (
+        f"the learning rate follows the schedule of {new.train.steps} steps from here on: "
+        f"{before:.3g} in step {done}, {after:.3g} in step {done + 1}"
+    )
+    if after <= 1.05 * max(before, rate_of(done, old)):
+        return text, False
+    fork = f"dograph train --fork {old.run} run=NEW train.steps={new.train.steps}"
+    low = f"To go on at a low rate instead: {fork} optim.lr={before:.3g} optim.lr_end=0"
+    return f"{text}. It jumps up, so the loss may rise for a while. {low}", True
 
 
 def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:

@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -24,19 +25,21 @@ from dograph.data.digests import require_unchanged
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightEntry, sample_origin
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
-from dograph.files import write_json, write_text
+from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
-from dograph.train import metrics
+from dograph.records import checked_step, read_lines
+from dograph.train import assembly, checkpoint, metrics
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
-from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
+from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_request
-from dograph.train.run_dir import RunDirectory
-from dograph.train.step import StepRecord, TrainStep, build_optimizer
+from dograph.train.run_dir import FORK, RunDirectory
+from dograph.train.step import StepRecord, TrainStep, build_optimizer, rate_change
 
 SETTLED_AFTER = 3  # steps; then everything is built and compiled
+UNMIXED = ("step", "train", "valid", "data", "optim", "time", "memory")  # metrics of every mixer
 NAMED = 5  # samples named in the message of a non-finite loss; the file has all
 
 
@@ -57,20 +60,80 @@ def start_run(config: RunConfig, world: World) -> "Trainer":
     return trainer
 
 
-def resume_run(config: RunConfig, world: World, mixture: str | None = None) -> "Trainer":
-    """A stopped run at its newest checkpoint, from there on with another mixture, if given."""
+def resume_run(
+    config: RunConfig, world: World, mixture: str | None = None, *, strict: bool = False
+) -> "Trainer":
+    """A stopped run at its newest whole checkpoint, from there on with what is given anew.
+
+    That may be a mixture, and another train.steps, which config.yaml has from then on. A damaged
+    checkpoint is skipped with a warning, or refused if `strict`.
+    """
     run = RunDirectory.open(Path(config.run))
     if world.is_main:
         run.lock()
+    stored, (whole, damage) = run.config(), checkpoint.newest_whole(run, world, strict=strict)
+    train = assembly.with_steps(stored.train, config.train.steps, whole or 0)
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={"extended": train.extended})}
+    )
     trainer, request = Trainer(config, run, world), None
     if mixture is not None:
         request = read_request(mixture, facts_of(config, trainer.corpus))
-        trainer.edits.check(request, max(run.checkpoint_steps(), default=0))
-    trainer.resume()
+        trainer.edits.check(request, whole or 0)
+    if train != stored.train and world.is_main:
+        write_text(run.config_file, stored.model_copy(update={"train": train}).dump())
+    trainer.resume(whole, damage)
+    if train != stored.train:
+        text, rises = rate_change(stored, config, trainer.done)
+        (trainer.warnings if rises else trainer.notes).append(text)
     if request is not None:
         trainer.edits.make(trainer.done, request)
         trainer.write_weights()
     return trainer
+
+
+def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str]) -> str:
+    """Make a run that starts from a checkpoint of `parent`, for `resume_run`; returns a note.
+
+    `given`: the settings that differ. The folder appears complete or not at all.
+    """
+    run, old, corpus = RunDirectory(Path(config.run)), parent.config(), Corpus(config.data.corpus)
+    run.refuse_existing()
+    state, config = checkpoint.check_checkpoint(parent.checkpoint(step)), settled(config)
+    if state["corpus"] != corpus.digest:
+        assembly.require_same_tokenizer(old, corpus)
+    batches = [(own.seed, own.data.seq_len, own.train.batch_size) for own in (old, config)]
+    same_data = state["corpus"] == corpus.digest and batches[0] == batches[1]
+    mixers = [(own.mixer, own.sketch) for own in (settled(old), config)]
+    same_mixer = same_data and mixers[0] == mixers[1]
+    new = RunDirectory(run.path.with_name(f".{run.path.name}.fork.tmp"))
+    folder, source = new.checkpoint(step), parent.checkpoint(step)
+    try:
+        shutil.rmtree(new.path, ignore_errors=True)
+        shutil.copytree(source, folder)
+        for name, is_same in ((checkpoint.MIXER, same_mixer), (checkpoint.WEIGHT_LOG, same_data)):
+            if not is_same:
+                (folder / name).unlink()
+        mixer = state["mixer"] if same_mixer else None
+        checkpoint.seal(folder, step, corpus.digest, mixer)
+        with open(new.metrics_file, "w", encoding="utf-8") as file:
+            rows = read_lines(parent.metrics_file, lambda row: (checked_step(row), row))
+            for row in (row for made, row in rows if made <= step):
+                kept = {name: x for name, x in row.items() if name.partition("/")[0] in UNMIXED}
+                file.write(json.dumps(kept) + "\n")
+        facts = {"parent": str(parent.path.resolve()), "step": step, "settings": given}
+        write_json(new.path / FORK, facts | {"state_sha256": sha256_of(source / checkpoint.STATE)})
+        write_json(new.path / "env.json", describe_environment())
+        write_text(new.config_file, config.dump())
+        os.rename(new.path, run.path)
+        sync_file(run.path.parent)
+    except OSError as error:
+        shutil.rmtree(new.path, ignore_errors=True)
+        raise RunError(f"run={config.run} cannot be made: {error.strerror or error}") from error
+    if same_mixer:
+        return f"mixer {config.mixer.name} goes on with its state of step {step}"
+    draws = "draws go on" if same_data else "draws start anew, so text may come again"
+    return f"mixer {config.mixer.name} starts anew after step {step}; {draws}"
 
 
 class Trainer:
@@ -117,25 +180,35 @@ class Trainer:
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written, plus time of probes
         self.last_weights: WeightEntry | None = None  # the newest one on disk
+        self.notes: list[str] = []  # on how it was resumed, for the user
+        self.warnings: list[str] = []
 
     def begin(self) -> None:
-        """Start from step 0: the plan is the first entry of the weight log."""
-        mixture = self.state.mixer.plan(CorpusLab(self.config, self.corpus))
-        for later in self.state.mixer.schedule().values():
+        """Plan: at step 0, and where a fork with another mixer starts."""
+        mixture = self.state.mixer.plan(CorpusLab(self.config, self.corpus, self.done))
+        for step, later in sorted(self.state.mixer.schedule().items()):
             self.state.sampler.weights_of(later)  # refuse a wrong name now
-        self.state.sampler.remix(0, mixture, reason="plan")
+            mixture = later if step <= self.done else mixture
+        self.state.sampler.remix(self.done, mixture, reason="plan")
 
-    def resume(self) -> None:
-        """Start from the newest checkpoint, or from step 0 if there is none yet."""
-        if steps := self.run.checkpoint_steps():
-            self.done = steps[-1]
-            read_checkpoint(self.run, self.done, self.state)
-        else:
+    def resume(self, whole: int | None, damage: list[str]) -> None:
+        """Start from a checkpoint, or from step 0 if there is none yet (None)."""
+        self.done = whole or 0
+        if whole is None or not checkpoint.read_checkpoint(self.run, whole, self.state):
             self.begin()
         self.edits.open(self.done)
         if self.world.is_main:
             self.run.clean()
-            self.run.cut(self.done)
+            aside = ", ".join(self.run.set_aside(self.done))
+            last, self.warnings = self.run.cut(self.done, self.config.log.every)
+            again = f"goes on from step {self.done}; {last - self.done} steps are repeated"
+            if damage:
+                what = "; ".join(damage)
+                self.warnings.insert(0, f"{what}. The run {again}. Kept as {aside}")
+            elif last > self.done:
+                self.notes.append(f"{self.run.path} {again}")
+            if not self.is_over:
+                self.run.reopen(self.config.train.steps)
             self.write_weights()
             self.tidy()
         self.world.barrier()
@@ -160,7 +233,7 @@ class Trainer:
                         gc.freeze()
                     asked = self.stop_asked(interrupts)
                     logs = is_due(self.done, config.log.every)
-                    validates = self.is_over or is_due(self.done, config.eval.every)
+                    validates = self.ends or is_due(self.done, config.eval.every)
                     saves = self.is_over or asked or is_due(self.done, config.checkpoint.every)
                     # Reading `halted` is free on a CPU. On a GPU it would wait for the step, and
                     # no update is made in any case.
@@ -216,6 +289,11 @@ class Trainer:
     def is_over(self) -> bool:
         return self.done == self.config.train.steps
 
+    @property
+    def ends(self) -> bool:
+        """Whether the run ends here, or did before it was extended: it can be repeated exactly."""
+        return self.is_over or (self.done, self.done) in self.config.train.extended
+
     def write_metrics(self) -> None:
         """Copy the steps since the last call to the host, check and write them."""
         records, self.unwritten = self.unwritten, []
@@ -235,7 +313,7 @@ class Trainer:
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
-            if is_due(self.done, self.config.log.every) or self.is_over:
+            if is_due(self.done, self.config.log.every) or self.ends:
                 epochs = self.state.sampler.epochs(self.done)
                 rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
         self.files.write_metrics(rows)
@@ -314,7 +392,9 @@ class Trainer:
 
     def save(self) -> None:
         self.files.sync()
-        write_checkpoint(self.run, self.done, self.state, self.tokenizer, main=self.world.is_main)
+        checkpoint.write_checkpoint(
+            self.run, self.done, self.state, self.tokenizer, main=self.world.is_main
+        )
         if self.world.is_main:
             self.tidy()
         self.world.barrier()

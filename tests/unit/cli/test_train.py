@@ -21,7 +21,10 @@ def test_a_dry_run_names_what_the_mixer_comes_to(tmp_path):
     found = CliRunner().invoke(app, ["train", *settings, "--dry-run"])
     assert found.exit_code == 0
     assert found.stderr.startswith(f"forecast of {tmp_path / 'run'}: 200 steps on ")
-    assert found.stderr.endswith(", mixer dograph; loading\n")
+    first, *warnings = found.stderr.splitlines()
+    assert first.endswith(", mixer dograph; loading")
+    assert [text.split(":")[0] for text in warnings] == ["warning"] * len(warnings)
+    assert "gamma would be read through 5.2 times" in warnings[-1]
     assert found.stdout.splitlines()[0] == (
         "mixer: dograph, recipe safe with num_domains=4: 4 domains, objective precision, "
         "scope stream"

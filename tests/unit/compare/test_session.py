@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from comparisons import STEPS, ask, made, printed, run_of
+from dograph.compare.session import open_corpus
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.plan.jobs import Stopped
@@ -163,3 +164,14 @@ def test_other_settings_are_refused_by_name(place, cheap):
     fewer = tuple(m for m in asked.methods if m.label != "uniform")
     with pytest.raises(RunError, match=r"methods.uniform"):
         made(replace(asked, methods=fewer))
+
+
+def test_warnings_come_once_with_their_methods(place):
+    said = []
+    asked = ask(place, "natural,dograph[num_domains=6],paper=dograph[recipe=paper]", out="warned")
+    open_corpus(asked, said.append)
+    few = [text for text in said if "samples for each domain" in text]
+    assert len(few) == 2  # 6 domains, and the 11 of the recipe
+    assert few[0].startswith("warning (dograph-num_domains-6): ")
+    everywhere = [text for text in said if "validation blocks" in text]
+    assert [text.count("natural") for text in everywhere] == [1]

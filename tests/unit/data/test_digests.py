@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from corpora import write_corpus
 from dograph.cli.main import app
 from dograph.config import resolve_config
-from dograph.data.corpus import Corpus, Manifest
+from dograph.data.corpus import Corpus, Manifest, StratumTokens
 from dograph.data.digests import DIGESTS, PAGE_BYTES, Digests, require_unchanged, verify
 from dograph.data.digests import write_digests as write
 from dograph.data.loader import Loader
@@ -143,6 +143,26 @@ def test_a_token_outside_of_the_vocabulary_is_refused_where_it_is_read(tmp_path)
     with pytest.raises(CorpusError, match=place):
         corpus.train[1].read_block(0, 3000)
     assert corpus.train[1].read_block(0, 1234).max() < 100
+
+
+def test_equal_digests_mean_equal_tokens(tmp_path):
+    """The third corpus has the names and sizes of the others, but other tokens."""
+    one, same = (Corpus(write_corpus(tmp_path / name)).digest for name in ("one", "same"))
+    other = Corpus(write_corpus(tmp_path / "other", document_tokens=41)).digest
+    assert one == same
+    assert one != other
+
+
+def test_a_negative_token_is_refused_where_it_is_read(tmp_path):
+    """Files of other tools may hold signed numbers."""
+    entry = Corpus(write_corpus(tmp_path)).train[0].entry.model_copy(update={"dtype": "int16"})
+    token_N = np.fromfile(tmp_path / entry.file, dtype=np.int16)
+    token_N[77] = -3
+    token_N.tofile(tmp_path / entry.file)
+    stratum = StratumTokens(tmp_path, entry, 100)
+    with pytest.raises(CorpusError, match="the token at byte 154 is -3, but ids must be in 0 to"):
+        stratum.read_block(2, 32)
+    assert stratum.read_block(1, 32).min() >= 0
 
 
 def test_a_file_cut_while_it_is_read_is_an_error_and_a_deleted_one_is_not(tmp_path):

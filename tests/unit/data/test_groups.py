@@ -27,6 +27,29 @@ def test_features_see_the_order_of_tokens(tmp_path):
     assert feature[0] @ feature[2] < 0.8
 
 
+def mixed(value):
+    """SplitMix64's finaliser on Python's integers."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        value = (value ^ value >> shift) * factor % 2**64
+    return value
+
+
+def test_features_are_signed_counts_of_hashes(tmp_path):
+    """By a loop: the highest bit is the sign, the lowest ten are the bucket."""
+    tokens = random_tokens(6)
+    expected = np.zeros((len(tokens), 1024))
+    for row, document in zip(expected, tokens, strict=True):
+        ones = [mixed(int(token) + 5) for token in document]
+        twos = [mixed((one + int(b)) % 2**64) for one, b in zip(ones, document[1:], strict=False)]
+        for key in (*ones, *twos):
+            row[key % 1024] += 1 if key >> 63 else -1
+    expected = np.sign(expected) * np.log1p(np.abs(expected))
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    stratum = StratumTokens(tmp_path, write_split(tmp_path, "train", "web", tokens))
+    got = ngram_features(stratum, np.arange(len(tokens)), salt=5)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
 def test_kmeans_is_as_good_as_the_reference_on_the_sphere():
     cluster = pytest.importorskip("sklearn.cluster", reason="scikit-learn is the judge here")
     rng = stream(0, "sphere")

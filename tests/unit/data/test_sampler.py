@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from corpora import write_corpus
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.loader import Loader, rank_slice
 from dograph.data.sampler import WAYPOINT_STEPS, Sampler, WeightLog, advance
 from dograph.errors import ConfigError, RunError
@@ -49,6 +49,26 @@ def test_each_epoch_reads_every_block_once_in_a_new_order(corpus):
     assert set(by_epoch.values()) == {1}
     assert set(by_epoch) == {(e, b) for e in range(len(drawn) // blocks) for b in range(blocks)}
     orders = [[b for _, e, b in drawn if e == epoch] for epoch in (0, 1)]
+    assert orders[0] != orders[1]
+
+
+def test_epochs_are_shuffled_apart_from_the_order_inside_steps(corpus):
+    """With one sample a step there is no order inside it: what is left is the epoch's own."""
+    sampler = open_sampler(corpus, batch_size=1, mixture=Mixture({"gamma": 1.0}))
+    blocks = corpus.train[2].num_blocks(SEQ_LEN)
+    order = [int(sampler.draw(step).block_B[0]) for step in range(3 * blocks)]
+    epochs = [order[e * blocks : (e + 1) * blocks] for e in range(3)]
+    assert all(sorted(epoch) == list(range(blocks)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+
+
+def test_sources_of_one_size_are_shuffled_each_in_its_own_way(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "alike", {"alpha": 1000, "beta": 1000}))
+    orders = []
+    for source in corpus.sources:
+        sampler = open_sampler(corpus, batch_size=1, mixture=Mixture({source: 1.0}))
+        orders.append([int(sampler.draw(step).block_B[0]) for step in range(31)])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(31))
     assert orders[0] != orders[1]
 
 
@@ -165,6 +185,18 @@ def test_strata_share_their_source_by_tokens(tmp_path):
     assert np.allclose(one, [0, 0.5, 0, 1 / 6, 1 / 6, 1 / 6, 0, 0, 0])
 
 
+def test_strata_of_different_sizes_share_their_source_by_tokens(corpus):
+    """6000 and 3000 tokens of one source, 1000 of another."""
+    named = [("both", "both/0"), ("both", "both/1"), ("gamma", "gamma")]
+    strata = [
+        StratumTokens(s.directory, s.entry.model_copy(update={"source": a, "stratum": b}))
+        for s, (a, b) in zip(corpus.train, named, strict=True)
+    ]
+    sampler = Sampler(strata, seq_len=SEQ_LEN, batch_size=10, seed=0)
+    weight_S = sampler.weights_of(Mixture({"both": 0.3, "gamma": 0.7}))
+    assert weight_S.tolist() == pytest.approx([0.2, 0.1, 0.7])
+
+
 def test_errors_name_what_is_wrong(corpus, tmp_path):
     sampler = open_sampler(corpus)
     with pytest.raises(ConfigError, match=r'"alfa".*did you mean "alpha"'):
@@ -178,6 +210,14 @@ def test_errors_name_what_is_wrong(corpus, tmp_path):
     sampler.remix(9, EQUAL, "test")
     with pytest.raises(RunError, match="change the past"):
         sampler.remix(3, EQUAL, "test")
+
+
+def test_every_step_has_an_order_of_its_own(corpus):
+    """Three samples of each source a step, whose places differ from step to step."""
+    sampler = open_sampler(corpus, batch_size=9)
+    orders = [tuple(sampler.draw(step).stratum_B.tolist()) for step in range(8)]
+    assert {tuple(sorted(order)) for order in orders} == {(0, 0, 0, 1, 1, 1, 2, 2, 2)}
+    assert len(set(orders)) == 8
 
 
 def test_seeds_change_the_order(corpus):

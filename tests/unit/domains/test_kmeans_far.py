@@ -37,3 +37,16 @@ def test_groups_and_their_inertia_far_from_the_origin(offset, apart, width, seed
     assert torch.equal(found.label_B[:, None] == found.label_B, together_BB)
     expected = exact_inertia(sketch_BK, label_B)
     assert float(found.inertia) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_samples_nearer_than_rounding_are_one_domain(seed):
+    """Squares of 3e9 are rounded by 5e-7; the groups' own squares, which are 1, must not decide."""
+    draw = torch.Generator().manual_seed(seed)
+    label_B = torch.arange(36) % 3
+    near_BK = torch.randn(3, 32, generator=draw, dtype=torch.float64)[label_B] / 5
+    near_BK += 1e-6 * torch.randn(36, 32, generator=draw, dtype=torch.float64)
+    sketch_BK = near_BK + 1e4 * torch.rand(32, generator=draw, dtype=torch.float64)
+    found = kmeans(sketch_BK, 8, generator=draw, restarts=4)
+    assert torch.equal(found.label_B[:, None] == found.label_B, label_B[:, None] == label_B)
+    assert float(found.inertia) == 0

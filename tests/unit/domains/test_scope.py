@@ -104,3 +104,10 @@ def test_a_run_may_start_in_the_middle_of_a_projection(name):
     refresh = NEEDED[name] + 1
     known = run(SCOPES[name](), refresh, 3 * refresh, first=refresh - 2)
     assert known == [2 * refresh - 1, 3 * refresh - 1]
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_domains_once_known_are_never_lost_under_one_projection(name):
+    assert run(SCOPES[name](), 1000, 4 * NEEDED[name]) == list(
+        range(NEEDED[name], 4 * NEEDED[name])
+    )

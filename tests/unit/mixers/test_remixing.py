@@ -21,7 +21,9 @@ class Lab:
     steps = 100
 
 
-def opened(**options) -> Remixing:
+def opened(budget=Lab.budget, **options) -> Remixing:
+    lab = Lab()
+    lab.budget = budget
     remixing = Remixing(
         DoGraphOptions(
             recipe="safe",
@@ -31,7 +33,7 @@ def opened(**options) -> Remixing:
             **{"apply_weights_to": "sampling", **options},
         )
     )
-    remixing.open(Lab(), Mixture.normalised(TOKENS))
+    remixing.open(lab, Mixture.normalised(TOKENS))
     return remixing
 
 
@@ -115,6 +117,14 @@ def test_floor_and_cap_hold():
     assert weights["c"] <= 2.0 * 100 / 1000 + 1e-9  # at most twice through 100 of 1000 tokens
     assert weights["a"] >= 0.25 * 0.6 - 1e-9
     assert sum(weights.values()) == pytest.approx(1)
+
+
+def test_the_cap_goes_by_the_tokens_that_the_run_draws():
+    """250 tokens of a corpus of 1000, none more than once: at most 100 / 250 are of c."""
+    remixing = opened(budget=250, remix_min_fraction=0.0, max_epochs=1.0)
+    remixing.add(LABEL, STRATUM)
+    weights = remixing.mixture(9, torch.tensor([0.0, 1.0])).weights
+    assert dict(weights) == pytest.approx({"a": 0.0, "b": 0.6, "c": 0.4}, abs=1e-6)
 
 
 def test_a_stratum_that_nobody_asks_for_keeps_a_part_of_its_first_share():

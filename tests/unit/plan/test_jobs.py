@@ -123,6 +123,19 @@ def test_stopped_it_goes_on_to_the_same_numbers(corpus, made, tmp_path, monkeypa
     assert again.seconds > 0
 
 
+def test_a_damaged_checkpoint_is_passed_over_here_too(corpus, made, tmp_path, monkeypatch):
+    job = job_of(corpus, tmp_path / "run", checkpoint={"keep": 2})
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7)
+        with pytest.raises(Stopped):
+            run_job(job)
+    (RunDirectory(tmp_path / "run").checkpoint(7) / "mixer.safetensors").unlink()
+    again = run_job(job)
+    assert "from step 6; 1 steps are repeated" in log_of(job.config).read_text()
+    assert numbers(again) == numbers(made[1])
+    assert weights(again) == weights(made[1])
+
+
 @pytest.mark.slow
 def test_threads_of_this_process_change_nothing(corpus, made, tmp_path):
     before = torch.get_num_threads()

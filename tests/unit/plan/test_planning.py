@@ -48,7 +48,7 @@ def test_a_proxy_is_a_quarter_of_the_run():
     assert proxy.optim == target.optim.model_copy(update={"warmup_steps": 125})
     assert proxy.data == target.data
     assert (proxy.eval.every, proxy.eval.max_samples_per_source) == (500, 2857)
-    assert (proxy.checkpoint.every, proxy.checkpoint.keep) == (1000, 1)
+    assert (proxy.checkpoint.every, proxy.checkpoint.keep) == (1000, 2)
     assert (proxy.probe.rows, proxy.log.sinks, proxy.model.dropout) == (0, [], 0.1)
     large = resolve_config("paper-llama-1.1b", [])
     assert large.train.activation_checkpointing

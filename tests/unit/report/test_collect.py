@@ -189,7 +189,7 @@ def test_the_page_of_a_finished_run(whole):
 
 def test_many_steps_make_a_page_that_is_not_long(tmp_path):
     run = write_run(tmp_path / "long", steps=5000, every=100)
-    assert write_page([run], tmp_path / "page.html") == 1
+    assert len(write_page([run], tmp_path / "page.html")) == 1
     data = page_of(run)
     steps = data.runs[0].curves["train/loss_nats"].raw.x
     assert (steps[0], steps[-1]) == (1, 5000)

@@ -8,6 +8,7 @@ from dograph.eval.evaluate import limited_tasks
 from dograph.report.charts import LineChart
 from dograph.report.collect import collect, open_subjects
 from dograph.report.figures import draw_lines, draw_tasks, sheet
+from dograph.report.render import render
 from dograph.report.series import Series
 from page_runs import write_eval, write_run
 
@@ -95,3 +96,24 @@ def test_downstream_figures_are_in_per_cent_with_numbers_on_every_axis(tmp_path)
         assert axis.lines[1].get_xdata()[0] == pytest.approx(60)
         assert axis.lines[2].get_xdata()[0] == pytest.approx(50)
         assert any(label.get_visible() and label.get_text() for label in axis.get_xticklabels())
+
+
+def test_lost_rows_are_a_warning_on_the_page(tmp_path):
+    """The first ten steps, then those from 41 on, as a run resumed after its metrics were cut."""
+    run = write_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not 10 < json.loads(line)["step"] <= 40]
+    (run / "metrics.jsonl").write_text("".join(kept))
+    [shown] = page_of(run).runs
+    assert f"{run}/metrics.jsonl has no rows of steps 11 to 40: they are lost" in shown.warnings
+
+
+def test_an_older_validation_has_its_step(tmp_path):
+    """The last line, that of the last validation, is cut."""
+    run = write_run(tmp_path / "run")
+    assert "after step" not in page_of(run).verdict.replace("Complete after", "")
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[:-40])
+    data = page_of(run)
+    assert "nats after step 40" in data.verdict
+    assert "Validation loss after step 40" in render(data)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dograph.compare.findings import Spread
-from dograph.report.one_run import block_losses, over_blocks
+from dograph.report.one_run import BlockLoss, block_losses, over_blocks
 from dograph.report.sections import band
 from dograph.report.series import Series, rounded
 from dograph.stats import mean_estimate, t_quantile
@@ -78,3 +78,16 @@ def test_one_block_says_nothing_of_others(blocks, tmp_path):
     _, found = blocks
     assert set(found) == {"a", "b"}
     assert block_losses(tmp_path / "none.jsonl") == {}
+
+
+def test_intervals_of_losses_stay_above_zero():
+    """Two seeds that differ much: the t interval alone would reach below zero."""
+    values = [0.2, 0.9]
+    assert mean_estimate(values).low < 0
+    spread = Spread(0.55, float(np.std(values, ddof=1)), 2).estimate
+    assert (spread.low, spread.value) == (0.0, 0.55)
+    assert spread.high == pytest.approx(mean_estimate(values).high)
+    assert band([Series(x=[20], y=[value]) for value in values], "m", 0).low == [0.0]
+    own = over_blocks(0.55, [(1.0, BlockLoss(0.55, 0.5, 2))])
+    assert own.low == 0.0
+    assert own.high == pytest.approx(0.55 + t_quantile(1) * np.sqrt(0.5))

@@ -27,10 +27,10 @@ def sketched(tiny, sketcher, token_BT):
         ({"dim": 79}, r"dim=79 splits into 79 x 1"),
         ({"projection": "rademacher "}, r"projection='rademacher ' is not known"),
         ({"refresh": 0}, r"refresh=0"),
-        ({"projection": "gaussian"}, r"projection=gaussian needs .* mode exact or reference"),
+        ({"projection": "gaussian"}, r"projection=gaussian needs .* mode to exact or reference"),
         (
             {"projection": "none", "mode": "twopass"},
-            r"projection=none needs .* mode=twopass has none",
+            r"projection=none needs .* mode=twopass does not hold",
         ),
         ({"mode": "topdown", "top_blocks": 0}, r"top_blocks=0, but transformer\.h has 2 blocks"),
         ({"mode": "topdown", "top_blocks": 3}, r"top_blocks=3.*give 1 to 2"),
@@ -62,6 +62,16 @@ def test_losses_of_a_wrong_shape(tiny, token_BT, mode, reduction):
                 sketcher.signals(wrong[reduction])
         with pytest.raises(ConfigError, match="one loss for each of the 5"):
             sketcher.backward(wrong[reduction], DoGraph())
+
+
+@pytest.mark.parametrize("mode", MODES[:-1])
+def test_losses_that_share_something_are_refused(tiny, token_BT, mode):
+    """Centred on the batch, a loss has no gradient of its own sample."""
+    sketcher = Sketcher(tiny.gpt2(), mode=mode, dim=80, top_blocks=1)
+    with sketcher.record(token_BT):
+        loss_B = tiny.nll(sketcher.model, token_BT)
+        with pytest.raises(ConfigError, match="depends on other samples of the batch"):
+            sketcher.sketch(loss_B - loss_B.mean() / 2)
 
 
 @pytest.mark.parametrize("mode", MODES[:-1])

@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, and damage is noticed."""
 
+import json
 import os
 from dataclasses import replace
 
@@ -10,10 +11,16 @@ from corpora import write_corpus
 from disk_calls import DiskCalls
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
+from dograph.data.sampler import WAYPOINT_STEPS
 from dograph.errors import RunError
 from dograph.mixers.base import Mixer
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
-from dograph.train.checkpoint import TrainingState, read_checkpoint, write_checkpoint
+from dograph.train.checkpoint import (
+    TrainingState,
+    check_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import build_optimizer
 
@@ -56,6 +63,7 @@ def test_round_trip_of_everything(parts):
     state, other = make(), make()
     state.mixer.average, state.mixer.count = torch.tensor([1.0, 2.0, 3.0]), 7
     state.mixer.names = ["x"]
+    state.sampler.drawn(2 * WAYPOINT_STEPS)  # a log that reaches beyond the checkpoint
     write_checkpoint(run, 300, state, None)
     read_checkpoint(run, 300, other)
     assert other.mixer.count == 7
@@ -78,7 +86,40 @@ def test_damage_is_noticed(parts, name):
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(RunError, match=rf"{name} is damaged"):
-        read_checkpoint(run, 1, make())
+        check_checkpoint(run.checkpoint(1))
+
+
+def test_every_bit_of_the_state_is_checked(parts):
+    """A flipped digit of a mixer's value leaves valid JSON."""
+    make, run = parts
+    state = make()
+    state.mixer.count = 777
+    write_checkpoint(run, 1, state, None)
+    path = run.checkpoint(1) / "state.json"
+    path.write_text(path.read_text().replace('"count": 777', '"count": 767'))
+    with pytest.raises(RunError, match=r"state\.json is damaged"):
+        check_checkpoint(run.checkpoint(1))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": 1}', '{"sha256": {}}', "\0" * 40])
+def test_a_state_of_another_kind_is_damage(parts, text):
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    (run.checkpoint(1) / "state.json").write_text(text)
+    with pytest.raises(RunError, match=r"state\.json is damaged"):
+        check_checkpoint(run.checkpoint(1))
+
+
+def test_a_checkpoint_without_a_digest_of_its_state_is_read(parts):
+    """As earlier versions wrote them."""
+    make, run = parts
+    write_checkpoint(run, 1, make(), None)
+    path = run.checkpoint(1) / "state.json"
+    state = json.loads(path.read_text())
+    del state["state_sha256"]
+    path.write_text(json.dumps(state))
+    check_checkpoint(run.checkpoint(1))
+    assert read_checkpoint(run, 1, make())
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(parts, monkeypatch):
@@ -103,6 +144,25 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(parts, monkeypatch):
     disk.assert_outlasts_a_crash(run.checkpoint(1))
 
 
+def test_a_kill_before_the_end_leaves_no_checkpoint(parts, monkeypatch):
+    make, run = parts
+
+    class Killed(BaseException):
+        """Not an error that anything would clean up after."""
+
+    def kill(*_):
+        raise Killed
+
+    for module, call in ((os, "fsync"), (os, "rename")):
+        monkeypatch.setattr(module, call, kill)
+        with pytest.raises(Killed):
+            write_checkpoint(run, 1, make(), None)
+        monkeypatch.undo()
+        assert run.checkpoint_steps() == []
+    write_checkpoint(run, 1, make(), None)
+    read_checkpoint(run, 1, make())
+
+
 def test_another_corpus_is_refused(parts):
     make, run = parts
     write_checkpoint(run, 1, make(), None)
@@ -116,7 +176,7 @@ def test_a_missing_state_is_told_in_words(parts):
     write_checkpoint(run, 1, make(), None)
     (run.checkpoint(1) / "state.json").unlink()
     with pytest.raises(RunError, match=r"state\.json is damaged or missing"):
-        read_checkpoint(run, 1, make())
+        check_checkpoint(run.checkpoint(1))
 
 
 def test_a_start_that_was_killed_can_start_again(tmp_path):

@@ -98,3 +98,30 @@ def test_checkpointing_saves_no_memory_where_gradients_wait_for_weights(corpus, 
         corpus, "train.activation_checkpointing=true", "model.preset=demo", "mixer.name=natural"
     )
     assert forecast(blind, corpus).activation_bytes < plain.activation_bytes
+
+
+def warnings_of(corpus, *settings):
+    return forecast(configure(corpus, "data.warn_epochs=99", *settings), corpus).warnings
+
+
+def test_too_few_samples_for_a_domain_are_warned_about(corpus):
+    few = ("mixer.num_domains=3", "mixer.recipe=paper", "eval.max_samples_per_source=99")
+    few += ("data.seq_len=12",)  # 16 blocks of every source
+    [warning] = warnings_of(corpus, *few)
+    assert "mixer.num_domains=3 with train.batch_size=10 leaves 3.3 samples" in warning
+    assert warnings_of(corpus, *few, "train.batch_size=12") == []
+    assert warnings_of(corpus, *few, "mixer.scope=stream") == []  # clusters ten batches
+    [warning] = warnings_of(corpus, *few, "mixer.scope=period", "mixer.period_steps=1")
+    assert "3.3 samples" in warning
+    assert warnings_of(corpus, "mixer.name=natural", *few[2:]) == []
+
+
+def test_a_short_validation_is_warned_about(corpus):
+    """Validation texts of 1500, 750 and 250 tokens, in blocks of 32."""
+    plain = ("mixer.name=natural", "eval.max_samples_per_source=99")
+    [warning] = warnings_of(corpus, *plain)
+    assert "fewer than 16 validation blocks of 32 tokens: gamma (7)" in warning
+    assert warnings_of(corpus, *plain, "data.seq_len=15") == []
+    [warning] = warnings_of(corpus, *plain, "eval.max_samples_per_source=9")
+    assert "alpha (9), beta (9), gamma (7)" in warning
+    assert "raise eval.max_samples_per_source=9" in warning

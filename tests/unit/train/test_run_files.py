@@ -103,3 +103,37 @@ def test_what_is_written_of_a_step_is_on_disk_before_its_checkpoint(tmp_path, mo
     for file in (trainer.run.metrics_file, trainer.run.samples_file, trainer.run.graph_file):
         assert min(disk.places("forced", file), default=saved) < saved, file
     trainer.files.close()
+
+
+def test_lost_and_damaged_rows_are_named(tmp_path):
+    run = RunDirectory(tmp_path)
+    rows = [f'{{"step": {step}, "x": 1}}\n' for step in range(1, 46)]
+    run.metrics_file.write_text("".join(rows[:10] + rows[40:]))
+    last, [warning] = run.cut(44)
+    assert last == 45
+    assert "has no rows of steps 11 to 40" in warning
+    assert run.metrics_file.read_text() == "".join(rows[:10] + rows[40:44])
+    # Ten lines, and a checkpoint of step 40.
+    run.metrics_file.write_text("".join(rows[:10]))
+    assert "steps 11 to 40" in run.cut(40)[1][0]
+    # A damaged line stays, so that every command that reads it says the same.
+    damaged = [*rows[:5], "\0\0\0\n", *rows[6:20]]
+    run.metrics_file.write_text("".join(damaged))
+    _, [warning] = run.cut(18)
+    assert "has no rows of steps 6:" in warning
+    assert run.metrics_file.read_text() == "".join(damaged[:18])
+
+
+def test_rows_of_another_form_are_cut_alike(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.graph_file.write_text('{"nodes": [], "step": 4}\n{"nodes": [], "step": 6}\n')
+    run.cut(5)
+    assert run.graph_file.read_text() == '{"nodes": [], "step": 4}\n'
+
+
+def test_files_with_nothing_to_cut_are_not_written(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.metrics_file.write_text('{"step": 1}\n')
+    before = run.metrics_file.stat()
+    run.cut(1)
+    assert run.metrics_file.stat() == before

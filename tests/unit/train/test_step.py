@@ -1,6 +1,7 @@
 """The step against a loop that anybody would write by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,18 @@ def test_dropout_depends_on_seed_and_step_alone(corpus):
             losses.append(step(loader.load(n), n).loss_B)
         runs.append(torch.stack(losses))
     assert torch.equal(*runs)
+
+
+def test_dropout_differs_between_steps_and_micro_batches(corpus):
+    """One sample, ten times a step, with weights that stand still."""
+    still = ("optim.lr=1e-12", "optim.lr_start=0", "optim.lr_end=0", "train.micro_batch_size=1")
+    step, loader, model = make(corpus, Mixer(), "model.dropout=0.2", *still)
+    model.train()
+    batch = loader.load(0, ahead=False)
+    batch = replace(batch, token_BT=batch.token_BT[:1].expand(10, -1))
+    first_B, again_B, next_B = (step(batch, n).loss_B for n in (0, 0, 1))
+    assert torch.allclose(first_B, again_B, rtol=1e-6)
+    assert len(torch.cat([first_B, next_B]).unique()) == 20
 
 
 @pytest.mark.parametrize("where", ["both", "loss", "gradient"])
