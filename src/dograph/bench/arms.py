@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from dograph.choices import Accumulation
 from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
@@ -198,7 +197,7 @@ class Arm:
     """A step that can be timed, and the times of its steps so far."""
 
     advance: Callable[[int], list[Lap]]
-    model: nn.Module
+    model: PerSampleLoss
     done: int = 0
     ms: list[float] = field(default_factory=list)
     laps: list[list[Lap]] = field(default_factory=list)

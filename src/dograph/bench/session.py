@@ -21,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 from dograph.bench import arms
 from dograph.bench.arms import Arm, BenchOptions
 from dograph.eval.recorded import number_table
-from dograph.models.presets import PRESETS
 from dograph.stats import median_estimate, median_record
 from dograph.train.distributed import describe_environment
 from dograph.train.forecast import Work, count_flops, extra_work
@@ -239,7 +238,7 @@ class Session:
         )
         self.batches = arms.open_batches(options, self.device)
         model = arms.open_model(options, torch.device("meta"))
-        flops = count_flops(model, PRESETS[options.model], options.batch, options.seq_len)
+        flops = count_flops(model, options.batch, options.seq_len)
         self.findings = {
             "complete": False,
             "environment": describe_environment(),
@@ -304,7 +303,6 @@ class Session:
         if is_mode:
             work = extra_work(
                 arm.model,
-                PRESETS[options.model],
                 options.config(name).sketch,
                 options.batch,
                 options.seq_len,

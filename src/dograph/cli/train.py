@@ -84,7 +84,7 @@ def train(
             print(config.dump(), end="")
         elif dry_run:
             _print_forecast(config)
-        elif number := _run(config, parent, resume=resume, mixture=mixture, strict=strict):
+        elif number := _run(config, parent, mixture, is_new=is_new, strict=strict):
             sys.exit(128 + number)
 
 
@@ -152,12 +152,7 @@ def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig
 
 
 def _run(
-    config: "RunConfig",
-    parent: "Parent | None",
-    *,
-    resume: Path | None,
-    mixture: str | None,
-    strict: bool,
+    config: "RunConfig", parent: "Parent | None", mixture: str | None, *, is_new: bool, strict: bool
 ) -> int:
     """Train, and show the losses; returns the number of the signal that stopped it, or 0."""
     from dograph.cli.show import print_losses
@@ -173,7 +168,7 @@ def _run(
         if parent is not None and world.is_main:
             say(fork_run(config, *parent))
         world.barrier()
-        if resume is None and parent is None:
+        if is_new:
             trainer = start_run(config, world)
         else:
             trainer = resume_run(config, world, mixture, strict=strict)
@@ -219,7 +214,7 @@ def _print_forecast(config: "RunConfig") -> None:
     costs, mixer = forecast(config, Corpus(ensured(config.data.corpus))), config.mixer
     print(f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}")
     shared = ", shared by all ranks" if config.train.shard else ""
-    speed = f"{costs.flops_per_second / 1e9:,.3g} GFLOP/s, measured on a layer of the model"
+    speed = f"{costs.flops / costs.seconds / 1e9:,.3g} GFLOP/s, measured on a layer of the model"
     facts = {
         "parameters": f"{costs.parameters:,}",
         "memory, weights and optimizer": size(costs.state_bytes) + shared,

@@ -22,7 +22,7 @@ from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
-from dograph.models.presets import Shape
+from dograph.models.loss import PerSampleLoss
 from dograph.processes import machine_memory
 from dograph.sketch.cover import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
@@ -35,13 +35,6 @@ WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
 TIMED_TOKENS, TIMED_SECONDS = 512, 1.0  # of a measurement of speed; GPUs take 16 times as many
 LEAST_BLOCKS = 16  # of a validation source, without a warning
-
-
-class AttentionShape(NamedTuple):
-    """The sizes that the FLOPs of attention depend on."""
-
-    layers: int
-    width: int  # heads times their size
 
 
 class Flops(NamedTuple):
@@ -68,24 +61,24 @@ class Work(NamedTuple):
 
 
 def count_flops(
-    model: nn.Module, shape: AttentionShape | Shape, num_samples: int, num_tokens: int
+    model: PerSampleLoss, num_samples: int, num_tokens: int, part: nn.Module | None = None
 ) -> Flops:
-    """FLOPs of a forward over this many samples and tokens.
+    """FLOPs of a forward over this many samples and tokens; with `part`, of its matrices alone.
 
     Every matrix but an embedding's is assumed to multiply every token, so a mixture of experts is
     counted too high.
     """
-    rows = num_samples * num_tokens
-    layers = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    rows, shape = num_samples * num_tokens, model.model.config
+    layers = [m for m in (part or model).modules() if not isinstance(m, nn.Embedding)]
     own = [parameter for module in layers for parameter in module.parameters(recurse=False)]
     weights = sum(parameter.numel() for parameter in own if parameter.dim() >= 2)
     # Scores and their product with the values: two products per layer, of T x T per head.
-    return Flops(2.0 * rows * weights, 4.0 * rows * num_tokens * shape.width * shape.layers)
+    attention = 4.0 * rows * num_tokens * shape.hidden_size * shape.num_hidden_layers
+    return Flops(2.0 * rows * weights, attention)
 
 
 def extra_work(
-    model: nn.Module,
-    shape: AttentionShape | Shape,
+    model: PerSampleLoss,
     sketch: SketchConfig,
     num_samples: int,
     num_tokens: int,
@@ -100,9 +93,9 @@ def extra_work(
     step. `at_once`: samples of a micro-batch, None for all.
     """
     mode, size, rows = sketch.mode, 2 if half else WIDE, num_samples * num_tokens
-    flops = count_flops(model, shape, num_samples, num_tokens)
+    flops, shape = count_flops(model, num_samples, num_tokens), model.model.config
     head = output_layer(model, None) if mode == "head" else None
-    rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.layers
+    rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.num_hidden_layers
     if mode in CUTTING:
         rules, blocks = _above_cut(rules, model, sketch)
     # A plain step sums vectors over tokens as well, but not per sample.
@@ -125,11 +118,12 @@ def extra_work(
         if mode in CUTTING:  # the gradients with respect to the inputs of the layers above it
             inner = [rule for rule in rules if isinstance(rule, MatrixRule)]
             products = sum(2.0 * rows * rule.num_inputs * rule.num_outputs for rule in inner)
-            back = products + 2 * flops.attention * blocks / shape.layers
+            back = products + 2 * flops.attention * blocks / shape.num_hidden_layers
         return [*work, Work("backward to the activations", 0, back)]
     # At a cut the residual's gradient is scaled once.
-    cut = [Work("residual scaled", 2.0 * WIDE * rows * shape.width)] if mode in CUTTING else []
-    return work + scaling + cut
+    if mode in CUTTING:
+        scaling.append(Work("residual scaled", 2.0 * WIDE * rows * shape.hidden_size))
+    return work + scaling
 
 
 def _above_cut(rules: list[Rule], model: nn.Module, sketch: SketchConfig) -> tuple[list[Rule], int]:
@@ -222,13 +216,12 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     batch that one process has to sweep twice.
     """
     model, train = open_shape(config, corpus), config.train
-    shape = AttentionShape(model.model.config.num_hidden_layers, model.model.config.hidden_size)
     batch = (train.batch_size, config.data.seq_len)
     needs = build_mixer(config.mixer.name, config.mixer.options).needs
-    plain, twice = count_flops(model, shape, *batch), strategy_of(config, needs) == "two_sweeps"
+    plain, twice = count_flops(model, *batch), strategy_of(config, needs) == "two_sweeps"
     total, backwards = plain.step, 1
     if "sketch" in needs:
-        given, at_once = (model, shape, config.sketch, *batch), train.micro_batch_size
+        given, at_once = (model, config.sketch, *batch), train.micro_batch_size
         work = extra_work(*given, half=train.half, two_sweeps=twice, at_once=at_once)
         total += sum(piece.flops for piece in work)
         backwards += twice or config.sketch.mode == "twopass"
@@ -237,7 +230,7 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     if "reference_loss" in needs:
         total += plain.forward
     if train.activation_checkpointing:
-        total += backwards * count_flops(blocks_of(model)[1], shape, *batch).forward
+        total += backwards * count_flops(model, *batch, part=blocks_of(model)[1]).forward
     return total
 
 
@@ -252,7 +245,6 @@ class Forecast:
     weights: dict[str, float]
     epochs: dict[str, float]
     flops: float
-    flops_per_second: float
     seconds: float
     warnings: list[str]
 
@@ -266,7 +258,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     model, train = open_shape(config, corpus), config.train
     parameters = sum(p.numel() for p in model.parameters())
     layers, width = model.model.config.num_hidden_layers, model.model.config.hidden_size
-    flops, speed = run_flops(config, corpus), measure_speed(config, corpus)
+    flops = run_flops(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     sampler = open_sampler(config, corpus)
     require_compatible(config, mixer)
@@ -286,8 +278,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         weights=sampler.by_source(sampler.log.entries[0].weight_S),
         epochs=planned_epochs(config, sampler, mixer),
         flops=flops,
-        flops_per_second=speed,
-        seconds=flops / speed,
+        seconds=flops / measure_speed(config, corpus),
         warnings=memory_problem(config, corpus, pick_device(train.device))
         + start_warnings(config, corpus, sampler, mixer),
     )
@@ -340,6 +331,7 @@ def measure_speed(config: RunConfig, corpus: Corpus) -> float:
     device, length = pick_device(config.train.device), config.data.seq_len
     model = open_shape(config, corpus)
     del blocks_of(model)[1][1:]
+    model.model.config.num_hidden_layers = 1
     model.to_empty(device=device)
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
@@ -360,8 +352,7 @@ def measure_speed(config: RunConfig, corpus: Corpus) -> float:
     while not times or time.monotonic() - start < TIMED_SECONDS:
         train_once()
         times += 1
-    shape = AttentionShape(1, model.model.config.hidden_size)
-    return times * count_flops(model, shape, num, length).step / (time.monotonic() - start)
+    return times * count_flops(model, num, length).step / (time.monotonic() - start)
 
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:

@@ -8,7 +8,6 @@ import pytest
 
 from dograph.config import SketchConfig
 from dograph.models.build import build_model
-from dograph.models.presets import PRESETS
 from dograph.train import forecast
 
 SAMPLES, ROWS = 3, 48
@@ -22,12 +21,12 @@ NARROW, WIDE = 10 * 8, 16 * 16
 def case(request):
     model = build_model(request.param, vocab_size=512, seq_len=16, dropout=0.0, seed=0)
     gpt2 = request.param == "tiny"
-    return model, PRESETS[request.param], GPT2 if gpt2 else LLAMA, gpt2
+    return model, GPT2 if gpt2 else LLAMA, gpt2
 
 
-def extra_work(model, shape, mode, *, half=True, projection="rademacher", two_sweeps=False):
+def extra_work(model, mode, *, half=True, projection="rademacher", two_sweeps=False):
     sketch = SketchConfig(mode=mode, dim=80, top_blocks=1, projection=projection)
-    return forecast.extra_work(model, shape, sketch, SAMPLES, 16, half=half, two_sweeps=two_sweeps)
+    return forecast.extra_work(model, sketch, SAMPLES, 16, half=half, two_sweeps=two_sweeps)
 
 
 def total(work, what):
@@ -46,9 +45,9 @@ def table_bytes(size, q, slot):
 
 @pytest.mark.parametrize("half", [True, False])
 def test_full_reads_every_input_and_output_gradient_once(case, half):
-    model, shape, block, gpt2 = case
+    model, block, gpt2 = case
     size = 2 if half else 4
-    work = extra_work(model, shape, "full", half=half)
+    work = extra_work(model, "full", half=half)
     expected = 2 * matrix_bytes(block, size, NARROW) + matrix_bytes([(64, 512)], size, WIDE)
     expected += table_bytes(size, 16, WIDE)
     if gpt2:  # positions: 512 rows as well, so it is sketched as wide as the tokens are
@@ -63,11 +62,11 @@ def test_full_reads_every_input_and_output_gradient_once(case, half):
 
 
 def test_flops_of_the_projections(case):
-    model, shape, block, gpt2 = case
-    work = extra_work(model, shape, "head")
+    model, block, gpt2 = case
+    work = extra_work(model, "head")
     # (V, D) = (512, 64): 16 columns on either side, then their products summed over tokens
     assert total(work, "projection")[1] == 2 * ROWS * (512 * 16 + 64 * 16) + 2 * ROWS * WIDE
-    top = extra_work(model, shape, "topdown")
+    top = extra_work(model, "topdown")
     # rows of the weight get 10 columns, columns 8; GPT-2's Conv1D has its inputs on the rows
     rows_first = [(i, o) if gpt2 else (o, i) for i, o in block]
     projected = sum(2 * ROWS * (r * 10 + c * 8) + 2 * ROWS * NARROW for r, c in rows_first)
@@ -76,14 +75,14 @@ def test_flops_of_the_projections(case):
 
 
 def test_a_cut_leaves_the_layers_below_alone(case):
-    model, shape, block, gpt2 = case
+    model, block, gpt2 = case
     residual = 2 * 4 * ROWS * 64
-    head = extra_work(model, shape, "head")
+    head = extra_work(model, "head")
     assert total(head, "projection")[0] == matrix_bytes([(64, 512)], 2, WIDE)
     assert total(head, "scaling")[0] == 2 * 2 * ROWS * 64
     assert total(head, "residual scaled")[0] == residual
     assert total(head, "vectors")[0] == 0
-    top = extra_work(model, shape, "topdown")
+    top = extra_work(model, "topdown")
     expected = matrix_bytes(block, 2, NARROW) + matrix_bytes([(64, 512)], 2, WIDE)
     assert total(top, "projection")[0] == expected
     assert total(top, "residual scaled")[0] == residual
@@ -92,8 +91,8 @@ def test_a_cut_leaves_the_layers_below_alone(case):
 
 
 def test_exact_writes_every_gradient_and_reads_it_twice(case):
-    model, shape, block, gpt2 = case
-    work = extra_work(model, shape, "exact")
+    model, block, gpt2 = case
+    work = extra_work(model, "exact")
     blocks = 2 * sum(i * o for i, o in block)
     tables = 4 * 512 * 64 * (2 if gpt2 else 1)  # tied in GPT-2; its positions are 512 rows too
     once = SAMPLES * (2 * blocks + tables + (0 if gpt2 else 2 * 512 * 64))
@@ -104,31 +103,31 @@ def test_exact_writes_every_gradient_and_reads_it_twice(case):
 
 
 def test_exact_multiplies_every_gradient_by_a_dense_projection(case):
-    model, shape, block, _ = case
+    model, block, _ = case
     numbers = 2 * sum(i * o for i, o in block) + 2 * 512 * 64  # tokens, and positions or the head
-    dense = extra_work(model, shape, "exact", projection="gaussian")
+    dense = extra_work(model, "exact", projection="gaussian")
     assert total(dense, "gradients sketched")[1] == 2 * SAMPLES * numbers * 80
-    as_is = extra_work(model, shape, "exact", projection="none")
+    as_is = extra_work(model, "exact", projection="none")
     assert total(as_is, "gradients sketched")[1] == 0
 
 
 def test_gradients_by_sample_twice_over_and_one_by_one(case):
-    model, shape, block, _ = case
+    model, block, _ = case
     forward = 2 * ROWS * (2 * sum(i * o for i, o in block) + 64 * 512)
     forward += 2 * (2 * (2 * ROWS * 16 * 64))
-    once = extra_work(model, shape, "exact")
+    once = extra_work(model, "exact")
     assert total(once, "forward again") == total(once, "backward again") == (0, 0)
-    swept = extra_work(model, shape, "exact", two_sweeps=True)
+    swept = extra_work(model, "exact", two_sweeps=True)
     assert total(swept, "forward again")[1] == forward
     assert total(swept, "backward again")[1] == 2 * forward
     assert total(swept, "gradients weighted") == (0, 0)  # the second sweep is a plain step
-    slow = extra_work(model, shape, "reference")
+    slow = extra_work(model, "reference")
     assert total(slow, "a backward for every other sample")[1] == (SAMPLES - 1) * 2 * forward
 
 
 def test_a_second_backward_is_a_third_of_the_step(case):
-    model, shape, block, _ = case
-    work = extra_work(model, shape, "twopass")
+    model, block, _ = case
+    work = extra_work(model, "twopass")
     matrices = 2 * ROWS * (2 * sum(i * o for i, o in block) + 64 * 512)
     attention = 2 * (2 * ROWS * 16 * 64) * 2
     assert total(work, "backward to the activations")[1] == matrices + 2 * attention
@@ -136,12 +135,12 @@ def test_a_second_backward_is_a_third_of_the_step(case):
 
 
 def test_two_sweeps_run_forward_again_and_backward_to_the_cut(case):
-    model, shape, block, _ = case
+    model, block, _ = case
     attention = 2 * (2 * ROWS * 16 * 64)  # of one block, forward
     blocks, head = sum(i * o for i, o in block), 64 * 512
     forward = 2 * ROWS * (2 * blocks + head) + 2 * attention
     for mode, back in (("full", (2, 2)), ("topdown", (1, 1)), ("head", (0, 0))):
-        work = extra_work(model, shape, mode, two_sweeps=True)
+        work = extra_work(model, mode, two_sweeps=True)
         assert total(work, "forward again")[1] == forward
         expected = 2 * ROWS * (back[0] * blocks + head) + 2 * back[1] * attention
         assert total(work, "backward to the activations")[1] == expected
