@@ -79,8 +79,7 @@ def attach(
 
     if "training_step" in vars(trainer):
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
-    _require_trainer(trainer)
-    _require_settings(mixer, sources, trainer.args)
+    _require_trainer(trainer, mixer, sources)
     require_mixer(mixer, sources)
     _require_mode(mode, trainer.model, exclude)
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
@@ -95,36 +94,18 @@ def attach(
     trainer.add_callback(callback)
 
 
-def store_mixer(mixer: Mixer, folder: Path, step: int) -> None:
-    """Add the mixer's state after `step` steps to a checkpoint; the JSON file is written last."""
-    tensors, values = split_state(mixer.state_dict())
-    if not folder.is_dir():
-        raise RunError(
-            f"the checkpoint of step {step} is not in {folder}, so the mixer's state cannot be "
-            "saved; a hyper-parameter search saves elsewhere: run it without a mixer"
-        )
-    write_bytes(folder / TENSORS, save(tensors))
-    digest = sha256_of(folder / TENSORS)
-    write_json(folder / VALUES, {"version": 1, "step": step, "sha256": digest, "mixer": values})
-
-
 def restore_mixer(mixer: Mixer, folder: Path) -> None:
     """Load the mixer's state from a checkpoint."""
     try:
         stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
-        tensors = load_file(folder / TENSORS)
-        is_whole = stored["sha256"] == sha256_of(folder / TENSORS)
+        if stored["sha256"] != sha256_of(folder / TENSORS):
+            raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
+        mixer.load_state_dict({**stored["mixer"], **load_file(folder / TENSORS)})
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunError(
             f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint that "
-            "was saved with the mixer attached, or start again"
+            "was saved with the mixer attached, such as the one before it, or start again"
         ) from error
-    if not is_whole:
-        raise RunError(
-            f"{folder / TENSORS} is damaged: it does not match {VALUES}. Resume from the "
-            "checkpoint before it"
-        )
-    mixer.load_state_dict({**stored["mixer"], **tensors})
 
 
 @dataclass
@@ -185,11 +166,21 @@ class AttachedMixer:
     on_epoch_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Add the mixer's state to the checkpoint; the JSON file is written last."""
         from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-        if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            store_mixer(self.mixer, folder, state.global_step)
+        if not state.is_world_process_zero:
+            return
+        step, (tensors, values) = state.global_step, split_state(self.mixer.state_dict())
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        if not folder.is_dir():
+            raise RunError(
+                f"the checkpoint of step {step} is not in {folder}, so the mixer's state cannot be "
+                "saved; a hyper-parameter search saves elsewhere: run it without a mixer"
+            )
+        write_bytes(folder / TENSORS, save(tensors))
+        digest = sha256_of(folder / TENSORS)
+        write_json(folder / VALUES, {"version": 1, "step": step, "sha256": digest, "mixer": values})
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """All micro-batches of a step, which give the size of the world batch."""
@@ -300,8 +291,8 @@ class AttachedMixer:
         return gather_signals(results, rows, step=step, projection=self.projection.epoch(step))
 
 
-def _require_trainer(trainer: "Trainer") -> None:
-    """Refuse a Trainer that the weights cannot reach, before anything runs."""
+def _require_trainer(trainer: "Trainer", mixer: Mixer, sources: str | None) -> None:
+    """Refuse a Trainer that the weights cannot reach or the mixer cannot work with."""
     from transformers import PreTrainedModel, Trainer
 
     args, model, kind = trainer.args, trainer.model, trainer.accelerator.distributed_type
@@ -336,15 +327,12 @@ def _require_trainer(trainer: "Trainer") -> None:
             f"{type(model).__name__} is not a causal language model of transformers (to compile "
             "one, set torch_compile=True); use Sketcher in your own loop"
         )
-
-
-def _require_settings(mixer: Mixer, sources: str | None, args: Any) -> None:
-    """Refuse settings of the Trainer that the mixer cannot work with."""
-    name, accumulation = type(mixer).__name__, args.gradient_accumulation_steps
+    accumulation = args.gradient_accumulation_steps
     if accumulation > 1 and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
-            f"gradient_accumulation_steps={accumulation}: {name} {why}; or use a mixer with lagged "
-            "weights (DoGraph with scope=stream or period), or one micro-batch a step"
+            f"gradient_accumulation_steps={accumulation}: {type(mixer).__name__} {why}; or use a "
+            "mixer with lagged weights (DoGraph with scope=stream or period), or one micro-batch a "
+            "step"
         )
     if sources is not None and args.remove_unused_columns:
         raise ConfigError(

@@ -135,10 +135,8 @@ def newest_whole(
     if damage and (strict or whole is None):
         remedy = f"Without --strict the run goes on from step {whole}"
         if whole is None:
-            anew = f"dograph train {run.config_file} run={run.path}-2"
-            remedy = (
-                f"{run.path} has no checkpoint that is whole; restore one, or start anew: {anew}"
-            )
+            remedy = f"{run.path} has no checkpoint that is whole; restore one, or start anew"
+            remedy += f": dograph train {run.config_file} run={run.path}-2"
         raise RunError(f"{'; '.join(damage)}. {remedy}")
     return whole, damage
 

@@ -81,8 +81,10 @@ def step_rows(
         for record in records
     ]
     tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
-    flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
-    numbers, rows = iter(flat), []
+    flat = [t.detach().reshape(-1).double() for t in tensors]
+    parts = torch.cat(flat).cpu().split([len(part) for part in flat]) if flat else ()
+    values = (part.view(t.shape).tolist() for part, t in zip(parts, tensors, strict=True))
+    rows = []
     for n, record in enumerate(records):
         row: dict[str, Any] = {"step": record.step + 1}
         row |= loss_row("train", float(loss_NB[n].mean()), None)
@@ -96,12 +98,7 @@ def step_rows(
         row["optim/lr"] = record.lr
         row["optim/grad_norm"] = norm_N[n]
         for name, value in reports[n].items():
-            if not isinstance(value, Tensor):
-                row[name] = value
-            elif value.dim() == 0:
-                row[name] = next(numbers)
-            else:
-                row[name] = [next(numbers) for _ in range(len(value))]
+            row[name] = next(values) if isinstance(value, Tensor) else value
         rows.append(row | milliseconds(record.laps))
     return rows
 
