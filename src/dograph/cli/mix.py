@@ -8,7 +8,6 @@ from dograph.cli.console import argument, option, say, warn
 from dograph.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from dograph.train.edits import Requests
     from dograph.train.run_dir import RunDirectory
 
 POLL_SECONDS = 0.05
@@ -63,7 +62,7 @@ def mix(
             "not taken yet. Wait for it, or remove the file if nobody waits for it any more"
         )
     requests.place(request)
-    answer = _wait(directory, requests, request["identity"], mixture, timeout)
+    answer = _wait(directory, request["identity"], mixture, timeout)
     warn(answer.get("warnings", []))
     print(answer["line"])
 
@@ -76,11 +75,11 @@ def _not_running(run: "RunDirectory", mixture: str) -> str:
     return f"{why}. Give it more: {command} train.steps=N"
 
 
-def _wait(
-    run: "RunDirectory", requests: "Requests", identity: str, mixture: str, timeout: float
-) -> dict[str, Any]:
+def _wait(run: "RunDirectory", identity: str, mixture: str, timeout: float) -> dict[str, Any]:
     """Wait until the run answers the request; withdraw it after `timeout` or Ctrl-C."""
-    from dograph.train.edits import read_edits
+    from dograph.train.edits import Requests, read_edits
+
+    requests = Requests(run.path)
 
     def recorded() -> dict[str, Any] | None:
         """What edits.jsonl says about the request; it is written before any answer."""

@@ -224,8 +224,6 @@ def _print_forecast(config: "RunConfig") -> None:
         "time on this machine (estimate)": f"{duration(costs.seconds)} at {speed}",
     }
     print_table(("", ""), facts.items(), ("",), title="forecast", show_header=False)
-    rows = [
-        [source, f"{costs.weights[source]:.4f}", f"{n:.2f}"] for source, n in costs.epochs.items()
-    ]
+    rows = [[s, f"{costs.weights[s]:.4f}", f"{n:.2f}"] for s, n in costs.epochs.items()]
     print_table(("source", "weight", "epochs"), rows, title=f"what {mixer.name} would draw")
     warn(costs.warnings)

@@ -252,9 +252,8 @@ class AttachedMixer:
             loss_b, sketch_bK = outputs.logits[:, 0], outputs.logits[:, 1:].detach()
             result = MicroBatchResult(loss_b, None, sketch_bK, sketch_bK.norm(dim=1))
         else:
-            nll_n = F.cross_entropy(
-                outputs.logits.float().flatten(0, 1), self.target_bT.flatten(), reduction="none"
-            )
+            logit_nV = outputs.logits.float().flatten(0, 1)
+            nll_n = F.cross_entropy(logit_nV, self.target_bT.flatten(), reduction="none")
             num_valid_b = (self.target_bT != IGNORED).sum(dim=1).clamp_min(1)
             loss_b = nll_n.view_as(self.target_bT).sum(dim=1) / num_valid_b
             result = self.sketcher.sketch(loss_b) if self.mode else MicroBatchResult(loss_b)

@@ -116,9 +116,7 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> bool:
     return True
 
 
-def newest_whole(
-    run: RunDirectory, world: World, *, strict: bool = False
-) -> tuple[int | None, list[str]]:
+def newest_whole(run: RunDirectory, world: World, *, strict: bool) -> tuple[int | None, list[str]]:
     """The newest checkpoint that is not damaged, and the damage of newer ones; on every rank.
 
     None if the run has no checkpoint yet. An error if all are damaged, or with `strict` one is.

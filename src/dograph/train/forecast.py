@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dograph.choices import CUTTING, DETACHING, EXPLICIT, TWO_SIDED
-from dograph.config import RunConfig, SketchConfig, require_compatible
+from dograph.config import RunConfig, SketchConfig
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
@@ -261,7 +261,6 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     flops = run_flops(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     sampler = open_sampler(config, corpus)
-    require_compatible(config, mixer)
     sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
     tokens = (train.micro_batch_size or train.batch_size) * config.data.seq_len
     per_unit = tokens * width * (1 if train.half else 2)

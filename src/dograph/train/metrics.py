@@ -103,11 +103,19 @@ def step_rows(
     return rows
 
 
+def is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def is_end(config: RunConfig, step: int) -> bool:
+    """Whether the run ends here, or did before it was extended: it can be repeated exactly."""
+    return step == config.train.steps or (step, step) in config.train.extended
+
+
 def is_logged(config: RunConfig, step: int) -> bool:
     """Whether everything is recorded of a step (from 1). Stopping and resuming must not matter."""
-    train, intervals = config.train, (config.log.every, config.eval.every)
-    ends = step == train.steps or (step, step) in train.extended  # as `Trainer.ends`
-    return ends or any(every and step % every == 0 for every in intervals)
+    intervals = (config.log.every, config.eval.every)
+    return is_end(config, step) or any(is_due(step, every) for every in intervals)
 
 
 def logged(row: dict[str, Any], config: RunConfig, *, whole: bool) -> dict[str, Any]:

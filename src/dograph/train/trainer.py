@@ -36,6 +36,7 @@ from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_request
 from dograph.train.forecast import memory_problem
+from dograph.train.metrics import is_due, is_end, is_logged
 from dograph.train.run_dir import FORK, RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer, rate_change
 
@@ -74,9 +75,8 @@ def resume_run(
         run.lock()
     stored, (whole, damage) = run.config(), checkpoint.newest_whole(run, world, strict=strict)
     train = assembly.with_steps(stored.train, config.train.steps, whole or 0)
-    config = config.model_copy(
-        update={"train": config.train.model_copy(update={"extended": train.extended})}
-    )
+    own = config.train.model_copy(update={"extended": train.extended})
+    config = config.model_copy(update={"train": own})
     trainer, request = Trainer(config, run, world), None
     if mixture is not None:
         request = read_request(mixture, facts_of(config, trainer.corpus))
@@ -115,8 +115,7 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
         for name, is_same in ((checkpoint.MIXER, same_mixer), (checkpoint.WEIGHT_LOG, same_data)):
             if not is_same:
                 (folder / name).unlink()
-        mixer = state["mixer"] if same_mixer else None
-        checkpoint.seal(folder, step, corpus.digest, mixer)
+        checkpoint.seal(folder, step, corpus.digest, state["mixer"] if same_mixer else None)
         with open(new.metrics_file, "w", encoding="utf-8") as file:
             rows = read_lines(parent.metrics_file, lambda row: (checked_step(row), row))
             for row in (row for made, row in rows if made <= step):
@@ -207,8 +206,7 @@ class Trainer:
             last, self.warnings = self.run.cut(self.done, self.config.log.every)
             again = f"goes on from step {self.done}; {last - self.done} steps are repeated"
             if damage:
-                what = "; ".join(damage)
-                self.warnings.insert(0, f"{what}. The run {again}. Kept as {aside}")
+                self.warnings.insert(0, f"{'; '.join(damage)}. The run {again}. Kept as {aside}")
             elif last > self.done:
                 self.notes.append(f"{self.run.path} {again}")
             if not self.is_over:
@@ -238,13 +236,12 @@ class Trainer:
                         gc.collect()
                         gc.freeze()
                     asked = self.stop_asked(interrupts)
-                    logs = is_due(self.done, config.log.every)
-                    validates = self.ends or is_due(self.done, config.eval.every)
+                    validates = is_end(config, self.done) or is_due(self.done, config.eval.every)
                     saves = self.is_over or asked or is_due(self.done, config.checkpoint.every)
                     # Reading `halted` is free on a CPU. On a GPU it would wait for the step, and
                     # no update is made in any case.
                     halted = on_cpu and bool(record.halted)
-                    if logs or halted or validates or saves:
+                    if is_logged(config, self.done) or halted or saves:
                         self.write_metrics()  # before a checkpoint of the same steps
                         if (edit := self.edits.look(self.done)) is not None:
                             self.write_weights()
@@ -295,26 +292,17 @@ class Trainer:
     def is_over(self) -> bool:
         return self.done == self.config.train.steps
 
-    @property
-    def ends(self) -> bool:
-        """Whether the run ends here, or did before it was extended: it can be repeated exactly."""
-        return self.is_over or (self.done, self.done) in self.config.train.extended
-
     def write_metrics(self) -> None:
         """Copy the steps since the last call to the host, check and write them."""
         records, self.unwritten = self.unwritten, []
-        bad = None
-        if bool(records[-1].halted):
-            bad = next(i for i, record in enumerate(records) if bool(record.halted))
-        whole = records[:bad]
+        halted = bool(records[-1].halted)  # once it is set, it stays
+        good = [x for x in records if not bool(x.halted)] if halted else records
         if self.world.is_main and self.state.mixer.needs:
-            kept = [
-                x for x in whole if bad is not None or metrics.is_logged(self.config, x.step + 1)
-            ]
+            kept = [x for x in good if halted or is_logged(self.config, x.step + 1)]
             self.files.write("samples", metrics.sample_rows(kept))
-        steps = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
-        rows = [metrics.logged(row, self.config, whole=bad is not None) for row in steps]
-        if bad is None:
+        steps = metrics.step_rows(good, self.corpus.sources, self.bytes_per_token)
+        rows = [metrics.logged(row, self.config, whole=halted) for row in steps]
+        if not halted:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
             totals: dict[str, Any] = {
@@ -323,7 +311,7 @@ class Trainer:
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
-            if is_due(self.done, self.config.log.every) or self.ends:
+            if is_due(self.done, self.config.log.every) or is_end(self.config, self.done):
                 totals["data/*/epochs"] = self.state.sampler.epochs(self.done)
             rows[-1] |= metrics.rounded(totals)
             settled = self.done - len(rows) >= self.progress.first + SETTLED_AFTER
@@ -333,8 +321,8 @@ class Trainer:
                 self.progress.say(f"measured: {each:.3g} s a step, {about} for the other {left}")
         self.files.write_metrics(rows)
         self.write_weights()
-        if bad is not None:
-            self.stop_for_nonfinite(records[bad])
+        if halted:
+            self.stop_for_nonfinite(records[len(good)])
         self.progress.update(self.done, metrics.step_note(rows[-1]))
 
     def write_weights(self) -> None:
@@ -406,11 +394,10 @@ class Trainer:
             self.files.write("graph", [] if graph is None else [metrics.graph_row(graph)])
 
     def save(self) -> None:
+        main = self.world.is_main
         self.files.sync()
-        checkpoint.write_checkpoint(
-            self.run, self.done, self.state, self.tokenizer, main=self.world.is_main
-        )
-        if self.world.is_main:
+        checkpoint.write_checkpoint(self.run, self.done, self.state, self.tokenizer, main=main)
+        if main:
             self.tidy()
         self.world.barrier()
 
@@ -439,7 +426,3 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = number
-
-
-def is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

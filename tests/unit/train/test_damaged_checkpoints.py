@@ -114,7 +114,7 @@ def test_all_ranks_take_the_same_checkpoint_and_length(run):
 def test_a_run_that_was_never_saved_begins_again(corpus, tmp_path):
     trainer = begin(corpus, tmp_path / "run", "checkpoint.every=0")
     trainer.run.unlock()
-    assert newest_whole(trainer.run, ALONE) == (None, [])
+    assert newest_whole(trainer.run, ALONE, strict=False) == (None, [])
     trainer.run.metrics_file.write_text('{"step": 1}\n{"step": 2}\n')
     again = go_on(tmp_path / "run")
     assert again.done == 0
