@@ -219,7 +219,7 @@ def _print_forecast(config: "RunConfig") -> None:
         "parameters": f"{costs.parameters:,}",
         "memory, weights and optimizer": size(costs.state_bytes) + shared,
         "memory, activations (estimate)": size(costs.activation_bytes),
-        "training tokens": f"{costs.tokens:,}",
+        "training tokens": f"{config.tokens:,}",
         "training FLOPs": f"{costs.flops:.2e}",
         "time on this machine (estimate)": f"{duration(costs.seconds)} at {speed}",
     }

@@ -133,16 +133,14 @@ class MixtureSampler(data.Sampler[int]):
                 f"step {step}, sample {sample} is ahead of the {self.taken} samples that the "
                 "loader has taken; give the number of whole steps of the loop"
             )
-        log = self.draws.log
-        entries = [log.find(step)] if log.entries else []
-        later = {str(s): dict(m.weights) for s, m in self.mixtures.items() if s >= step}
+        entries = [self.draws.log.find(step)] if self.draws.log.entries else []
         return {
             **self._fixed(),
             "step": step,
             "sample": sample,
             "world_size": self.world_size,
             "weights": WeightLog(self.draws.names, entries).dump(),
-            "mixtures": later,
+            "mixtures": {str(s): dict(m.weights) for s, m in self.mixtures.items() if s >= step},
         }
 
     def _fixed(self) -> dict[str, str | int]:

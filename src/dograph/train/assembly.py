@@ -51,16 +51,6 @@ def with_steps(train: TrainConfig, steps: int, done: int) -> TrainConfig:
     return train.model_copy(update={"steps": steps, "extended": before})
 
 
-def require_same_tokenizer(old: RunConfig, corpus: Corpus) -> None:
-    """Refuse a corpus whose token numbers mean other text than those that a run was trained on."""
-    before, now = Corpus(old.data.corpus).manifest.tokenizer, corpus.manifest.tokenizer
-    if (before.sha256, before.vocab_size) != (now.sha256, now.vocab_size):
-        raise ConfigError(
-            f"data.corpus={corpus.directory} has the tokenizer {now.name}, but {old.run} was "
-            f"trained with {before.name}. Prepare the corpus with --tokenizer {before.name}"
-        )
-
-
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
     own, known = config.model, {"vocab_size": corpus.vocab_size, "seed": config.seed}
     known["seq_len"] = config.data.seq_len

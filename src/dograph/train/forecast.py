@@ -241,7 +241,6 @@ class Forecast:
     parameters: int
     state_bytes: int  # weights, gradients, moments
     activation_bytes: int  # of one micro-batch on one rank
-    tokens: int
     weights: dict[str, float]
     epochs: dict[str, float]
     flops: float
@@ -273,7 +272,6 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         state_bytes=16 * parameters,
         # with the logits, their log-softmax and its gradient
         activation_bytes=kept + 3 * 4 * tokens * model.vocab_size,
-        tokens=config.tokens,
         weights=sampler.by_source(sampler.log.entries[0].weight_S),
         epochs=planned_epochs(config, sampler, mixer),
         flops=flops,

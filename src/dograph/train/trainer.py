@@ -101,10 +101,15 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
     run, old, corpus = RunDirectory(Path(config.run)), parent.config(), Corpus(config.data.corpus)
     run.refuse_existing()
     state, config = checkpoint.check_checkpoint(parent.checkpoint(step)), settled(config)
-    if state["corpus"] != corpus.digest:
-        assembly.require_same_tokenizer(old, corpus)
+    if not (same_corpus := state["corpus"] == corpus.digest):
+        before, now = Corpus(old.data.corpus).manifest.tokenizer, corpus.manifest.tokenizer
+        if (before.sha256, before.vocab_size) != (now.sha256, now.vocab_size):
+            raise ConfigError(  # the same token numbers would mean other text
+                f"data.corpus={corpus.directory} has the tokenizer {now.name}, but {old.run} was "
+                f"trained with {before.name}. Prepare the corpus with --tokenizer {before.name}"
+            )
     batches = [(own.seed, own.data.seq_len, own.train.batch_size) for own in (old, config)]
-    same_data = state["corpus"] == corpus.digest and batches[0] == batches[1]
+    same_data = same_corpus and batches[0] == batches[1]
     mixers = [(own.mixer, own.sketch) for own in (settled(old), config)]
     same_mixer = same_data and mixers[0] == mixers[1]
     new = RunDirectory(run.path.with_name(f".{run.path.name}.fork.tmp"))

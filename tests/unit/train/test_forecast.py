@@ -36,7 +36,7 @@ def test_parameters_tokens_and_repeats_are_those_of_the_run(corpus):
     config = configure(corpus, "mixer.name=uniform")
     costs = forecast(config, corpus)
     assert costs.parameters == sum(p.numel() for p in open_model(config, corpus).parameters())
-    assert costs.tokens == 30 * 10 * 32
+    assert config.tokens == 30 * 10 * 32
     sampler = open_sampler(config, corpus)
     sampler.remix(0, build_mixer("uniform", {}).plan(CorpusLab(config, corpus)), "plan")
     real = sampler.epochs(30)
