@@ -212,7 +212,7 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    every: int = setting(10, "steps between writes of the metrics", ge=1)
+    every: int = setting(10, "steps between writes of the metrics, and between full rows", ge=1)
     sinks: list[Sink] = setting([], "where else metrics go: tensorboard, wandb, trackio")
 
 

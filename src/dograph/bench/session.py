@@ -260,8 +260,9 @@ class Session:
 
     def measure(self, name: str, measure: Callable[[], Findings]) -> None:
         """Measure an arm; if it fails, keep the reason and go on with the others."""
-        start = time.perf_counter()
-        self.say(f"{name}: building and warming up")
+        start, arms = time.perf_counter(), ("plain", *self.options.modes)
+        position = f" ({arms.index(name) + 1} of {len(arms)})" if name in arms else ""
+        self.say(f"{name}{position}: building and warming up")
         try:
             result = measure()
         except Exception as error:  # torch has one class for most of what can go wrong

@@ -269,7 +269,8 @@ def _result(trainer: Trainer) -> Result:
     """The result of a run that has ended, from its metrics and its last state."""
     run, state = trainer.run, trainer.state
     curve, seconds, last = [], 0.0, 0.0
-    for row in read_metrics(run.metrics_file):
+    whole = (b'"time/step_seconds"', b'"valid/mean/loss_nats"')
+    for row in read_metrics(run.metrics_file, wanted=lambda line: any(x in line for x in whole)):
         if "time/step_seconds" in row:  # the mean over the steps since the row before
             seconds += row["time/step_seconds"] * (row["step"] - last)
             last = row["step"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dograph.errors import ConfigError, require
+from dograph.progress import counted
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
@@ -64,8 +65,12 @@ def write_figures(paths: Sequence[Path], out: Path) -> list[str]:
         raise ConfigError(f"--figures {out} is a file; give a folder")
     data = collect(open_subjects(paths))
     out.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        return [save(name, figure, out) for name, figure in drawn(data)]
+    names: list[str] = []
+    with matplotlib.rc_context(STYLE), counted("") as display:
+        for name, figure in drawn(data):
+            display.update(len(names), name, stage="drawing")
+            names.append(save(name, figure, out))
+    return names
 
 
 def save(name: str, figure: Any, out: Path) -> str:

@@ -2,19 +2,19 @@
 
 Parameters, tokens and epochs are exact. Memory is weights, gradients and AdamW's moments (exact)
 plus activations (an estimate of what each layer saves for the backward). Time is the run's matmul
-FLOPs at EFFICIENCY times the matmul speed measured on this machine just now.
+FLOPs over the speed at which one layer of the model trains on this machine just now.
 
 FLOPs are counted from the shapes of the layers: a product of (N, in) and (in, out) is 2 N in out. A
 backward has two products for each one of the forward, so a step is three forwards. Attention is
 counted in full, causal or not. All else (norms, softmax, AdamW) is left out, as usual for MFU.
 """
 
+import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.benchmark import Timer
 
 from dograph.choices import CUTTING, DETACHING, EXPLICIT, TWO_SIDED
 from dograph.config import RunConfig, SketchConfig, require_compatible
@@ -23,6 +23,7 @@ from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.models.presets import Shape
+from dograph.processes import machine_memory
 from dograph.sketch.cover import blocks_of, cover, output_layer
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import EmbeddingRule, MatrixRule, Rule
@@ -31,9 +32,8 @@ from dograph.train.distributed import pick_device
 from dograph.train.step import strategy_of
 
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
-EFFICIENCY = 0.6  # of the measured matmul speed; other operations take the rest
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
-PROBE_SECONDS = 0.5
+TIMED_TOKENS, TIMED_SECONDS = 512, 1.0  # of a measurement of speed; GPUs take 16 times as many
 LEAST_BLOCKS = 16  # of a validation source, without a warning
 
 
@@ -266,7 +266,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     model, train = open_shape(config, corpus), config.train
     parameters = sum(p.numel() for p in model.parameters())
     layers, width = model.model.config.num_hidden_layers, model.model.config.hidden_size
-    flops, speed = run_flops(config, corpus), measure_matmul(config, width)
+    flops, speed = run_flops(config, corpus), measure_speed(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     sampler = open_sampler(config, corpus)
     require_compatible(config, mixer)
@@ -287,19 +287,81 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         epochs=planned_epochs(config, sampler, mixer),
         flops=flops,
         flops_per_second=speed,
-        seconds=flops / (EFFICIENCY * speed),
-        warnings=start_warnings(config, corpus, sampler, mixer),
+        seconds=flops / speed,
+        warnings=memory_problem(config, corpus, pick_device(train.device))
+        + start_warnings(config, corpus, sampler, mixer),
     )
 
 
-def measure_matmul(config: RunConfig, width: int) -> float:
-    """FLOP/s of this machine for a matmul of the model's sizes."""
-    device, rows = pick_device(config.train.device), min(config.tokens_per_step, 8192)
-    dtype = torch.bfloat16 if config.train.half else torch.float32
-    a = torch.randn(rows, width, device=device, dtype=dtype)
-    b = torch.randn(width, 4 * width, device=device, dtype=dtype)
-    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
-    return 8.0 * rows * width**2 / timer.blocked_autorange(min_run_time=PROBE_SECONDS).mean
+def memory_problem(
+    config: RunConfig, corpus: Corpus, device: torch.device, ranks: int = 1
+) -> list[str]:
+    """Why a run cannot fit into the memory of a rank's device; empty if it may fit.
+
+    Counted is only what every run of these settings holds at the same time, so that nothing is
+    refused that could run: of the activations eight of the model's width in each layer (two norms'
+    inputs, attention and its output, the feed-forward layer), or one with checkpointing.
+    """
+    try:
+        model, train, length = open_shape(config, corpus), config.train, config.data.seq_len
+    except RuntimeError:  # a model of one's own that cannot be built without memory
+        return []
+    facts, needs = model.model.config, build_mixer(config.mixer.name, config.mixer.options).needs
+    batch, sketches, parameters = train.batch_size, "sketch" in needs, model.parameters()
+    some = min(train.micro_batch_size or batch, -(-batch // ranks))  # samples at once
+    kept = 1 if train.activation_checkpointing else 8
+    kept *= getattr(facts, "num_hidden_layers", 0) * getattr(facts, "hidden_size", 0)
+    logits = 0 if sketches and config.sketch.mode == "head" else WIDE * model.vocab_size
+    state = 16 * sum(p.numel() for p in parameters) // (ranks if train.shard else 1)
+    activations = some * length * (kept * (2 if train.half else WIDE) + logits)
+    # of all layers summed, and of the output layer, which has four times as many numbers
+    sketch = WIDE * config.sketch.dim * (batch + 4 * some) if sketches else 0
+    parts = {
+        "the model: choose a smaller one": state,
+        "samples at once: lower train.micro_batch_size or data.seq_len": activations,
+        "the batch: lower train.batch_size": 24 * batch + 8 * batch * length // ranks,
+        "the sketches: lower sketch.dim or train.batch_size": sketch,
+    }
+    on_gpu = device.type == "cuda"
+    there = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_memory()
+    what, needed = max(parts, key=lambda name: parts[name]), sum(parts.values())
+    place, most = device if on_gpu else "this machine", parts[what] / 2**30
+    text = f"this run needs at least {needed / 2**30:,.1f} GiB of memory, and {place} has "
+    text += f"{there / 2**30:.1f} GiB. Most of it, {most:,.1f} GiB, is for {what}"
+    return [text] if needed > there else []
+
+
+def measure_speed(config: RunConfig, corpus: Corpus) -> float:
+    """FLOP/s of forwards and backwards of the run's model with one layer, on a few samples.
+
+    Not of a matmul alone: attention, norms, the loss and a busy machine are slower than that, and
+    `train.compile` is faster.
+    """
+    device, length = pick_device(config.train.device), config.data.seq_len
+    model = open_shape(config, corpus)
+    del blocks_of(model)[1][1:]
+    model.to_empty(device=device)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            nn.init.normal_(tensor.data, std=0.02)
+    at_once = config.train.micro_batch_size or config.train.batch_size
+    tokens = TIMED_TOKENS * (16 if device.type == "cuda" else 1)
+    num = max(min(at_once, tokens // length), 1)
+    token_BT = torch.zeros(num, length, dtype=torch.int64, device=device)
+
+    def train_once() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.train.half):
+            loss_B = model(token_BT)
+        loss_B.sum().backward()
+        loss_B.sum().item()  # waits for the device
+
+    train_once()
+    start, times = time.monotonic(), 0
+    while not times or time.monotonic() - start < TIMED_SECONDS:
+        train_once()
+        times += 1
+    shape = AttentionShape(1, model.model.config.hidden_size)
+    return times * count_flops(model, shape, num, length).step / (time.monotonic() - start)
 
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:

@@ -118,9 +118,12 @@ def test_warnings_name_what_went_wrong(tmp_path):
     run = write_run(tmp_path / "run", mixer="dograph", **columns)
     told = page_of(run).runs[0].warnings
     assert any(
-        "equal weights" in text and "2 of 60 steps, first in step 7" in text for text in told
+        "equal weights" in text and "2 of 60 recorded steps, first in step 7" in text
+        for text in told
     )
-    assert any("residual up to 0.5 (in 1 of 60 steps, first in step 11)" in text for text in told)
+    assert any(
+        "residual up to 0.5 (in 1 of 60 recorded steps, first in step 11)" in text for text in told
+    )
     assert any(text.startswith("alpha was repeated for 5.5 epochs") for text in told)
     assert len(told) == 3
 
@@ -176,7 +179,7 @@ def test_no_run_no_page(tmp_path):
 
 def test_a_failing_page_is_a_warning(tmp_path, capsys):
     run = write_run(tmp_path / "run")
-    (run / "env.json").write_text("no json")
+    (run / "config.yaml").write_text("no: settings: here")
     assert page_at_end(run) is None
     assert "warning: the page could not be written" in capsys.readouterr().err
 
@@ -189,7 +192,7 @@ def test_the_page_of_a_finished_run(whole):
 
 def test_many_steps_make_a_page_that_is_not_long(tmp_path):
     run = write_run(tmp_path / "long", steps=5000, every=100)
-    assert len(write_page([run], tmp_path / "page.html")) == 1
+    assert len(write_page([run], tmp_path / "page.html").runs) == 1
     data = page_of(run)
     steps = data.runs[0].curves["train/loss_nats"].raw.x
     assert (steps[0], steps[-1]) == (1, 5000)

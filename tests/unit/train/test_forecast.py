@@ -1,5 +1,7 @@
 """The forecast: exact where it can be, near where it cannot."""
 
+import time
+
 import pytest
 import torch
 
@@ -7,10 +9,17 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.mixers.registry import build_mixer
+from dograph.train import forecast as forecasts
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.checkpoint import save_model
-from dograph.train.forecast import forecast, planned_epochs, repeat_warnings
+from dograph.train.forecast import forecast, memory_problem, planned_epochs, repeat_warnings
 from dograph.types import Mixture
+
+
+@pytest.fixture(autouse=True)
+def short(request, monkeypatch):
+    if "slow" not in request.keywords:  # the time is not looked at
+        monkeypatch.setattr("dograph.train.forecast.TIMED_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -33,6 +42,20 @@ def test_parameters_tokens_and_repeats_are_those_of_the_run(corpus):
     real = sampler.epochs(30)
     assert costs.epochs == pytest.approx(real, abs=1 / min(sampler.blocks_S))
     assert costs.weights == pytest.approx(dict.fromkeys(corpus.sources, 1 / 3))
+
+
+@pytest.mark.slow
+def test_the_time_is_near_that_of_real_steps(corpus):
+    """Within a factor of three: the machine may be busier at one time than at the other."""
+    config = configure(corpus, "mixer.name=natural", "model.preset=demo", "data.seq_len=128")
+    model = open_model(config, corpus)
+    expected = [forecast(config, corpus).seconds / 30]
+    start = time.monotonic()
+    for _ in range(10):
+        model(torch.zeros(10, 128, dtype=torch.int64)).sum().backward()
+    spent = (time.monotonic() - start) / 10
+    expected.append(forecast(config, corpus).seconds / 30)
+    assert min(expected) / 3 < spent < 3 * max(expected)
 
 
 def test_repeats_beyond_the_limit_warn_by_name(corpus):
@@ -98,6 +121,51 @@ def test_checkpointing_saves_no_memory_where_gradients_wait_for_weights(corpus, 
         corpus, "train.activation_checkpointing=true", "model.preset=demo", "mixer.name=natural"
     )
     assert forecast(blind, corpus).activation_bytes < plain.activation_bytes
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        (["train.batch_size=100000", "data.seq_len=256"], "lower train.micro_batch_size"),
+        (["train.batch_size=100000000000", "train.micro_batch_size=1"], "lower train.batch_size"),
+        (["mixer.name=dograph", "sketch.dim=100000000"], "lower sketch.dim"),
+        (["model.preset=llama-3.2-3b"], "choose a smaller one"),
+    ],
+)
+def test_what_cannot_fit_is_told_with_the_figures_and_what_to_lower(
+    corpus, monkeypatch, overrides, cause
+):
+    monkeypatch.setattr(forecasts, "machine_memory", lambda: 16 << 30)
+    config = configure(corpus, "mixer.name=natural", *overrides)
+    [problem] = memory_problem(config, corpus, CPU)
+    assert cause in problem
+    assert "this machine has 16.0 GiB" in problem
+
+
+@pytest.mark.parametrize("mode", ["full", "head"])
+def test_what_a_run_is_known_to_need_is_less_than_what_it_takes(corpus, monkeypatch, mode):
+    """A run that fits is never refused: its weights, gradients and moments alone are counted."""
+    config = configure(corpus, "mixer.name=dograph", f"sketch.mode={mode}")
+    parameters = sum(p.numel() for p in open_model(config, corpus).parameters())
+    least = 16 * parameters + 4 * 10 * 5120
+    most = 2 * forecast(config, corpus).state_bytes + 100 * 4 * 10 * 5120
+    for there, fits in ((least, False), (most, True)):
+        monkeypatch.setattr(forecasts, "machine_memory", lambda there=there: there)
+        assert (memory_problem(config, corpus, CPU) == []) == fits
+
+
+def test_shards_and_checkpointing_count(corpus, monkeypatch):
+    monkeypatch.setattr(forecasts, "machine_memory", lambda: 30 << 30)
+    large = configure(corpus, "mixer.name=natural", "model.preset=llama-3.2-3b", "train.shard=true")
+    assert memory_problem(large, corpus, CPU)
+    assert not memory_problem(large, corpus, CPU, ranks=4)
+    long = ["train.batch_size=40000", "mixer.name=natural", "model.preset=demo", "data.seq_len=256"]
+    assert memory_problem(configure(corpus, *long), corpus, CPU)
+    long.append("train.activation_checkpointing=true")
+    assert not memory_problem(configure(corpus, *long), corpus, CPU)
 
 
 def warnings_of(corpus, *settings):
