@@ -1,4 +1,4 @@
-"""Mixing laws written out: slopes, gauges, the best mixture by a long search and on a grid.
+"""The mixing law written out: slopes, gauges, the best mixture by a long search and on a grid.
 
 Shapes: N runs, S sources, V laws, P parameters of a fit, G mixtures of the grid, C values of c.
 """
@@ -13,10 +13,8 @@ from dograph.mixtures.mixing_laws import ExponentialLaw
 
 
 def gradient(law, weight_S):
-    """dL/dr_j: t_j exp(log_k + t . r), or -alpha a_j (a . r)^(-alpha - 1)."""
-    if isinstance(law, ExponentialLaw):
-        return law.t_S * np.exp(law.log_k + weight_S @ law.t_S)
-    return -law.alpha * law.a_S * (weight_S @ law.a_S) ** (-law.alpha - 1)
+    """dL/dr_j: t_j exp(log_k + t . r)."""
+    return law.t_S * np.exp(law.log_k + weight_S @ law.t_S)
 
 
 def shifted(law, by):
@@ -82,7 +80,7 @@ def flat_directions(laws, share_V, weight_S, cap_S=None):
 
 
 def grid_optimum(laws, share_V, cap_S):
-    """The best mixture on the authors' grid; infinite losses lose."""
+    """The best mixture on the authors' grid."""
     mixture_GS = grid_mixtures(cap_S)
     used = [(share, law) for share, law in zip(share_V, laws, strict=True) if share > 0]
     return mixture_GS[np.argmin(sum(share * law.predict(mixture_GS) for share, law in used))]

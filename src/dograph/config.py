@@ -92,8 +92,9 @@ class Options(BaseModel):
         option, known = str(problem["loc"][0]), list(cls.model_fields)
         name = cls.prefix + option
         if problem["type"] == "extra_forbidden":
-            if option in REMOVED.get(cls.owner, {}):
-                return f"{name}={problem['input']}: this option was removed; leave it out"
+            if option in (removed := REMOVED.get(cls.owner, {})):
+                only = f"only its default is still read: {str(removed[option]).lower()}"
+                return f"{name}={problem['input']}: this option was removed; leave it out ({only})"
             instead = did_you_mean(option, known) if known else "it takes no options"
             return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
         return refused(name, problem, cls.model_fields[option])

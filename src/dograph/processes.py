@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self
 
@@ -24,6 +25,15 @@ _STOP: Final = "stop"
 _PROGRAM = "import sys; sys.path[:] = {path!r}; import {module} as w; w.serve({fd})"
 # A worker is not a rank, even if torchrun started its parent.
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or of the container that this process runs in."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        total = min(total, int(limit.read_text()))
+    return total
 
 
 @dataclass(frozen=True, slots=True)

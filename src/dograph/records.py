@@ -71,7 +71,7 @@ def read_lines(
         try:
             record = parse(parse_object(line))
         except DAMAGE as error:
-            skipped.add(path, _reason(error), number)
+            skipped.add(path, reason(error), number)
         else:
             yield record
 
@@ -89,7 +89,7 @@ def read_last(
         try:
             return parse(parse_object(line))
         except DAMAGE as error:
-            skipped.add(path, _reason(error), number)
+            skipped.add(path, reason(error), number)
     return None
 
 
@@ -107,7 +107,7 @@ def _wanted_lines(
     except FileNotFoundError:
         return
     except OSError as error:
-        skipped.add(path, _reason(error))
+        skipped.add(path, reason(error))
 
 
 def read_record(
@@ -120,7 +120,7 @@ def read_record(
         return None
     except (OSError, *DAMAGE) as error:
         if skipped is not None:
-            skipped.add(path, _reason(error))
+            skipped.add(path, reason(error))
         return None
 
 
@@ -197,7 +197,8 @@ def parse_object(text: bytes) -> dict[str, Any]:
     return values
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What is wrong with a record, in a few words."""
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON from character {error.pos} on"
     if isinstance(error, UnicodeError):

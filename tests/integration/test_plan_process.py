@@ -12,6 +12,7 @@ import yaml
 from processes import wait_until
 
 from corpora import write_corpus
+from dograph.errors import RunError
 from dograph.plan.jobs import run_job
 from dograph.plan.pool import LocalPool
 from dograph.train.run_dir import RunDirectory
@@ -185,6 +186,24 @@ def test_ray_tells_of_failures_and_of_folders_that_nodes_do_not_share(corpus, tm
             pool.run([wrong])
         answer = ray_pool._task(wrong, [tmp_path / "elsewhere" / ".shared"])
         assert "file system that all nodes of the Ray cluster share" in answer.reason
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_dead_raylet_is_the_cause_and_memory_is_not_blamed(corpus, tmp_path):
+    pytest.importorskip("ray")
+    from dograph.plan.pool import RayPool
+
+    def kill(_):
+        for child in children_of(os.getpid()):
+            if "raylet/raylet" in Path(f"/proc/{child}/cmdline").read_text():
+                os.kill(child, signal.SIGKILL)
+
+    job = job_of(corpus, tmp_path / "long", steps=100_000)
+    with RayPool(workers=1) as pool:
+        with pytest.raises(RunError, match="no node of the Ray cluster is alive") as told:
+            pool.run([job], on_start=kill)
+        assert "memory" not in str(told.value)
 
 
 @pytest.mark.slow

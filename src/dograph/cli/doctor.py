@@ -18,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from dograph.cli.console import AS_JSON, open_console
+from dograph.processes import machine_memory
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -130,10 +131,7 @@ def _memory_and_disk() -> Iterator[Finding]:
     if sys.platform == "win32":
         yield check("machine", "memory", False, "unknown on this system", "")
     else:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = Path("/sys/fs/cgroup/memory.max")  # of a container
-        if limit.is_file() and limit.read_text().strip().isdigit():
-            total = min(total, int(limit.read_text()))
+        total = machine_memory()
         ok, detail = total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB"
         remedy = "lower train.micro_batch_size, or choose a smaller model"
         yield check("machine", "memory", ok, detail, remedy)

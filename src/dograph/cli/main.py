@@ -17,8 +17,9 @@ VERBS = (
     *("train", "mix", "plan", "export", "compare", "reproduce"),
     *("eval", "show", "inspect", "report", "bench", "doctor"),
 )
-# Errors of writing to a disk. Other OSErrors, such as a missing file, keep their traceback.
+# Errors of disks and places. Other OSErrors, such as a missing file, keep their traceback.
 DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
+PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class Group(TyperGroup):
@@ -106,9 +107,10 @@ def main() -> None:
     except DographError as error:
         message = str(error)
     except OSError as error:
-        if error.errno not in DISK or error.filename is None:
+        if error.errno not in (*DISK, *PLACE) or error.filename is None:
             raise
-        message = f"{error.filename}: {error.strerror}; free disk space, or name another place"
+        remedy = "free disk space" if error.errno in DISK else "move it away"
+        message = f"{error.filename}: {error.strerror}; {remedy}, or name another place"
     rank = int(os.environ.get("RANK", "0"))
     print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr)
     sys.exit(2)

@@ -39,7 +39,7 @@ class RegMixTable(TableOptions):
 
 
 class MixingLawTable(TableOptions):
-    law: str | None = None  # exponential (None) or transfer
+    owner: ClassVar[str] = "mixing-law with a table"
 
 
 TABLE_METHODS: dict[str, type[TableOptions]] = {"regmix": RegMixTable, "mixing-law": MixingLawTable}
@@ -70,8 +70,7 @@ def plan_from_table(
                 f"{corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
             )
     caps = _caps(options, run, corpus)
-    surrogate = options.surrogate if method == "regmix" else options.law
-    top = getattr(options, "top", None)
+    surrogate, top = getattr(options, "surrogate", None), getattr(options, "top", None)
     proposal = propose_from_table(
         "regmix" if method == "regmix" else "mixing-law",
         table,

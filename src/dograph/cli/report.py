@@ -38,9 +38,10 @@ def report(
     else:
         from dograph.report.render import write_page
 
-        shown = write_page(runs, out)
-        warn(f"{run.name}: {text}" for run in shown for text in run.warnings)
-        number, size = len(shown), out.stat().st_size / 1e6
+        data = write_page(runs, out)
+        own = (f"{run.name}: {text}" for run in data.runs for text in run.warnings)
+        warn([*data.damage, *own])
+        number, size = len(data.runs), out.stat().st_size / 1e6
         print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
 
 

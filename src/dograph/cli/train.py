@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ def train(
     """  # noqa: D301
     from dograph.config import resolve_config
     from dograph.mixers.registry import require_mixer
+    from dograph.train.run_dir import RunDirectory
 
     if mixture is not None and resume is None:
         raise ConfigError(
@@ -70,17 +72,20 @@ def train(
         config = resolve_config(*console.split_settings(settings or []))
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     # torch, the corpus and the model take seconds to load
-    if os.environ.get("RANK", "0") == "0" and not print_config:
+    is_main, is_new = os.environ.get("RANK", "0") == "0", resume is None and fork is None
+    if is_main and not print_config:
         what = f"forecast of {config.run}" if dry_run else config.run
         steps = "resuming" if resume else f"{config.train.steps} steps"
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
-    _check(config)
-    if print_config:
-        print(config.dump(), end="")
-    elif dry_run:
-        _print_forecast(config)
-    elif number := _run(config, parent, resume=resume, mixture=mixture, strict=strict):
-        sys.exit(128 + number)
+    is_made = is_main and is_new and not (print_config or dry_run)
+    with RunDirectory(Path(config.run)).loading() if is_made else nullcontext():
+        _check(config)
+        if print_config:
+            print(config.dump(), end="")
+        elif dry_run:
+            _print_forecast(config)
+        elif number := _run(config, parent, resume=resume, mixture=mixture, strict=strict):
+            sys.exit(128 + number)
 
 
 def _check(config: "RunConfig") -> None:

@@ -185,7 +185,9 @@ def weight_entry(row: dict[str, Any]) -> tuple[list[str], WeightEntry]:
     drawn_S, base_S = np.array(counts, dtype=np.int64)
     base_step, reason = checked_step({"step": row["base_step"]}), str(row["reason"])
     entry = WeightEntry(checked_step(row), weight_S, drawn_S, base_step, base_S, reason)
-    if len(drawn_S) != len(weight_S) or not np.isfinite(weight_S).all():
+    since_S = drawn_S - base_S
+    is_mixture = (weight_S >= 0).all() and abs(weight_S.sum() - 1) < 1e-6
+    if not is_mixture or (abs(since_S - since_S.sum() * weight_S) >= 1).any():  # see `advance`
         raise ValueError("its weights and counts do not match")
     return list(row["weight"]), entry
 

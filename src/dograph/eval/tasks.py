@@ -266,6 +266,7 @@ def _checked(row: Any, task: Task, where: str) -> Row:
         item = task.item(row)
         if not 0 <= item.gold < len(item.pairs):
             raise ValueError(f"the gold answer is number {item.gold} of {len(item.pairs)}")
+        "".join(text for pair in item.pairs for text in pair).encode()  # raises for half surrogates
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise CorpusError(f"{where} is not an item of {task.name}: {error!r}") from error
     return {name: row[name] for name in task.columns}

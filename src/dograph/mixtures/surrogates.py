@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dograph.errors import ConfigError, DographError, listed, require
-from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
+from dograph.errors import ConfigError, DographError, did_you_mean, listed, require
+from dograph.mixtures.mixing_laws import fit_exponential
 from dograph.mixtures.tables import MixtureTable
 from dograph.progress import Progress, counted
 from dograph.rng import stream
@@ -112,12 +112,20 @@ Surrogate = Callable[..., Fitted]
 SURROGATES: dict[str, Surrogate] = {
     "lightgbm": fit_trees,
     "exponential": fit_exponential,
-    "transfer": fit_transfer,
     "ridge": fit_ridge,
     "linear": fit_linear,
 }
-# Convex functions of the mixture, which have an exact optimum; the mixing law's own comes first.
-LAWS = ("exponential", "transfer")
+
+
+def require_surrogate(name: str) -> None:
+    if name == "transfer":
+        raise ConfigError(
+            "the surrogate transfer was removed: a mixture planned with it did not lower the loss "
+            "of trained models; give exponential, or let cross-validation choose"
+        )
+    if name not in SURROGATES:
+        raise ConfigError(f'no surrogate "{name}"; {did_you_mean(name, SURROGATES)}')
+
 
 CHUNK = 20_000  # mixtures predicted at once
 FOLDS = 5

@@ -26,6 +26,8 @@ from dograph.train.trainer import Interrupts
 
 RETRIES = 3  # of a job whose process dies
 POLL_SECONDS, RAY_POLL_SECONDS = 0.3, 0.5
+OUT_OF_MEMORY = "OutOfMemoryError"  # of Ray, which ends a task before the machine is out of memory
+RAY_REMEDY = "look at `ray status`, then run the same command: it goes on from the checkpoints"
 STORE_BYTES = 100_000_000  # Ray's object store: results are small, models stay on disk
 
 # Of every process that runs jobs. By default the allocator of Linux returns the memory of a large
@@ -242,6 +244,9 @@ class RayPool(Pool):
             self._waiting = {self._submit(job, marks): index for index, job in enumerate(jobs)}
             while True:
                 ready, _ = self._ray.wait(list(self._waiting), timeout=RAY_POLL_SECONDS)
+                if not ready and not any(node["Alive"] for node in self._ray.nodes()):
+                    self._waiting.clear()  # there is nobody to ask to stop
+                    raise RunError(f"no node of the Ray cluster is alive any more: {RAY_REMEDY}")
                 for index in [i for i in sizes if _log_size(jobs[i]) != sizes[i]]:
                     on_start(jobs[index])
                     del sizes[index]
@@ -252,7 +257,11 @@ class RayPool(Pool):
                     except self._ray.exceptions.RayTaskError as error:
                         raise JobError(jobs[index], f" failed: {error}") from error
                     except self._ray.exceptions.RayError as error:
-                        raise job_lost(jobs[index], type(error).__name__) from error
+                        name, known = type(error).__name__, ("WorkerCrashedError", OUT_OF_MEMORY)
+                        if name in known:
+                            raise job_lost(jobs[index], name) from error
+                        why = f"Ray lost it, {name} ({str(error).splitlines()[0]})"
+                        raise JobError(jobs[index], f" failed: {why}: {RAY_REMEDY}") from error
                     yield index, answered
                 yield None
         finally:

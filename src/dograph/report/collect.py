@@ -12,13 +12,14 @@ from dograph import __version__
 from dograph.compare.arms import ASK
 from dograph.compare.findings import REPORT, Findings, MethodFindings
 from dograph.config import RunConfig
-from dograph.errors import RunError
+from dograph.errors import DographError, RunError
 from dograph.eval.evaluate import limited_tasks
 from dograph.progress import counted
+from dograph.records import DAMAGE, Skipped, read_record
 from dograph.report.charts import DotChart, DotRow
 from dograph.report.domains import Texts
 from dograph.report.one_run import RunData, run_data
-from dograph.report.series import OpenRun, read_json
+from dograph.report.series import OpenRun
 from dograph.stats import ABOVE_ZERO, SHARE, Estimate, Interval, mean_estimate
 from dograph.train.run_dir import RunDirectory
 
@@ -106,6 +107,7 @@ class PageData:
     tasks: list[DotChart]  # downstream scores
     task_notes: list[str]
     texts: list[str]
+    damage: list[str]  # runs and files that could not be read
 
     @property
     def steps(self) -> int:
@@ -119,6 +121,7 @@ class Subjects:
 
     runs: list[OpenRun] = field(default_factory=list)
     comparisons: list[Path] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # what could not be read, and why
 
 
 def open_subjects(paths: Sequence[Path], known: Sequence[OpenRun] = ()) -> Subjects:
@@ -128,22 +131,30 @@ def open_subjects(paths: Sequence[Path], known: Sequence[OpenRun] = ()) -> Subje
     """
     subjects, before = Subjects(), {run.path: run for run in known}
     runs: dict[Path, OpenRun] = {}  # a run is shown once, even if its comparison is given too
+
+    def add(folder: Path, *method: str) -> None:
+        try:
+            runs[folder.resolve()] = before.get(folder) or OpenRun(folder, *method)
+        except DographError as error:
+            subjects.left_out.append(f"{folder} is left out: {error}")
+
     for path in paths:
         is_compared = (path / REPORT).is_file()
         if is_compared or (path / ASK).is_file():
             subjects.comparisons += [path] if is_compared else []
             for folder, method in _cells(path):
-                run = before.get(folder) or OpenRun(folder, method, path.resolve().name)
-                runs[folder.resolve()] = run
+                add(folder, method, path.resolve().name)
         elif is_run(path):
             if path.resolve() not in runs:
-                runs[path.resolve()] = before.get(path) or OpenRun(path)
+                add(path)
         else:
             raise RunError(
                 f"{path} is neither a run (config.yaml) nor a comparison (compare.json); make one "
                 "with dograph train run=DIR or dograph compare --out DIR"
             )
     subjects.runs = list(runs.values())
+    if subjects.left_out and not runs:
+        raise RunError(subjects.left_out[0])
     return subjects
 
 
@@ -153,11 +164,13 @@ def is_run(path: Path) -> bool:
 
 def _cells(path: Path) -> list[tuple[Path, str]]:
     """Run directories of a comparison with their methods, as far as runs have started."""
-    if not (path / REPORT).is_file():
+    try:
+        findings = Findings.read(path)
+    except RunError:  # it is running, or the file is damaged, which `collect` says
         started = sorted(folder for folder in path.glob(f"{CELLS}/*") if is_run(folder))
         return [(folder, folder.name.rpartition("-s")[0]) for folder in started]
     cells = []
-    for cell in Findings.read(path).cells:
+    for cell in findings.cells:
         places = (Path(cell.run), path / CELLS / cell.label)
         cells += [(place, cell.method) for place in places if is_run(place)][:1]
     return cells
@@ -169,6 +182,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     `keep` holds the metrics in memory for the next call: some hundred MB for twenty long runs.
     """
     texts, opened, runs = Texts(), subjects.runs, list[RunData]()
+    left_out = list(subjects.left_out)
     buckets = min(MOST, max(LEAST, POINTS // max(len(opened), 1)))
     names = run_names([run.path for run in opened])
     methods = [(run.origin, run.label) if run.label and run.origin else None for run in opened]
@@ -180,14 +194,24 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
             def show(share: float, name: str = name) -> None:
                 display.update(len(runs), f"reading {name}: {share:.0%}")
 
-            run.read(show)
-            by_group.setdefault(group, []).append(name)
-            runs.append(run_data(run, name, group, buckets, texts))
+            try:
+                run.read(show)
+                runs.append(run_data(run, name, group, buckets, texts))
+                by_group.setdefault(group, []).append(name)
+            except (DographError, OSError, *DAMAGE) as error:  # the others have their page
+                left_out.append(f"{run.path} is left out, a file of it is damaged: {error!r}")
             if not keep:
                 run.forget()
-    compared = subjects.comparisons
-    comparisons = [Comparison(path.resolve().name, Findings.read(path)) for path in compared]
-    tasks, task_notes = tasks_of(runs)
+    comparisons = list[Comparison]()
+    for path in subjects.comparisons:
+        try:
+            comparisons.append(Comparison(path.resolve().name, Findings.read(path)))
+        except RunError as error:
+            left_out.append(str(error))
+    if left_out and not runs:
+        raise RunError(left_out[0])
+    skipped = Skipped()
+    tasks, task_notes = tasks_of(runs, skipped)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
     if len(comparisons) == 1:
@@ -203,18 +227,20 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         tasks=tasks,
         task_notes=task_notes,
         texts=list(texts),
+        damage=left_out + skipped.warnings(),
     )
 
 
-def tasks_of(runs: Sequence[RunData]) -> tuple[list[DotChart], list[str]]:
+def tasks_of(
+    runs: Sequence[RunData], skipped: Skipped | None = None
+) -> tuple[list[DotChart], list[str]]:
     """Scores of `dograph eval` in per cent, a chart per task, with the score of guessing; notes.
 
     Intervals are over seeds if a group has several runs, else over the items of a task.
     """
     records: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        if record := read_json(run.path / EVALUATION):
-            record["tasks"][AVERAGE] = record.pop("average") | {"primary": None}
+        if record := read_record(run.path / EVALUATION, _evaluation, skipped):
             records.setdefault(run.group, []).append(record)
     every = [record for own in records.values() for record in own]
     names = dict.fromkeys(task for record in every for task in record["tasks"] if task != AVERAGE)
@@ -233,6 +259,18 @@ def tasks_of(runs: Sequence[RunData]) -> tuple[list[DotChart], list[str]]:
         charts.append(DotChart(task, note, rows, digits=1, chance=chance))
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
     return charts, notes + limited_tasks(every)
+
+
+def _evaluation(values: dict[str, Any]) -> dict[str, Any]:
+    """The content of eval.json, its average as one of the tasks; raises if it is damaged."""
+    values["tasks"][AVERAGE] = values.pop("average") | {"primary": None}
+    for task in values["tasks"].values():
+        score = _score([task])
+        if score is None or not math.isfinite(score.value + float(task["chance"])):
+            raise ValueError("a score is not a number")
+    if not all(isinstance(note, str) for note in values["notes"] + limited_tasks([values])):
+        raise ValueError("its notes are not texts")
+    return values
 
 
 def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:

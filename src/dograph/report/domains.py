@@ -3,6 +3,7 @@
 Shapes: N probe rows, M domains.
 """
 
+import json
 import math
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -20,9 +21,9 @@ from dograph.eval.describe import (
     labelled_samples,
     probe_blocks,
 )
-from dograph.eval.gradients import Probe, probe_pca, probed_steps, read_probe
-from dograph.eval.recorded import domains_last, step_of
-from dograph.records import read_lines, unpacked
+from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
+from dograph.eval.recorded import domains_last, parse_graph
+from dograph.records import read_lines, step_of, unpacked
 from dograph.report.charts import (
     BarChart,
     Entry,
@@ -127,14 +128,15 @@ def example(corpus: Corpus, block: Block, texts: Texts) -> ExampleText:
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    recorded: list[Any] = recorded_graphs(run)
+    graphs = recorded_graphs(run)
     notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
-    try:
-        if any(run.files.probes.glob("step-*.json")):
-            probes = [read_probe(run.path, step) for step in probed_steps(run.path)]
-    except RunError as error:
-        notes.append(str(error))
-    if not probes and not recorded and not columns.between("domains/", "/weight"):
+    has_probes = any(run.files.probes.glob("step-*.json"))
+    for step in probed_steps(run.path) if has_probes else []:
+        try:
+            probes.append(read_probe(run.path, step))
+        except RunError as error:
+            run.skipped.notes.append(str(error))
+    if not probes and not graphs and not columns.between("domains/", "/weight"):
         return None
     lasting = domains_last(run.config)
     if not lasting:
@@ -146,7 +148,6 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
         views = probe_views(run, probes, texts, lasting=lasting)
-    graphs = place_graphs(recorded)
     if corpus is not None and not lasting:
         graphs = with_samples(run, corpus, graphs, texts)
     title, no_examples = "Texts nearest its centroid, probe after step", NO_PROBE_ROWS
@@ -154,7 +155,7 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         steps = ", ".join(str(graph.step) for graph in graphs if graph.examples)
         title = "Samples in this domain, step"
         no_examples = f"Samples are shown for steps {steps}." if steps else "No samples recorded."
-    known = {name for graph in recorded for node in graph["nodes"] for name in node["sources"]}
+    known = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
     sources = probes[-1].sources if probes else sorted(known)
     profiles = describe_domains(run.files, corpus)
     return DomainsView(
@@ -177,8 +178,9 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     )
 
 
-def recorded_graphs(run: OpenRun) -> list[dict[str, Any]]:
+def recorded_graphs(run: OpenRun) -> list[PlacedGraph]:
     """All of them, or about MOST_GRAPHS evenly spaced ones with the last."""
+    places: dict[int, np.ndarray] = {}
     every, last = run.config.eval.every, run.columns.last_step
     stride = every * math.ceil(last / MOST_GRAPHS / max(every, 1))
 
@@ -186,7 +188,12 @@ def recorded_graphs(run: OpenRun) -> list[dict[str, Any]]:
         step = step_of(line) or 0
         return stride <= every or step % stride == 0 or step > last - every
 
-    return list(read_lines(run.files.graph_file, unpacked, wanted=is_shown))
+    def placed(values: dict[str, Any]) -> PlacedGraph:
+        parse_graph(values)  # raises if it is damaged, as the next line does for NaN
+        json.dumps(values, allow_nan=False)
+        return place_graph(unpacked(values), places)
+
+    return list(read_lines(run.files.graph_file, placed, run.skipped, wanted=is_shown))
 
 
 def with_samples(
@@ -319,10 +326,10 @@ def probe_views(
     last probe at every step: their numbers at other probes mean other clusters.
     """
     corpus, seq_len = run.corpus, run.config.data.seq_len
-    on_last, on_own = probe_pca(run.path, basis="last").at, probe_pca(run.path, basis="own").at
     views = []
     for probe in probes:
-        both = [on_last[probe.step], on_own[probe.step]]
+        on_last = principal(probe.sketch_NK, like_NK=probes[-1].sketch_NK)
+        both = [on_last, principal(probe.sketch_NK)]
         last, own = ([rounded(xs, 4) for xs in one.coordinate_NC.T.numpy()] for one in both)
         examples: dict[str, list[ExampleText]] = {}
         for domain, near in probe.nearest.items() if lasting else ():
@@ -339,33 +346,31 @@ def probe_views(
     return views
 
 
-def place_graphs(graphs: list[dict[str, Any]]) -> list[PlacedGraph]:
-    """Graphs with coordinates that approximate the distances between mean gradients.
+def place_graph(graph: dict[str, Any], places: dict[int, np.ndarray]) -> PlacedGraph:
+    """The graph with coordinates that approximate the distances between mean gradients.
 
-    Each graph is rotated towards the one before, so that a node that moves has really moved.
+    It is rotated towards the `places` of the one before, so that a node that moves has really
+    moved, and they are replaced by its own.
     """
-    placed: list[PlacedGraph] = []
-    before: dict[int, np.ndarray] = {}
-    for graph in graphs:
-        index = {node["domain"]: i for i, node in enumerate(graph["nodes"])}
-        distance_MM = np.zeros((len(index), len(index)))
-        for edge in graph["edges"]:
-            i, j = index[edge["first"]], index[edge["second"]]
-            distance_MM[i, j] = distance_MM[j, i] = max(edge["mmd_squared"], 0.0) ** 0.5
-        place_M2 = classical_scaling(distance_MM)
-        both = [name for name in index if name in before]
-        if len(both) > 1:
-            own = np.array([place_M2[index[name]] for name in both])
-            place_M2 = place_M2 @ orthogonal_procrustes(own, [before[name] for name in both])[0]
-        before = {name: place_M2[i] for name, i in index.items()}
-        # The larger of two circles: share and weight.
-        radius = [node_radius(max(n["share"], n["weight"] or 0.0)) for n in graph["nodes"]]
-        apart_M2 = move_apart(place_M2, 1.15 * np.array(radius))
-        nodes, edges = ([_shortened(one) for one in graph[k]] for k in ("nodes", "edges"))
-        for node, place in zip(nodes, apart_M2.round(3).tolist(), strict=True):
-            node["x"], node["y"] = place
-        placed.append(PlacedGraph(graph["step"], nodes, edges))
-    return placed
+    index = {node["domain"]: i for i, node in enumerate(graph["nodes"])}
+    distance_MM = np.zeros((len(index), len(index)))
+    for edge in graph["edges"]:
+        i, j = index[edge["first"]], index[edge["second"]]
+        distance_MM[i, j] = distance_MM[j, i] = max(edge["mmd_squared"], 0.0) ** 0.5
+    place_M2 = classical_scaling(distance_MM)
+    both = [name for name in index if name in places]
+    if len(both) > 1:
+        own = np.array([place_M2[index[name]] for name in both])
+        place_M2 = place_M2 @ orthogonal_procrustes(own, [places[name] for name in both])[0]
+    # The larger of two circles: share and weight.
+    radius = [node_radius(max(n["share"], n["weight"] or 0.0)) for n in graph["nodes"]]
+    apart_M2 = move_apart(place_M2, 1.15 * np.array(radius))
+    nodes, edges = ([_shortened(one) for one in graph[k]] for k in ("nodes", "edges"))
+    for node, place in zip(nodes, apart_M2.round(3).tolist(), strict=True):
+        node["x"], node["y"] = place
+    places.clear()
+    places.update({name: place_M2[i] for name, i in index.items()})
+    return PlacedGraph(graph["step"], nodes, edges)
 
 
 def classical_scaling(distance_MM: np.ndarray) -> np.ndarray:

@@ -3,16 +3,19 @@
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from dograph.config import RunConfig
 from dograph.eval.recorded import domains_last, read_validation
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
+from dograph.records import Skipped, read_record
 from dograph.report.domains import DomainsView, Texts, domains_of
 from dograph.report.series import OpenRun, Series, curve, read_json
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
@@ -116,22 +119,25 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
     for metric in (name for name in columns.names if name in shown):
         smooth = metric not in UNSMOOTHED and not metric.startswith("valid/")
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
-    losses, cost = last_losses(run), cost_of(run)
+    losses, cost, warnings = last_losses(run), cost_of(run), warnings_of(run)
+    facts, domains = _facts(run, cost), domains_of(run, buckets, texts)
+    is_live = run.files.use() != "free"
+    damage = [*columns.skipped.warnings(live=is_live), *run.skipped.warnings(live=is_live)]
     return RunData(
         path=run.path,
         name=name,
         group=group,
         config=run.as_trained(),
         steps=columns.last_step,
-        facts=_facts(run, cost),
+        facts=facts,
         losses=losses,
         validated=int(max(columns.get(f"valid/mean{LOSS}")[0], default=0)),
         bits={name: columns.last(f"valid/{name}/bits_per_byte") for name in losses},
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
-        warnings=warnings_of(run),
+        warnings=warnings + damage,
         curves=curves,
         cost=cost,
-        domains=domains_of(run, buckets, texts),
+        domains=domains,
     )
 
 
@@ -146,7 +152,7 @@ def warnings_of(run: OpenRun) -> list[str]:
             f"not complete: {columns.last_step} of {steps} steps. If it has stopped, continue "
             f"with: dograph train --resume {run.path}"
         )
-    for edit in edits_of(run.files):
+    for edit in edits_of(run.files, run.skipped):
         warnings.append(
             f"the mixture was edited, so config.yaml alone does not reproduce the run: {edit.line} "
             f"(from {edit.given}, {edit.time})"
@@ -161,8 +167,6 @@ def warnings_of(run: OpenRun) -> list[str]:
             of = columns.last_step if name == RARE else len(step_N)
             where = f"in {len(at)} of {of} recorded steps, first in step {int(at[0])}"
             warnings.append(f"{text.format(most=float(value_N.max()))} ({where})")
-    if columns.damaged:
-        warnings.append(f"{columns.damaged} lines of metrics.jsonl could not be read")
     warnings += columns.gaps.warnings(run.files.metrics_file)
     if columns.last_step and not columns.between("valid/", LOSS):
         warnings.append(
@@ -173,7 +177,7 @@ def warnings_of(run: OpenRun) -> list[str]:
 
 def last_losses(run: OpenRun) -> dict[str, Estimate]:
     """Sources, then summaries; intervals over validation blocks once the run is complete."""
-    blocks, columns = block_losses(run.files.validation_file), run.columns
+    blocks, columns = block_losses(run.files.validation_file, run.skipped), run.columns
     names = columns.between("valid/", LOSS)
     nats = {name: columns.last(f"valid/{name}{LOSS}") or 0.0 for name in names}
     losses = {name: Estimate(value) for name, value in nats.items() if name not in SUMMARIES}
@@ -197,14 +201,14 @@ def last_losses(run: OpenRun) -> dict[str, Estimate]:
     return losses
 
 
-def block_losses(file: Path) -> dict[str, BlockLoss]:
+def block_losses(file: Path, skipped: Skipped | None = None) -> dict[str, BlockLoss]:
     """By source, from validation.jsonl; sources with one block have no variance and are left out.
 
     The mean is a ratio of sums over blocks, sum p l / sum p, and its variance that of a ratio:
     sum p^2 (l - mean)^2 / (sum p)^2 times n / (n - 1). Blocks are treated as independent.
     """
     losses: dict[str, BlockLoss] = {}
-    for source, (size_n, loss_n) in read_validation(file).items():
+    for source, (size_n, loss_n) in read_validation(file, skipped).items():
         num, total = len(size_n), size_n.sum()
         if num < 2 or not total or not np.isfinite(loss_n).all():
             continue
@@ -235,7 +239,9 @@ def cost_of(run: OpenRun) -> StepCosts:
     late = slice(1, None) if len(step_N) > 1 else slice(None)
     steps = float(taken_N[late].sum())
     speed_N, held_N = (columns.get(n)[1] for n in ("time/tokens_per_second", "memory/peak_bytes"))
-    peak = read_json(run.path / RESULT).get("peak_bytes", held_N.max() if len(held_N) else None)
+    peak = read_json(run.path / RESULT, run.skipped).get(
+        "peak_bytes", held_N.max() if len(held_N) else None
+    )
     return StepCosts(
         parts=parts,
         step_ms=1e3 * (float(spent_N[late].sum()) / steps) if steps else None,
@@ -246,12 +252,13 @@ def cost_of(run: OpenRun) -> StepCosts:
 
 
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
-    config, train, environment = run.config, run.config.train, read_json(run.path / ENVIRONMENT)
+    config, train = run.config, run.config.train
+    environment = read_record(run.path / ENVIRONMENT, _environment, run.skipped) or {}
     parameters = count_parameters(run.path)
     size = f", {parameters:,} parameters" if parameters else ""
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
-    libraries = environment.get("libraries", {})
+    libraries = environment.get("libraries") or {}
     return {
         "run": str(run.path) + (f", forked from {run.parent}" if run.parent else ""),
         "model": f"{config.model.preset or config.model.path}{size}",
@@ -268,11 +275,16 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
     }
 
 
+def _environment(values: dict[str, Any]) -> dict[str, Any]:
+    list(values.get("gpus") or ()), dict(values.get("libraries") or {})  # raises if they are not
+    return values
+
+
 def count_parameters(path: Path) -> int:
-    """The number of parameters of the saved model, from the headers of its files."""
+    """The number of parameters of the saved model, from the headers of its files; 0 if unknown."""
     total = 0
     for file in (path / "model").glob("*.safetensors"):
-        with safe_open(file, framework="np") as tensors:
+        with suppress(SafetensorError, OSError), safe_open(file, framework="np") as tensors:
             shapes = (tensors.get_slice(name).get_shape() for name in tensors.keys())  # noqa: SIM118
             total += sum(map(math.prod, shapes))
     return total

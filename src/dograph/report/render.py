@@ -17,7 +17,6 @@ from pathlib import Path
 from dograph.errors import ConfigError
 from dograph.files import write_text
 from dograph.report.collect import PageData, collect, open_subjects
-from dograph.report.one_run import RunData
 from dograph.report.sections import SECTIONS, page_json
 
 # In this order: later files use what earlier ones define.
@@ -91,13 +90,13 @@ def render(data: PageData, *, live: bool = False) -> str:
     return _BLANK.sub(lambda match: blanks[match[1]], asset("page.html"))
 
 
-def write_page(paths: Sequence[Path], out: Path) -> list[RunData]:
-    """Write the page of these runs and comparisons; return the runs that it shows."""
+def write_page(paths: Sequence[Path], out: Path) -> PageData:
+    """Write the page of these runs and comparisons; return what it shows."""
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: the folder {out.parent} does not exist; create it first")
     data = collect(open_subjects(paths))
     write_text(out, render(data))
-    return data.runs
+    return data
 
 
 def page_at_end(folder: Path) -> Path | None:

@@ -93,7 +93,8 @@ def overview(data: PageData) -> list[PageItem]:
     """What was run and with which result, warnings, and how to reproduce it."""
     runs, blocks = data.runs, list[PageItem]()
     several = len(runs) > 1
-    warnings = [f"{run.name}: {text}" if several else text for run in runs for text in run.warnings]
+    own = [f"{run.name}: {text}" if several else text for run in runs for text in run.warnings]
+    warnings = [*data.damage, *own]
     if warnings:
         rest = len(warnings) - MOST_WARNINGS
         more = [f"{rest} more"] if rest > 0 else []

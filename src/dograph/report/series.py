@@ -3,12 +3,10 @@
 Shapes: N rows that have the column.
 """
 
-import json
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,23 @@ import numpy as np
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.eval.describe import corpus_of
-from dograph.records import DAMAGE, StepGaps, unpacked
-from dograph.renamed import with_new_metrics
+from dograph.records import (
+    DAMAGE,
+    Skipped,
+    StepGaps,
+    checked_step,
+    parse_object,
+    read_record,
+    reason,
+    unpacked,
+)
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import FORK, RunDirectory
 
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
 REPORTED = 5000  # lines between reports of progress
+MOST = 1e300  # larger numbers, infinite ones and NaN are not drawn
 NAMED = 4  # names of identical lines in a legend
 IDENTICAL = "(identical)"  # after the names of a line that is drawn once; as in lines.js
 FEW = 40  # lines of at most this many points have a marker at every point
@@ -32,10 +39,9 @@ FEW = 40  # lines of at most this many points have a marker at every point
 _UNUSED = ("/ppl", "/samples", "/gradient_norm", "/mean_norm")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file."""
-    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return values if isinstance(values, dict) else {}
+def read_json(path: Path, skipped: Skipped | None = None) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no file, or if it is damaged."""
+    return read_record(path, dict, skipped) or {}
 
 
 class Columns:
@@ -52,8 +58,8 @@ class Columns:
     def _clear(self) -> None:
         self._columns: dict[str, tuple[array[int], array[float]] | None] = {}  # None: not used
         self.last_step, self.gaps = 0, StepGaps(self.every)
-        self.damaged = 0  # lines that are not JSON
-        self._offset = 0
+        self.skipped = Skipped()  # damaged lines
+        self._offset = self._lines = 0
         self._inode: int | None = None
 
     def read(self, report: Callable[[float], None] = lambda _: None) -> bool:
@@ -72,7 +78,7 @@ class Columns:
             file.seek(before)
             for number, line in enumerate(file):
                 if line.endswith(b"\n"):
-                    self._offset += len(line)
+                    self._offset, self._lines = self._offset + len(line), self._lines + 1
                     self._add(line)
                 if number % REPORTED == 0:
                     report(self._offset / status.st_size)
@@ -80,12 +86,12 @@ class Columns:
 
     def _add(self, line: bytes) -> None:
         try:
-            row = json.loads(with_new_metrics(line))
-            step = int(row["step"])
+            row = parse_object(line)
+            step = checked_step(row)
             if b"[" in line or b"*" in line:  # not a short row
                 row = unpacked(row)
-        except DAMAGE:
-            self.damaged += 1
+        except DAMAGE as error:
+            self.skipped.add(self.path, reason(error), self._lines)
             return
         self.last_step = max(self.last_step, step)
         self.gaps.add(step)
@@ -96,7 +102,7 @@ class Columns:
                 is_shown &= name.startswith("valid/") or not name.endswith("/bits_per_byte")
                 columns[name] = (array("q"), array("d")) if is_shown else None
             column = columns[name]
-            if column is not None and value.__class__ in (int, float) and isfinite(value):
+            if column is not None and value.__class__ in (int, float) and abs(value) < MOST:
                 column[0].append(step)
                 column[1].append(value)
 
@@ -138,6 +144,7 @@ class OpenRun:
     config: RunConfig = field(init=False)
     columns: Columns = field(init=False)
     corpus: Corpus | None = field(init=False, default=None)  # None if moved or changed
+    skipped: Skipped = field(init=False, default_factory=Skipped)  # damage that readers found
 
     def __post_init__(self) -> None:
         self.files = RunDirectory.open(self.path)
@@ -150,7 +157,7 @@ class OpenRun:
 
     def read(self, report: Callable[[float], None]) -> None:
         self.columns.read(report)
-        self.corpus = corpus_of(self.files)
+        self.skipped, self.corpus = Skipped(), corpus_of(self.files)
 
     @property
     def parent(self) -> str:
@@ -161,7 +168,7 @@ class OpenRun:
     def as_trained(self) -> RunConfig:
         """The settings with what makes the mixer another method: edits of the mixture, a fork."""
         edits = []
-        for edit in edits_of(self.files):
+        for edit in edits_of(self.files, Skipped()):
             weights = " ".join(f"{name} {weight:.3g}" for name, weight in edit.new.items())
             edits.append(f"after {edit.step}: {weights}")
         update = {"edited": "; ".join(edits)} if edits else {}

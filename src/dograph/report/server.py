@@ -77,7 +77,7 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A closed browser tab, or a file that is being replaced, ends only this request."""
         error = sys.exception()
-        if not isinstance(error, ConnectionError):
+        if not isinstance(error, ConnectionError | TimeoutError):
             print(f"warning: {type(error).__name__}: {error}", file=sys.stderr)
 
     @property
@@ -90,6 +90,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     server_version, sys_version = "dograph", ""
+    timeout = 30.0  # seconds; then a connection that sends or takes nothing is closed
 
     def do_GET(self) -> None:
         own_names = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}

@@ -447,7 +447,7 @@ class Sketcher:
         self._last_step = self.step
         self._rows = WorldRows(loss_B.numel(), loss_B.device)
         result = self.sketch(loss_B)
-        weight_B = self.local(mixer.weigh(self._gathered([result], source_B)))
+        weight_B = self._weighed([result], mixer, source_B)
         result.backward(weight_B)
         self.average_gradients()
         return weight_B
@@ -462,8 +462,15 @@ class Sketcher:
         """
         sizes = [len(result.loss_B) for result in results]
         self._rows = WorldRows(sum(sizes), results[0].loss_B.device)
-        weight_B = self.local(mixer.weigh(self._gathered(results, source_B)))
-        return list(weight_B.split(sizes))
+        return list(self._weighed(results, mixer, source_B).split(sizes))
+
+    def _weighed(
+        self, results: Sequence[MicroBatchResult], mixer: Weighs, source_B: Tensor | None
+    ) -> Tensor:
+        """This rank's weights; distances of sketches need float32 where the caller has autocast."""
+        signals = self._gathered(results, source_B)
+        with torch.autocast(results[0].loss_B.device.type, enabled=False):
+            return self.local(mixer.weigh(signals))
 
     def local(self, weight_B: Tensor) -> Tensor:
         """This rank's weights, times the world size because wrappers average over ranks."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from dograph import __version__
 from dograph.config import RunConfig
@@ -18,7 +18,7 @@ from dograph.errors import ConfigError, DographError, RunError
 from dograph.files import write_json, write_text
 from dograph.mixtures.file import RunFacts, mismatches
 from dograph.mixtures.published import find_mixture
-from dograph.records import read_record
+from dograph.records import Skipped, read_lines, read_record
 from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World
 from dograph.train.forecast import repeat_warnings
@@ -64,22 +64,22 @@ class Edit:
 EDITS = TypeAdapter(list[Edit])
 
 
-def read_edits(path: Path) -> list[Edit]:
-    """All edits of a run in the order in which they were made."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return EDITS.validate_python([json.loads(line) for line in lines])
-    except (OSError, ValueError, ValidationError) as error:
+def read_edits(path: Path, skipped: Skipped | None = None) -> list[Edit]:
+    """All edits of a run in the order in which they were made; damage is refused, or `skipped`."""
+    found = Skipped() if skipped is None else skipped
+    edits = list(read_lines(path, lambda own: EDITS.validate_python([own])[0], found))
+    if skipped is None and (damage := found.warnings()):
         raise RunError(
-            f"{path} is damaged ({str(error).splitlines()[0]}), so the run's mixtures are not "
-            "known. Restore it; its lines are JSON objects that `dograph train` wrote"
-        ) from error
+            f"{path} is damaged, so the run's mixtures are not known ({damage[0]}). Restore it; "
+            "its lines are JSON objects that `dograph train` wrote"
+        )
+    return edits
 
 
-def edits_of(run: RunDirectory) -> list[Edit]:
+def edits_of(run: RunDirectory, skipped: Skipped | None = None) -> list[Edit]:
     """The edits in force: each replaces earlier ones of the same or a later step."""
     held: list[Edit] = []
-    for edit in read_edits(run.edits_file):
+    for edit in read_edits(run.edits_file, skipped):
         held = [one for one in held if one.step < edit.step] + [edit]
     return held
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from dograph.records import DAMAGE, LONGEST, Row, StepGaps, checked_step, parse_
 CHECKPOINT = "step-{:08d}"
 FORK = "fork.json"  # the parent of a run that was forked
 EVAL = "eval.json"  # of `dograph eval`, for the model of a complete run
+LOADING = ".loading.tmp"  # locked by a process that loads what the run needs
 TAKES_MIXTURES: Literal["takes mixtures"] = "takes mixtures"
 PROJECT = "dograph"  # the name of the project in W&B and Trackio
 Write = Callable[[int, Row], None]  # logs the metrics of a step
@@ -66,6 +67,11 @@ class RunDirectory:
     def open(cls, path: Path) -> "RunDirectory":
         """An existing run."""
         run = cls(path)
+        if not run.config_file.is_file() and is_locked(path / LOADING):
+            raise RunError(
+                f"{path} is still loading its corpus and model and has no files yet; try again "
+                "once its first steps are shown"
+            )
         if not run.config_file.is_file():
             what = "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""
             if not path.exists():
@@ -77,6 +83,29 @@ class RunDirectory:
                 "train run=DIR"
             )
         return run
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Mark the folder of a run that is about to be made: others can tell that it is loading.
+
+        The folder is removed again if the run was not made.
+        """
+        self.refuse_existing()
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            mark = open(self.path / LOADING, "w")  # noqa: SIM115
+        except OSError as error:
+            raise RunError(f"run={self.path} cannot be made: {error.strerror}") from error
+        try:
+            with mark:
+                fcntl.flock(mark, fcntl.LOCK_EX)  # freed by the end of the process, however it ends
+                yield
+        finally:
+            (self.path / LOADING).unlink(missing_ok=True)
+            with suppress(OSError):  # it holds a run
+                for folder in made:
+                    folder.rmdir()
 
     def lock(self) -> None:
         """Reserve the directory; the lock of a dead process does not count."""
@@ -96,14 +125,9 @@ class RunDirectory:
 
     def use(self) -> Literal["free", "busy", "takes mixtures"]:
         """Whether a live process holds the lock, and whether it takes another mixture."""
-        if not (lock := self.path / ".lock").is_file():
+        if not is_locked(lock := self.path / ".lock"):
             return "free"
-        with open(lock) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return "free"
-            except OSError:
-                return TAKES_MIXTURES if file.read() == TAKES_MIXTURES else "busy"
+        return TAKES_MIXTURES if lock.read_text() == TAKES_MIXTURES else "busy"
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -204,6 +228,18 @@ def _steps(file: Path) -> Iterator[tuple[int, int]]:
                     step = checked_step(parse_object(line)) if step is None else step
                     if line.endswith(b"\n"):
                         yield lines.tell(), step
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds the lock of a file."""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def run_of_model(folder: Path) -> tuple[RunDirectory, int] | None:

@@ -35,6 +35,7 @@ from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler
 from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World, at_rest, describe_environment, peak_bytes
 from dograph.train.edits import Edits, read_request
+from dograph.train.forecast import memory_problem
 from dograph.train.run_dir import FORK, RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer, rate_change
 
@@ -159,6 +160,8 @@ class Trainer:
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
         torch.use_deterministic_algorithms(config.train.deterministic)
+        for problem in memory_problem(config, self.corpus, world.device, world.size):
+            raise ConfigError(problem)
         model = open_model(config, self.corpus)
         if config.train.activation_checkpointing:
             model.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -219,11 +222,11 @@ class Trainer:
         config, on_cpu = self.config, self.world.device.type == "cpu"
         asked, first, loader = 0, self.done, self.open_loader()
         total, silent = config.train.steps, not self.world.is_main
-        self.files.open(first)
         count = "step {done}/{total}"
         self.progress = Progress(count, total, done=first, silent=silent, steady=True)
         self.lap_start = time.monotonic()
         try:
+            self.files.open(first)
             self.lap_start += self.probes.take(self.done)
             with Interrupts() as interrupts:
                 while self.done < total and not asked:

@@ -158,3 +158,24 @@ def test_mixture_goes_with_resume_alone(arguments, told):
     found = CliRunner().invoke(app, ["train", *arguments])
     assert isinstance(found.exception, ConfigError)
     assert told in str(found.exception)
+
+
+def test_a_run_that_is_still_loading_is_told_from_one_that_is_none(corpus, tmp_path, mixture):
+    """By every command that takes a run; nothing is left if it is not made after all."""
+    directory = RunDirectory(tmp_path / "new" / "run")
+    with directory.loading():
+        found = mix(directory, mixture)
+        assert isinstance(found.exception, RunError)
+        assert "is still loading" in str(found.exception)
+        assert "try again" in str(found.exception)
+        directory.refuse_existing()  # other ranks, and a start after a kill
+    assert not (tmp_path / "new").exists()
+    assert "There is no such folder" in str(mix(directory, mixture).exception)
+    with directory.loading():
+        directory.create(configured(corpus, directory.path), {})
+    assert directory.use() == "busy"
+    assert "still starting" in str(mix(directory, mixture).exception)
+    directory.unlock()
+    assert not list(directory.path.glob(".*.tmp"))
+    with pytest.raises(RunError, match="already exists"), directory.loading():
+        raise AssertionError

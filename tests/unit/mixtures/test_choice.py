@@ -1,5 +1,6 @@
 """The surrogate that ranks left-out runs best, and how that is found."""
 
+import json
 import resource
 from types import SimpleNamespace
 
@@ -212,3 +213,31 @@ def test_a_table_like_regmixs_is_chosen_for_in_a_minute():
     assert set(result.validated) == set(SURROGATES)
     work = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     assert work < 80
+
+
+class Beyond:
+    """Predicts the first weight, and infinity where it is above a limit."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def fit(self, weight_NS, loss_N, *, seed=0):
+        return self
+
+    def predict(self, weight_NS):
+        return np.where(weight_NS[:, 0] > self.limit, np.inf, weight_NS[:, 0])
+
+
+def test_an_infinite_error_loses_to_any_other(with_surrogates):
+    weight_NS, _ = runs()
+    highest = float(weight_NS[:, 0].max())
+    # the highest is still the last in rank: both rank alike
+    names = with_surrogates(a=Beyond(highest - 1e-9), b=Beyond(1.0))
+    result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], {"t": 1.0}, names=names)
+    assert result.name == "b"
+    scores = result.validated["a"].objective
+    assert (scores.spearman, scores.mean_error) == (pytest.approx(1.0), None)
+    assert "surrogate a, cross-validated: an infinite loss is predicted of 1 of 30 runs" in (
+        result.notes
+    )
+    json.dumps(result.validated["a"].as_json(), allow_nan=False)

@@ -179,7 +179,7 @@ def test_no_run_no_page(tmp_path):
 
 def test_a_failing_page_is_a_warning(tmp_path, capsys):
     run = write_run(tmp_path / "run")
-    (run / "env.json").write_text("no json")
+    (run / "config.yaml").write_text("no: settings: here")
     assert page_at_end(run) is None
     assert "warning: the page could not be written" in capsys.readouterr().err
 
@@ -192,7 +192,7 @@ def test_the_page_of_a_finished_run(whole):
 
 def test_many_steps_make_a_page_that_is_not_long(tmp_path):
     run = write_run(tmp_path / "long", steps=5000, every=100)
-    assert len(write_page([run], tmp_path / "page.html")) == 1
+    assert len(write_page([run], tmp_path / "page.html").runs) == 1
     data = page_of(run)
     steps = data.runs[0].curves["train/loss_nats"].raw.x
     assert (steps[0], steps[-1]) == (1, 5000)

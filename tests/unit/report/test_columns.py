@@ -46,7 +46,7 @@ def test_what_is_no_number_is_left_out(tmp_path):
     columns = Columns(file)
     columns.read()
     assert columns.names == ["d"]
-    assert columns.damaged == 2
+    assert list(columns.skipped.counts.values()) == [2]
     assert columns.get("a")[1].tolist() == []
 
 

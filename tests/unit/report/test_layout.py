@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dograph.report.domains import classical_scaling, move_apart, place_graphs
+from dograph.report.domains import classical_scaling, move_apart, place_graph
 
 
 def distances(place_M2):
@@ -32,6 +32,12 @@ def test_no_node_covers_another():
     assert apart[~np.eye(6, dtype=bool)].min() > 0.39
 
 
+def placed(graphs):
+    """Each one towards the one before."""
+    places = {}
+    return [place_graph(graph, places) for graph in graphs]
+
+
 def test_a_picture_that_does_not_change_does_not_turn():
     nodes = [{"domain": j, "share": 0.01, "weight": 0.01} for j in range(4)]
     edges = [
@@ -39,7 +45,7 @@ def test_a_picture_that_does_not_change_does_not_turn():
         for i in range(4)
         for j in range(i + 1, 4)
     ]
-    first, second = place_graphs([{"step": k, "nodes": nodes, "edges": edges} for k in (1, 2)])
+    first, second = placed([{"step": k, "nodes": nodes, "edges": edges} for k in (1, 2)])
     assert first.nodes == second.nodes
 
 
@@ -61,8 +67,7 @@ def test_a_graph_is_turned_and_mirrored_towards_the_one_before(change, moved):
         ]
         graphs.append({"step": step, "nodes": nodes, "edges": edges})
     places = [
-        {node["domain"]: (node["x"], node["y"]) for node in graph.nodes}
-        for graph in place_graphs(graphs)
+        {node["domain"]: (node["x"], node["y"]) for node in graph.nodes} for graph in placed(graphs)
     ]
     for before, after in itertools.pairwise(places):
         for domain, place in after.items():

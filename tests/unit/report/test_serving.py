@@ -2,13 +2,14 @@
 
 import http.client
 import json
+import socket
 import threading
 
 import numpy as np
 import pytest
 
 from dograph.errors import ConfigError
-from dograph.report.server import Live, Server
+from dograph.report.server import Handler, Live, Server
 from page_runs import step_row, write_run
 
 
@@ -47,6 +48,16 @@ def test_the_page_and_its_data(server):
     answer, body = ask(server, "/data.json")
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert json.loads(body)["page"]["verdict"].startswith("30 of 60 steps done")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /data.json HTTP/1.1\r\nHost: "])
+def test_an_idle_connection_is_closed_and_others_are_served(server, monkeypatch, sent):
+    assert Handler.timeout <= 60
+    monkeypatch.setattr(Handler, "timeout", 0.1)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as idle:
+        idle.sendall(sent)
+        assert ask(server)[0].status == 200
+        assert idle.recv(1) == b""
 
 
 def test_it_listens_on_the_loopback_alone(server):

@@ -9,9 +9,10 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.mixers.registry import build_mixer
+from dograph.train import forecast as forecasts
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.checkpoint import save_model
-from dograph.train.forecast import forecast, planned_epochs, repeat_warnings
+from dograph.train.forecast import forecast, memory_problem, planned_epochs, repeat_warnings
 from dograph.types import Mixture
 
 
@@ -120,6 +121,51 @@ def test_checkpointing_saves_no_memory_where_gradients_wait_for_weights(corpus, 
         corpus, "train.activation_checkpointing=true", "model.preset=demo", "mixer.name=natural"
     )
     assert forecast(blind, corpus).activation_bytes < plain.activation_bytes
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        (["train.batch_size=100000", "data.seq_len=256"], "lower train.micro_batch_size"),
+        (["train.batch_size=100000000000", "train.micro_batch_size=1"], "lower train.batch_size"),
+        (["mixer.name=dograph", "sketch.dim=100000000"], "lower sketch.dim"),
+        (["model.preset=llama-3.2-3b"], "choose a smaller one"),
+    ],
+)
+def test_what_cannot_fit_is_told_with_the_figures_and_what_to_lower(
+    corpus, monkeypatch, overrides, cause
+):
+    monkeypatch.setattr(forecasts, "machine_memory", lambda: 16 << 30)
+    config = configure(corpus, "mixer.name=natural", *overrides)
+    [problem] = memory_problem(config, corpus, CPU)
+    assert cause in problem
+    assert "this machine has 16.0 GiB" in problem
+
+
+@pytest.mark.parametrize("mode", ["full", "head"])
+def test_what_a_run_is_known_to_need_is_less_than_what_it_takes(corpus, monkeypatch, mode):
+    """A run that fits is never refused: its weights, gradients and moments alone are counted."""
+    config = configure(corpus, "mixer.name=dograph", f"sketch.mode={mode}")
+    parameters = sum(p.numel() for p in open_model(config, corpus).parameters())
+    least = 16 * parameters + 4 * 10 * 5120
+    most = 2 * forecast(config, corpus).state_bytes + 100 * 4 * 10 * 5120
+    for there, fits in ((least, False), (most, True)):
+        monkeypatch.setattr(forecasts, "machine_memory", lambda there=there: there)
+        assert (memory_problem(config, corpus, CPU) == []) == fits
+
+
+def test_shards_and_checkpointing_count(corpus, monkeypatch):
+    monkeypatch.setattr(forecasts, "machine_memory", lambda: 30 << 30)
+    large = configure(corpus, "mixer.name=natural", "model.preset=llama-3.2-3b", "train.shard=true")
+    assert memory_problem(large, corpus, CPU)
+    assert not memory_problem(large, corpus, CPU, ranks=4)
+    long = ["train.batch_size=40000", "mixer.name=natural", "model.preset=demo", "data.seq_len=256"]
+    assert memory_problem(configure(corpus, *long), corpus, CPU)
+    long.append("train.activation_checkpointing=true")
+    assert not memory_problem(configure(corpus, *long), corpus, CPU)
 
 
 def warnings_of(corpus, *settings):
