@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dograph.errors import ConfigError, MissingExtraError, require
-from dograph.files import write_text
+from dograph.files import write_bytes, write_text
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
@@ -77,7 +77,9 @@ def save(name: str, figure: Any, out: Path) -> str:
     """Write a figure in every format. Without a date, the same runs give the same file."""
     dateless = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
     for form in FORMATS:
-        figure.savefig(out / f"{name}.{form}", dpi=DPI, metadata=dateless[form])
+        content = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
+        figure.savefig(content, format=form, dpi=DPI, metadata=dateless[form])
+        write_bytes(out / f"{name}.{form}", content.getvalue())
     return name
 
 
